@@ -22,14 +22,15 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 # both depend on has the same features, and is compiled once.
 CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
 
-.PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router real-engines \
+.PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router bench-live real-engines clients \
 	check-deploy manifests image audit sbom requirements soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
 	@sed -nE 's/^([a-z-]+):.*  ## (.*)/\1\t\2/p' Makefile | awk -F '\t' '{ printf "%-14s %s\n", $$1, $$2 }'
 
-demo: build  ## a generated trace replayed by every policy, then the router in front of simulated engines (release build)
+# A release build will do, if there is one already.
+demo: $(if $(wildcard .venv/extension-release),build,.venv/extension-demo)  ## a generated trace replayed by every policy, then the router in front of simulated engines
 	$(BIN)/kvatlas replay
 	$(BIN)/kvatlas demo
 
@@ -58,6 +59,7 @@ clippy:
 lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/python -m tools.check_words crates python tests benchmarks tools examples
 
 types:
 	$(BIN)/mypy
@@ -121,6 +123,10 @@ ROUTER_PEERS := vllm-router sglang-router smg litellm dynamo production-stack
 
 bench-router: build target/router-bench/engine target/router-bench/client target/router-peers/tokenizer/tried $(ROUTER_PEERS:%=target/router-peers/%/tried)  ## the router beside other routers, before fake engines
 	$(BIN)/python -m benchmarks.router $(ARGS)
+
+LIVE_TRACE ?= conversation_trace.jsonl
+bench-live: build target/router-peers/vllm-router/tried target/router-peers/smg/tried  ## released routers in turns before simulated engines, in real time: make bench-live LIVE_TRACE=trace.jsonl ARGS="--minutes 10"; a closed loop if the trace is of agents
+	$(BIN)/python -m benchmarks.live --trace $(LIVE_TRACE) $(ARGS)
 
 target/router-bench/%: benchmarks/router/native/%.c benchmarks/router/native/common.h
 	@mkdir -p $(@D)
@@ -221,6 +227,9 @@ deploy/images.lock:
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)
 
+clients: build-tests  ## SDKs, frameworks and coding agents in front of the router: make clients ARGS="--only LangChain"; needs npm
+	$(BIN)/python -m tests.clients $(ARGS)
+
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
 
@@ -231,7 +240,7 @@ fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)
 	cargo run --locked --release -p kvatlas-wire --example fuzz_wire -- --minutes $(MINUTES)
 	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-trees -p kvatlas-designs --test trees --test designs
-	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-service --lib every_quiet_point_is_exact
+	KVATLAS_SEEDS=$$((1200 * $(MINUTES))) cargo test --locked -p kvatlas-follow --lib every_quiet_point_is_exact
 
 loom: check-tools  ## every interleaving of the orderings made by hand
 	RUSTFLAGS="--cfg loom" cargo test --locked --release -p kvatlas-index --lib --target-dir target/loom loom
@@ -290,6 +299,11 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 
 .venv/extension-release: .venv/ready $(RUST)
 	$(BIN)/maturin develop --release --locked
+	@rm -f .venv/extension-*; touch $@
+
+# Optimized, without what only matters to somebody who measures: compiled in a fraction of the time.
+.venv/extension-demo: .venv/ready $(RUST)
+	$(BIN)/maturin develop --profile demo --locked
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.

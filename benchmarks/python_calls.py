@@ -1,4 +1,4 @@
-"""What the calls from Python cost: hashing, find, store and remove. Best of several rounds, in nanoseconds a call."""
+"""The cost of calls from Python: hashing, find, store and remove. Best of several rounds, in nanoseconds a call."""
 
 import timeit
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What `make audit` says: findings are an error, and what could not be checked is never "nothing found"."""
+"""Tests of what `make audit` says: findings are an error, and what could not be checked is never "nothing found"."""
 
 from __future__ import annotations
 

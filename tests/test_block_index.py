@@ -1,4 +1,4 @@
-"""What `BlockIndex` and the model both do, one situation at a time."""
+"""Tests of what `BlockIndex` and the model both do, one situation at a time."""
 
 import array
 import pickle

@@ -12,7 +12,7 @@ from typing import Any
 
 import click
 import pytest
-from tools.docs import cli, configuration, http
+from tools.docs import cli, configuration, http, metrics, router_metrics, routes
 from tools.docs import errors as error_page
 
 from kvatlas import errors
@@ -81,7 +81,7 @@ def test_the_links_of_the_readme_lead_somewhere() -> None:
 
 
 def commands(text: str) -> list[str]:
-    """What begins with `kvatlas`, in fenced blocks and in code spans, without the remark behind it."""
+    """The commands that begin with `kvatlas`, in fenced blocks and in code spans, without the remark behind them."""
     joined = text.replace("\\\n", " ")
     fenced = [
         line
@@ -145,6 +145,29 @@ def test_the_http_page_has_every_route_field_and_code() -> None:
     assert "`instance_id` (required)" in page
     assert "Or, as `application/octet-stream`: Token ids as little-endian 32-bit unsigned integers." in page
     assert "| `among` | array of string |" in page
+    assert "| 404 | `unknown_rank` | the worker has no such rank |" in page
+
+
+def test_the_page_of_routes_has_those_of_router_and_service() -> None:
+    """Tests in Rust, beside the routes, compare every row."""
+    assert "| `POST` | `/explain` | key |" in routes.router_page()
+    assert "`/v1/chat/completions`, `/v1/completions`" in routes.router_page()
+    assert "| `POST` | `/register` | admin key |" in routes.service_page()
+
+
+def test_the_page_of_metrics_has_them_in_sections() -> None:
+    sections = dict(part.split("\n", 1) for part in metrics.page().split("## ")[1:])
+    assert [heading for heading, _, _ in metrics.SECTIONS] == [*list(sections)[1:], *list(sections)[:1]]
+    assert "| `kvatlas_stream_gaps_total` | Gaps: how often batches were missing |" in sections["Each stream"]
+    assert "| `kvatlas_ready` | 1 if the service is ready" in sections["Requests and readiness"]
+
+
+def test_the_page_of_the_routers_metrics_has_labels_and_their_values() -> None:
+    page = router_metrics.page()
+    assert "| `kvatlas_router_hedged_requests_total` | outcome: `won`, `lost`, `left_out` | With hedge_after" in page
+    assert "| `kvatlas_router_engine_connections_total` | engine | Connections opened to an engine |" in page
+    assert "`kvatlas_router_peers`" in page
+    assert "`kvatlas_router_global_questions_total`" in page
 
 
 def test_the_error_page_has_every_class() -> None:
@@ -155,7 +178,7 @@ def test_the_error_page_has_every_class() -> None:
 
 
 def test_the_configuration_page_has_every_setting() -> None:
-    """What it says of each setting is checked beside the settings, in tests/service/test_config.py."""
+    """The page has every setting; its words about each are checked beside them, in tests/service/test_config.py."""
     page = configuration.page()
     for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `streams.stale_after` |"):
         assert row in page

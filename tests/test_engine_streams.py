@@ -176,7 +176,7 @@ def wrong_answers(
     lora: bool = True,
     salt: bool = True,
 ) -> int:
-    """How many of the engine's answers a reader of its own mind gets wrong."""
+    """The number of the engine's answers that a reader of its own mind gets wrong."""
     index = BlockIndex(16, count_copies)
     wrong = 0
     for record in records(shared, recording):

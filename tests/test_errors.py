@@ -1,4 +1,4 @@
-"""What is refused: with which error and code, in which words, and without a trace."""
+"""Tests of what is refused: with which error and code, in which words, and without a trace."""
 
 import pickle
 import subprocess

@@ -129,7 +129,7 @@ CRATES = {
 
 @pytest.mark.parametrize("crate", CRATES)
 def test_every_code_of_the_crates_is_documented(crate: str) -> None:
-    """Those of their enums: `Self::Full { .. } => "index_full"` in a function `code`."""
+    """The codes of their enums are documented: `Self::Full { .. } => "index_full"` in a function `code`."""
     known = {code for name in CRATES[crate].split() for code in documented(name)}
     if crate == "bench":
         known |= {"io", "interrupted"}  # OSError and KeyboardInterrupt in Python

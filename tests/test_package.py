@@ -1,4 +1,4 @@
-"""What `import kvatlas` gives."""
+"""Tests of what `import kvatlas` gives."""
 
 import subprocess
 import sys

@@ -56,7 +56,7 @@ Step = Event | Restore
 
 @dataclass(frozen=True)
 class World:
-    """What the events of one stream are about: the fewer things, the more often they meet."""
+    """The things that the events of one stream are about: the fewer, the more often they meet."""
 
     workers: list[str]
     ranks: list[int]
@@ -143,7 +143,7 @@ def same_answer(index: BlockIndex, model: ReferenceIndex, query: list[int]) -> N
 def same_best(
     ours: list[tuple[str, int]], theirs: list[tuple[str, int]], wanted: dict[str, int], among: list[str] | None
 ) -> None:
-    """As deep as the model's, of workers that are allowed and each once; equals may come in any order."""
+    """Check that the best are as deep as the model's, allowed, and each once; equals may come in any order."""
     assert [depth for _, depth in ours] == [depth for _, depth in theirs]
     assert len(dict(ours)) == len(ours)
     assert all(wanted[worker] == depth and (among is None or worker in among) for worker, depth in ours)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from benchmarks.real_engines import model, report
 from benchmarks.real_engines.compare import IN_FLIGHT, NOT_SURE, PARTIAL, UNEXPLAINED, UPPER_BOUND, Sample, tally
+from benchmarks.real_engines.complaints import Row
 from benchmarks.real_engines.install import release
 from benchmarks.real_engines.run import Outcome
 
@@ -24,7 +25,7 @@ def test_the_last_token_is_always_computed() -> None:
 
 
 def test_what_the_index_says_is_usable_is_the_prediction() -> None:
-    """Of a hybrid model that may be less than any rule says."""
+    """The usable tokens of a hybrid model may be fewer than any rule says."""
     hybrid = dataclasses.replace(SURE, usable=32)
     assert (hybrid.predicted, hybrid.verdict) == (32, "low")
     assert dataclasses.replace(hybrid, cached=32).verdict == "equal"
@@ -83,6 +84,13 @@ def test_the_report_hides_nothing() -> None:
         "- vLLM 0.32.0: hybrid: did not start.",
     ):
         assert line in page
+
+
+def test_the_report_says_what_happened_where_it_was_not_right() -> None:
+    rows = [Row("own pages among the requests", "0", "0"), Row("an unknown name", "404", "200")]
+    page = report.page([Outcome("vLLM 0.32.0", "URL alone", [SURE], complaints=rows)])
+    assert "| vLLM 0.32.0 | own pages among the requests | 0 | the same |" in page
+    assert "| vLLM 0.32.0 | an unknown name | 404 | **200** |" in page
 
 
 def test_a_page_keeps_what_is_around_its_results(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from kvatlas import BlockIndex
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
-from kvatlas.sites import Asking, Question, SitePublisher, Sites
+from kvatlas.sites import Question, SiteChoice, SitePublisher, Sites
 
 GRAIN = 4
 
@@ -63,22 +63,22 @@ def two_sites(deep: int, shallow: int) -> Sites:
 def test_the_site_with_the_most_is_asked_and_the_next_one_if_it_disappoints() -> None:
     match = two_sites(13, 9).find(content_hashes=prompt(1), now=0)
     assert match.levels == [(12, 15, ["deep"]), (8, 11, ["shallow"])]
-    asking = Asking(match)
+    asking = SiteChoice(match)
     assert asking.next() == Question("deep", 12, 15)
     asking.answered("deep", 13)
     assert asking.next() is None
     assert (asking.best, asking.asked) == (13, 1)
 
-    asking = Asking(match)
+    asking = SiteChoice(match)
     assert asking.next() is not None
     asking.answered("deep", 2)
     assert asking.next() == Question("shallow", 8, 11)
     asking.answered("shallow", 9)
     assert asking.next() is None
 
-    asking = Asking(match, usable=lambda site: site != "deep")
+    asking = SiteChoice(match, usable=lambda site: site != "deep")
     assert asking.next() == Question("shallow", 8, 11)
-    asking = Asking(match, most=1)
+    asking = SiteChoice(match, most=1)
     assert asking.next() is not None
     asking.answered("deep", 0)
     assert asking.next() is None
@@ -87,12 +87,12 @@ def test_the_site_with_the_most_is_asked_and_the_next_one_if_it_disappoints() ->
 def test_of_equal_sites_the_least_loaded_one_is_asked() -> None:
     match = two_sites(13, 14).find(content_hashes=prompt(1), now=0)
     load = {"deep": 2.0, "shallow": 1.0}
-    asking = Asking(match, load=load.__getitem__)
+    asking = SiteChoice(match, load=load.__getitem__)
     assert asking.next() == Question("shallow", 12, 15)
     asking.answered("shallow", 14)
     assert asking.next() is None
     # Whoever wants the very best asks them all.
-    asking = Asking(match, load=load.__getitem__, more=0)
+    asking = SiteChoice(match, load=load.__getitem__, more=0)
     assert asking.next() == Question("shallow", 12, 15)
     asking.answered("shallow", 14)
     assert asking.next() == Question("deep", 12, 15)
@@ -105,7 +105,7 @@ def test_a_liar_is_asked_as_a_probe_only() -> None:
     assert sites.stats()["doubted"] == 1
     probes = 0
     for _ in range(64):
-        asking = Asking(sites.find(content_hashes=prompt(1), now=0))
+        asking = SiteChoice(sites.find(content_hashes=prompt(1), now=0))
         assert asking.next() == Question("shallow", 8, 11)
         asking.answered("shallow", 8)
         probe = asking.next()

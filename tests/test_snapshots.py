@@ -207,5 +207,5 @@ def test_a_snapshot_is_compact() -> None:
     index = BlockIndex()
     names = list(range(1, 10_001))
     index.store("w", block_hashes=names, content_hashes=names)
-    assert len(index.snapshot()) < 16 * 10_000 + 60
+    assert len(index.snapshot()) < 16 * 10_000 + 120
     assert sys.getsizeof(pickle.dumps(index)) < 16 * 10_000 + 300

@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def _text(render: Any, family: dict[str, Any], body: dict[str, Any], special: dict[str, str]) -> str | None:
-    """What transformers makes of a body; none if it, or the preparation of messages, refuses."""
+    """The text that transformers renders from a body; None if it, or the preparation of messages, refuses."""
     try:
         messages = prepare(body["messages"], as_parts=family["as_parts"])
     except InvalidArgumentError:

@@ -21,6 +21,8 @@ _FOLDER = Path("target/decisions")
 def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: Any) -> Cell:
     if workload.startswith("conversation"):
         return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
+    if workload == "claude-code":
+        return Cell(workload, policy, engines=plan.AGENT_ENGINES, **more)  # a part of its hours would be the empty ones
     return Cell(workload, policy, seed=seed, **more)
 
 

@@ -21,19 +21,19 @@ _BLOCK = 512  # tokens: those of the traces, and quicker than 16
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """What to run.
+    """A cell of the tables: one run of a policy on a workload.
 
     Attributes:
-        workload: Its name.
+        workload: Name of the workload.
         policy: Name of a policy or a bound.
-        label: What to call it in tables, where it is not the plain policy.
-        options: Of the policy.
-        settings: Of the router.
-        seed: Of a generated workload, and of chance in the policy.
-        requests: Only the first so many; None: all.
-        hardware: Name of it.
-        engines: How many.
-        speedup: Instead of the workload's own.
+        label: Name in tables, where it is not the plain policy.
+        options: Options of the policy.
+        settings: Settings of the router.
+        seed: Seed of a generated workload, and of chance in the policy.
+        requests: Number of requests, the first of the trace; None: all.
+        hardware: Name of the hardware.
+        engines: Number of engines.
+        speedup: Speedup to take instead of the workload's own.
         guess: What stands in for events where there are none.
     """
 
@@ -86,7 +86,10 @@ def run(cell: Cell) -> dict[str, Any]:
         "requests": found.requests,
         "rate": found.requests / ((trace.requests[-1].timestamp - trace.requests[0].timestamp) / 1e3) * config.speedup,
         "ttft": asdict(found.ttft),
+        "waits": asdict(found.waits),
         "between": asdict(found.between),
+        "missed": asdict(found.missed) if found.missed is not None else None,
+        "slowdown": asdict(found.slowdown) if found.slowdown is not None else None,
         "goodput": found.goodput,
         "good": found.good,
         "hit_rate": found.hit_rate,

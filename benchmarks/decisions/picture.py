@@ -9,11 +9,13 @@ from typing import Any
 from benchmarks.decisions import plan
 from benchmarks.decisions.report import rivals
 from matplotlib.figure import Figure
+from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
 
 _LOADS = {"conversation": 1.0, "conversation-2x": 2.0, "conversation-2.5x": 2.5, "conversation-3x": 3.0}
 _LINES = {
     plan.OURS: ("#1a7f5a", 2.4),
-    "dynamo-kv": ("#7a5195", 1.4),
+    "llm-d-token-load": ("#d08a1d", 1.4),
+    "dynamo-agentic": ("#7a5195", 1.4),
     "vllm-router-kv-aware": ("#ef5675", 1.4),
     plan.BASE: ("#9aa7b1", 1.4),
     "shared-cache": ("#444444", 1.0),
@@ -31,6 +33,10 @@ def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
             style = "--" if name in plan.BOUNDS else "-"
             left.plot(*zip(*points, strict=True), style, color=color, linewidth=width, marker="o", label=name)
     left.set_yscale("log")
+    left.yaxis.set_major_locator(FixedLocator([1, 2, 5, 10, 20, 50, 100]))
+    left.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    left.yaxis.set_minor_locator(NullLocator())
+    left.set_xticks(list(_LOADS.values()))
     left.set_xlabel("speed of the conversation trace")
     left.set_ylabel("time to first token, mean (s)")
     left.legend(frameon=False)
@@ -54,7 +60,7 @@ def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     right.set_yticks(list(places), [row[0] for row in rows])
     right.invert_yaxis()
     right.set_xlabel("time to first token of kvatlas / of the best other policy there")
-    right.legend(frameon=False)
+    right.legend(frameon=False, loc="lower center", bbox_to_anchor=(0.5, 1.0), ncols=2)
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
     figure.savefig(path)

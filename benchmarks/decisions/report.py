@@ -20,7 +20,7 @@ def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
 
 
 def rivals(by: Mapping[tuple[str, str], Result], workload: str) -> list[tuple[str, Result]]:
-    """What the policies of others came to on a workload."""
+    """The results of other owners' policies on a workload, by name."""
     found = []
     for name in (plan.BASE, *plan.OTHERS):
         # Who does not listen to events does not miss them.
@@ -70,7 +70,7 @@ def _way(base: Result | None, ours: Result, bound: Result | None) -> str:
 
 
 def events(by: Mapping[tuple[str, str], Result]) -> str:
-    """What late, lost and no events leave of the gain over least-loaded on the same requests."""
+    """A table of what late, lost and no events leave of the gain over least-loaded on the same requests."""
     rows = []
     for name, same in plan.EVENTS.items():
         base, best = by.get((same, plan.BASE)), by.get((same, plan.OURS))
@@ -165,6 +165,8 @@ def one(by: Mapping[tuple[str, str], Result], workload: str) -> str:
     for name in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS):
         r = by.get((workload, name))
         if r is not None:
+            # Cells of earlier runs do not have the last two.
+            slowdown, waits = r.get("slowdown"), r.get("waits")
             rows.append(
                 [
                     name,
@@ -178,6 +180,8 @@ def one(by: Mapping[tuple[str, str], Result], workload: str) -> str:
                     f"{100 * r['good']:.1f}",
                     f"{r['spread']:.2f}",
                     f"{100 * r['busy']:.0f}",
+                    f"{waits['room']:.2f}" if waits else "",
+                    f"{slowdown['mean']:.2f} / {slowdown['p95']:.2f}" if slowdown else "",
                 ]
             )
     head = [
@@ -192,6 +196,8 @@ def one(by: Mapping[tuple[str, str], Result], workload: str) -> str:
         "within limits (%)",
         "spread",
         "busy (%)",
+        "TTFT spent waiting for room (s)",
+        "session slowdown mean / p95",
     ]
     return _table(f"`{workload}`", head, rows)
 

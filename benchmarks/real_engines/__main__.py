@@ -12,6 +12,7 @@ import click
 
 from . import report
 from .compare import Sample
+from .complaints import Row
 from .install import CannotInstall, Product, install
 from .run import Outcome, Run
 
@@ -20,7 +21,7 @@ ENGINES = (
     *(f"vllm-{version}" for version in VERSIONS),
     "sglang-0.5.23",
 )
-PARTS = ("two", "hybrid", "ranks")
+PARTS = ("two", "hybrid", "ranks", "images", "agents", "complaints")
 PRODUCTS: dict[str, Product] = {"vllm": "vLLM", "sglang": "SGLang"}
 
 
@@ -81,13 +82,17 @@ def main(
     wrong = report.unexplained(outcomes)
     for each in wrong:
         click.echo(f"unexplained: {each}", err=True)
+    for row in (row for outcome in outcomes for row in outcome.complaints if not row.is_right):
+        click.echo(f"{row.tried}: {row.happened}, not {row.right}", err=True)
+        wrong.append(row.tried)
     if wrong or any(outcome.failed for outcome in outcomes):
         sys.exit(1)
 
 
 def _read(path: Path) -> Outcome:
     found = json.loads(path.read_text(encoding="utf-8"))
-    return Outcome(**found | {"samples": [Sample(**each) for each in found["samples"]]})
+    samples = [Sample(**each) for each in found["samples"]]
+    return Outcome(**found | {"samples": samples, "complaints": [Row(**each) for each in found.get("complaints", ())]})
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""What the index predicted of a prompt beside what the engine reused, and why they differ if they do."""
+"""A comparison of what the index predicted of a prompt with what the engine reused, and why they differ if they do."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class Sample:
 
     @property
     def verdict(self) -> Verdict:
-        """Whether the prediction was right."""
+        """The comparison of the prediction with the engine's reuse: "equal", or "low" or "high" if it was wrong."""
         if self.predicted == self.cached:
             return "equal"
         return "low" if self.predicted < self.cached else "high"
 
     @property
     def cause(self) -> str | None:
-        """Why the prediction is not what the engine reused; None if it is."""
+        """The reason why the prediction is not what the engine reused; None if it is."""
         verdict = self.verdict
         if verdict == "equal":
             return None

@@ -28,8 +28,8 @@ class DidNotStart(RuntimeError):  # noqa: N818 - it reads as what it is
 
 
 @dataclass(frozen=True)
-class Answered:
-    """What an engine says of a request."""
+class EngineAnswer:
+    """An engine's account of a request, in tokens."""
 
     prompt: int  # tokens
     cached: int
@@ -50,7 +50,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """The URL at which the engine answers."""
         return f"http://127.0.0.1:{self.ports.http}"
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Server:
 
     def stop(self) -> None:
         """Ends it in an orderly manner."""
-        self._signal(signal.SIGTERM)
+        self.signal(signal.SIGTERM)
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(20)
@@ -93,18 +93,19 @@ class Server:
 
     def kill(self) -> None:
         """Ends it and the processes that it started, at once."""
-        self._signal(signal.SIGKILL)
+        self.signal(signal.SIGKILL)
         if self._process is not None:
             self._process.wait()
             self._process = None
 
-    def _signal(self, which: signal.Signals) -> None:
+    def signal(self, which: signal.Signals) -> None:
+        """Sends a signal to it and the processes that it started."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, which)
 
     def reports_sockets(self) -> bool:
-        """Whether it says where its events are."""
+        """True if the engine says where its events are."""
         return self.engine.product == "SGLang" or self.http.get("/kv_event_sources").is_success
 
     def complete(
@@ -116,7 +117,7 @@ class Server:
         stream: bool = False,
         longest: int = 4,
         rank: int | None = None,
-    ) -> Answered:
+    ) -> EngineAnswer:
         """Completes a prompt."""
         model = adapter if self.engine.product == "vLLM" else adapter and f"{MODEL}:{adapter}"
         body: dict[str, Any] = {"model": model or MODEL, "prompt": list(tokens), "max_tokens": longest}
@@ -125,11 +126,20 @@ class Server:
             body["cache_salt"] = salt
         return self._ask("/v1/completions", body, stream, rank)
 
-    def chat(self, messages: Sequence[dict[str, str]], *, stream: bool, longest: int = 8) -> tuple[Answered, str]:
+    def chat(self, messages: Sequence[dict[str, Any]], *, stream: bool, longest: int = 8) -> tuple[EngineAnswer, str]:
         """Answers messages, with the text of the answer."""
         body: dict[str, Any] = {"model": MODEL, "messages": list(messages), "max_tokens": longest, "temperature": 0.0}
         text: list[str] = []
         return self._ask("/v1/chat/completions", body, stream, None, text), "".join(text)
+
+    def post(self, path: str, body: dict[str, Any], *, stream: bool) -> EngineAnswer:
+        """Answers a request of whichever API, as far as its usage goes."""
+        if not stream:
+            return _used([self.http.post(path, json=body).raise_for_status().json()])
+        more = {"stream_options": {"include_usage": True}} if path == "/v1/chat/completions" else {}
+        with self.http.stream("POST", path, json=body | more | {"stream": True}) as response:
+            response.raise_for_status()
+            return _used([json.loads(line[6:]) for line in response.iter_lines() if line.startswith("data: {")])
 
     def tokenize(self, messages: Sequence[dict[str, str]]) -> list[int]:
         """The prompt that it makes of messages."""
@@ -139,7 +149,7 @@ class Server:
 
     def _ask(
         self, path: str, body: dict[str, Any], stream: bool, rank: int | None, text: list[str] | None = None
-    ) -> Answered:
+    ) -> EngineAnswer:
         headers = {} if rank is None else {"X-data-parallel-rank": str(rank)}
         if not stream:
             answer = self.http.post(path, json=body, headers=headers).raise_for_status().json()
@@ -151,7 +161,27 @@ class Server:
         return _answered(chunks, text)
 
 
-def _answered(parts: list[dict[str, Any]], text: list[str] | None) -> Answered:
+def _used(parts: list[dict[str, Any]]) -> EngineAnswer:
+    """The usage in an answer, or in the events of one."""
+    usage: dict[str, Any] = {}
+    for part in parts:
+        for holder in (part, part.get("message") or {}, part.get("response") or {}):
+            usage |= {name: value for name, value in (holder.get("usage") or {}).items() if value is not None}
+    cached, prompt = usage_of(usage)
+    return EngineAnswer(prompt, cached, [])
+
+
+def usage_of(usage: dict[str, Any]) -> tuple[int, int]:
+    """The cached and all tokens of a prompt, as an answer of any of the APIs has them."""
+    if "prompt_tokens" in usage:
+        return (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0, usage["prompt_tokens"]
+    if "input_tokens_details" in usage:
+        return (usage["input_tokens_details"] or {}).get("cached_tokens") or 0, usage["input_tokens"]
+    cached = usage.get("cache_read_input_tokens") or 0
+    return cached, usage["input_tokens"] + cached + (usage.get("cache_creation_input_tokens") or 0)
+
+
+def _answered(parts: list[dict[str, Any]], text: list[str] | None) -> EngineAnswer:
     usage: dict[str, Any] = {}
     tokens: list[int] = []
     for part in parts:
@@ -160,8 +190,8 @@ def _answered(parts: list[dict[str, Any]], text: list[str] | None) -> Answered:
             tokens += choice.get("token_ids") or []
             if text is not None:
                 text.append((choice.get("message") or choice.get("delta") or {}).get("content") or "")
-    details = usage.get("prompt_tokens_details") or {}
-    return Answered(usage["prompt_tokens"], details.get("cached_tokens") or 0, tokens)
+    cached, prompt = usage_of(usage)
+    return EngineAnswer(prompt, cached, tokens)
 
 
 def free_ports(count: int, apart: int) -> list[int]:

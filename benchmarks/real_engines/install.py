@@ -28,7 +28,7 @@ NEEDS_GPU = (
     r"|tilelang|kernels|modelscope|timm|torchcodec|torchaudio|torch[_-]memory[_-]saver|pynvvideocodec|nvtx"
     r"|fastsafetensors|instanttensor|intel[_-]openmp"
 )
-LEFT_OUT = {"vLLM": re.compile(f"{NEEDS_GPU}|triton.*|torchvision"), "SGLang": re.compile(NEEDS_GPU)}
+LEFT_OUT = {"vLLM": re.compile(f"{NEEDS_GPU}|triton.*"), "SGLang": re.compile(NEEDS_GPU)}
 # Versions without a build for the CPU: their own Python runs with the kernels of another version.
 KERNELS_OF = {"0.33.0": "0.32.0"}
 NO_ADAPTERS = ("0.11.0.post2", "0.22.1", "0.5.23")  # LoRA needs a GPU in these
@@ -55,7 +55,7 @@ class Engine:
 
     @property
     def name(self) -> str:
-        """As people call it."""
+        """The engine's name as people call it: product and version."""
         return f"{self.product} {self.version}"
 
     @property
@@ -65,26 +65,32 @@ class Engine:
 
     @property
     def binding(self) -> str:
-        """How vLLM is told to leave the choice of a core to the system."""
+        """The word by which vLLM is told to leave the choice of a core to the system."""
         return "all" if self.version.startswith("0.11.0") else "nobind"
 
     @property
     def adapters(self) -> bool:
-        """Whether it can compute LoRA adapters on a CPU."""
+        """True if the engine can compute LoRA adapters on a CPU."""
         return self.version not in NO_ADAPTERS
 
     @property
     def hybrid(self) -> bool:
-        """Whether it can compute layers with a sliding window on a CPU."""
+        """True if the engine can compute layers with a sliding window on a CPU."""
         return not self.version.startswith("0.11.0")
 
     @property
     def two_ranks(self) -> bool:
-        """Whether two data-parallel ranks start on a CPU. Those of vLLM 0.33 want a memory node each."""
+        """True if two data-parallel ranks start on a CPU. Those of vLLM 0.33 want a memory node each."""
         return self.product == "vLLM" and (0, 27) <= release(self.version) < (0, 33)
 
+    @property
+    def sees(self) -> bool:
+        """True if models that take images can be loaded."""
+        packages = self.python.parent.parent / "lib"
+        return self.product == "vLLM" and any(packages.glob("python3.*/site-packages/torchvision"))
+
     def announces(self, field: str) -> bool:
-        """Whether its events have a field, as its own code says."""
+        """True if the engine's events have a field, as its own code says."""
         packages = self.python.parent.parent / "lib"
         (events,) = (
             path
@@ -145,7 +151,7 @@ def interpreter() -> str:
 
 
 def _required(python: str, package: str, *places: str) -> list[str]:
-    """What an installed package asks for, of CPU builds the ordinary ones."""
+    """The requirements of an installed package; ordinary builds in place of CPU builds."""
     code = (
         "import sys; from importlib.metadata import distributions; from pip._vendor.packaging.requirements import *\n"
         f"of = next(iter(distributions(name='{package}', path={list(places)} or sys.path)))\n"

@@ -33,7 +33,7 @@ ENVIRONMENT = {
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine is started."""
+    """The setup with which an engine is started."""
 
     model: Path
     loopback: Path  # a library that lets it listen on this machine only
@@ -41,11 +41,13 @@ class Setup:
     buffer: int = 10_000  # batches kept for replay
     adapters: dict[str, Path] = field(default_factory=dict)
     ranks: int = 1
+    name: str = MODEL  # by which clients know the model
+    flags: tuple[str, ...] = ()  # besides
 
 
 @dataclass(frozen=True)
 class Ports:
-    """Where an engine listens, on this machine only."""
+    """The ports at which an engine listens, on this machine only."""
 
     http: int
     events: int
@@ -53,24 +55,24 @@ class Ports:
 
 
 def environment(engine: Engine, setup: Setup) -> dict[str, str]:
-    """What an engine needs besides the environment of whoever starts it."""
+    """The variables that an engine needs besides the environment of whoever starts it."""
     return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": engine.binding, "LD_PRELOAD": str(setup.loopback)}
 
 
 def command(engine: Engine, setup: Setup, ports: Ports) -> list[str]:
-    """What starts an engine."""
+    """The command line that starts an engine."""
     events = {
         "publisher": "zmq",
         "endpoint": f"tcp://*:{ports.events}",
         "replay_endpoint": f"tcp://*:{ports.replay}",
         "buffer_steps": setup.buffer,
     }
-    common = ["--host", "127.0.0.1", "--port", str(ports.http), "--served-model-name", MODEL]
+    common = ["--host", "127.0.0.1", "--port", str(ports.http), "--served-model-name", setup.name]
     common += ["--dtype", "bfloat16"]
     if not (setup.model / WEIGHTS).exists():
         common += ["--load-format", "dummy"]
     of = _vllm if engine.product == "vLLM" else _sglang
-    return [str(engine.python), *of(engine, setup, events), *common]
+    return [str(engine.python), *of(engine, setup, events), *common, *setup.flags]
 
 
 def _vllm(engine: Engine, setup: Setup, events: dict[str, object]) -> Sequence[str]:

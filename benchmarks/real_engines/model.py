@@ -56,8 +56,8 @@ HYBRID: dict[str, Any] = PLAIN | {
 }
 
 
-def write(place: Path, config: Mapping[str, Any]) -> Path:
-    """A directory that an engine takes for a model."""
+def write(place: Path, config: Mapping[str, Any], more: Mapping[str, Mapping[str, Any]] | None = None) -> Path:
+    """A directory that an engine takes for a model. `more`: files besides, or in place of, those of every model."""
     place.mkdir(parents=True, exist_ok=True)
     _json(place / "config.json", config)
     _json(place / "generation_config.json", {"bos_token_id": 0, "eos_token_id": 256})
@@ -71,6 +71,8 @@ def write(place: Path, config: Mapping[str, Any]) -> Path:
             "chat_template": TEMPLATE,
         },
     )
+    for name, value in (more or {}).items():
+        _json(place / name, value)
     return place
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from kvatlas.client import Query
 
 from .compare import Sample
-from .engine import Answered, Server
+from .engine import EngineAnswer, Server
 from .index import Index
 from .launch import MODEL
 
@@ -19,8 +19,8 @@ PATIENCE = 2.0  # seconds that the blocks of an answered prompt have to appear i
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the index says of a prompt in an engine."""
+class Prediction:
+    """The index's answer about a prompt in an engine."""
 
     held: int  # tokens
     usable: int  # tokens of these that the engine can reuse
@@ -28,7 +28,7 @@ class Said:
     upper_bound: bool  # whether it may be fewer
 
 
-class Asking:
+class PromptSender:
     """Sends prompts to engines, and compares what was predicted of each with what the engine says."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
@@ -47,12 +47,12 @@ class Asking:
         stream: bool = False,
         longest: int = 4,
         rank: int | None = None,
-    ) -> Answered:
+    ) -> EngineAnswer:
         """Compares one completion."""
         number = "" if adapter is None else f"lora-id:{[*server.setup.adapters].index(adapter) + 1}"
         known = adapter if server.engine.announces("lora_name") else number or None
 
-        def send() -> Answered:
+        def send() -> EngineAnswer:
             return server.complete(tokens, salt=salt, adapter=adapter, stream=stream, longest=longest, rank=rank)
 
         return self._compare(scenario, server, tokens, send, salt, known, rank)
@@ -62,7 +62,7 @@ class Asking:
         tokens = server.tokenize(messages)
         said: list[str] = []
 
-        def send() -> Answered:
+        def send() -> EngineAnswer:
             answered, text = server.chat(messages, stream=stream)
             said.append(text)
             return answered
@@ -75,11 +75,11 @@ class Asking:
         scenario: str,
         server: Server,
         tokens: Sequence[int],
-        send: Callable[[], Answered],
+        send: Callable[[], EngineAnswer],
         salt: str | None,
         adapter: str | None,
         rank: int | None,
-    ) -> Answered:
+    ) -> EngineAnswer:
         raise NotImplementedError
 
     def _add(self, sample: Sample) -> None:
@@ -89,7 +89,7 @@ class Asking:
             self._log(f"  {sample}")
 
 
-class Prober(Asking):
+class Prober(PromptSender):
     """Asks the index that follows the engines before it sends a prompt."""
 
     def __init__(self, index: Index, log: Callable[[str], None]) -> None:
@@ -105,11 +105,11 @@ class Prober(Asking):
         scenario: str,
         server: Server,
         tokens: Sequence[int],
-        send: Callable[[], Answered],
+        send: Callable[[], EngineAnswer],
         salt: str | None,
         adapter: str | None,
         rank: int | None,
-    ) -> Answered:
+    ) -> EngineAnswer:
         name = server.name
         with self._lock:
             begun = self._begun[name]
@@ -146,7 +146,7 @@ class Prober(Asking):
 
     def _said(
         self, worker: str, tokens: Sequence[int], salt: str | None, adapter: str | None, rank: int | None
-    ) -> Said:
+    ) -> Prediction:
         """Asks the index; for a rank by a batch, whose answers are by rank."""
         query = Query(list(tokens), lora=adapter, salt=salt)
         if rank is None:
@@ -161,7 +161,7 @@ class Prober(Asking):
         held, usable = depths[0] if depths else (0, 0)
         assert usable is not None  # the client has sent how long the prompt is
         sure = not any((each.worker, each.rank) == (worker, rank or 0) for each in untrusted)
-        return Said(held, usable, sure, upper_bound)
+        return Prediction(held, usable, sure, upper_bound)
 
     def _wait(
         self, server: Server, tokens: Sequence[int], salt: str | None, adapter: str | None, rank: int | None
@@ -179,7 +179,7 @@ class Prober(Asking):
 
 
 def unannounced(scenario: str, server: Server) -> str:
-    """What the scenario's prompts differ in that the engine does not tell in its events."""
+    """The thing in which a scenario's prompts differ and that the engine's events do not tell; empty if none."""
     salt = "extra_keys" if server.engine.product == "vLLM" else "cache_salt"
     if scenario == "salts" and not server.engine.announces(salt):
         return "salt"

@@ -57,6 +57,16 @@ def differences(outcomes: Sequence[Outcome]) -> str:
     )
 
 
+def complaints(outcomes: Sequence[Outcome]) -> str:
+    """A line for each fault that was tried on each engine."""
+    rows = [
+        [outcome.engine, row.tried, row.right, "the same" if row.is_right else f"**{row.happened}**"]
+        for outcome in outcomes
+        for row in outcome.complaints
+    ]
+    return table(["engine", "tried through the router", "right", "happened"], rows) if rows else "None."
+
+
 def page(outcomes: Sequence[Outcome]) -> str:
     """All of it."""
     said = [(each.engine, [*each.noted, *each.failed]) for each in outcomes]
@@ -69,6 +79,8 @@ def page(outcomes: Sequence[Outcome]) -> str:
         scenarios(outcomes),
         "### All differences",
         differences(outcomes),
+        "### Faults that were tried",
+        complaints(outcomes),
         "### Also noted",
         "\n".join(notes) or "Nothing.",
     ]

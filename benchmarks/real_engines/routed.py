@@ -9,12 +9,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any, Self
 
 import httpx
 
 from .compare import Sample
-from .engine import Answered, Server
-from .prober import Asking, unannounced
+from .engine import EngineAnswer, Server
+from .prober import PromptSender, unannounced
 
 START = 60.0  # seconds
 ROUTED = "routed: "
@@ -24,10 +25,11 @@ SETTLE = 0.15  # seconds after an answer, for its last blocks to be announced: n
 class Front(Server):
     """The router, as something to send prompts to like an engine."""
 
-    def __init__(self, servers: Sequence[Server], tokenizer: Path, logs: Path) -> None:
+    def __init__(self, servers: Sequence[Server], tokenizer: Path | str, logs: Path, flags: Sequence[str] = ()) -> None:
         super().__init__("router", servers[0].engine, servers[0].setup, logs)
         self._servers = servers
         self._tokenizer = tokenizer
+        self._flags = flags
         self._seen = threading.local()
         self.http.event_hooks = {"response": [self._note]}
 
@@ -35,7 +37,7 @@ class Front(Server):
         """Starts `kvatlas router`, as its users would for these engines."""
         command = [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", "router"]
         command += ["--bind", f"127.0.0.1:{self.ports.http}", "--tokenizer", str(self._tokenizer)]
-        command += ["--probe-interval", "1s", "--discovery-interval", "2s"]
+        command += ["--probe-interval", "1s", "--discovery-interval", "2s", *self._flags]
         command += [part for server in self._servers for part in ("--engine", f"{server.name}={server.url}")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
         with self._log.open("ab") as log:
@@ -51,17 +53,29 @@ class Front(Server):
         self.kill()
         raise RuntimeError(f"the router did not become ready: see {self._log.name}")
 
+    def __enter__(self) -> Self:
+        self.start()
+        return self
+
+    def __exit__(self, *_about: object) -> None:
+        self.stop()
+
+    def metrics(self, name: str) -> float:
+        """The sum of a metric over its series."""
+        lines = self.http.get("/metrics").text.splitlines()
+        return sum(float(line.rpartition(" ")[2]) for line in lines if line.partition("{")[0].split()[0] == name)
+
     def _note(self, response: httpx.Response) -> None:
         self._seen.headers = response.headers
 
     def decided(self) -> tuple[str, int | None]:
-        """Of this thread's last request: the engine that took it, and the tokens that were expected in its cache."""
+        """The engine that took this thread's last request, and the tokens that were expected in its cache."""
         headers: httpx.Headers = self._seen.headers
         cached = headers.get("x-kvatlas-cached-tokens")
         return headers.get("x-kvatlas-worker", ""), None if cached is None else int(cached)
 
 
-class RoutedProber(Asking):
+class RoutedProber(PromptSender):
     """Sends prompts through the router and notes what it said of each."""
 
     def __init__(self, front: Front, log: Callable[[str], None]) -> None:
@@ -73,19 +87,33 @@ class RoutedProber(Asking):
         scenario: str,
         server: Server,
         tokens: Sequence[int],
-        send: Callable[[], Answered],
+        send: Callable[[], EngineAnswer],
         salt: str | None,
         adapter: str | None,
         rank: int | None,
-    ) -> Answered:
+    ) -> EngineAnswer:
         answered = send()
-        worker, cached = self._front.decided()
         if answered.prompt != len(tokens):
-            raise RuntimeError(f"{worker} took {answered.prompt} tokens, not {len(tokens)}")
+            raise RuntimeError(f"{self._front.decided()[0]} took {answered.prompt} tokens, not {len(tokens)}")
+        self._note(scenario, server, answered)
+        return answered
+
+    def pictured(self, scenario: str, server: Server, messages: Sequence[dict[str, Any]], *, stream: bool) -> str:
+        """Compares one answer to messages with images, of which nobody else tells the tokens, and returns it."""
+        answered, said = server.chat(messages, stream=stream)
+        self._note(scenario, server, answered)
+        return said
+
+    def posted(self, scenario: str, server: Server, path: str, body: dict[str, Any], *, stream: bool) -> None:
+        """Compares one answer to a body of whichever API."""
+        self._note(scenario, server, server.post(path, body, stream=stream))
+
+    def _note(self, scenario: str, server: Server, answered: EngineAnswer) -> None:
+        worker, cached = self._front.decided()
         sample = Sample(
             scenario=ROUTED + scenario,
             worker=worker,
-            prompt=len(tokens),
+            prompt=answered.prompt,
             block_size=server.engine.block_size,
             held=cached,
             cached=answered.cached,
@@ -94,4 +122,3 @@ class RoutedProber(Asking):
         )
         self._add(sample)
         time.sleep(SETTLE)
-        return answered

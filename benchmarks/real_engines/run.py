@@ -9,8 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from . import model, scenarios
+from . import agents, model, scenarios, vision
 from .compare import Sample
+from .complaints import OTHER, Complaints, Row
 from .engine import DidNotStart, Server
 from .index import Index
 from .install import Engine
@@ -25,13 +26,14 @@ NO_ADAPTERS = "does not compute adapters on a CPU; that scenario was left out"
 
 @dataclass
 class Outcome:
-    """What came of one version."""
+    """The outcome of one version of an engine."""
 
     engine: str
     found: str = ""  # how the index found the engines' sockets
     samples: list[Sample] = field(default_factory=list)
     noted: list[str] = field(default_factory=list)
     failed: list[str] = field(default_factory=list)
+    complaints: list[Row] = field(default_factory=list)
 
 
 class Run:
@@ -56,7 +58,7 @@ class Run:
 
     def all(self, only: Sequence[str] = ()) -> Outcome:
         """Runs everything, or some parts. One that cannot be run is noted, and the others are run."""
-        for part in (self.two, self.hybrid, self.ranks):
+        for part in (self.two, self.hybrid, self.ranks, self.images, self.agents, self.complaints):
             if only and part.__name__ not in only:
                 continue
             self._log(f"{self.engine.name}: {part.__name__}")
@@ -102,6 +104,41 @@ class Run:
             return
         with self._fleet({"d": Setup(self._plain, self._loopback, ranks=2)}) as (prober, servers):
             scenarios.ranks(prober, servers[0], self.seed + 30)
+
+    def images(self) -> None:
+        """Two engines of a model that takes images, and the router in front of them."""
+        if not self.engine.sees:
+            self._note("images were left out: this engine is installed without torchvision")
+            return
+        seeing = vision.write(self.home / "models" / "vision")
+        setup = Setup(seeing, self._loopback)
+        with self._fleet({"v": setup, "w": setup}) as (_prober, servers), Front(servers, seeing, self._logs) as front:
+            routed = RoutedProber(front, self._log)
+            routed.samples = self.outcome.samples
+            vision.chats(routed, front, self.seed + 50)
+
+    def agents(self) -> None:
+        """Two engines of a model that calls tools, and the router in front of them."""
+        if self.engine.product != "vLLM":
+            return
+        calling = agents.write(self.home / "models" / "agents")
+        setup = Setup(calling, self._loopback, flags=agents.FLAGS)
+        with self._fleet({"t": setup, "u": setup}) as (_prober, servers), Front(servers, calling, self._logs) as front:
+            routed = RoutedProber(front, self._log)
+            routed.samples = self.outcome.samples
+            agents.sessions(routed, front, self.seed + 60)
+
+    def complaints(self) -> None:
+        """Faults that were reported of routers: two engines of one model, and one of another name."""
+        setup = Setup(self._plain, self._loopback)
+        setups = {"a": setup, "b": setup, "c": replace(setup, name=OTHER)}
+        with self._fleet(setups) as (prober, servers):
+            if not prober.index.by_url:
+                self._note("complaints were not tried: this engine does not tell its sockets")
+                return
+            complaints = Complaints(servers, self.home, self._log)
+            self.outcome.complaints = complaints.rows
+            complaints.all()
 
     def _routed(self, prober: Prober, servers: Sequence[Server]) -> None:
         """The router in front of both: whatever engine it chooses, what it expects there is held against the answer."""

@@ -1,4 +1,4 @@
-"""What is sent to two engines that the index follows: prompts of many kinds, and what happens to engines besides."""
+"""Scenarios for two engines that the index follows: prompts of many kinds, and what happens to engines besides."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from collections.abc import Sequence
 
 from .engine import Server
 from .model import VOCABULARY
-from .prober import Asking
+from .prober import PromptSender
 
 ADAPTERS = ("red", "blue")
 
 
 def some(random_: random.Random, count: int) -> list[int]:
-    """So many tokens."""
+    """`count` random tokens."""
     return [random_.randrange(VOCABULARY) for _ in range(count)]
 
 
-def turns(prober: Asking, servers: Sequence[Server], seed: int, conversations: int = 8, length: int = 6) -> None:
+def turns(prober: PromptSender, servers: Sequence[Server], seed: int, conversations: int = 8, length: int = 6) -> None:
     """Conversations that grow by answers and questions; a few change their engine. Some are streamed."""
     random_ = random.Random(seed)
     open_ = [(some(random_, random_.randrange(20, 200)), random_.choice(servers)) for _ in range(conversations)]
@@ -29,8 +29,8 @@ def turns(prober: Asking, servers: Sequence[Server], seed: int, conversations: i
             open_[at] = [*prompt, *answered.tokens, *some(random_, random_.randrange(1, 90))], where
 
 
-def chats(prober: Asking, servers: Sequence[Server], seed: int, conversations: int = 3, length: int = 5) -> None:
-    """The same as messages, of which the engine makes the prompt."""
+def chats(prober: PromptSender, servers: Sequence[Server], seed: int, conversations: int = 3, length: int = 5) -> None:
+    """Conversations sent as messages, of which the engine makes the prompt."""
     random_ = random.Random(seed)
     system = {"role": "system", "content": "You are a helpful assistant. " * 6}
     for at in range(conversations):
@@ -43,7 +43,7 @@ def chats(prober: Asking, servers: Sequence[Server], seed: int, conversations: i
             messages.append({"role": "assistant", "content": said})
 
 
-def siblings(prober: Asking, servers: Sequence[Server], seed: int, families: int = 4, children: int = 9) -> None:
+def siblings(prober: PromptSender, servers: Sequence[Server], seed: int, families: int = 4, children: int = 9) -> None:
     """Prompts with a common beginning, of lengths around whole blocks; each third one is sent twice."""
     random_ = random.Random(seed)
     for _ in range(families):
@@ -58,7 +58,7 @@ def siblings(prober: Asking, servers: Sequence[Server], seed: int, families: int
                 prober.ask("siblings", server, prompt, longest=1)
 
 
-def salts(prober: Asking, servers: Sequence[Server], seed: int, prompts: int = 6) -> None:
+def salts(prober: PromptSender, servers: Sequence[Server], seed: int, prompts: int = 6) -> None:
     """The same prompts without a salt and with two; each second one is salted first."""
     random_ = random.Random(seed)
     for at in range(prompts):
@@ -69,7 +69,7 @@ def salts(prober: Asking, servers: Sequence[Server], seed: int, prompts: int = 6
             prober.ask("salts", server, prompt + some(random_, 8), salt=salt)
 
 
-def adapters(prober: Asking, servers: Sequence[Server], seed: int, prompts: int = 5) -> None:
+def adapters(prober: PromptSender, servers: Sequence[Server], seed: int, prompts: int = 5) -> None:
     """The same prompts for the model and for two LoRA adapters."""
     random_ = random.Random(seed)
     for at in range(prompts):
@@ -79,7 +79,7 @@ def adapters(prober: Asking, servers: Sequence[Server], seed: int, prompts: int 
             prober.ask("adapters", server, prompt + some(random_, 8), adapter=adapter)
 
 
-def pressure(prober: Asking, servers: Sequence[Server], seed: int, prompts: int = 60) -> None:
+def pressure(prober: PromptSender, servers: Sequence[Server], seed: int, prompts: int = 60) -> None:
     """Long prompts, old and new, in a cache that is too small for all of them."""
     random_ = random.Random(seed)
     bases = [some(random_, random_.randrange(600, 1800)) for _ in range(12)]
@@ -89,7 +89,7 @@ def pressure(prober: Asking, servers: Sequence[Server], seed: int, prompts: int 
         prober.ask("full cache", random_.choice(servers), prompt, longest=random_.randrange(1, 20))
 
 
-def hybrid(prober: Asking, server: Server, seed: int, prompts: int = 150) -> None:
+def hybrid(prober: PromptSender, server: Server, seed: int, prompts: int = 150) -> None:
     """Prompts of common beginnings for a model with a sliding window, in a small cache."""
     random_ = random.Random(seed)
     bases = [some(random_, random_.randrange(200, 1200)) for _ in range(10)]
@@ -99,7 +99,7 @@ def hybrid(prober: Asking, server: Server, seed: int, prompts: int = 150) -> Non
         prober.ask("hybrid", server, prompt, longest=random_.randrange(1, 20))
 
 
-def hybrid_whole(prober: Asking, server: Server, seed: int, prompts: int = 60) -> None:
+def hybrid_whole(prober: PromptSender, server: Server, seed: int, prompts: int = 60) -> None:
     """Beginnings of a few prompts, cut at whole blocks: what is held is more than what can be reused.
 
     The last block is computed again, so a window has to be held that ends a block earlier.
@@ -112,7 +112,7 @@ def hybrid_whole(prober: Asking, server: Server, seed: int, prompts: int = 60) -
         prober.ask("hybrid, whole blocks", server, base[: random_.randrange(2, len(base) // block + 1) * block])
 
 
-def ranks(prober: Asking, server: Server, seed: int, prompts: int = 60) -> None:
+def ranks(prober: PromptSender, server: Server, seed: int, prompts: int = 60) -> None:
     """Prompts of common beginnings for the data-parallel ranks of an engine, each request for a rank by name."""
     random_ = random.Random(seed)
     bases = [some(random_, random_.randrange(100, 500)) for _ in range(6)]
@@ -121,7 +121,7 @@ def ranks(prober: Asking, server: Server, seed: int, prompts: int = 60) -> None:
         prober.ask("two ranks", server, prompt, rank=random_.randrange(server.setup.ranks))
 
 
-def together(prober: Asking, servers: Sequence[Server], seed: int, clients: int = 6, prompts: int = 12) -> None:
+def together(prober: PromptSender, servers: Sequence[Server], seed: int, clients: int = 6, prompts: int = 12) -> None:
     """Clients at the same time, each with its own conversation after a common beginning."""
     common = some(random.Random(seed), 150)
     failed: list[BaseException] = []
@@ -145,7 +145,7 @@ def together(prober: Asking, servers: Sequence[Server], seed: int, clients: int 
         raise failed[0]
 
 
-def mixed(prober: Asking, servers: Sequence[Server], scenario: str, prompts: Sequence[list[int]]) -> None:
+def mixed(prober: PromptSender, servers: Sequence[Server], scenario: str, prompts: Sequence[list[int]]) -> None:
     """Sends each prompt to each engine: before and after something happens to one of them."""
     for prompt in prompts:
         for server in servers:

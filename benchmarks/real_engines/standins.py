@@ -19,8 +19,8 @@ FUNCTION = re.compile(r"(__)?(cu|nccl|nv|Nv)\w*")
 
 
 @dataclass
-class Wanted:
-    """What the libraries of a directory take from libraries that are not there."""
+class MissingSymbols:
+    """The symbols that the libraries of a directory take from libraries that are not there."""
 
     versions: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # of a library, its symbol versions
     symbols: dict[str, set[str]] = field(default_factory=lambda: defaultdict(set))  # of a symbol version; "" is none
@@ -51,9 +51,9 @@ def _compiler() -> str:
     return compiler
 
 
-def _wanted(library: Path) -> Wanted:
+def _wanted(library: Path) -> MissingSymbols:
     there = {each.name for each in library.iterdir()}
-    wanted = Wanted()
+    wanted = MissingSymbols()
     for each in sorted(library.glob("*.so*")):
         needs = re.findall(r"NEEDED.*\[(.*?)\]", _run("readelf", "-d", "-W", str(each)))
         missing = {name for name in needs if OF_CUDA.match(name) and name not in there}
@@ -65,7 +65,7 @@ def _wanted(library: Path) -> Wanted:
     return wanted
 
 
-def _versions(of: Path, missing: set[str], wanted: Wanted) -> None:
+def _versions(of: Path, missing: set[str], wanted: MissingSymbols) -> None:
     file = ""
     for line in _run("readelf", "-V", "-W", str(of)).splitlines():
         if start := re.search(r"Version: \d+\s+File: (\S+)", line):
@@ -74,7 +74,7 @@ def _versions(of: Path, missing: set[str], wanted: Wanted) -> None:
             wanted.versions[file].add(version[1])
 
 
-def _symbols(of: Path, wanted: Wanted) -> None:
+def _symbols(of: Path, wanted: MissingSymbols) -> None:
     for line in _run("nm", "-D", "--undefined-only", str(of)).splitlines():
         name, _, version = line.split()[-1].partition("@")
         if version or FUNCTION.fullmatch(name):

@@ -1,4 +1,4 @@
-"""How much smaller a relay's messages are than what engines publish: `python -m benchmarks.relay.size RECORDING...`.
+"""The sizes of a relay's messages and of what engines publish: `python -m benchmarks.relay.size RECORDING...`.
 
 Recordings are JSON lines, gzipped, as `kvatlas decode` reads them. Builds the example `relay_size` of `crates/wire`.
 """
@@ -30,7 +30,7 @@ def batches(recording: Path) -> bytes:
 
 
 def measure(payloads: bytes, block_size: int = 16) -> dict[str, Any]:
-    """What the example says of them."""
+    """The sizes that the example reports of batches."""
     command = ["cargo", "run", "-q", "--locked", "-p", "kvatlas-wire", "--example", "relay_size", "--", str(block_size)]
     done = subprocess.run(command, input=payloads, capture_output=True, check=True, cwd=ROOT)
     told: dict[str, Any] = json.loads(done.stdout)

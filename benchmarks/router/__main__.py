@@ -24,7 +24,7 @@ NAMES = tuple(cells(0.0, 0))
 
 
 def _prompts(setup: Setup, corpora: Corpora) -> list[list[int]]:
-    """What the engines announce: the conversations, in the tokens that the router will see."""
+    """The prompts that the engines announce: the conversations, in the tokens that the router will see."""
     if setup.tokens == "engine":
         return [four_bytes(one) for one in conversations()]
     if setup.tokens == "tokenizer":

@@ -1,4 +1,4 @@
-"""What is measured of a router: a cell is a load, and what it gives."""
+"""The measurements of a router: a cell is a load, and what it gives."""
 
 from __future__ import annotations
 

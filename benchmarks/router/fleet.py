@@ -68,7 +68,7 @@ class Process:
 
     @property
     def ended(self) -> bool:
-        """Whether it has come to an end."""
+        """True if the process has come to an end."""
         return self._process.poll() is not None
 
     def _group(self) -> list[list[str]]:
@@ -147,7 +147,7 @@ class Engines:
 
     @property
     def urls(self) -> list[str]:
-        """Where they are."""
+        """The URLs of the engines."""
         return [f"http://127.0.0.1:{port}" for port in self.ports]
 
     def interval(self, microseconds: int) -> None:
@@ -157,7 +157,7 @@ class Engines:
         ).close()
 
     def announce(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Each prompt's blocks are stored by one engine, in turn."""
+        """Have each prompt's blocks announced as stored by one engine, in turn."""
         for number, tokens in enumerate(prompts):
             whole = list(tokens[: len(tokens) // BLOCK * BLOCK])
             names = prefix_hashes(content_hashes(whole, BLOCK)).tolist()

@@ -1,4 +1,4 @@
-"""How each router is started, in front of the same engines.
+"""The start of each router, in front of the same engines.
 
 Each as its owners ship it, except what it takes to run here: no retries that hide errors, no logs of each request.
 `PEERS` says what is installed into `target/router-peers`; what is not there is left out, and the table says so.
@@ -25,7 +25,7 @@ KEY = "sk-benchmark"
 
 @dataclass(frozen=True)
 class Place:
-    """What a router is started with."""
+    """The surroundings that a router is started with."""
 
     engines: Engines
     port: int
@@ -54,7 +54,7 @@ class Setup:
     env: dict[str, str] = field(default_factory=dict)
 
     def missing(self, peers: Path) -> str:
-        """Why it cannot be started here; "" if it can."""
+        """The reason why the router cannot be started here; "" if it can."""
         if self.peer and not (peers / self.peer / "ready").exists():
             reason = peers / self.peer / "missing"
             return (
@@ -67,7 +67,9 @@ class Setup:
         return ""
 
 
-def _vllm(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+def vllm_router(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+    """The router of the vLLM project with a policy, and further flags."""
+
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [str(place.peers / "vllm-router/bin/vllm-router"), "--host", "127.0.0.1", "--port", str(place.port)]
         line += ["--worker-urls", *place.engines.urls, "--policy", policy, "--log-level", "error"]
@@ -99,7 +101,9 @@ def _sglang(policy: str) -> Callable[[Place], Sequence[Sequence[str]]]:
     return command
 
 
-def _smg(policy: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+def smg(policy: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+    """SMG with a policy."""
+
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [str(place.peers / "smg/bin/smg"), "launch", "--host", "127.0.0.1", "--port", str(place.port)]
         line += ["--worker-urls", *place.engines.urls, "--policy", policy, "--log-level", "error"]
@@ -154,7 +158,9 @@ def _dynamo(mode: str) -> Callable[[Place], Sequence[Sequence[str]]]:
     return command
 
 
-def _kvatlas(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+def kvatlas(policy: str, *more: str) -> Callable[[Place], Sequence[Sequence[str]]]:
+    """kvatlas with a policy, and further flags."""
+
     def command(place: Place) -> Sequence[Sequence[str]]:
         line = [sys.executable, "-m", "kvatlas.cli", "router", "--bind", f"127.0.0.1:{place.port}", "--policy", policy]
         for number, url in enumerate(place.engines.urls):
@@ -176,17 +182,17 @@ ALONE = Setup("engine alone", _nothing)
 SETUPS = (
     ALONE,
     Setup("HAProxy round robin", _haproxy, program="haproxy"),
-    Setup("kvatlas round-robin", _kvatlas("round-robin")),
-    Setup("kvatlas exact", _kvatlas("kvatlas"), tokens="tokenizer"),
-    Setup("vllm-router round robin", _vllm("round_robin"), peer="vllm-router"),
-    Setup("vllm-router consistent hash", _vllm("consistent_hash"), peer="vllm-router"),
-    Setup("vllm-router cache_aware", _vllm("cache_aware"), peer="vllm-router"),
-    Setup("vllm-router kv_aware", _vllm("kv_aware"), peer="vllm-router", tokens="engine"),
+    Setup("kvatlas round-robin", kvatlas("round-robin")),
+    Setup("kvatlas exact", kvatlas("kvatlas"), tokens="tokenizer"),
+    Setup("vllm-router round robin", vllm_router("round_robin"), peer="vllm-router"),
+    Setup("vllm-router consistent hash", vllm_router("consistent_hash"), peer="vllm-router"),
+    Setup("vllm-router cache_aware", vllm_router("cache_aware"), peer="vllm-router"),
+    Setup("vllm-router kv_aware", vllm_router("kv_aware"), peer="vllm-router", tokens="engine"),
     Setup("sglang-router round robin", _sglang("round_robin"), peer="sglang-router"),
     Setup("sglang-router cache_aware", _sglang("cache_aware"), peer="sglang-router"),
-    Setup("smg round robin", _smg("round_robin"), peer="smg"),
-    Setup("smg prefix_hash", _smg("prefix_hash"), peer="smg"),
-    Setup("smg cache_aware", _smg("cache_aware"), peer="smg"),
+    Setup("smg round robin", smg("round_robin"), peer="smg"),
+    Setup("smg prefix_hash", smg("prefix_hash"), peer="smg"),
+    Setup("smg cache_aware", smg("cache_aware"), peer="smg"),
     Setup("production-stack", _nothing, peer="production-stack"),
     Setup("dynamo round robin", _dynamo("round-robin"), peer="dynamo", own_engines=True, startup=90),
     Setup("dynamo kv", _dynamo("kv"), peer="dynamo", own_engines=True, startup=90),
@@ -244,6 +250,6 @@ class Router:
         return self.process.memory() if self.process else 0
 
     def metrics(self) -> str:
-        """What it says at /metrics."""
+        """The router's metrics, as text."""
         with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/metrics", timeout=5) as answer:
             return str(answer.read().decode())

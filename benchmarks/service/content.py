@@ -1,4 +1,4 @@
-"""What the engines of the benchmark hold, as payloads and as queries."""
+"""The content of the benchmark's engines, as payloads and as queries."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Engines:
 
 
 def wait_for(server: Server, chain: Chain, workers: int, blocks: int | None = None) -> None:
-    """Until that many workers hold the chain."""
+    """Wait until `workers` workers hold the chain, or its first `blocks` blocks."""
     wanted = (len(chain.contents) if blocks is None else blocks) * BLOCK
     end = time.monotonic() + DEADLINE
     while sum(depth >= wanted for depth in server.depths(chain.contents).values()) < workers:

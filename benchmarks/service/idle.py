@@ -1,4 +1,4 @@
-"""What a thousand quiet engines cost."""
+"""The cost of a thousand quiet engines."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ UNITS = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0}
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a load came to. Times in seconds."""
+    """The result of a load. Times in seconds."""
 
     rate: float  # requests a second
     p50: float
@@ -35,13 +35,13 @@ def check() -> None:
 
 
 def run(url: str, body: bytes, *, connections: int, seconds: float, kind: str = "application/json") -> Load:
-    """The same request over and over, on `connections` connections. Any answer but 2xx is an error.
+    """Send one request over and over, on `connections` connections. Any answer but 2xx is an error.
 
     Args:
-        url: What is asked, with its query string.
+        url: The address of the request, with its query string.
         body: The body of the request.
-        connections: How many at once.
-        seconds: For how long.
+        connections: Number of connections at once.
+        seconds: Time for which requests are sent.
         kind: The body's content type.
     """
     with tempfile.TemporaryDirectory() as folder:

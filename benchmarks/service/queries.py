@@ -36,7 +36,7 @@ class Side:
     queries: int = 1
 
     def load(self, seconds: float) -> load.Load:
-        """What a load comes to."""
+        """Load the server for some seconds, and return the result."""
         url = self.server.url + self.path
         return load.run(url, self.body, connections=CONNECTIONS, seconds=seconds, kind=self.kind)
 

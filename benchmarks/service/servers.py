@@ -65,7 +65,7 @@ class Server:
 
     @property
     def url(self) -> str:
-        """Where it is."""
+        """The URL of the server."""
         return f"http://127.0.0.1:{self.port}"
 
     def request(self, method: str, path: str, body: bytes | None = None) -> tuple[int, bytes]:

@@ -38,7 +38,7 @@ class Site:
         self.stored = self.removed = 0  # blocks
 
     def depth(self, prompt: Prompt) -> int:
-        """How much of a prompt the deepest worker has, in blocks."""
+        """The blocks of a prompt that the deepest worker has."""
         return self.index.find(content_hashes=prompt.contents).depth
 
     def run(self, prompt: Prompt) -> tuple[int, list[Words], list[Words]]:

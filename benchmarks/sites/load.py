@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kvatlas import prefix_hashes
-from kvatlas.sim.trace import TRACE_BLOCK, Trace, read_trace
+from kvatlas.sim.trace import Trace, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate
 
 Words = NDArray[np.uint64]
@@ -40,14 +40,14 @@ def prompts(trace: Trace, copies: int, block_size: int, *, ragged: bool, seed: i
 
     Args:
         trace: The requests.
-        copies: How often each comes, each time with contents of its own.
-        block_size: Tokens in a block; divides 512.
-        ragged: Whether prompts that part after a trace block still share the beginning of the next one, a random
+        copies: Number of times that each comes, each time with contents of its own.
+        block_size: Tokens in a block; divides the trace's.
+        ragged: True if prompts that part after a trace block still share the beginning of the next one, a random
             number of blocks of it. A trace cannot say where inside a block two prompts part; as it is, they part at
             its edge.
-        seed: Of that number, and of where the copies are in time.
+        seed: Seed of that number, and of where the copies are in time.
     """
-    parts = TRACE_BLOCK // block_size
+    parts = trace.block // block_size
     inside = np.arange(parts, dtype=np.uint64)
     common = trace.requests[0].hash_ids[0]
     random = np.random.default_rng(seed)

@@ -1,4 +1,4 @@
-"""What digests cost and lose, by grain, from the lines that `--json` wrote.
+"""A plot of what digests cost and lose, by grain, from the lines that `--json` wrote.
 
 python -m benchmarks.sites.plot docs/lab/sites/grain.png trace.jsonl made-up.jsonl
 """

@@ -15,7 +15,7 @@ from benchmarks.sites.wire import Cost
 
 from kvatlas import BlockIndex
 from kvatlas.errors import InvalidArgumentError
-from kvatlas.sites import Asking, SitePublisher, Sites
+from kvatlas.sites import SiteChoice, SitePublisher, Sites
 
 Policy = Literal["digests", "exact", "blind"]
 _FADE = 60.0  # seconds after which a load counts 1/e
@@ -42,7 +42,7 @@ class Shape:
 
 @dataclass(slots=True)
 class Result:
-    """What was measured."""
+    """The counts of one run of a policy on a shape of sites."""
 
     policy: Policy
     shape: Shape
@@ -209,7 +209,7 @@ class Run:
             self.result.compact_bytes += self._cost.compact_removed(names.size)
 
     def _price(self, at: int, depth: int, prompt: Prompt) -> float:
-        """What a site would have to compute, and what being busier than others costs."""
+        """The price of a site, in blocks: those that it would have to compute, and more if it is busier than others."""
         mean = float(self._load.mean()) + prompt.names.size
         excess = max(0.0, self._load[at] / mean - 1.0)
         return float(prompt.names.size - depth + excess * prompt.names.size)
@@ -232,7 +232,7 @@ class Run:
     def _by_digests(self, prompt: Prompt, levels: list[tuple[int, list[str]]]) -> int:
         match = self._top.find(content_hashes=prompt.contents, now=prompt.at)
         load = self._load
-        asking = Asking(
+        asking = SiteChoice(
             match, load=lambda name: float(load[self._at[name]]), more=self.shape.more, most=self.shape.most
         )
         answers: dict[int, int] = {}

@@ -1,1 +1,1 @@
-"""How long a service that was killed takes to be whole again, and what its snapshots cost."""
+"""The time that a service that was killed takes to be whole again, and the cost of its snapshots."""

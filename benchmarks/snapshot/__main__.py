@@ -52,7 +52,7 @@ class Engines:
         self._thread.start()
 
     def flags(self) -> list[str]:
-        """How a service is told of them."""
+        """The flags that tell a service of the engines."""
         flags = []
         for at, engine in enumerate(self.all):
             about = f"replay_endpoint={engine.replay_endpoint},model=m,block_size={BLOCK}"
@@ -162,7 +162,7 @@ class Service:
         return next(float(line.split()[-1]) for line in lines if line.startswith(f"{name} "))
 
     def kill(self) -> None:
-        """As `kill -9`."""
+        """Kill the service at once, as `kill -9` does."""
         self._process.send_signal(signal.SIGKILL)
         self._process.wait()
 

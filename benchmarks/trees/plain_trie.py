@@ -1,4 +1,4 @@
-"""A radix cache in plain Python, as SGLang's behaves: what RadixTrie is measured against.
+"""A radix cache in plain Python that behaves as SGLang's does: what RadixTrie is measured against.
 
 Written for speed as such caches usually are: children in a dict by their first page, whole pages compared by slices,
 one token after another only where a page is one token, split where two prompts part, and no copy that is not needed.
@@ -24,7 +24,7 @@ class Node:
 
 
 class PlainTrie:
-    """See the module's text."""
+    """A trie of pages: see the module's text."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -34,7 +34,7 @@ class PlainTrie:
         return tokens[at] if self.page_size == 1 else tuple(tokens[at : at + self.page_size])
 
     def common(self, kept: list[int], tokens: list[int], at: int) -> int:
-        """How many tokens of whole pages are the same."""
+        """The number of leading tokens, of whole pages, that a node's tokens and others from `at` on have in common."""
         page = self.page_size
         if page == 1:
             same = 0

@@ -1,4 +1,4 @@
-"""What the HTTP clients of kvatlas share: addresses, bearer keys, how httpx is set up, and what its errors mean.
+"""Parts that the HTTP clients of kvatlas share: addresses, bearer keys, the settings of httpx, and its errors in words.
 
 The clients of the service, the discovery of engines and the tokenizer that asks an engine are built on it.
 """
@@ -42,7 +42,7 @@ def checked_url(url: str) -> str:
 
 
 def is_bearer(key: str) -> bool:
-    """Whether a key can be sent in a header: visible ASCII characters without white space."""
+    """True if a key can be sent in a header: visible ASCII characters without white space."""
     return _KEY.fullmatch(key) is not None
 
 
@@ -78,7 +78,7 @@ def options(
     ssl_context: ssl.SSLContext | None = None,
     client_cert: ClientCert | None = None,
 ) -> dict[str, Any]:
-    """How the httpx client of one server is set up. Proxies of the environment are not used: servers are inside.
+    """The arguments for the httpx client of one server. Proxies of the environment are not used: servers are inside.
 
     Raises:
         InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used ("invalid_url",

@@ -31,7 +31,7 @@ __all__ = [
     "Plan",
     "PositionalIndexer",
     "RadixTrie",
-    "Refused",
+    "RefusedEvent",
     "Removed",
     "RoutedRequest",
     "Router",
@@ -64,6 +64,7 @@ __all__ = [
     "policy_names",
     "prefix_hashes",
     "probe",
+    "prompt_tokens",
     "run_plan",
     "rungs",
 ]
@@ -84,7 +85,7 @@ build_profile: Final[str]
 
 @final
 class Match:
-    """How much of a query each worker holds, at the time of the lookup.
+    """The depth to which each worker holds a query, at the time of the lookup.
 
     Returned by BlockIndex.find; later changes to the index do not change it. It leaves out workers that do not hold
     the query's first block. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
@@ -101,7 +102,7 @@ class Match:
         """int: The number of tokens in a block."""
     @property
     def unit(self) -> Literal["blocks"]:
-        """str: What depths and length count: "blocks"."""
+        """str: The unit of depths and length: "blocks"."""
     @property
     def any_tier(self) -> Match:
         """Match: The same answer, with blocks in any tier counted: within("external").
@@ -179,10 +180,10 @@ class BlockIndex:
     def __new__(cls, block_size: SupportsIndex = 16, count_copies: bool = True) -> BlockIndex: ...
     @property
     def block_size(self) -> int:
-        """int: Tokens in a block."""
+        """int: The number of tokens in a block."""
     @property
     def count_copies(self) -> bool:
-        """bool: Whether a block announced n times is held until it was removed n times."""
+        """bool: True if a block announced n times is held until it was removed n times."""
     def store(
         self,
         worker: str,
@@ -271,7 +272,7 @@ class BlockIndex:
         lora: str | None = None,
         salt: str | None = None,
     ) -> Match:
-        """How many leading blocks of a prompt each worker holds.
+        """Finds how many leading blocks of a prompt each worker holds.
 
         The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
         depth lies between the smallest and the largest true depth of that worker during the call. One exception: if a
@@ -307,7 +308,7 @@ class BlockIndex:
             device memory and offloaded counts twice.
         """
     def dump(self) -> list[Store]:
-        """The contents as events.
+        """The contents as events. The index can be used meanwhile: each rank is as it was at one moment.
 
         Returns:
             list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints
@@ -340,7 +341,8 @@ class BlockIndex:
     @overload
     def apply(self, worker: str, batch: Batch, /, *, rank: SupportsIndex | None = None) -> Tally: ...
     def snapshot(self) -> bytes:
-        """The contents, the settings and the counts as bytes, for from_snapshot(). The index can be used meanwhile.
+        """Writes contents, settings and counts as bytes, for from_snapshot(). The index can be used meanwhile: each
+        rank is as it was at one moment.
 
         What apply(worker, batch) keeps between the batches of a rank is not included.
         """
@@ -413,15 +415,17 @@ class SitePublisher:
             tuple of int and int: the ranks of the index, and how many of them were copied.
         """
     def delta(self) -> bytes:
-        """The next digest: what has changed since the last one. Without changes, it says that the site is there."""
+        """Makes the next digest, of what has changed since the last. Without changes, it says that the site is
+        there.
+        """
     def whole(self) -> bytes:
-        """All marks of the site: for whoever has missed a digest."""
+        """Makes a digest of all marks of the site, for whoever has missed one."""
     @property
     def marks(self) -> int:
-        """int: Marks that the site has."""
+        """int: The number of marks that the site has."""
     @property
     def nbytes(self) -> int:
-        """int: Memory in bytes that this takes beside the index, about."""
+        """int: The memory in bytes that this takes beside the index, about."""
 
 @final
 class Sites:
@@ -463,7 +467,7 @@ class Sites:
         salt: str | None = None,
         now: float | None = None,
     ) -> SitesMatch:
-        """Which sites hold how much of a prompt, as bounds.
+        """Finds which sites hold how much of a prompt, as bounds.
 
         Args:
             tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
@@ -510,7 +514,7 @@ class Sites:
             bool: Whether it was known.
         """
     def sites(self, *, now: float | None = None) -> list[dict[str, Any]]:
-        """What is known of each site.
+        """Returns what is known of each site.
 
         Args:
             now: As apply() has it.
@@ -531,10 +535,10 @@ class SitesMatch:
     """Bounds on what each site holds of a prompt, returned by Sites.find. All numbers count blocks."""
     @property
     def levels(self) -> list[tuple[int, int, list[str]]]:
-        """list[tuple[int, int, list[str]]]: What sites hold at least and at most, and their names; most first."""
+        """list[tuple[int, int, list[str]]]: The least and the most that sites hold, and their names; most first."""
     @property
     def rest_at_most(self) -> int:
-        """int: What each site holds at most that is neither in levels nor in unknown."""
+        """int: The most that a site holds that is neither in levels nor in unknown."""
     @property
     def unknown(self) -> list[str]:
         """list[str]: Sites that may hold anything: not heard for too long, or doubted."""
@@ -547,7 +551,7 @@ class SitesMatch:
 
 @final
 class Stored:
-    """Consecutive blocks of one chain were cached; one copy of each.
+    """An event that says that consecutive blocks of one chain were cached, one copy of each.
 
     Args:
         block_hashes: The engine's names of the blocks, parents first: ints of 64 bits, signed or unsigned, or bytes.
@@ -609,13 +613,13 @@ class Stored:
         """tuple of int, or of pairs of int: The tokens of the blocks."""
     @property
     def block_size(self) -> int:
-        """int: Tokens in a block."""
+        """int: The number of tokens in a block."""
     @property
     def tier(self) -> Tier:
-        """str: Where the blocks are."""
+        """str: The tier that the blocks are in."""
     @property
     def medium(self) -> str | None:
-        """str or None: What the engine calls the tier."""
+        """str or None: The engine's name of the tier."""
     @property
     def lora(self) -> str | None:
         """str or None: The name of the LoRA adapter."""
@@ -633,26 +637,26 @@ class Stored:
         """int or None: The number of the KV cache group, as vLLM calls it."""
     @property
     def kind(self) -> str | None:
-        """str or None: What kind of attention the group is for."""
+        """str or None: The kind of attention that the group is for."""
     @property
     def window(self) -> int | None:
         """int or None: The window of a sliding-window group, in tokens."""
     @property
     def session_id(self) -> str | None:
-        """str or None: Whose request stored the blocks."""
+        """str or None: The id of the session whose request stored the blocks."""
     @property
     def locality(self) -> str | None:
-        """str or None: "LOCAL" or "REMOTE", of an offloaded block."""
+        """str or None: The locality of an offloaded block, "LOCAL" or "REMOTE"."""
     @property
     def ownership(self) -> str | None:
-        """str or None: Which secondary offload tier has the block."""
+        """str or None: The secondary offload tier that has the block."""
     @property
     def lookahead(self) -> tuple[tuple[int, ...], ...] | None:
-        """tuple of tuple of int, or None: For each block the tokens after it."""
+        """tuple of tuple of int, or None: The tokens after each block."""
 
 @final
 class Removed:
-    """Blocks were evicted; one copy of each.
+    """An event that says that blocks were evicted, one copy of each.
 
     Args:
         block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
@@ -683,29 +687,29 @@ class Removed:
         """tuple of int or bytes: The engine's names of the blocks."""
     @property
     def tier(self) -> Tier:
-        """str: Where the blocks were."""
+        """str: The tier that the blocks were in."""
     @property
     def medium(self) -> str | None:
-        """str or None: What the engine calls the tier."""
+        """str or None: The engine's name of the tier."""
     @property
     def group_idx(self) -> int | None:
         """int or None: The number of the KV cache group, as vLLM calls it."""
     @property
     def locality(self) -> str | None:
-        """str or None: "LOCAL" or "REMOTE", of an offloaded block."""
+        """str or None: The locality of an offloaded block, "LOCAL" or "REMOTE"."""
     @property
     def ownership(self) -> str | None:
-        """str or None: Which secondary offload tier had the block."""
+        """str or None: The secondary offload tier that had the block."""
 
 @final
 class Cleared:
-    """A rank has lost all its blocks."""
+    """An event that says that a rank has lost all its blocks."""
     def __new__(cls) -> Cleared: ...
     def __eq__(self, other: object, /) -> bool: ...
     def __hash__(self) -> int: ...
 
 @final
-class Refused:
+class RefusedEvent:
     """An event that could not be decoded."""
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
@@ -715,17 +719,17 @@ class Refused:
         """int: The event's number in the batch as sent, from 0."""
     @property
     def events(self) -> int:
-        """int: How many events this stands for: more than one if the events after it were lost with it."""
+        """int: The number of events this stands for: more than one if the events after it were lost with it."""
     @property
     def reason(self) -> str:
         """str: The reason, a word that stays the same in every release."""
     @property
     def detail(self) -> str:
-        """str: What was found, for people."""
+        """str: A description of what was found, for people."""
 
 @final
 class Batch:
-    """What an engine published at once: the events of one step, in order. Made by decode_batch()."""
+    """The events that an engine published at once, those of one step, in order. Made by decode_batch()."""
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
@@ -737,36 +741,36 @@ class Batch:
         """int or None: The data-parallel rank that the engine gives."""
     @property
     def events(self) -> tuple[Stored | Removed | Cleared, ...]:
-        """tuple of Stored, Removed or Cleared: What could be decoded, in order."""
+        """tuple of Stored, Removed or Cleared: The events that could be decoded, in order."""
     @property
-    def refused(self) -> tuple[Refused, ...]:
-        """tuple of Refused: What could not be decoded."""
+    def refused(self) -> tuple[RefusedEvent, ...]:
+        """tuple of RefusedEvent: The events that could not be decoded."""
 
 @final
 class Tally:
-    """How a batch's events were applied. Made by BlockIndex.apply(worker, batch)."""
+    """The outcome of applying a batch's events. Made by BlockIndex.apply(worker, batch)."""
 
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
     @property
     def events(self) -> int:
-        """int: Events applied."""
+        """int: The number of events applied."""
     @property
     def stored_blocks(self) -> int:
-        """int: Blocks in the stores among them."""
+        """int: The number of blocks in the stores among them."""
     @property
     def removed_blocks(self) -> int:
-        """int: Blocks in the removals among them, held or not."""
+        """int: The number of blocks in the removals among them, held or not."""
     @property
     def clears(self) -> int:
-        """int: Clears among them."""
+        """int: The number of clears among them."""
     @property
     def refused(self) -> dict[str, int]:
-        """dict of str to int: Events left out, by reason; those that could not be decoded among them."""
+        """dict of str to int: The numbers of events left out, by reason; those that could not be decoded among them."""
     @property
     def upper_bound(self) -> bool:
-        """bool: Whether depths of this stream are only upper bounds: the model is hybrid, or its speculative decoding
-        looks ahead.
+        """bool: True if depths of this stream are only upper bounds: the model is hybrid, or its speculative
+        decoding looks ahead.
         """
 
 def compare_snapshots(a: str | PathLike[str], b: str | PathLike[str]) -> str:
@@ -807,7 +811,7 @@ def encode_batch(
     rank: SupportsIndex | None = 0,
     dialect: Dialect = "vllm",
 ) -> bytes:
-    """The payload of a batch of events, byte for byte as an engine writes it.
+    """Writes the payload of a batch of events, byte for byte as an engine writes it.
 
     Fields that the engine's format does not have are left out, as the engine does: SGLang has no groups, and vLLM
     shows a salt on the first block of a prompt only.
@@ -824,6 +828,20 @@ def encode_batch(
     Raises:
         InvalidTypeError: An item of events is not an event, or an argument has the wrong type.
         InvalidArgumentError: An unknown dialect, or a rank out of range.
+    """
+
+def prompt_tokens(tokenizer: str, kind: str, version: str, path: str, body: bytes, /) -> list[int]:
+    """The tokens that the router makes of a request, before an engine of a kind and version.
+
+    Args:
+        tokenizer: The directory with tokenizer.json.
+        kind: "vllm" or "sglang".
+        version: The engine's version; "" if it is not known.
+        path: The request's path.
+        body: The request's body.
+
+    Raises:
+        ServiceError: The tokenizer cannot be read, or the request has no tokens here, or not all of them.
     """
 
 def keyed_content_hashes(
@@ -872,13 +890,13 @@ class RouterServer:
     def __new__(cls, settings_json: str, policy: object | None = None) -> RouterServer: ...
     @property
     def address(self) -> str:
-        """str: Where HTTP is served, "host:port"."""
+        """str: The address at which HTTP is served, "host:port"."""
     @property
     def admin_address(self) -> str | None:
-        """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
+        """str or None: The second address of /health, /ready and /metrics, "host:port"; None if there is none."""
     @property
     def follows(self) -> bool:
-        """bool: Whether this router follows events itself."""
+        """bool: True if this router follows events itself."""
     def set_engine(self, engine_json: str) -> None:
         """Adds an engine. It replaces an engine of the same name.
 
@@ -1015,7 +1033,7 @@ class RouterServer:
             why: Why there is none.
         """
     def ready(self) -> str | None:
-        """What is not ready yet.
+        """Returns what is not ready yet.
 
         Returns:
             str or None: What the router waits for, JSON; None if it is ready.
@@ -1064,10 +1082,10 @@ class Service:
     def __new__(cls, settings_json: str) -> Service: ...
     @property
     def address(self) -> str:
-        """str: Where HTTP is served, "host:port"."""
+        """str: The address at which HTTP is served, "host:port"."""
     @property
     def admin_address(self) -> str | None:
-        """str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else."""
+        """str or None: The second address of /health, /ready and /metrics, "host:port"; None if there is none."""
     def register(self, registration_json: str, announced_by: str | None = None) -> bool:
         """Registers a worker's stream of events.
 
@@ -1142,7 +1160,7 @@ class Service:
             str: The answer of GET /workers, JSON.
         """
     def ready(self) -> str | None:
-        """What is not ready yet.
+        """Returns what is not ready yet.
 
         Returns:
             str or None: What the service waits for, JSON; None if it is ready.
@@ -1176,7 +1194,7 @@ class Service:
             why: Why there is none.
         """
     def site_digests(self, site: str, whole: Iterable[tuple[str, str]] = ()) -> list[tuple[str, str, int, bytes]]:
-        """What has changed in each keyspace since the last call, for the service above many sites.
+        """Makes digests of what has changed in each keyspace since the last call, for the service above many sites.
 
         Args:
             site: The name of this site.
@@ -1255,7 +1273,7 @@ def prefix_hashes(
 
 @final
 class Plan:
-    """What happens to an index, and when: lookups, stores, removals and clears at given moments.
+    """A plan of what happens to an index, and when: lookups, stores, removals and clears at given moments.
 
     Plans with equal columns are equal, and have equal files and digests. Columns are copied.
 
@@ -1319,10 +1337,10 @@ class Plan:
         """
     @property
     def digest(self) -> str:
-        """str: 32 hexadecimal digits, the same for two plans only if all their columns are equal."""
+        """str: The plan's digest, 32 hexadecimal digits, the same for two plans only if all their columns are equal."""
     @property
     def meta(self) -> str:
-        """str: What the plan was made from, a JSON object."""
+        """str: A JSON object that says from what the plan was made."""
     def facts(self) -> dict[str, int]:
         """The size of the plan.
 
@@ -1374,7 +1392,7 @@ def run_plan(plan: Plan, index: object, options_json: str) -> str:
 
 @final
 class RungMatch:
-    """How much of a query each worker holds, according to the events applied at the time of the lookup.
+    """The depth to which each worker holds a query, according to the events applied at the time of the lookup.
 
     Returned by Rung.find; later changes do not change it. It leaves out workers that hold none of the query's blocks.
     It is a kvatlas.types.PrefixMatch.
@@ -1387,7 +1405,7 @@ class RungMatch:
         """int: The number of blocks in the query. No depth is greater."""
     @property
     def unit(self) -> Literal["blocks"]:
-        """str: What depths and length count: "blocks"."""
+        """str: The unit of depths and length: "blocks"."""
     def levels(self) -> list[tuple[int, list[str]]]:
         """The workers grouped by depth.
 
@@ -1437,14 +1455,14 @@ class TreeMatch:
         """int: The length that could have matched: whole pages of the input, or the whole text."""
     @property
     def hit_ratio(self) -> float:
-        """float: matched / input; 0.0 for an empty input."""
+        """float: The ratio matched / input; 0.0 for an empty input."""
     @property
     def paged_ratio(self) -> float:
-        """float: matched / paged: 1.0 if everything that could match did; 0.0 if nothing could."""
+        """float: The ratio matched / paged: 1.0 if everything that could match did; 0.0 if nothing could."""
 
 @final
 class TreeDepths:
-    """How much of a prompt each tenant has. Returned by StringTree.find and TokenTree.find.
+    """The depth to which each tenant has a prompt. Returned by StringTree.find and TokenTree.find.
 
     Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. It is a
     kvatlas.types.PrefixMatch.
@@ -1457,7 +1475,7 @@ class TreeDepths:
         """int: The length of the prompt in whole pages. No depth is greater."""
     @property
     def unit(self) -> Literal["characters", "tokens"]:
-        """str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree."""
+        """str: The unit of depths and length: "characters" of a StringTree, "tokens" of a TokenTree."""
     def levels(self) -> list[tuple[int, list[str]]]:
         """The tenants grouped by depth.
 
@@ -1528,13 +1546,13 @@ class Rung:
         """str: The rung's name."""
     @property
     def strict(self) -> bool:
-        """bool: Whether its known errors are corrected where possible."""
+        """bool: True if its known errors are corrected where possible."""
     @property
     def block_size(self) -> int:
-        """int: Tokens in a block."""
+        """int: The number of tokens in a block."""
     @property
     def applied(self) -> int:
-        """int: Changes applied so far, refused ones included."""
+        """int: The number of changes applied so far, refused ones included."""
     def store(
         self,
         worker: str,
@@ -1611,7 +1629,7 @@ class Rung:
         lora: str | None = None,
         salt: str | None = None,
     ) -> RungMatch:
-        """How many leading blocks of a prompt each worker holds, according to the events applied so far.
+        """Finds how many leading blocks of a prompt each worker holds, according to the events applied so far.
 
         The prompt is given by exactly one of tokens and content_hashes.
 
@@ -1724,7 +1742,7 @@ class PositionalIndexer:
             InvalidTypeError: worker is not a str.
         """
     def find_matches(self, content_hashes: Sequence[SupportsIndex] | NDArray[np.uint64] | Buffer) -> dict[str, int]:
-        """How many leading blocks of a prompt each worker holds.
+        """Finds how many leading blocks of a prompt each worker holds.
 
         Args:
             content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array
@@ -1766,7 +1784,7 @@ class TokenEntries:
 
 @final
 class StringTree:
-    """Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
+    """A radix tree over characters of the texts that were sent to each tenant, for routers that see text.
 
     It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
     have cached. Characters are Unicode scalar values; nothing is normalized.
@@ -1817,9 +1835,9 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
         """
     def insert(self, key: str, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """The same, under the name that both trees have."""
+        """Records that a prompt was sent to a tenant, under the name that both trees have."""
     def find(self, *, text: str) -> TreeDepths:
-        """How much every tenant has of a prompt. It changes nothing, not even times of last use.
+        """Finds how much every tenant has of a prompt. This changes nothing, not even times of last use.
 
         Args:
             text: The prompt.
@@ -1832,7 +1850,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def depths(self, key: str) -> dict[str, int]:
-        """find(...).scores(): how much every tenant has of a prompt.
+        """Does the same as find(...).scores(): how much every tenant has of a prompt.
 
         Returns:
             dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
@@ -1852,14 +1870,14 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match(self, text: str) -> str | None:
-        """match_prefix_with_counts(key).tenant: None if nothing matched.
+        """Does the same as match_prefix_with_counts(key).tenant: None if nothing matched.
 
         Raises:
             InvalidTypeError: The key is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert(self, text: str, tenant: str) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for this tenant, in one call.
+        """Does match_prefix_with_counts(), then an insert for this tenant, in one call.
 
         Args:
             text: The prompt.
@@ -1873,7 +1891,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert_with(self, text: str, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
+        """Does match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
 
         `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
         raises an error, that is raised here and nothing is inserted; the match still counts as a use.
@@ -1910,7 +1928,7 @@ class StringTree:
             InvalidArgumentError: A str with a lone surrogate in it.
         """
     def evict_by_tenant(self, tenant: str, max_size: SupportsIndex) -> int:
-        """evict_tenant(), under the name that it has in the original."""
+        """Does the same as evict_tenant(), under the name that it has in the original."""
     def tenant_char_size(self, tenant: str) -> int:
         """The size of a tenant: the total length of the edges that it is on. 0 for an unknown tenant.
 
@@ -1921,7 +1939,7 @@ class StringTree:
             InvalidTypeError: tenant is not a str.
         """
     def tenant_size(self, tenant: str) -> int:
-        """The same, under the name that both trees have."""
+        """The size of a tenant, under the name that both trees have."""
     def get_tenant_char_count(self) -> dict[str, int]:
         """The size of every tenant, from running counts.
 
@@ -1929,7 +1947,7 @@ class StringTree:
             dict of tenant to size, sorted by name.
         """
     def tenant_sizes(self) -> dict[str, int]:
-        """The same, under the name that both trees have."""
+        """The size of every tenant, from running counts, under the name that both trees have."""
     def get_used_size_per_tenant(self) -> dict[str, int]:
         """The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
 
@@ -1965,7 +1983,7 @@ class StringTree:
             InvalidArgumentError: max_size is negative.
         """
     def evict_tenant_by_size(self, max_size: SupportsIndex) -> int:
-        """evict_tenant() for every tenant that is larger than this.
+        """Does evict_tenant() for every tenant that is larger than this.
 
         Args:
             max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
@@ -2039,7 +2057,7 @@ class StringTree:
             values of the tree's own counter.
         """
     def snapshot(self) -> _Bytes:
-        """The tree as bytes. The same tree gives the same bytes. The budget is not included."""
+        """Writes the tree as bytes. The same tree gives the same bytes. The budget is not included."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> StringTree:
         """Restores a tree from a snapshot, with its policy and times.
@@ -2059,7 +2077,7 @@ class StringTree:
 
 @final
 class TokenTree:
-    """Which tokens were sent to which tenant: a radix tree over pages, for routers that have a tokenizer.
+    """A radix tree over pages of the tokens that were sent to each tenant, for routers that have a tokenizer.
 
     It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     have cached. Keys are cut down to whole pages, and match in whole pages.
@@ -2116,9 +2134,9 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a number out of range.
         """
     def insert(self, key: _FlatTokens, tenant: str, *, priority: SupportsIndex = 0) -> None:
-        """The same, under the name that both trees have."""
+        """Records that a prompt was sent to a tenant, under the name that both trees have."""
     def find(self, *, tokens: _FlatTokens) -> TreeDepths:
-        """How much every tenant has of a prompt. It changes nothing, not even times of last use.
+        """Finds how much every tenant has of a prompt. This changes nothing, not even times of last use.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
@@ -2131,7 +2149,7 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def depths(self, key: _FlatTokens) -> dict[str, int]:
-        """find(...).scores(): how much every tenant has of a prompt.
+        """Does the same as find(...).scores(): how much every tenant has of a prompt.
 
         Returns:
             dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
@@ -2151,14 +2169,14 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def prefix_match(self, tokens: _FlatTokens) -> str | None:
-        """match_prefix_with_counts(key).tenant: None if nothing matched.
+        """Does the same as match_prefix_with_counts(key).tenant: None if nothing matched.
 
         Raises:
             InvalidTypeError: The key is of the wrong type.
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert(self, tokens: _FlatTokens, tenant: str) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for this tenant, in one call.
+        """Does match_prefix_with_counts(), then an insert for this tenant, in one call.
 
         Args:
             tokens: The prompt, shape (n,), as content_hashes() takes tokens.
@@ -2172,7 +2190,7 @@ class TokenTree:
             InvalidArgumentError: A str with a lone surrogate in it, or a token out of range.
         """
     def match_and_insert_with(self, tokens: _FlatTokens, select: Callable[[TreeMatch], str | None]) -> TreeMatch:
-        """match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
+        """Does match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
 
         `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
         raises an error, that is raised here and nothing is inserted; the match still counts as a use.
@@ -2218,7 +2236,7 @@ class TokenTree:
             InvalidTypeError: tenant is not a str.
         """
     def tenant_size(self, tenant: str) -> int:
-        """The same, under the name that both trees have."""
+        """The size of a tenant, under the name that both trees have."""
     def get_tenant_token_counts(self) -> dict[str, int]:
         """The size of every tenant, from running counts.
 
@@ -2226,7 +2244,7 @@ class TokenTree:
             dict of tenant to size, sorted by name.
         """
     def tenant_sizes(self) -> dict[str, int]:
-        """The same, under the name that both trees have."""
+        """The size of every tenant, from running counts, under the name that both trees have."""
     def get_used_size_per_tenant(self) -> dict[str, int]:
         """The size of every tenant, counted by a walk of the whole tree. Equal to the running counts.
 
@@ -2262,7 +2280,7 @@ class TokenTree:
             InvalidArgumentError: max_size is negative.
         """
     def evict_tenant_by_size(self, max_size: SupportsIndex) -> int:
-        """evict_tenant() for every tenant that is larger than this.
+        """Does evict_tenant() for every tenant that is larger than this.
 
         Args:
             max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
@@ -2336,7 +2354,7 @@ class TokenTree:
             values of the tree's own counter.
         """
     def snapshot(self) -> _Bytes:
-        """The tree as bytes. The same tree gives the same bytes. The budget is not included."""
+        """Writes the tree as bytes. The same tree gives the same bytes. The budget is not included."""
     @classmethod
     def from_snapshot(cls, snapshot: Buffer, *, budget_bytes: SupportsIndex | None = None) -> TokenTree:
         """Restores a tree from a snapshot, with its policy and times.
@@ -2412,11 +2430,11 @@ class TrieNode:
         """set[int]: The sequences that use the node."""
     @property
     def evicted(self) -> bool:
-        """bool: Whether the end that the node stood for has been evicted. Never raises."""
+        """bool: True once the end that the node stood for has been evicted. Never raises."""
     def is_root(self) -> bool:
-        """Whether this is the root."""
+        """Returns whether this is the root."""
     def is_leaf(self) -> bool:
-        """Whether the node has no children."""
+        """Returns whether the node has no children."""
     def get_prefix_tokens_and_blocks(self) -> tuple[list[Any], list[Any]]:
         """All tokens from the root to the node's end, and their blocks.
 
@@ -2428,7 +2446,7 @@ class TrieNode:
 
 @final
 class RadixTrie:
-    """Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
+    """A trie of the cached pages that a prompt can use, for an allocator of paged attention inside an engine.
 
     A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
     numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays. The rest is
@@ -2450,7 +2468,7 @@ class RadixTrie:
         """int: Tokens in a page."""
     @property
     def root(self) -> TrieNode:
-        """TrieNode: Where every sequence begins."""
+        """TrieNode: The node at which every sequence begins."""
     def insert(self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None) -> TrieNode:
         """Keeps a block for each page of tokens.
 
@@ -2474,7 +2492,7 @@ class RadixTrie:
     def insert_with_count(
         self, tokens: _TrieTokens, blocks: _Blocks, node: TrieNode | None = None
     ) -> tuple[TrieNode, int]:
-        """Like insert, but also returns how many of the pages existed already.
+        """Does the same as insert, and also returns how many of the pages existed already.
 
         Args:
             tokens: As insert() takes them.
@@ -2618,7 +2636,7 @@ class _Cleared(Protocol):
 
 @final
 class SyncPrefixHashTable:
-    """How much of a prompt each pod holds, by chained hashes of its blocks.
+    """A table of the prefixes that each pod holds, by chained hashes of their blocks.
 
     There is a context for each model and LoRA adapter. It maps each prefix hash to the pods that hold the prefix. The
     table learns from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
@@ -2658,25 +2676,25 @@ class SyncPrefixHashTable:
     ) -> SyncPrefixHashTable: ...
     @property
     def max_contexts(self) -> int:
-        """int: Maximum number of contexts."""
+        """int: The maximum number of contexts."""
     @property
     def max_prefixes_per_context(self) -> int:
-        """int: Maximum number of prefixes per context."""
+        """int: The maximum number of prefixes per context."""
     @property
     def eviction_interval(self) -> float:
-        """float: Seconds between two checks for expired prefixes."""
+        """float: The seconds between two checks for expired prefixes."""
     @property
     def eviction_duration(self) -> float:
-        """float: Seconds after which an unused prefix expires."""
+        """float: The seconds after which an unused prefix expires."""
     @property
     def block_size(self) -> int:
-        """int: Bytes of tokens in a block."""
+        """int: The number of bytes of tokens in a block."""
     @property
     def seed(self) -> int:
         """int: The seed of the prefix hashes."""
     @property
     def closed(self) -> bool:
-        """bool: Whether close() was called."""
+        """bool: True once close() was called."""
     def get_prefix_hashes(self, tokens: _TokenBytes) -> NDArray[np.uint64]:
         """The prefix hash of each full block.
 
@@ -2714,7 +2732,7 @@ class SyncPrefixHashTable:
             InvalidArgumentError: A token or lora_id is out of range.
         """
     def find(self, *, tokens: _TokenBytes, model: str, lora_id: SupportsIndex = -1) -> Counts:
-        """match_prefix() in the form of the other indexes: a match, in percent.
+        """Does the same as match_prefix() in the form of the other indexes: a match, in percent.
 
         Args:
             tokens: As get_prefix_hashes() takes them.
@@ -2832,7 +2850,7 @@ class Candidates:
         """list of (str, int): The worker's name and the rank, for each item."""
     @property
     def trusted(self) -> NDArray[np.bool_]:
-        """numpy.ndarray of bool: Whether what the index says about the worker can be trusted at present."""
+        """numpy.ndarray of bool: True if what the index says about the worker can be trusted at present."""
     def __len__(self) -> int: ...
     @property
     def depth(self) -> NDArray[np.uint32]:
@@ -2848,6 +2866,11 @@ class Candidates:
     @property
     def any_blocks(self) -> NDArray[np.uint32]:
         """numpy.ndarray of uint32: Leading blocks that it holds on any tier."""
+    @property
+    def shared_blocks(self) -> NDArray[np.uint32]:
+        """numpy.ndarray of uint32: Leading blocks of the prompt that requests at the worker use. They stay in its cache
+        until those have ended.
+        """
     @property
     def requests(self) -> NDArray[np.uint32]:
         """numpy.ndarray of uint32: Requests that were sent to the worker and have not finished."""
@@ -2867,8 +2890,16 @@ class Candidates:
     def head_elapsed(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Seconds since that prompt's turn came."""
     @property
+    def held_tokens(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Prompt tokens to compute of requests that wait in the router for this worker."""
+    @property
     def context_tokens(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Tokens of all requests at the worker: prompts and generated tokens."""
+    @property
+    def used_blocks(self) -> NDArray[np.float64]:
+        """numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; what several share counts
+        once. Prompts that were given without tokens or hashes are left out.
+        """
     @property
     def output_tokens_left(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate."""
@@ -2898,7 +2929,9 @@ class Candidates:
         """numpy.ndarray of uint64: Requests sent to the worker since it joined."""
     @property
     def last_cold(self) -> NDArray[np.float64]:
-        """numpy.ndarray of float64: When it last took a request of which no worker held a block; -inf if never."""
+        """numpy.ndarray of float64: The time of the worker's last request of which no worker held a block; -inf if
+        never.
+        """
     @property
     def held_blocks(self) -> NDArray[np.float64]:
         """numpy.ndarray of float64: Blocks that the worker holds, according to the index."""
@@ -2914,10 +2947,10 @@ class RoutedRequest:
     """A request to place."""
     @property
     def tokens(self) -> int:
-        """int: Tokens of the prompt."""
+        """int: The number of tokens in the prompt."""
     @property
     def block_size(self) -> int:
-        """int: Tokens in a block."""
+        """int: The number of tokens in a block."""
     @property
     def content_hashes(self) -> NDArray[np.uint64]:
         """numpy.ndarray of uint64: Content hashes of the prompt's full blocks."""
@@ -2925,14 +2958,22 @@ class RoutedRequest:
     def session(self) -> int | None:
         """int or None: A hash of the session's name."""
     @property
+    def parent(self) -> int | None:
+        """int or None: A hash of the name of the session that started this one, as an agent starts another."""
+    @property
+    def kind(self) -> str | None:
+        """str or None: The event that brought the request about: "start" or "subagent" of a session, "tool" (one that
+        the previous answer called has ended), "user" (that answer called none), or "compaction".
+        """
+    @property
     def max_tokens(self) -> int | None:
         """int or None: The maximum number of tokens that it may generate."""
     @property
     def priority(self) -> int:
-        """int: Waiting requests of higher priority are placed first."""
+        """int: The rank among waiting requests: those of higher priority are placed first."""
     @property
     def answers(self) -> int:
-        """int: How many answers it asks for."""
+        """int: The number of answers that it asks for."""
     @property
     def number(self) -> int:
         """int: The request's number, which no other request has."""
@@ -2948,7 +2989,8 @@ class RoutedRequest:
 
 @final
 class Decision:
-    """Where a request goes. Returned by Router.choose, which counts the request at that worker from then on.
+    """The decision on where a request goes. Returned by Router.choose, which counts the request at that worker from
+    then on.
 
     Report what becomes of the request with the methods below. A request that waits in the router (waits is True) has
     no worker yet; a later Router.bind gives it one.
@@ -2964,23 +3006,23 @@ class Decision:
         """int: The worker's data-parallel rank; 0 without one."""
     @property
     def cached_tokens(self) -> int:
-        """int: Prompt tokens that are expected in the worker's cache when the request gets there."""
+        """int: The number of prompt tokens that are expected in the worker's cache when the request gets there."""
     @property
     def uncached_tokens(self) -> int:
-        """int: Prompt tokens that the worker is expected to compute."""
+        """int: The number of prompt tokens that the worker is expected to compute."""
     @property
     def predicted_tokens(self) -> int:
         """int: The part of cached_tokens that the index does not show yet, because it was just sent there."""
     @property
     def waits(self) -> bool:
-        """bool: Whether the request waits in the router."""
+        """bool: True if the request waits in the router."""
     @property
     def refused(self) -> str | None:
-        """str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout", "displaced"; else None."""
+        """str or None: The reason of a refusal: "no_worker", "queue_full", "queue_timeout", "displaced"; else None."""
     @property
     def why(self) -> str:
-        """str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"
-        if it waits; or the reason in refused.
+        """str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or
+        "idle"; "waits" if it waits; or the reason in refused.
         """
     def terms(self) -> dict[tuple[str, int], dict[str, float]] | None:
         """The values that the policy compared, if Router.choose was called with explain=True.
@@ -3078,10 +3120,10 @@ class Router:
         """str: The policy's name."""
     @property
     def uses_index(self) -> bool:
-        """bool: Whether the policy uses an index. If not, prompts need not be looked up."""
+        """bool: True if the policy uses an index. If not, prompts need not be looked up."""
     @property
     def block_size(self) -> int:
-        """int: Tokens in a block."""
+        """int: The number of tokens in a block."""
     @property
     def workers(self) -> list[tuple[str, int]]:
         """list of (str, int): The workers and ranks that take requests."""

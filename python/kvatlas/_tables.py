@@ -56,7 +56,7 @@ def make_table(
 def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, left: Collection[int], wrap: Collection[int]
 ) -> list[int]:
-    """How wide each column is, to come to `room` at most."""
+    """The width of each column, such that all come to `room` at most if they can."""
     natural = [
         max(map(cell_len, (column, *(line for row in rows for line in row[number].split("\n")))))
         for number, column in enumerate(columns)
@@ -73,7 +73,7 @@ def _widths(
 
 
 def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], wrap: Collection[int]) -> list[int]:
-    """How wide each column must be for words to stay whole."""
+    """The least width of each column with which words stay whole."""
     whole = []
     for number, column in enumerate(columns):
         lines = [line for row in rows for line in row[number].split("\n")]

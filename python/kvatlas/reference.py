@@ -20,7 +20,7 @@ Name = int | bytes
 Names = Sequence[Name] | NDArray[Any]
 Ints = Sequence[int] | NDArray[Any]
 Blocks = dict[Name, tuple[Name | None, int]]
-"""Held blocks: name -> (name of the parent, content hash)."""
+"""The blocks that are held: name -> (name of the parent, content hash)."""
 
 
 Children = dict[tuple[Name | None, int], set[Name]]
@@ -34,7 +34,7 @@ NEARER: dict[Tier, tuple[Tier, ...]] = {tier: TIERS[1 : number + 1] for number, 
 
 @dataclass
 class Rank:
-    """What one rank of a worker holds."""
+    """The blocks that one rank of a worker holds, with their copies."""
 
     device: Blocks = field(default_factory=dict)
     device_copies: dict[Name, int] = field(default_factory=dict)
@@ -51,7 +51,7 @@ class Rank:
         return self.views
 
     def within(self, tiers: Sequence[Tier]) -> Blocks:
-        """What is offloaded to these tiers."""
+        """The blocks that are offloaded to any of these tiers."""
         return {n: block for n, block in self.offloaded.items() if any(t in self.offloaded_copies[n] for t in tiers)}
 
 
@@ -63,7 +63,7 @@ def group(blocks: Blocks) -> Children:
 
 
 def depth(children: Children, query: Sequence[int]) -> int:
-    """How many steps of the query lead on from the root, children linked by their parent's name."""
+    """The number of leading steps of the query that lead on from the root, children linked by their parent's name."""
     frontier: set[Name | None] = {None}
     for i, content in enumerate(query):
         frontier = {child for name in frontier for child in children.get((name, content), ())}

@@ -1,11 +1,11 @@
 """Many sites under one sparse index: which sites can hold how much of a prompt, and whom to ask.
 
 A site is a fleet with an exact index of its own. `SitePublisher` makes digests of that index, `Sites` takes in those of
-all sites and answers with bounds, and `Asking` says which sites' exact indexes to ask for one request.
+all sites and answers with bounds, and `SiteChoice` says which sites' exact indexes to ask for one request.
 
-    asking = Asking(sites.find(tokens=tokens), load=lambda site: waiting[site])
-    while (question := asking.next()) is not None:
-        asking.answered(question.site, depth_at(question.site))
+    choice = SiteChoice(sites.find(tokens=tokens), load=lambda site: waiting[site])
+    while (question := choice.next()) is not None:
+        choice.answered(question.site, depth_at(question.site))
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from dataclasses import dataclass
 
 from kvatlas._native import SitePublisher, Sites, SitesMatch
 
-__all__ = ["Asking", "Question", "SitePublisher", "Sites", "SitesMatch"]
+__all__ = ["Question", "SiteChoice", "SitePublisher", "Sites", "SitesMatch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A site to ask, and the bounds that its answer can be compared with (`Sites.compare`)."""
+    """A site to ask, and the bounds in blocks that its answer can be compared with (`Sites.compare`)."""
 
     site: str
     at_least: int
@@ -31,8 +31,8 @@ def _no_load(_site: str) -> float:
     return 0.0
 
 
-class Asking:
-    """Which sites to ask for one request, one after the other.
+class SiteChoice:
+    """The choice of sites to ask for one request, one after the other.
 
     The first is the least loaded of those with the highest lower bound. Another one is asked only if it can have more
     than `more` blocks beyond the best answer so far. Sites with the same bounds are not all asked: they differ by less
@@ -40,11 +40,11 @@ class Asking:
 
     Args:
         match: What `Sites.find` returned.
-        load: How loaded a site is, in any unit.
-        more: How many blocks more another site must be able to have. At least a grain, else all sites of a level are
+        load: Called with a site's name; returns how loaded it is, in any unit.
+        more: Blocks more that another site must be able to have. At least a grain, else all sites of a level are
             asked as long as none has its upper bound; the width of the bounds if not given.
-        most: How many sites to ask at most, without a probe.
-        usable: Whether a site may be asked; all if not given.
+        most: Sites to ask at most, without a probe.
+        usable: Called with a site's name; returns true if it may be asked. All may if not given.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Asking:
 
     @property
     def asked(self) -> int:
-        """How many sites were asked."""
+        """The number of sites that were asked."""
         return len(self._asked)
 
     def next(self) -> Question | None:
@@ -99,6 +99,6 @@ class Asking:
         return None
 
     def answered(self, site: str, depth: int) -> None:
-        """A site's exact index says that its deepest worker has so many blocks of the prompt."""
+        """Take the answer of a site's exact index: its deepest worker has `depth` blocks of the prompt."""
         self._asked.add(site)
         self._best = max(self.best, depth)

@@ -48,27 +48,27 @@ __all__ = [
 ]
 
 Tier: TypeAlias = Literal["gpu", "cpu", "disk", "external"]
-"""Where a block is, nearest first: device memory, host memory, local storage, anything shared or remote."""
+"""The place of a block, nearest first: device memory, host memory, local storage, anything shared or remote."""
 
 Unit: TypeAlias = Literal["blocks", "tokens", "characters", "percent"]
 """The unit of the depths and the length of a match."""
 
 Dialect: TypeAlias = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
-"""How an engine encodes its events: in the current form, or in the older form of arrays."""
+"""The encoding of an engine's events: the current form, or the older form of arrays."""
 
 EvictionPolicy: TypeAlias = Literal["lru", "lfu", "fifo", "mru", "filo", "priority"]
-"""What a tree evicts first."""
+"""The order in which a tree evicts."""
 
 Search: TypeAlias = Literal["jump", "bisect"]
-"""What a positional index does when a jump fails: check each position in it, or bisect it."""
+"""The search within a jump that failed, in a positional index: check each position in it, or bisect it."""
 
 Layout: TypeAlias = Literal["map", "arrays"]
-"""How a positional index keeps its entries."""
+"""The data structure in which a positional index keeps its entries."""
 
 
 @runtime_checkable
 class PrefixMatch(Protocol):
-    """How much of a prompt each worker or tenant has from its beginning, at one moment."""
+    """The depth of each worker or tenant at one moment: how much of a prompt it has, counted from the beginning."""
 
     @property
     def depth(self) -> int:
@@ -97,28 +97,40 @@ class PrefixIndex(Protocol):
     """Anything that finds how much of a prompt each worker has, in any form of prompt. `find` changes nothing."""
 
     def find(self, *args: Any, **prompt: Any) -> PrefixMatch:
-        """How much of this prompt each worker has from its beginning. The prompt is given by keyword."""
+        """Find how much of a prompt each worker has from its beginning. The prompt is given by keyword."""
 
 
 class TokenIndex(Protocol):
     """A `PrefixIndex` that is queried by token ids."""
 
     def find(self, *, tokens: Sequence[int] | NDArray[np.uint32]) -> PrefixMatch:
-        """How many of these leading tokens each worker has."""
+        """Find how many leading tokens of a prompt each worker has.
+
+        Args:
+            tokens: Token ids of the prompt, shape (n,).
+        """
 
 
 class HashIndex(Protocol):
     """A `PrefixIndex` that is queried by content hashes."""
 
     def find(self, *, content_hashes: Sequence[int] | NDArray[np.uint64]) -> PrefixMatch:
-        """How many of these leading blocks each worker has."""
+        """Find how many leading blocks of a prompt each worker has.
+
+        Args:
+            content_hashes: Content hashes of the prompt's full blocks, shape (n,), each from 0 to 2**64 - 1.
+        """
 
 
 class TextIndex(Protocol):
     """A `PrefixIndex` that is queried by text."""
 
     def find(self, *, text: str) -> PrefixMatch:
-        """How much of this text each worker has from its first character."""
+        """Find how much of a text each worker has from its first character.
+
+        Args:
+            text: The prompt.
+        """
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ engines. `keyed_content_hashes` names the blocks of prompts with images.
 from kvatlas._native import (
     Batch,
     Cleared,
-    Refused,
+    RefusedEvent,
     Removed,
     Stored,
     Tally,
@@ -21,7 +21,7 @@ __all__ = [
     "Batch",
     "Cleared",
     "Event",
-    "Refused",
+    "RefusedEvent",
     "Removed",
     "Stored",
     "Tally",

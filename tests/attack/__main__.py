@@ -2,7 +2,7 @@
 
 A service, a relay, a service that reads it and a router follow four simulated engines; another router has engines that
 do what engines do on bad days. Each process has keys and a limit of its memory. Hostile clients attack all ports, with
-and without a key, while a client with a key works. In the end nothing may be wrong: see `Attacked.check`.
+and without a key, while a client with a key works. In the end nothing may be wrong: see `Targets.check`.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ BAD_DAYS: tuple[bad.Behaviour, ...] = (
 )
 
 
-class Attacked:
+class Targets:
     """All that is attacked; use as a context manager."""
 
     def __init__(self, seed: int, note: Callable[[str], None]) -> None:
@@ -236,7 +236,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
-    with Attacked(options.seed, lambda line: print(line, flush=True)) as attacked:
+    with Targets(options.seed, lambda line: print(line, flush=True)) as attacked:
         attacked.run(60 * options.minutes)
         print(", ".join(f"{name} {count}" for name, count in attacked.done.most_common()), flush=True)
         print(f"answers to the client with a key: {dict(attacked.answers)}", flush=True)

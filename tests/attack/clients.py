@@ -143,7 +143,7 @@ def methods(target: Target, choose: random.Random) -> None:
 
 
 def page_of_somebody(target: Target, choose: random.Random) -> None:
-    """What a web page in somebody's browser can send without being asked first."""
+    """A request that a web page in somebody's browser can send without being asked first."""
     body = json.dumps({"url": "http://127.0.0.1:1", "name": "engine-0"}).encode()
     fields = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Content-Type: text/plain")
     with connected(target) as made:

@@ -85,7 +85,12 @@ def test_a_malformed_line_is_named_or_skipped(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("content", "message"),
-    [(None, "cannot read t.jsonl: No such file"), (b"", "t.jsonl is empty"), (os.urandom(5000), "line 1: not")],
+    [
+        (None, "cannot read t.jsonl: No such file"),
+        (b"", "t.jsonl is empty"),
+        (os.urandom(5000), "line 1: not"),
+        (b"timestamp,input_length,output_length\n0,1,2\n", "line 1: not JSON: the file looks like CSV"),
+    ],
 )
 def test_what_is_no_trace_is_one_line(run: Run, tmp_path: Path, content: bytes | None, message: str) -> None:
     if content is not None:

@@ -13,7 +13,7 @@ import httpx
 import numpy as np
 import pytest
 
-from kvatlas.client import Answer, AsyncClient, Client, EngineStatus, Query, RankDepth, Untrusted, WorkerDepth
+from kvatlas.client import Answer, AsyncClient, Client, EngineStatus, Query, RankDepth, UntrustedRank, WorkerDepth
 from kvatlas.errors import ClientError, InvalidArgumentError, InvalidTypeError, UnreachableError
 
 Handler = Callable[[httpx.Request], httpx.Response]
@@ -128,7 +128,7 @@ def test_a_query(ask: Ask) -> None:
         WorkerDepth("b", 48, 48, 48, {0: 48}, 16, 1.5, "live", 48),
         WorkerDepth("c", 0, 16, 80, {}, 16, usable=0),
     )
-    assert answer.untrusted == (Untrusted("7", 1, "gap"),)
+    assert answer.untrusted == (UntrustedRank("7", 1, "gap"),)
     assert answer.upper_bound
     assert [depth.blocks for depth in answer.workers] == [4, 3, 0]
     # In blocks, as every match of kvatlas.
@@ -266,7 +266,7 @@ def test_a_batch(ask: Ask) -> None:
     assert (first.unit, first.depth, first.length, first.tokens, first.prompt_tokens) == ("blocks", 2, 2, 32, 40)
     assert (first.scores(), first.levels(), first.best()) == ({"7": 2, "a": 1}, [(2, ["7"]), (1, ["a"])], [("7", 2)])
     assert [(match.length, match.prompt_tokens) for match in answer.answers[1:]] == [(0, 3), (1, None), (0, 1)]
-    assert (answer.block_size, answer.upper_bound, answer.untrusted) == (16, False, (Untrusted("z", 0, "stale"),))
+    assert (answer.block_size, answer.upper_bound, answer.untrusted) == (16, False, (UntrustedRank("z", 0, "stale"),))
     assert answer.partial == (("7", 1),)
 
 
@@ -302,7 +302,7 @@ def test_health_readiness_and_metrics(ask: Ask) -> None:
     later = {"holds": [], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "connecting"}], "draining": False}
     ready = ask(answering({"ready": True, "waiting": later}, seen=seen), "ready", (), {"strict": True})
     assert ready
-    assert ready.streams == (Untrusted("7", 0, "connecting"),)
+    assert ready.streams == (UntrustedRank("7", 0, "connecting"),)
     assert seen[0].url.raw_path == b"/ready?strict=1"
     waiting = {"holds": ["discovery"], "streams": [{"instance_id": 7, "dp_rank": 0, "state": "replaying"}]}
     ready = ask(answering({"ready": False, "waiting": waiting | {"draining": False}}, 503), "ready", (), {})

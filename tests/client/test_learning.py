@@ -1,4 +1,4 @@
-"""What the clients learn of a service: block sizes, to hash tokens themselves, and whether it takes bytes."""
+"""Tests of what clients learn of a service: block sizes, to hash tokens themselves, and whether it takes bytes."""
 
 import asyncio
 import json
@@ -58,7 +58,7 @@ class Service:
         return httpx.Response(200, json={"instances": {}, "block_size": size, **self._wants(path != "/query")})
 
     def _wants(self, by_hashes: bool) -> dict[str, bool]:
-        """As a service does: who sends tokens is not told."""
+        """The sign that a service wants tokens: who sends tokens is not told."""
         return {"wants_tokens": True} if by_hashes and self.wants_tokens else {}
 
     def _worker(self, model: str, group: str) -> dict[str, Any]:
@@ -161,7 +161,7 @@ def test_a_block_size_that_changes(connect: Connect) -> None:
 
 
 def test_hashes_of_the_caller_are_sent_once(connect: Connect) -> None:
-    """They are for the block size that the caller believes in: the answer says which one there is."""
+    """The hashes are for the block size that the caller believes in: the answer says which one there is."""
     service = Service({("m", "default"): 16})
     with connect(service) as call:
         call("query", tokens=TOKENS, model="m")
@@ -244,13 +244,13 @@ def test_urls_have_all_that_json_has(connect: Connect) -> None:
     model, lora = "a/b c&d=é+%", "l+ &"
     seen: list[httpx.URL] = []
 
-    class Noting(Service):
+    class NotingService(Service):
         def __call__(self, request: httpx.Request) -> httpx.Response:
             seen.append(request.url)
             return super().__call__(request)
 
     given: dict[str, Any] = {"lora": lora, "top_k": 3, "age": True, "among": ["7", "007", "a&b"], "salt": ""}
-    with connect(Noting({(model, "default"): 16})) as call:
+    with connect(NotingService({(model, "default"): 16})) as call:
         call("query", tokens=TOKENS, model=model, **given)
         call("query", content_hashes=[1], model=model, among=[])
         call("query", tokens=TOKENS, model=model)

@@ -1,4 +1,4 @@
-"""What is deployed, and the tools that say what it is."""
+"""The manifests that are deployed, and the tools that render and check them."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def helm(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def render(*arguments: str) -> str:
-    """What the chart makes of values."""
+    """The manifests that the chart makes of values, as text."""
     done = helm("template", "kvatlas", str(CHART), "--kube-version", KUBERNETES, *arguments)
     assert done.returncode == 0, done.stderr
     return done.stdout
@@ -49,12 +49,12 @@ def load(path: Path) -> Any:
 
 
 def of_kind(kind: str, made: list[Document]) -> dict[str, Document]:
-    """By their names."""
+    """The manifests of a kind, by their names."""
     return {document["metadata"]["name"]: document for document in made if document["kind"] == kind}
 
 
 def container(of: Document) -> Document:
-    """The only one of a StatefulSet."""
+    """The only container of a StatefulSet."""
     (only,) = of["spec"]["template"]["spec"]["containers"]
     assert isinstance(only, dict)
     return only

@@ -48,7 +48,7 @@ PARTS = ("serve", "router")
 
 @pytest.fixture(params=CASES)
 def made(request: pytest.FixtureRequest) -> list[Document]:
-    """What the chart makes: of its defaults without helm, of other values with it."""
+    """The manifests that the chart makes: of its defaults without helm, of other values with it."""
     if request.param == "defaults":
         return documents(RENDERED.read_text())
     (values,) = [path for path in VALUES if path.stem == request.param]

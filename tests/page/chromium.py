@@ -20,7 +20,7 @@ NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable"
 
 
 def find() -> str | None:
-    """Where it is installed, if it is."""
+    """The path of Chromium; None if it is not installed."""
     return next(filter(None, map(shutil.which, NAMES)), None)
 
 
@@ -36,7 +36,7 @@ class Tab:
         self._number = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self.problems: list[str] = []
-        """What the page complained of: exceptions, and what its policy forbade."""
+        """The problems that the page met: exceptions, and what its policy forbade."""
         self._reading = asyncio.create_task(self._read())
 
     async def _read(self) -> None:
@@ -83,7 +83,7 @@ class Tab:
         )
 
     async def scheme(self, name: str) -> None:
-        """What the system prefers: `light` or `dark`."""
+        """Set the colour scheme that the system prefers: `light` or `dark`."""
         features = [{"name": "prefers-color-scheme", "value": name}]
         await self.call("Emulation.setEmulatedMedia", features=features)
 
@@ -169,7 +169,7 @@ class Browser:
         self._folder.cleanup()
 
     async def port(self) -> int:
-        """Where it listens."""
+        """The port at which Chromium listens."""
         file = Path(self._folder.name) / "DevToolsActivePort"
         for _ in range(1_200):
             with contextlib.suppress(FileNotFoundError, IndexError, ValueError):

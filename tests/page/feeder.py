@@ -125,7 +125,7 @@ class Feeder:
         return decision
 
     def explained(self, decision: dict[str, Any]) -> dict[str, Any]:
-        """The same with every candidate."""
+        """A decision with every candidate."""
         draw = random.Random(decision["number"])
         candidates = []
         for row in self.state["engines"].values():

@@ -72,6 +72,23 @@ def test_what_engines_say_is_text(browser: Browser) -> None:
     run(work)
 
 
+def test_every_engine_is_down(browser: Browser) -> None:
+    async def work() -> None:
+        feeder = Feeder(2)
+        for row in feeder.state["engines"].values():
+            row |= {"up": "down", "condition": {"name": "down", "reason": "GET /health returns status 503"}}
+        async with looking(browser, feeder) as tab:
+            await tab.until("document.body.classList.contains('emergency')")
+            told = "Every engine is down: GET /health returns status 503"
+            await tab.until(f"{TEXT.format('status')}.includes({told!r})")
+            next(iter(feeder.state["engines"].values()))["up"] = "up"
+            await tab.reload()
+            await tab.until("document.querySelectorAll('#engines-table tbody tr').length === 2")
+            assert not await tab.evaluate("document.body.classList.contains('emergency')")
+
+    run(work)
+
+
 def test_nothing_yet(browser: Browser) -> None:
     async def work() -> None:
         async with looking(browser, Feeder(0)) as tab:

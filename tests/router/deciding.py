@@ -19,8 +19,10 @@ from .running import Router
 BLOCK = 16
 
 
-def write_tokenizer(folder: Path) -> Path:
-    """A tokenizer whose tokens are bytes, and a template that writes contents only."""
+def write_tokenizer(
+    folder: Path, template: str = "{% for m in messages %}{{ m['content'] }}{% endfor %}", added: tuple[str, ...] = ()
+) -> Path:
+    """A tokenizer whose tokens are bytes; by default its template writes contents only. Further tokens are `added`."""
     tokenizers: Any = pytest.importorskip("tokenizers")
     alphabet = sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet())
     names = _byte_names()
@@ -28,8 +30,8 @@ def write_tokenizer(folder: Path) -> Path:
     assert set(vocabulary) == set(alphabet)
     made = tokenizers.Tokenizer(tokenizers.models.BPE(vocabulary, []))
     made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    made.add_special_tokens(list(added))
     made.save(str(folder / "tokenizer.json"))
-    template = "{% for m in messages %}{{ m['content'] }}{% endfor %}"
     (folder / "tokenizer_config.json").write_text(json.dumps({"chat_template": template}))
     return folder
 
@@ -75,7 +77,7 @@ def prompt(text: str) -> dict[str, object]:
 
 
 def holder(router: Router, text: str) -> str:
-    """Which engine answers a prompt."""
+    """The name of the engine that answers a prompt."""
     answer = router.ask(prompt(text))
     assert answer.status == 200, answer
     return answer.headers["x-kvatlas-worker"]

@@ -20,7 +20,7 @@ MODEL = "model"
 
 
 @dataclass
-class Received:
+class EngineRequest:
     """A request as an engine got it."""
 
     method: str
@@ -39,7 +39,7 @@ class Talk:
     """One request of a connection, for whoever answers it."""
 
     engine: Engine
-    request: Received
+    request: EngineRequest
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
 
@@ -118,7 +118,7 @@ def stream(tokens: int = 5, pause: float = 0.0, after: Behaviour | None = None) 
 
 
 async def die(talk: Talk) -> None:
-    """Without a byte."""
+    """Dies without a byte of an answer."""
     talk.abort()
 
 
@@ -129,7 +129,7 @@ async def hang(talk: Talk) -> None:
 
 
 def slowly(data: bytes, pause: float = 0.01, piece: int = 1) -> Behaviour:
-    """Some bytes at a time."""
+    """The behaviour of an engine that answers some bytes at a time."""
 
     async def act(talk: Talk) -> None:
         for at in range(0, len(data), piece):
@@ -151,7 +151,10 @@ def raw(data: bytes, *, close: bool = True) -> Behaviour:
 
 
 async def usual(talk: Talk) -> None:
-    """As the request wants it: streamed or not. What is no JSON object with messages or a prompt is refused."""
+    """An answer as the request wants it, streamed or not.
+
+    What is no JSON object with messages or a prompt is refused.
+    """
     try:
         asked = json.loads(talk.request.body)
         if not isinstance(asked, dict):
@@ -180,10 +183,12 @@ class Engine:
         self.model = model
         self.healthy = True
         self.close_after: float | None = None  # seconds that a connection may be idle
-        self.received: list[Received] = []
+        self.received: list[EngineRequest] = []
         self.given_up: list[float] = []
         self.connections = 0
         self.metrics = ""
+        self.version: str | None = None  # of vLLM, which it says that it is
+        self.server_info: Behaviour | None = None  # answers GET /server_info; None for a server without it
         self.publishers: dict[int, Publisher] = {}  # of its events, by the rank
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
@@ -202,7 +207,7 @@ class Engine:
 
     @property
     def publisher(self) -> Publisher | None:
-        """Who publishes the events of rank 0."""
+        """The publisher of the events of rank 0."""
         return self.publishers.get(0)
 
     @publisher.setter
@@ -247,7 +252,7 @@ class Engine:
         return sum(1 for one in self.received if one.method == "POST")
 
     @property
-    def last(self) -> Received:
+    def last(self) -> EngineRequest:
         """The last request for generation."""
         return [one for one in self.received if one.method == "POST"][-1]
 
@@ -323,6 +328,10 @@ class Engine:
                 for rank, its in self.publishers.items()
             }
             await reply("200 OK", sources)(talk)
+        elif path == "/version" and self.version is not None:
+            await reply("200 OK", {"version": self.version})(talk)
+        elif path == "/server_info" and self.server_info is not None:
+            await self.server_info(talk)
         elif path == "/metrics":
             await talk.send(
                 head("200 OK", f"content-length: {len(self.metrics)}", kind="text/plain") + self.metrics.encode()
@@ -331,7 +340,7 @@ class Engine:
             await reply("404 Not Found", {"detail": "Not Found"})(talk)
 
 
-async def _read_head(reader: asyncio.StreamReader) -> Received | None:
+async def _read_head(reader: asyncio.StreamReader) -> EngineRequest | None:
     try:
         text = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
     except asyncio.IncompleteReadError:
@@ -339,7 +348,7 @@ async def _read_head(reader: asyncio.StreamReader) -> Received | None:
     first, *lines = text.rstrip("\r\n").split("\r\n")
     method, path, _ = first.split(" ", 2)
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return Received(method, path, headers, b"")
+    return EngineRequest(method, path, headers, b"")
 
 
 async def read_body(reader: asyncio.StreamReader, headers: dict[str, str]) -> bytes:

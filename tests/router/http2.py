@@ -43,10 +43,13 @@ class Connection:
     def __exit__(self, *_: object) -> None:
         self.socket.close()
 
-    def ask(self, method: str, path: str, body: bytes = b"", *fields: tuple[str, str]) -> int:
-        """Sends a request; its stream."""
+    def ask(
+        self, method: str, path: str, body: bytes = b"", *fields: tuple[str, str], authority: str | None = "127.0.0.1"
+    ) -> int:
+        """Send a request. Returns the number of its stream."""
         self.stream += 2
-        own = [(":method", method), (":scheme", "http"), (":path", path), (":authority", "127.0.0.1"), *fields]
+        to = [] if authority is None else [(":authority", authority)]
+        own = [(":method", method), (":scheme", "http"), (":path", path), *to, *fields]
         flags = END_HEADERS | (0 if body else END_STREAM)
         data = frame(HEADERS, flags, self.stream, block(*own))
         if body:

@@ -167,7 +167,7 @@ class Router:
         return total
 
     def workers(self) -> list[dict[str, Any]]:
-        """What it says of its engines."""
+        """The router's account of its engines: `GET /workers`."""
         said: list[dict[str, Any]] = json.loads(self.get("/workers")[1])
         return said
 
@@ -175,13 +175,13 @@ class Router:
         return self.metric("kvatlas_router_engine_requests_in_flight")
 
     def memory(self) -> int:
-        """Resident bytes."""
+        """Resident bytes of the router's process."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
 class Answer:
-    """What came back."""
+    """An answer of the router, as it came back."""
 
     def __init__(self, status: int, headers: dict[str, str], body: bytes, broken: bool) -> None:
         self.status, self.headers, self.body, self.broken = status, headers, body, broken
@@ -219,7 +219,7 @@ def read_rest(made: socket.socket) -> bytes:
 
 
 def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -> None:
-    """Until something is so. Not a measure of time: the limit is far away."""
+    """Wait until something is so. Not a measure of time: the limit is far away."""
     end = time.monotonic() + seconds
     while True:
         with contextlib.suppress(OSError, http.client.HTTPException, ValueError):
@@ -248,3 +248,11 @@ def in_threads(count: int, do: Callable[[int], None]) -> Iterator[list[BaseExcep
     finally:
         for thread in threads:
             thread.join()
+
+
+def ask_by_command(router: Router, command: str, *more: str) -> subprocess.CompletedProcess[str]:
+    """Runs `kvatlas`, with the router as its service."""
+    line = [sys.executable, "-m", "kvatlas.cli", command, "--url", f"http://127.0.0.1:{router.port}", *more]
+    return subprocess.run(
+        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
+    )

@@ -1,4 +1,4 @@
-"""What users of routers complain about: docs/reference/complaints.md says which test answers which complaint."""
+"""Tests of what users of routers complain about. docs/reference/complaints.md says which test answers what."""
 
 from __future__ import annotations
 

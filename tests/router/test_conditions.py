@@ -1,10 +1,6 @@
 """Engines that are sick, not dead: what is said of them, and what to do."""
 
-import json
-import os
 import struct
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,22 +10,14 @@ from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK
 from .engines import Engine, reply
-from .running import Router, wait_until
+from .running import Router, ask_by_command, wait_until
 from .test_unverified import publish, publishing
 
 
 def condition(router: Router) -> dict[str, Any]:
-    """Of the first engine."""
+    """The condition of the first engine."""
     found: dict[str, Any] = router.workers()[0]["condition"] or {}
     return found
-
-
-def ask_by_command(router: Router, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Runs `kvatlas`, with the router as its service."""
-    line = [sys.executable, "-m", "kvatlas.cli", command, "--url", f"http://127.0.0.1:{router.port}", *more]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
 
 
 def test_an_engine_that_fails_all_its_requests(router: Router, engine: Engine) -> None:
@@ -43,7 +31,9 @@ def test_an_engine_that_fails_all_its_requests(router: Router, engine: Engine) -
     assert about["reason"] == "5 of the last 5 requests failed"
     assert about["advice"]
     assert about["runbook"].endswith("sick-engines.md#failing")
-    assert router.log.count("the engine is failing") == 1
+    wait_until(lambda: router.log.count("the engine is failing") == 1, "the log says so")
+    assert router.metric("kvatlas_router_engine_condition", engine="e0", condition="failing") == 1
+    assert router.metric("kvatlas_router_engine_condition", engine="e0") == 1, "one at a time"
     shown = ask_by_command(router, "top", "--once")
     assert "failing" in shown.stdout
     assert "5 of the last 5 requests failed" in " ".join(shown.stdout.split())
@@ -76,7 +66,7 @@ def test_events_with_blocks_of_another_size(engine: Engine, tokenizer: Path, siz
         assert f"another size than {size}" in condition(router)["reason"]
         publish(publisher, 4)
         wait_until(lambda: condition(router)["reason"].startswith("5 events"), "the fifth is refused too")
-        assert router.log.count("the engine is misconfigured") == 1
+        wait_until(lambda: router.log.count("the engine is misconfigured") == 1, "the log says so, once")
 
 
 @pytest.mark.parametrize("name", ["refusing", "partial"])
@@ -94,13 +84,4 @@ def test_events_that_are_refused_or_missed(engine: Engine, tokenizer: Path, name
             publish(publisher, 3)  # the first that is heard
         wait_until(lambda: condition(router).get("name") == name, f"the engine is {name}")
         assert condition(router)["advice"]
-        assert f"the engine is {name}" in router.log
-
-
-def test_commands_for_a_service_say_that_this_is_a_router(router: Router) -> None:
-    for command, more in (("workers", ()), ("query", ("--tokens", "1,2,3"))):
-        ended = ask_by_command(router, command, *more)
-        assert ended.returncode == 1
-        assert "this is the address of a kvatlas router: `kvatlas top`" in ended.stderr, ended
-        assert "KeyError" not in ended.stderr
-    assert json.loads(router.get("/workers")[1])
+        wait_until(lambda: f"the engine is {name}" in router.log, "the log says so")

@@ -83,7 +83,7 @@ def test_what_fails_before_the_first_byte_goes_to_another_engine(
 
 @pytest.fixture
 def impatient(engine: Engine, other: Engine) -> Iterator[Router]:
-    """As `router`, but it waits for a first byte no longer than engines need that have nothing else to do."""
+    """A router that waits for a first byte no longer than engines need that have nothing else to do."""
     with Router(engine, other, flags=(*QUICK, "--first-byte-timeout", "2s")) as made:
         yield made
 
@@ -360,9 +360,21 @@ def test_what_may_not_be_repeated_is_told_that_its_engine_went_down(router: Rout
 
 
 def test_an_engine_that_was_down_all_the_time_is_waited_for(engine: Engine) -> None:
-    """Where health is asked for in the wrong place all engines are down, and answer."""
+    """If health is asked for in the wrong place, all engines are down, and answer."""
     engine.healthy = False
     engine.behaviour = slowly(head("200 OK", "content-length: 2") + b"{}", pause=0.05)
     with Router(engine, flags=QUICK, ready=False) as router:
         wait_until(lambda: router.workers()[0]["standing"] == "down", "it is down")
         assert router.ask().status == 200
+
+
+def test_an_engine_that_fails_again_and_again_gets_fewer_requests_until_it_works(engine: Engine, other: Engine) -> None:
+    """The error is the client's answer: so nothing is sent again, and nothing says that the engine is down."""
+    engine.behaviour = reply("500 Internal Server Error", {"error": {"message": "CUDA error"}})
+    with Router(engine, other, flags=PLAIN) as router:
+        # Whatever it has failed so far, it is left out within some looks.
+        wait_until(lambda: [router.ask().status for _ in range(6)] == [200] * 6, "the engine that fails is left out")
+        engine.behaviour = usual
+        asked = engine.asked()
+        wait_until(lambda: router.ask().status == 200 and engine.asked() > asked, "it is tried again")
+        wait_until(lambda: all(router.ask().status == 200 for _ in range(4)), "it works")

@@ -4,6 +4,7 @@ import json
 
 import pytest
 
+from . import http2
 from .engines import MODEL, Engine
 from .running import MESSAGES, Router
 
@@ -108,3 +109,27 @@ def test_a_name_that_needs_quoting_does_not_break_the_head_to_the_engine(plain: 
     )
     assert answer.startswith(b"HTTP/1.1 200")
     assert engine.last.path == "/v1/chat/completions?a=%0d%0aX"
+
+
+@pytest.mark.parametrize(
+    ("authority", "host", "status"),
+    [
+        ("127.0.0.1", None, 200),
+        ("127.0.0.1", "127.0.0.1", 200),
+        ("LocalHost", "localhost", 200),
+        (None, "127.0.0.1", 200),
+        ("127.0.0.1", "elsewhere", 400),
+        ("elsewhere", "127.0.0.1", 400),
+        (None, None, 400),
+        (None, "a/b", 400),
+    ],
+)
+def test_a_request_over_http2_names_one_host(
+    plain: tuple[Router, Engine], authority: str | None, host: str | None, status: int
+) -> None:
+    fields = [] if host is None else [("host", host)]
+    with http2.Connection(plain[0].port) as made:
+        number = made.ask("GET", "/health", b"", *fields, authority=authority)
+        head = made.until(http2.HEADERS, number)[1]
+    # The status is the first field of the head, by its number in the static table (RFC 7541, appendix A).
+    assert head[0] == {200: 0x88, 400: 0x8C}[status]

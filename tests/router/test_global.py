@@ -23,7 +23,7 @@ from kvatlas.sites import SitePublisher
 from .deciding import BLOCK, prompt, tokens_of
 from .engines import MODEL, Behaviour, Engine, Talk, whole
 from .running import DEADLINE, Answer, Router, wait_until
-from .test_waiting import Asked, busy
+from .test_waiting import ThreadedRequest, busy
 
 GRAIN = 2
 LENGTH = 200  # tokens of a prompt: twelve blocks and a bit
@@ -245,7 +245,7 @@ def test_over_tls(engine: Engine, other: Engine, tokenizer: Path, tmp_path: Path
 def test_a_request_that_waited_is_compared_too(engine: Engine, top: Service, tokenizer: Path) -> None:
     publish(top, "e0", [text_of(0)])
     with Router(engine, flags=flags(top.url, tokenizer)) as router, busy(router, engine) as (release,):
-        waits = Asked(router, prompt(text_of(0)))
+        waits = ThreadedRequest(router, prompt(text_of(0)))
         wait_until(lambda: router.metric("kvatlas_router_queue") == 1, "it waits in the router")
         engine.behaviour = says(SURE)
         release.set()

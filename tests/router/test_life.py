@@ -108,7 +108,7 @@ def held_of(text: str) -> int:
 
 
 def is_exact(router: Router, held: dict[str, str]) -> bool:
-    """Whether each text is expected where it is held, by all of its blocks; engines' streams come to be trusted."""
+    """True if each text is expected where it is held, by all of its blocks; engines' streams come to be trusted."""
     return all(expected(router, text + " and on")[name] == held_of(text) for text, name in held.items())
 
 

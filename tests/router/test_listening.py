@@ -1,5 +1,6 @@
 """The sockets that a router listens on: those that its configuration names, and no other."""
 
+import http.client
 import json
 import socket
 import sys
@@ -8,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas import _native
+from kvatlas.router import RouterConfig, RouterHttpConfig
 
 from .engines import Engine
 from .running import PLAIN, Router
@@ -73,8 +75,9 @@ def test_a_router_listens_where_it_was_told_to_and_nowhere_else(
 
 @pytest.mark.parametrize("keys", [{}, {"key": "k"}, {"admin_key": "a"}, {"key": "k", "admin_key": "a"}])
 def test_where_engines_may_announce_streams_depends_on_the_keys_of_the_router(keys: dict[str, str]) -> None:
-    http = {"bind": "127.0.0.1:0", **keys}
-    router = _native.RouterServer(json.dumps({"http": http, "service": {}, "log": {"level": "off"}}))
+    http = RouterHttpConfig(bind="127.0.0.1:0", key=keys.get("key"), admin_key=keys.get("admin_key"))
+    config = RouterConfig(http=http)
+    router = _native.RouterServer(json.dumps(config.router_for_native(None, {})))
     try:
         if keys:
             router.check_allowed("tcp://10.1.2.3:5557", "10.9.9.9")
@@ -83,3 +86,13 @@ def test_where_engines_may_announce_streams_depends_on_the_keys_of_the_router(ke
                 router.check_allowed("tcp://10.1.2.3:5557", "10.9.9.9")
     finally:
         router.close()
+
+
+def test_the_listener_for_probes_answers_nobody_who_names_another_machine(engine: Engine) -> None:
+    flags = (*PLAIN, "--admin-bind", f"127.0.0.1:{(port := free_port())}")
+    with Router(engine, flags=flags):
+        for host, status in (("127.0.0.1", 200), ("localhost", 200), ("attacker.example", 421)):
+            made = http.client.HTTPConnection("127.0.0.1", port, timeout=30)
+            made.request("GET", "/health", headers={"host": host})
+            assert made.getresponse().status == status, host
+            made.close()

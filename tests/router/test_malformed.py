@@ -32,7 +32,7 @@ WRONG: tuple[Any, ...] = (
 
 
 def bodies() -> list[tuple[str, bytes]]:
-    """What is sent to each path, with what is wrong with it."""
+    """The bodies that are sent to each path, each with what is wrong with it."""
     whole = json.dumps(GOOD).encode()
     texts: list[tuple[str, bytes]] = [
         ("empty", b""),

@@ -1,15 +1,13 @@
-"""What `/metrics` says is what docs/reference/router-metrics.md says of it."""
+"""Tests that `/metrics` is as the documentation says."""
 
 import http.client
 import re
 from pathlib import Path
 
+from tools.docs import metrics, router_metrics
+
 from .engines import Engine
 from .running import PLAIN, Router, wait_until
-
-REFERENCE = Path(__file__).resolve().parents[2] / "docs/reference"
-PAGE = REFERENCE / "router-metrics.md"
-SERVICE_PAGE = REFERENCE / "metrics.md"
 
 
 def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_path: Path) -> None:
@@ -21,11 +19,7 @@ def test_each_metric_is_on_its_page_and_the_other_way_round(engine: Engine, tmp_
             assert router.ask().status == 200
             wait_until(lambda router=router: router.in_flight() == 0, "all of it is counted")  # type: ignore[misc]
             served |= described(router)
-    page = PAGE.read_text(encoding="utf-8")
-    told = {
-        name: {label.strip() for label in labels.split(",") if label.strip()}
-        for name, labels in re.findall(r"^\| `(kvatlas_router_[a-z_]+)` \|([^|]*)\|", page, re.MULTILINE)
-    }
+    told = {name: set(labels) for name, (labels, _) in router_metrics.served().items()}
     assert told == served
 
 
@@ -35,8 +29,7 @@ def test_a_router_that_follows_events_has_the_metrics_of_a_service(engine: Engin
     assert status == 200
     kinds = dict(line.split()[2:4] for line in text.decode().splitlines() if line.startswith("# TYPE "))
     names = {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
-    page = SERVICE_PAGE.read_text(encoding="utf-8")
-    told = set(re.findall(r"^\| `((?:kvatlas|process)_[a-z_]+)`", page, re.MULTILINE))
+    told = set(metrics.served())
     requests = {name for name in told if name.startswith(("kvatlas_http_", "kvatlas_queries"))}
     assert {name for name in names if not name.startswith("kvatlas_router_")} == told - requests
     assert text.endswith(b"\n# EOF\n")

@@ -1,4 +1,4 @@
-"""What web pages can do with a router in somebody's browser, and what engines can do with its own page."""
+"""Tests of what web pages can do with a router in somebody's browser, and what engines can do with its own page."""
 
 from __future__ import annotations
 
@@ -220,4 +220,16 @@ def test_answers_of_engines_are_harmless_in_a_browser(plain: tuple[Router, Engin
             assert answer.headers["x-content-type-options"] == "nosniff"
             is_page = kind not in ("application/json", "text/event-stream")
             assert answer.headers.get("content-security-policy") == ("sandbox; default-src 'none'" if is_page else None)
+    engine.behaviour = usual
+
+
+def test_an_answer_with_several_types_is_caged(plain: tuple[Router, Engine]) -> None:
+    router, engine = plain
+    for kind in (
+        "application/json, text/html",
+        "application/json; charset=utf-8, text/html",
+        "text/event-stream;,text/html",
+    ):
+        engine.behaviour = reply("200 OK", b"<script>alert(1)</script>", kind=kind)
+        assert router.ask(CHAT).headers["content-security-policy"] == "sandbox; default-src 'none'", kind
     engine.behaviour = usual

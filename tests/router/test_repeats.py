@@ -1,4 +1,4 @@
-"""What is sent to a second engine when the first one does not answer, and what that says of engines."""
+"""Tests of what is sent to a second engine when the first one does not answer, and what that says of engines."""
 
 import json
 from collections.abc import Iterator
@@ -39,7 +39,7 @@ def engines(fleet: tuple[Router, list[Engine]]) -> list[Engine]:
 
 
 def sent(engines: list[Engine], text: str) -> int:
-    """How often engines got a request with this in its path or body."""
+    """The number of requests that engines got with this in their path or body."""
     received = [one for engine in engines for one in engine.received]
     return sum(1 for one in received if text in one.path or text.encode() in one.body)
 
@@ -179,7 +179,7 @@ def test_an_engine_that_fails_where_others_answer_is_left_out(engine: Engine, ot
 
 
 def test_an_engine_that_dies_of_a_prompt_is_seen_to_be_dead_at_once(engine: Engine) -> None:
-    """Its next health check is an hour away: failures bring it forward."""
+    """The engine's next health check is an hour away: failures bring it forward."""
     with Router(engine, flags=(*PLAIN, "--health-interval", "1h")) as router:
         engine.behaviour = die
         engine.healthy = False

@@ -1,12 +1,14 @@
-"""Which routes there are, and who may use them."""
+"""Tests of which routes there are, and who may use them."""
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import http.client
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 
@@ -167,6 +169,39 @@ def test_no_key_of_the_router_gets_to_an_engine(engine: Engine, tmp_path: Path, 
             # Without a key for requests, what a client shows is for the engine.
             assert router.ask(headers=bearer("the-engine's")).status == 200
             assert engine.last.headers["authorization"] == "Bearer the-engine's"
+
+
+@pytest.mark.parametrize("key", ["YWRtaW4ta2V5LTE=", "a,b;c", 'ad"min', "ad:min", "=x/+y=", "a&b"])
+def test_no_key_gets_to_an_engine_however_it_is_written(engine: Engine, tmp_path: Path, key: str) -> None:
+    (tmp_path / "key").write_text(key)
+    flags = (*PLAIN, "--admin-key-file", str(tmp_path / "key"))
+    encoded = quote(key, safe="")
+    pair = base64.b64encode(f"user:{key}".encode()).decode()
+    with Router(engine, flags=flags) as router:
+        for value in [
+            f"Bearer {key}",
+            f"Bearer:{key}",
+            f"key={key}; other=1",
+            f"'{key}'",
+            f"https://a/?key={encoded}",
+            f"Basic {pair}",
+            f"basic {pair.rstrip('=')}",
+        ]:
+            for name in ("authorization", "x-key"):
+                assert router.ask(headers={name: value, "x-own": "1"}).status == 200
+                assert name not in engine.last.headers, value
+                assert engine.last.headers["x-own"] == "1"
+        for query, wanted in [
+            (f"?api_key={encoded}", ""),
+            (f"?a=1&key={encoded}&b=2", "?a=1&b=2"),
+            (f"?a=1&Basic+{encoded}", "?a=1"),
+            ("?a=1&b=%20", "?a=1&b=%20"),
+        ]:
+            assert router.ask(path=f"/v1/chat/completions{query}").status == 200
+            assert engine.last.path == f"/v1/chat/completions{wanted}"
+        assert router.ask(headers={"authorization": "Bearer other", "x-key": f"x{key}x"[1:-2]}).status == 200
+        assert engine.last.headers["authorization"] == "Bearer other"
+        assert "x-key" in engine.last.headers
 
 
 def test_requests_go_where_their_model_is() -> None:

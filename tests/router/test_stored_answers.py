@@ -6,7 +6,7 @@ import http.client
 import json
 from itertools import count
 
-from .engines import MODEL, Behaviour, Engine, Received, Talk, chunk, event, head, reply
+from .engines import MODEL, Behaviour, Engine, EngineRequest, Talk, chunk, event, head, reply
 from .running import DEADLINE, PLAIN, Router
 
 
@@ -44,7 +44,7 @@ def request(router: Router, method: str, path: str) -> int:
         connection.close()
 
 
-def about(engine: Engine, path: str) -> list[Received]:
+def about(engine: Engine, path: str) -> list[EngineRequest]:
     return [one for one in engine.received if one.path.startswith(path)]
 
 

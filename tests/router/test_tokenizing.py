@@ -90,13 +90,12 @@ SKIPPING: dict[str, tuple[str, dict[str, Any]]] = {
     "of completions": ("/v1/completions", {"prompt": TEXT, "prompt_logprobs": 3}),
     "echo": ("/v1/completions", {"prompt": TEXT, "echo": True, "logprobs": 0}),
     "a chat's echo": ("/v1/chat/completions", {**KINDS["chat"][1], "echo": True}),
-    "a start": ("/v1/completions", {"prompt": TEXT, "return_logprob": True, "logprob_start_len": 0}),
 }
 READING: dict[str, tuple[str, dict[str, Any]]] = {
     "null": ("/v1/chat/completions", {**KINDS["chat"][1], "prompt_logprobs": None}),
     "echo alone": ("/v1/completions", {"prompt": TEXT, "echo": True}),
     "logprobs alone": ("/v1/completions", {"prompt": TEXT, "logprobs": 5}),
-    "no start": ("/v1/completions", {"prompt": TEXT, "return_logprob": True, "logprob_start_len": -1}),
+    "a start": ("/v1/completions", {"prompt": TEXT, "return_logprob": True, "logprob_start_len": 0}),
 }
 
 
@@ -137,3 +136,53 @@ def test_a_body_of_the_messages_api_is_explained_as_such(engine: Engine, tokeniz
         assert answer.json["tokens"] == len(TEXT) + len("go") + len("done")
         assert answer.json["blocks"] > 0
         assert router.metric(METRIC) == 0
+
+
+@pytest.mark.parametrize("path", ["/v1/messages", "/v1/responses"])
+def test_an_engine_renders_the_requests_of_agents(engine: Engine, path: str) -> None:
+    async def act(talk: Talk) -> None:
+        if talk.request.path == f"{path}/render":
+            await reply("200 OK", {"request_id": "r", "token_ids": list(range(77)), "features": None})(talk)
+        else:
+            await whole()(talk)
+
+    engine.behaviour = act
+    body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": TEXT}], "input": TEXT, "odd": [1]}
+    with Router(engine, flags=("--no-events",)) as router:
+        assert router.ask(body, path=path).status == 200
+        assert json.loads(router.get("/decisions")[1])[0]["tokens"] == 77
+        assert router.metric(METRIC) == 0
+    assert [one.path for one in engine.received if one.method == "POST"] == [f"{path}/render", path]
+    assert next(one.json for one in engine.received if one.path.endswith("/render")) == body
+
+
+def test_an_engine_that_renders_nothing_is_asked_for_the_chat(engine: Engine) -> None:
+    async def act(talk: Talk) -> None:
+        if talk.request.path.endswith("/render"):
+            await reply("404 Not Found", {"detail": "Not Found"})(talk)
+        else:
+            await by_letter(talk)
+
+    engine.behaviour = act
+    body = {"model": MODEL, "max_tokens": 9, "system": "ab", "messages": [{"role": "user", "content": "cd"}]}
+    with Router(engine, flags=("--no-events",)) as router:
+        for _ in range(2):
+            assert router.ask(body, path="/v1/messages").status == 200
+        assert [one["tokens"] for one in json.loads(router.get("/decisions")[1])] == [4, 4]
+        assert router.metric(METRIC) == 0
+    asked = [one.path for one in engine.received if one.method == "POST" and one.path != "/v1/messages"]
+    assert asked == ["/v1/messages/render", "/tokenize", "/tokenize"]
+
+
+def test_what_an_engine_said_instead_of_tokens_is_logged(engine: Engine) -> None:
+    async def act(talk: Talk) -> None:
+        is_asked = talk.request.path.endswith("/render")
+        await (reply("400 Bad Request", {"error": "no"}) if is_asked else whole())(talk)
+
+    engine.behaviour = act
+    body = {"model": MODEL, "max_tokens": 9, "messages": [{"role": "user", "content": "cd"}]}
+    with Router(engine, flags=("--no-events",)) as router:
+        for _ in range(3):
+            assert router.ask(body, path="/v1/messages").status == 200
+        assert router.metric(METRIC, endpoint="messages", reason="not_answered") == 3
+        assert router.log.count("answered 400 at /v1/messages/render") == 1

@@ -1,4 +1,4 @@
-"""What engines say of an answer's tokens, wherever and in whichever words, and what clients see of it."""
+"""Tests of what engines say of an answer's tokens, wherever and in whichever words, and what clients see of it."""
 
 from __future__ import annotations
 

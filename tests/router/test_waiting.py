@@ -26,7 +26,7 @@ def held_until(release: threading.Event) -> Behaviour:
     return act
 
 
-class Asked:
+class ThreadedRequest:
     """A request in a thread of its own."""
 
     def __init__(self, router: Router, body: dict[str, object], **headers: str) -> None:
@@ -59,7 +59,7 @@ def busy(router: Router, *engines: Engine) -> Iterator[list[threading.Event]]:
             text = "".join(random.Random(number).choices("abcdefgh", k=400_000))
             before = sum(each.asked() for each in engines)
             # Streamed: how long its first token takes is seen.
-            long.append(Asked(router, prompt(text) | {"stream": True}))
+            long.append(ThreadedRequest(router, prompt(text) | {"stream": True}))
             wait_until(partial(_have_more, engines, before), "an engine has it")
         assert [engine.asked() for engine in engines] == [1] * len(engines)
         yield releases
@@ -83,7 +83,7 @@ def test_who_waited_is_placed_by_what_is_held_when_an_engine_has_room(
         with Router(engine, other, flags=flags) as router:
             router.wait_followed()
             with busy(router, engine, other) as (_, second):
-                late = [Asked(router, prompt(text + str(number))) for number in range(6)]
+                late = [ThreadedRequest(router, prompt(text + str(number))) for number in range(6)]
                 wait_until(lambda: waiting(router) == 6, "they wait")
                 two.publish(stored(text))
                 wait_until(lambda: expected(router, text + "?")["e1"] == 1600, "it is held meanwhile")
@@ -100,7 +100,7 @@ def test_without_events_who_waited_is_placed_by_what_was_sent_meanwhile(
     text = "all that was said before " * 64
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--block-size", "16")
     with Router(engine, other, flags=flags) as router, busy(router, engine, other) as (_, second):
-        late = [Asked(router, prompt(text + str(number))) for number in range(3)]
+        late = [ThreadedRequest(router, prompt(text + str(number))) for number in range(3)]
         wait_until(lambda: waiting(router) == 3, "they wait")
         second.set()
         cached = [int(one.result().headers["x-kvatlas-cached-tokens"]) for one in late]
@@ -111,11 +111,11 @@ def test_a_full_queue_keeps_those_of_higher_priority(engine: Engine, other: Engi
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue", "1")
     with Router(engine, other, flags=(*flags, "--priority-header", "x-priority")) as router:
         with busy(router, engine, other) as releases:
-            low = Asked(router, prompt("low"), x_priority="1")
+            low = ThreadedRequest(router, prompt("low"), x_priority="1")
             wait_until(lambda: waiting(router) == 1, "it waits")
             refused = router.ask(prompt("as low"), headers={"x-priority": "1"})
             assert (refused.status, refused.error["code"]) == (429, "queue_full")
-            high = Asked(router, prompt("high"), x_priority="2")
+            high = ThreadedRequest(router, prompt("high"), x_priority="2")
             displaced = low.result()
             assert (displaced.status, displaced.error["code"]) == (429, "displaced")
             assert int(displaced.headers["retry-after"]) >= 1

@@ -15,7 +15,7 @@ from kvatlas.cli.router import router as command
 from kvatlas.router import RouterConfig, RouterSection
 from kvatlas.router.check import EngineReport, check
 from kvatlas.service import DiscoveryConfig, Engine
-from kvatlas.sim.server import Fleet, ServerConfig
+from kvatlas.sim.server import Fleet, ServerConfig, write_tokenizer
 
 from .conftest import FAST
 
@@ -50,10 +50,29 @@ ALL_WELL = dict.fromkeys(("reachable", "models", "events", "tokens", "stream", "
 
 def test_all_is_well(fleet: Fleet, tokenizer: Path) -> None:
     reports = checked(*fleet.urls, tokenizer=str(tokenizer))
-    assert [levels(report) for report in reports] == [ALL_WELL, ALL_WELL]
+    assert [levels(report) for report in reports] == [{**ALL_WELL, "agents": "ok"}] * 2
     words = {finding.what: finding.words for finding in reports[0].findings}
     assert "for text, a chat, a chat with a system prompt and two turns" in words["tokens"]
     assert "blocks of 16 tokens (vllm)" in words["events"]
+
+
+def test_requests_of_agents_are_compared_with_the_engines_own_rendering(fleet: Fleet, tmp_path: Path) -> None:
+    words = {
+        finding.what: finding.words
+        for finding in checked(*fleet.urls, tokenizer=str(write_tokenizer(tmp_path / "t")))[0].findings
+    }
+    assert words["agents"].startswith(
+        "the same as in the engine for requests with two blocks of a system prompt, a line"
+    )
+    # A template that writes one role in another way.
+    other = write_tokenizer(tmp_path / "other")
+    about = json.loads((other / "tokenizer_config.json").read_text())
+    about["chat_template"] = about["chat_template"].replace("messages", "messages[-1:]", 1)
+    (other / "tokenizer_config.json").write_text(json.dumps(about))
+    report = checked(*fleet.urls, tokenizer=str(other))[0]
+    named = [finding.words for finding in report.problems if finding.what == "agents"]
+    assert len(named) >= 3
+    assert "two blocks of a system prompt becomes" in named[0]
 
 
 def test_sglang_and_ranks(tokenizer: Path) -> None:
@@ -84,7 +103,7 @@ def test_another_chat_template(fleet: Fleet, tokenizer: Path, tmp_path: Path) ->
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
     [report, _] = checked(*fleet.urls, tokenizer=str(tmp_path))
     said = problems(report)
-    assert said.keys() == {"template", "index"}
+    assert said.keys() == {"template", "agents", "index"}
     assert "the engine counts" in said["template"]
     assert "its tokens differ from the first block on" in said["index"]
     first = next(finding for finding in report.problems if finding.what == "template")

@@ -211,6 +211,28 @@ def test_a_record(fleet: Fleet, tokenizer: Path, tmp_path: Path) -> None:
     assert lines == sorted(lines, key=lambda line: float(line["t"]))
 
 
+def test_a_policy_sees_sessions(fleet: Fleet) -> None:
+    seen: list[tuple[int | None, int | None, str | None]] = []
+
+    class First:
+        uses_index = False
+
+        def choose(self, request: Any, candidates: Any) -> int:
+            seen.append((request.session, request.parent, request.kind))
+            return 0
+
+    with Router(engines=fleet.urls, config=settings(tokenizer="none"), policy=First()) as router:
+        router.wait_ready(PATIENCE)
+        body = {"model": "sim-model", "prompt": [1, 2, 3], "max_tokens": 1}
+        for program in ({"session_id": "s"}, {"session_id": "s", "agent_id": "a"}, {"session_id": "s"}):
+            assert ask(router.url, "/v1/completions", {**body, "vllm_xargs": {"agentic_context": program}})[0] == 200
+    assert [kind for _, _, kind in seen] == ["start", "subagent", "user"]
+    main, agent, again = (session for session, _, _ in seen)
+    assert main == again
+    assert agent != main
+    assert [parent for _, parent, _ in seen] == [None, main, None]
+
+
 def until(condition: Callable[[], object]) -> None:
     async def wait() -> None:
         async with asyncio.timeout(PATIENCE):

@@ -289,6 +289,106 @@ def test_a_policy_that_fails_is_told_and_nothing_is_reserved(chosen: Any, said: 
     assert router.in_flight == 0
 
 
+class NotingPolicy(Fewest):
+    """Notes what becomes of the requests."""
+
+    def __init__(self, seed: int = 0) -> None:
+        super().__init__(seed)
+        self.heard: list[tuple[Any, ...]] = []
+
+    def sent(self, request: RoutedRequest, worker: tuple[str, int], now: float) -> None:
+        self.heard.append(("sent", request.number, worker, now))
+
+    def first_token(self, number: int, now: float) -> None:
+        self.heard.append(("first token", number, now))
+
+    def ended(self, number: int, output_tokens: float | None, now: float) -> None:
+        self.heard.append(("ended", number, output_tokens, now))
+
+
+def test_a_policy_is_told_what_becomes_of_requests_if_it_asks_for_it() -> None:
+    policy = NotingPolicy()
+    router = Router(policy, ["a", ("b", 3)])
+    one = router.choose(prompt_tokens=5, answers=2, now=1.0)
+    two = router.choose(prompt_tokens=5, session="s", now=2.0)
+    one.first_token(now=3.0)
+    one.finish(output_tokens=14, now=4.0)
+    one.finish(now=5.0)
+    two.failed(now=6.0)
+    three = router.choose(prompt_tokens=5, allowed=["a"], now=7.0)
+    router.remove_worker("a", now=8.0)
+    assert not three.finish(now=9.0)
+    numbers = [request.number for request, _ in policy.shown]
+    assert policy.heard == [
+        ("sent", numbers[0], ("a", 0), 1.0),
+        ("sent", numbers[1], ("b", 3), 2.0),
+        ("first token", numbers[0], 3.0),
+        ("ended", numbers[0], 7.0, 4.0),
+        ("ended", numbers[1], None, 6.0),
+        ("sent", numbers[2], ("a", 0), 7.0),
+        ("ended", numbers[2], None, 8.0),
+    ]
+
+
+@pytest.mark.parametrize("wrong", ["sent", "first_token", "ended"])
+def test_a_policy_that_fails_when_it_is_told_is_told_of_once(wrong: str) -> None:
+    policy = NotingPolicy()
+    router = Router(policy, ["a"])
+
+    def fails(*_told: object) -> None:
+        raise RuntimeError("not listening")
+
+    setattr(policy, wrong, fails)
+
+    def all_of_it() -> None:
+        decision = router.choose(prompt_tokens=5)
+        decision.first_token()
+        decision.finish()
+
+    with pytest.raises(PolicyError, match="RuntimeError: not listening"):
+        all_of_it()
+    del policy.__dict__[wrong]
+    router.expire(now=1e12)
+    assert router.in_flight == 0
+    all_of_it()
+    assert router.in_flight == 0
+
+
+def test_what_requests_use_is_a_column() -> None:
+    policy = NotingPolicy()
+    router = Router(policy, ["a", "b"], block_size=16)
+    blocks = np.arange(1, 11, dtype=np.uint64)
+    others = np.concatenate([blocks[:4], blocks[4:] + 100])
+    one = router.choose(content_hashes=blocks, prompt_tokens=165, allowed=["a"])
+    router.choose(content_hashes=others, prompt_tokens=160, allowed=["a"])
+    router.choose(content_hashes=blocks, prompt_tokens=160)
+    candidates = policy.shown[-1][1]
+    # Ten full blocks and a part of one, and six more; of the third prompt all are in use there.
+    assert (candidates.used_blocks.tolist(), candidates.shared_blocks.tolist()) == ([17.0, 0.0], [10, 0])
+    one.finish()
+    router.choose(content_hashes=blocks, prompt_tokens=160)
+    candidates = policy.shown[-1][1]
+    assert (candidates.used_blocks.tolist(), candidates.shared_blocks.tolist()) == ([10.0, 10.0], [4, 10])
+
+
+def test_explain_says_how_long_it_would_wait_for_room() -> None:
+    router = Router(workers=["a", "b"], block_size=16)
+    for worker in ("a", "b"):
+        router.report(worker, capacity_blocks=100, now=0.0)
+    for number in range(2):
+        blocks = np.arange(1_000 * number, 1_000 * number + 45, dtype=np.uint64) + 1
+        decision = router.choose(content_hashes=blocks, prompt_tokens=720, allowed=["a"], now=number * 1.0)
+        decision.first_token(now=number + 0.5)
+    prompt = np.arange(5_000, 5_020, dtype=np.uint64)
+    decision = router.choose(content_hashes=prompt, prompt_tokens=320, explain=True, now=3.0)
+    terms = decision.terms()
+    assert terms is not None
+    # 90 of 100 blocks are in use at a, and 20 more do not fit: one that runs has to end.
+    assert terms["a", 0]["wait for room (s)"] > 1.0
+    assert terms["b", 0]["wait for room (s)"] == 0.0
+    assert decision.worker == "b"
+
+
 def test_a_policy_is_named_by_module_and_class(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "my_policy.py").write_text(
         "class Last:\n"
@@ -358,7 +458,7 @@ def one() -> Any:
 
 
 def decided() -> Any:
-    """Of a prompt of 50 tokens, three full blocks."""
+    """A decision for a prompt of 50 tokens, three full blocks."""
     return one().choose(tokens=list(range(50)))
 
 

@@ -38,7 +38,7 @@ KINDS = (
     {"dialect": "vllm", "arrays": True, "replay_socket": "old"},
 )
 FORGETFUL = ({"dialect": "vllm", "replay_socket": "none"}, {"dialect": "sglang", "buffer_steps": 20})
-"""They cannot say what was lost, or not for long."""
+"""Engines that cannot say what was lost, or not for long."""
 
 
 class Service:
@@ -73,13 +73,13 @@ class Service:
         self.process.wait()
 
     def stop(self) -> int:
-        """SIGTERM; returns the exit code."""
+        """End the service with SIGTERM. Returns the exit code."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(PATIENCE)
 
     def end(self) -> None:
-        """As `stop`, whatever has become of it."""
+        """End the service as `stop` does, unless it has ended."""
         if self.process is not None and self.process.poll() is None:
             assert self.stop() == 0
 
@@ -124,14 +124,14 @@ class Service:
         return unregister
 
     def wait_ready(self) -> None:
-        """Until it was ready once."""
+        """Wait until the service was ready once."""
         end = time.monotonic() + PATIENCE
         while self.call("GET", "/ready")[0] != 200:
             assert time.monotonic() < end, "the service does not become ready"
             time.sleep(0.02)
 
     def streams(self) -> dict[tuple[str, int], dict[str, Any]]:
-        """What it says of each stream, by worker and rank."""
+        """The service's account of each stream, by worker and rank."""
         status, workers = self.call("GET", "/workers")
         assert status == 200
         return {
@@ -283,7 +283,7 @@ class Arena:
         return answers
 
     def compare(self, count: int = 60) -> None:
-        """At a quiet point every answer must be the engine's own. Of a partial stream: not more than that."""
+        """Check that, at a quiet point, every answer is the engine's own; of a partial stream, not more than that."""
         queries = [self.prompt(self.random) for _ in range(count // 2)]
         queries += self.random.sample(self._asked, min(len(self._asked), count - len(queries)))
         while (answers := self._answers(queries)) is None:

@@ -79,7 +79,7 @@ def vllm(
     host: str = "*",
     **config: Any,
 ) -> dict[str, Any]:
-    """What vLLM 0.33 answers."""
+    """The answer of vLLM 0.33 about its event sources."""
     about = {
         "enable_kv_cache_events": True,
         "publisher": "zmq",
@@ -106,7 +106,7 @@ def vllm(
 
 
 def sglang(*, ranks: int = 1, port: int = 5557, **info: Any) -> dict[str, Any]:
-    """What SGLang 0.5.23 answers."""
+    """The answer of SGLang 0.5.23 about itself and its events."""
     events = {
         "publisher": "zmq",
         "endpoint_host": "*",

@@ -23,7 +23,7 @@ def until(condition: Callable[[], object], what: str = "") -> None:
 
 
 class FakeNative:
-    """The same calls; `refuse` makes registrations of a worker fail."""
+    """A service with the calls of the native one; `refuse` makes registrations of a worker fail."""
 
     def __init__(self, settings: dict[str, Any]) -> None:
         self.settings = settings

@@ -19,7 +19,7 @@ def serving(*flags: str, env: dict[str, str] | None = None) -> subprocess.Popen[
 
 
 def logged(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[str], str]:
-    """What the log has of this, and the log until then. A process that does not say it in time is killed."""
+    """The first match of a pattern in the log, and the log until then. A process that does not get there is killed."""
     assert process.stderr is not None
     log = ""
     late = threading.Timer(PATIENCE, process.kill)
@@ -35,6 +35,6 @@ def logged(process: subprocess.Popen[str], pattern: str) -> tuple[re.Match[str],
 
 
 def address_of(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """Where it listens, and the log until it does."""
+    """The address at which a process listens, and its log until it does."""
     found, log = logged(process, r"listening.*?(127\.0\.0\.1:\d+)")
     return found[1], log

@@ -28,7 +28,7 @@ class Cache:
         self._held: dict[int, tuple[int | None, str | None]] = {}
 
     def event(self) -> Event:
-        """What happens next."""
+        """The next event of the cache, at random."""
         roll = self.random.random()
         if roll < 0.002:
             self._held.clear()
@@ -87,13 +87,13 @@ class ReplayingEngine:
         self._thread.start()
 
     def publish(self, batches: int) -> None:
-        """So many batches at once."""
+        """Publish so many batches at once."""
         with self._lock:
             for _ in range(batches):
                 self._publish()
 
     def restart(self) -> None:
-        """Another process at the same addresses: an empty cache, numbers from 0."""
+        """Go on as another process at the same addresses: an empty cache, numbers from 0."""
         with self._lock:
             self.sockets.forget()
             self.cache = Cache(self.cache.random.randrange(1 << 30))

@@ -1,4 +1,4 @@
-"""Who may do what: keys, client certificates, hosts, and what happens when their files change."""
+"""Tests of who may do what: keys, client certificates, hosts, and what happens when their files change."""
 
 from __future__ import annotations
 

@@ -374,7 +374,7 @@ def test_what_was_proved_before_a_restart_is_learnt_after_it(tmp_path: Path) -> 
 
 @pytest.mark.parametrize(("replay", "why"), [("current", "turned_over"), ("none", "no_replay")])
 def test_a_snapshot_that_proves_nothing_still_tells_what_blocks_are(replay: Any, why: str, tmp_path: Path) -> None:
-    """Who holds them may have changed, but not what they contain: no prompt has to be asked for as tokens."""
+    """The holders of blocks may have changed, but not what blocks contain: no prompt has to be asked for as tokens."""
     config = EngineConfig(block_size=BLOCK, blocks=512, prefill_rate=1e6, decode_rate=1e4)
     server = ServerConfig(
         engine=config, speed=20.0, buffer_steps=8, replay_socket=replay, hash_algorithm="sha256", model=MODEL

@@ -240,7 +240,7 @@ def test_arrays_of_another_byte_order(service: Service, engine: Callable[..., Pu
 
 
 def test_pages_of_browsers_cannot_ask_so(service: Service) -> None:
-    """What a page may send anywhere without asking first: these types, and none."""
+    """A page may send bodies of these types, and of none, anywhere without asking first."""
     register(service, 1)
     for kind in ("text/plain", "application/x-www-form-urlencoded", "multipart/form-data", ""):
         answer = post(service, "/query", {"model_name": MODEL}, tokens_of(TOKENS), **{"Content-Type": kind})

@@ -550,26 +550,27 @@ def test_what_the_native_service_is_told(tmp_path: Path) -> None:
     assert json.loads(json.dumps(told)) == told
     default = Config().for_native(holds=("discovery",))
     assert default["holds"] == ["discovery"]
-    assert "tls" not in default["http"]
+    assert default["http"]["tls"] is None
     # Every setting of these sections is passed on.
     streams = {key.path[8:] for key in KEYS.values() if key.path.startswith("streams.")}
     assert default["streams"].keys() == streams | {"limits"}
     limits = {key.path[7:] for key in KEYS.values() if key.path.startswith("limits.")}
     assert default["streams"]["limits"].keys() == limits
     own = {key.path[5:] for key in KEYS.values() if key.path.startswith("http.") and ".tls_" not in key.path}
-    assert default["http"].keys() == own | {"key", "admin_key"}
+    assert default["http"].keys() == own | {"key", "admin_key", "tls"}
 
 
 def test_defaults_are_those_of_the_native_service() -> None:
     """Both sides say them, so that a program that starts either finds the same."""
-    source = (ROOT / "crates/service/src/config.rs").read_text()
     default = Config().for_native()
     found = 0
-    limits_source = (ROOT / "crates/service/src/limits.rs").read_text()
     default["limits"] = default["streams"].pop("limits")
-    for section in ("http", "streams", "limits"):
-        name = {"http": "HttpConfig", "streams": "StreamConfig", "limits": "LimitsConfig"}[section]
-        body = (limits_source if section == "limits" else source).split(f"impl Default for {name}")[1].split("\n}\n")[0]
+    for section, file, name in (
+        ("http", "crates/service/src/config.rs", "HttpConfig"),
+        ("streams", "crates/follow/src/config.rs", "StreamConfig"),
+        ("limits", "crates/stream/src/limits.rs", "LimitsConfig"),
+    ):
+        body = (ROOT / file).read_text().split(f"impl Default for {name}")[1].split("\n}\n")[0]
         for field, text in re.findall(r"^            (\w+): (.+),$", body, re.MULTILINE):
             value = default[section].get(field)
             if match := re.fullmatch(r"Duration::from_(secs|millis)\(([\d_]+)\)", text):

@@ -12,7 +12,7 @@ import pytest
 from kvatlas.errors import DiscoveryError, ServiceError
 from kvatlas.service import Config, DiscoveryConfig, Engine
 from kvatlas.service.config import StreamConfig
-from kvatlas.service.discovery import Found, Source
+from kvatlas.service.discovery import EngineDescription, Source
 from kvatlas.service.discovery.endpoints import bound_port, reachable
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
@@ -27,10 +27,10 @@ def probe(
     settings: Config | None = None,
     key: str | None = None,
     allowed: Callable[[str, str], None] = lambda endpoint, host: None,
-) -> Found:
+) -> EngineDescription:
     settings = settings or Config(discovery=FAST)
 
-    async def ask() -> Found:
+    async def ask() -> EngineDescription:
         async with Asker(settings.discovery.request_timeout, key) as asker:
             return await Prober(asker, Engine.of(engine), settings, allowed).whole()
 
@@ -61,7 +61,7 @@ def test_an_engine_has_so_many_ranks_at_most(ranks: int) -> None:
     assert len(_found(vllm(ranks=1024, port=1000)).sources) == 1024
 
 
-def _found(answers: dict[str, Any]) -> Found:
+def _found(answers: dict[str, Any]) -> EngineDescription:
     with FakeEngine(answers) as engine:
         return probe(engine.url)
 
@@ -69,7 +69,7 @@ def _found(answers: dict[str, Any]) -> Found:
 def test_vllm() -> None:
     with FakeEngine(vllm(ranks=2, topic="kv")) as engine:
         found = probe(engine.url)
-    assert found == Found(
+    assert found == EngineDescription(
         "vllm",
         "m",
         16,
@@ -114,7 +114,7 @@ def test_vllm_without_replay_and_with_what_the_settings_say() -> None:
 def test_sglang(path: str) -> None:
     with FakeEngine({path: sglang(ranks=2)["/server_info"]}) as engine:
         found = probe(engine.url)
-    assert found == Found(
+    assert found == EngineDescription(
         "sglang",
         "m",
         64,

@@ -11,7 +11,7 @@ import pytest
 
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig
-from kvatlas.service.discovery import Found, watch
+from kvatlas.service.discovery import EngineDescription, watch
 from kvatlas.service.discovery.probe import Prober
 
 from .fake_engine import FakeEngine, closed_port, sglang, vllm
@@ -203,7 +203,7 @@ def test_strange_answers_do_not_end_the_watch(
 ) -> None:
     asked = 0
 
-    async def whole(self: Prober) -> Found:
+    async def whole(self: Prober) -> EngineDescription:
         nonlocal asked
         asked += 1
         raise KeyError("x")

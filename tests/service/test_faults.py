@@ -94,7 +94,7 @@ def test_delays(arena: Arena) -> None:
 
 
 def test_a_second_publisher_on_the_endpoint(arena: Arena) -> None:
-    """It is recognised, costs the trust for a while, and leaves nothing behind."""
+    """The second publisher is recognised, costs the trust for a while, and leaves nothing behind."""
     before = counted(arena, "contradictions")
     for engine in arena.engines:
         engine.faults(stray=1.0)

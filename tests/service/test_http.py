@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tools.docs.metrics import served
 
 import kvatlas
 from kvatlas._native import Service
@@ -221,7 +222,7 @@ def test_ready_says_what_it_waits_for() -> None:
 SAMPLE = re.compile(r'(?P<name>[a-z_]+)(\{(?P<labels>([a-z_]+="(\\.|[^"\\])*",?)*)\})? (?P<value>-?[0-9.e+-]+)')
 
 
-def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publisher], repository: Path) -> None:
+def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publisher]) -> None:
     publisher = engine('na"me\n')
     publisher.publish({"type": "Surprise"})
     publisher.publish(stored([1], TOKENS[:4]))
@@ -246,14 +247,8 @@ def test_metrics_are_as_documented(service: Service, engine: Callable[..., Publi
     assert values['kvatlas_index_blocks{model="m",routing_group="default"}'] == 1
     assert values['kvatlas_streams{state="live"}'] == 1
     assert any(name.startswith("kvatlas_stream_refused_total{") for name in values)
-    page = (repository / "docs/reference/metrics.md").read_text()
-    documented = set(re.findall(r"^\| `((?:kvatlas|process)_[a-z_]+)`", page, re.MULTILINE))
-    assert documented == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
-
-
-@pytest.fixture
-def repository() -> Path:
-    return Path(__file__).resolve().parents[2]
+    # The page of the documentation is made from a service without engines.
+    assert set(served()) == {name + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
 
 
 def test_openapi_names_the_routes_that_exist(service: Service) -> None:
@@ -283,7 +278,8 @@ def test_openapi_refers_to_what_it_has(service: Service) -> None:
         place: Any = document
         for step in reference.removeprefix("#/").split("/"):
             place = place[step]
-    codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
+    about = document["components"]["schemas"]["Error"]["properties"]["code"]
+    codes = about["enum"]
     by_route = set(itertools.chain.from_iterable(collect(document, "x-error-codes")))
     # These two come from no route of their own: any other path, and a failure of the service.
     assert set(codes) == by_route | {"unknown_path", "internal"}
@@ -341,7 +337,7 @@ def of_sites(address: str) -> list[Answer]:
     return [*answers, ask(address, "GET", "/sites/status")]
 
 
-def test_every_code_is_given(engine: Callable[..., Publisher], service: Service, repository: Path) -> None:
+def test_every_code_is_given(engine: Callable[..., Publisher], service: Service) -> None:
     """Each documented code but "internal", which is a bug, and those that a client can hardly time."""
     engine(1).publish(stored([1], TOKENS[:4]), rank=5)
     until(lambda: query(service)["scores"])
@@ -444,7 +440,8 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     for client in pages:
         client.socket.close()
     document = ask(address, "GET", "/openapi.json").json
-    codes = document["components"]["schemas"]["Error"]["properties"]["code"]["enum"]
+    about = document["components"]["schemas"]["Error"]["properties"]["code"]
+    codes = about["enum"]
     others = {
         "internal": 500,
         "draining": 503,
@@ -455,5 +452,4 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service,
     }
     assert set(given) == set(codes) - set(others)
     assert all(400 <= status < 500 for status in given.values())
-    table = re.findall(r"^\| (\d{3}) \| `([a-z_]+)`", (repository / "docs/guides/service.md").read_text(), re.MULTILINE)
-    assert {code: int(status) for status, code in table} == given | others
+    assert {code: each["status"] for code, each in about["x-codes"].items()} == given | others

@@ -83,7 +83,7 @@ class Engine:
         return found | {next(iter(batch["answers"][0]["tokens"]), 0)}
 
     def usable(self, record: dict[str, Any], client: Client) -> set[int]:
-        """What the engine can reuse of a prompt, as each kind of answer has it."""
+        """The tokens of a prompt that the engine can reuse, as each kind of answer has them."""
         tokens, salt = record["tokens"], record["salt"]
         given = {} if salt is None else {"cache_salt": salt}
         hashes = [int(content) for content in content_hashes(tokens, block_size=BLOCK, salt=salt)]
@@ -126,7 +126,7 @@ def test_every_answer_of_the_engine(service: Service, publishers: Callable[[], P
 
 
 def test_of_windows_alone_the_events_may_not_tell(service: Service, publishers: Callable[[], Publisher]) -> None:
-    """By default vLLM names the blocks of a window that it keeps without saying which ones they are."""
+    """vLLM names by default the blocks of a window that it keeps, without saying which ones they are."""
     engine = Engine(service, publishers())
     last = -1
     for record in records("only-window"):

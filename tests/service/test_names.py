@@ -24,7 +24,7 @@ def asked(service: Service, model: str, **more: Any) -> Answer:
 
 @pytest.fixture
 def publisher(service: Service, engine: Callable[..., Publisher]) -> Publisher:
-    """Of an engine with names, which holds two blocks, and three with its adapter."""
+    """The publisher of an engine with names, which holds two blocks, and three with its adapter."""
     made = engine("w", **NAMES)
     made.publish(stored([1, 2], TOKENS[:8]), stored([11, 12, 13], TOKENS[:12], lora="sql"))
     until_scores(service, {"w": {"0": 8}})

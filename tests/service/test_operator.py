@@ -1,4 +1,4 @@
-"""What whoever runs the service sees of it: versions, metrics, lags, requests by name, the access log."""
+"""Tests of what whoever runs the service sees of it: versions, metrics, lags, requests by name, the access log."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ def merge(target: Any, patch: Any) -> Any:
     return target
 
 
-class Watching:
+class PageClient:
     """A client of `/ui/events`."""
 
     def __init__(self, service: Service, key: str | None = None) -> None:
@@ -116,7 +116,7 @@ def test_files_come_as_they_are_with_a_strict_policy(service: Service) -> None:
 
 
 def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
-    watching = Watching(service)
+    watching = PageClient(service)
     assert watching.headers["content-type"] == "text/event-stream"
 
     def is_live() -> bool:
@@ -137,7 +137,7 @@ def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
     assert ask(service.address, "POST", "/unregister", {"instance_id": "w"}).status == 200
     watching.read(lambda: watching.state["engines"] == {})
     # What it was told piece by piece is what somebody else is told at once.
-    other = Watching(service)
+    other = PageClient(service)
     other.read(lambda: True)
     watching.read(lambda: watching.state == other.state | {"connections": watching.state["connections"]})
     watching.close()
@@ -148,23 +148,23 @@ def test_events_need_the_key_and_files_do_not() -> None:
     with running(key="right") as service:
         assert ask(service.address, "GET", "/ui").status == 200
         for key in (None, "wrong"):
-            watching = Watching(service, key)
+            watching = PageClient(service, key)
             assert watching.status == 401
             watching.close()
-        watching = Watching(service, "right")
+        watching = PageClient(service, "right")
         assert watching.read(lambda: watching.state["kind"] == "service")
         watching.close()
 
 
 def test_so_many_pages_and_no_more(service: Service) -> None:
-    open_pages = [Watching(service) for _ in range(64)]
+    open_pages = [PageClient(service) for _ in range(64)]
     refused = ask(service.address, "GET", "/ui/events")
     assert (refused.status, refused.code) == (429, "too_many_viewers")
     for page in open_pages:
         page.close()
 
     def room() -> bool:
-        page = Watching(service)
+        page = PageClient(service)
         page.close()
         return page.status == 200
 
@@ -172,7 +172,7 @@ def test_so_many_pages_and_no_more(service: Service) -> None:
 
 
 def test_open_pages_do_not_hold_back_the_end(service: Service) -> None:
-    watching = Watching(service)
+    watching = PageClient(service)
     watching.read(lambda: True)
     ended: list[bool] = []
     thread = threading.Thread(target=lambda: ended.append(service.drain(DEADLINE)))
@@ -184,7 +184,7 @@ def test_open_pages_do_not_hold_back_the_end(service: Service) -> None:
 
 
 def test_who_does_not_read_costs_the_others_nothing(service: Service, engine: Publisher) -> None:
-    idle, quick = Watching(service), Watching(service)
+    idle, quick = PageClient(service), PageClient(service)
     end = time.monotonic() + 3
     number = 0
     while time.monotonic() < end:

@@ -93,7 +93,7 @@ def register(service: Service, worker: str, port: int, topic: str, **more: Any) 
 
 
 def scores(service: Service, tokens: list[int]) -> dict[str, dict[str, int]]:
-    """What trusted workers hold of a prompt."""
+    """The tokens of a prompt that trusted workers hold, by worker and rank."""
     answer = ask(service.address, "POST", "/query", {"model_name": MODEL, "token_ids": tokens})
     assert answer.status == 200, answer
     found: dict[str, dict[str, int]] = answer.json["scores"]
@@ -266,7 +266,7 @@ def test_the_replay_socket_shows_which_publisher_is_the_engine() -> None:
 
 
 def greeting() -> bytes:
-    """What a publisher says before its messages."""
+    """The bytes that a publisher sends before its messages."""
     ready = b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"
     return b"\xff\0\0\0\0\0\0\0\x01\x7f\x03\0NULL".ljust(64, b"\0") + bytes([4, len(ready)]) + ready
 
@@ -281,7 +281,7 @@ def test_a_connection_that_nobody_has_any_more_gives_way() -> None:
             sent = b"".join(bytes([int(at < 2), len(frame)]) + frame for at, frame in enumerate(frames))
             lost.sendall(greeting() + sent)
             until(lambda: scores(service, engine.tokens) == {"a": {"0": BLOCK_SIZE}})
-            engine.publish()
+            engine.connected().publish()
             until(lambda: stream(service, "a")["counters"]["rivals"] == 1)
             assert not stream(service, "a")["trusted"]
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 2 * BLOCK_SIZE}})

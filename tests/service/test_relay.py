@@ -59,11 +59,11 @@ class Node:
             return False
 
     def trusted(self) -> int:
-        """Of how many engines it is sure."""
+        """The number of engines that the service is sure of."""
         return sum(worker["streams"]["0"]["trusted"] for worker in self.ask("GET", "/workers")[1])
 
     def is_right(self, engines: list[EngineHandle], prompts: list[list[int]]) -> bool:
-        """Whether it says of all engines, which rest, what they hold."""
+        """True if the service says of all engines, which rest, what they hold."""
         truths = {engine.name: engine.match_all([Query(prompt) for prompt in prompts]) for engine in engines}
         for number, prompt in enumerate(prompts):
             answer = self.ask("POST", "/query", {"token_ids": prompt, "model_name": MODEL})[1]

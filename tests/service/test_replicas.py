@@ -26,7 +26,7 @@ NAME = "kvatlas-peers.test"
 
 @pytest.fixture
 def addresses(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the name has."""
+    """The addresses that the name has, to be changed by tests."""
     known: list[str] = []
     monkeypatch.setattr(socket, "getaddrinfo", with_name(NAME, lambda: known))
     return known

@@ -141,7 +141,7 @@ class Client:
     def _judged(
         self, pod: Replica, prompts: list[list[int]], truths: dict[str, Any], last: dict[str, int | None]
     ) -> bool:
-        """Whether it answered: if so, as the engines would."""
+        """True if the replica answered. Fails unless it then answers as the engines would."""
         try:
             end = time.monotonic() + DEADLINE
             while True:

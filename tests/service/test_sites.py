@@ -69,7 +69,7 @@ def send(top: Service, digest: bytes, block_size: int = BLOCK) -> httpx.Response
 
 
 def bounds(client: Client) -> dict[str, tuple[int, int]]:
-    """Of the sites that have something."""
+    """The bounds, in blocks, of the sites that have something."""
     if not client.site_statuses():
         return {}
     answer = client.sites(tokens=TOKENS, model=MODEL)

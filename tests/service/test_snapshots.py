@@ -73,7 +73,7 @@ class Process:
         return next((float(line.split()[-1]) for line in lines if line.startswith(f"{name} ")), 0.0)
 
     def saved(self) -> None:
-        """Until a snapshot is written that was begun after this."""
+        """Wait until a snapshot is written that was begun after this."""
         before = self.metric("kvatlas_snapshot_writes_total")
         until(lambda: self.metric("kvatlas_snapshot_writes_total") >= before + 2, "written")
 
@@ -86,13 +86,13 @@ def following(engines: dict[str, ReplayingEngine], **more: Any) -> Iterator[Serv
 
 
 def is_through(address: str, engines: dict[str, ReplayingEngine]) -> bool:
-    """It has applied all, and trusts all: it may doubt an engine for seconds that has just restarted."""
+    """True if the service has applied and trusts all: it may doubt an engine for seconds that has just restarted."""
     last = {name: engine.last_seq for name, engine in engines.items()}
     return all(stream["seq"] == last[name] and stream["trusted"] for name, stream in workers(address).items())
 
 
 def equal(address: str, other: str, engines: dict[str, ReplayingEngine]) -> None:
-    """Both have applied all, trust all, and hold the same: by their words, and block by block."""
+    """Check that both have applied all, trust all, and hold the same: by their words, and block by block."""
     for engine in engines.values():
         engine.paused.set()
     until(lambda: is_through(address, engines) and is_through(other, engines), "through")

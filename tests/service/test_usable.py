@@ -1,4 +1,4 @@
-"""What an engine can reuse of what it holds, and what nobody can know of engines that tell no salts."""
+"""Tests of what an engine can reuse of what it holds, and of what nobody can know of engines that tell no salts."""
 
 from __future__ import annotations
 

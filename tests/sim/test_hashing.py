@@ -1,4 +1,4 @@
-"""Made-up content."""
+"""Tests of the hashes of made-up content."""
 
 import numpy as np
 

@@ -137,7 +137,7 @@ def test_a_pool_has_blocks() -> None:
 
 
 class LiteralPool:
-    """The same rules as plainly as they can be put: lists, searched from end to end."""
+    """The rules of a block pool, as plainly as they can be put: lists, searched from end to end."""
 
     def __init__(self, blocks: int) -> None:
         self.queue = list(range(blocks))

@@ -1,4 +1,4 @@
-"""What is counted about a trace, and the caches it is compared with."""
+"""Tests of what is counted about a trace, and of the caches it is compared with."""
 
 import random
 

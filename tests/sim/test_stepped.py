@@ -15,6 +15,7 @@ from kvatlas.events import Clear, Event, Remove, Store
 from kvatlas.sim import Deaf, EngineConfig, Recorder, Request, State
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
+from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.stepped import SteppedEngine
 
 SIZE = 4
@@ -270,6 +271,40 @@ def test_what_dies_gives_back_its_requests() -> None:
         mock.submit(each, 0)
     assert mock.die(10) == requests
     assert mock.due is None
+
+
+def share(engines: int, blocks: int) -> list[SteppedEngine]:
+    """Engines of one pool."""
+    pool = BlockPool(blocks)
+    config = EngineConfig(block_size=SIZE, blocks=blocks, chunk=None)
+    return [SteppedEngine(f"w{n}", config, SECOND, Recorder(), None, pool) for n in range(engines)]
+
+
+def test_what_dies_gives_its_blocks_back_to_a_shared_pool() -> None:
+    one, other = share(2, 4)
+    one.submit(request(0, [1, 2], 10, output=6), 0)
+    other.submit(request(1, [3, 4], 10, output=2), 1)
+    assert other.due is None  # no room
+    one.die(2)
+    other.look_for_room(2)
+    other.drain()
+    assert (other.counters.prompt_tokens, other.pool.free) == (10, 4)
+
+
+def test_a_run_of_decoding_steps_ends_where_others_give_room_back() -> None:
+    one, other = share(2, 6)
+    for n, contents in enumerate(([1, 2, 3, 4], [5, 6, 7, 8])):
+        (one, other)[n].submit(request(n, contents, (1, 14)[n], output=(4, 2)[n]), 0)
+    late = request(2, [11, 12], 12, output=1)
+    one.submit(late, 0.5)
+    one.run_until(2)
+    other.run_until(2)  # it ends there: the pool has room
+    due = one.due
+    one.look_for_room(2.5)
+    assert due == 4
+    assert one.due == 3
+    one.drain()
+    assert late.first_token == 4
 
 
 def test_a_slow_machine_takes_longer_for_everything() -> None:

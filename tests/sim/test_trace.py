@@ -35,7 +35,7 @@ def test_a_line() -> None:
         (b"\x1f\x8b\x08\x00\xff", "not text .the file is compressed with gzip: unpack it first"),
         (b"\x28\xb5\x2f\xfd\x24", "compressed with zstd"),
         (b"PAR1\x15\x04", "the file is in Parquet; what is wanted is JSON lines"),
-        (b"TIMESTAMP,ContextTokens,GeneratedTokens", "not JSON: the file looks like CSV; what is wanted is JSON lines"),
+        (b"TIMESTAMP,ContextTokens,GeneratedTokens", "not JSON: the file looks like CSV: `kvatlas trace FILE"),
         (b'"2024-05-10 00:00:00.009930+00:00",2162,5', "the file looks like CSV"),
         (b"0\t600\t2", "the file looks like CSV"),
         (b"[", "the file is a single JSON array; what is wanted is JSON lines, an object for each request"),

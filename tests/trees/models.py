@@ -32,8 +32,8 @@ class Match(NamedTuple):
 
 
 @dataclass
-class Held:
-    """What a node knows of one of its tenants."""
+class ModelTenant:
+    """A node's record of one of its tenants."""
 
     since: int
     used: int
@@ -41,7 +41,7 @@ class Held:
     priority: int
 
 
-POLICIES: Mapping[EvictionPolicy, Callable[[Held], tuple[int, ...]]] = {
+POLICIES: Mapping[EvictionPolicy, Callable[[ModelTenant], tuple[int, ...]]] = {
     "lru": lambda held: (held.used,),
     "lfu": lambda held: (held.hits, held.used),
     "fifo": lambda held: (held.since,),
@@ -52,7 +52,7 @@ POLICIES: Mapping[EvictionPolicy, Callable[[Held], tuple[int, ...]]] = {
 
 
 def shared(one: Path, other: Path) -> int:
-    """How long the beginning is that two paths have in common."""
+    """The length of the beginning that two paths have in common."""
     length = min(len(one), len(other))
     return next((i for i in range(length) if one[i] != other[i]), length)
 
@@ -68,7 +68,7 @@ class TreeModel:
     unit: int = 1  # what an element of a path counts: 1 for a character, the page size for a page
     policy: EvictionPolicy = "lru"
     now: int = 0
-    nodes: dict[Path, dict[str, Held]] = field(default_factory=dict)
+    nodes: dict[Path, dict[str, ModelTenant]] = field(default_factory=dict)
 
     # what there is
 
@@ -118,7 +118,7 @@ class TreeModel:
         self.nodes.setdefault(key, {})
         for path, owners in self.nodes.items():
             if key[: len(path)] == path:
-                held = owners.setdefault(tenant, Held(self.now + 1, 0, 0, priority))
+                held = owners.setdefault(tenant, ModelTenant(self.now + 1, 0, 0, priority))
                 held.priority = max(held.priority, priority)
         self.use(tenant, key)
 

@@ -71,7 +71,7 @@ class Pair:
         self.same(self.tree.match_and_insert(self.given(key), tenant), wanted)
 
     def match_and_insert_with(self, key: Any, other: str | None) -> None:
-        """Who matched keeps it if most of it matched, as a router does; else it goes to another, or nobody."""
+        """Give a key to the tenant of the match if most of it matched, as a router does; else to another, or nobody."""
         called = []
 
         def select(found: TreeMatch | Match) -> str | None:

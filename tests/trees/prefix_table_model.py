@@ -30,7 +30,7 @@ class Pod:
 
 
 class PrefixTableModel:
-    """See the module's text."""
+    """A prefix table that remembers what each pod said: see the module's text."""
 
     def __init__(self, block_size: int, seed: int) -> None:
         self.block_size, self.seed = block_size, seed
@@ -102,7 +102,7 @@ class PrefixTableModel:
         return percents
 
     def entries(self) -> int:
-        """How many prefixes anybody holds."""
+        """The number of prefixes that anybody holds."""
         return sum(
             len({p for pod in pods.values() for p in pod.added.union(*(m.prefixes for m in pod.names.values()))})
             for pods in self.pods.values()

@@ -24,7 +24,7 @@ class Block:
 
 
 def kinds(choose: random.Random, tokens: list[int]) -> Any:
-    """The same tokens in one of the ways they may come."""
+    """The tokens in one of the ways they may come."""
     ways: list[Callable[[], Any]] = [
         lambda: tokens,
         lambda: tuple(tokens),

@@ -1,4 +1,4 @@
-"""What the trees refuse: with which error and code, in which words, and without a trace."""
+"""Tests of what the trees refuse: with which error and code, in which words, and without a trace."""
 
 from collections.abc import Callable
 from typing import Any
@@ -188,7 +188,7 @@ def test_the_signatures_are_as_documented(make: Callable[[], Any]) -> None:
 
 
 def test_whose_own_code_fails() -> None:
-    class Broken:
+    class FailingSequence:
         def __len__(self) -> int:
             return 16
 
@@ -197,7 +197,7 @@ def test_whose_own_code_fails() -> None:
 
     tree: Any = TokenTree()
     with pytest.raises((LookupError, InvalidTypeError)):
-        tree.insert_tokens(Broken(), "w")
+        tree.insert_tokens(FailingSequence(), "w")
     with pytest.raises(RuntimeError, match="the names broke"):
         tree.find(tokens=[1] * 16).best(
             1, (_ for _ in iter(lambda: (_ for _ in ()).throw(RuntimeError("the names broke")), 0))

@@ -1,4 +1,4 @@
-"""What the trees evict, in which order, and on whose account."""
+"""Tests of what the trees evict, in which order, and on whose account."""
 
 from collections.abc import Callable
 from typing import Any

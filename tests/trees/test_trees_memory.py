@@ -121,7 +121,7 @@ def test_bytes_is_what_the_process_takes(kind: str) -> None:
 
 
 def with_small_stack(work: Callable[[], None]) -> None:
-    """In a thread with 128 KiB of stack."""
+    """Run `work` in a thread with 128 KiB of stack."""
     before = threading.stack_size(128 * 1024)
     try:
         with ThreadPoolExecutor(1) as pool:

@@ -36,7 +36,7 @@ def test_entries_keep_their_tree() -> None:
 
 
 def test_entries_make_the_tree_again() -> None:
-    """What to do instead of the original's merge, whose times mean nothing in another process."""
+    """Entries are inserted instead of the original's merge, whose times mean nothing in another process."""
     tree, other = StringTree(), StringTree()
     for text, tenant in [("ab", "a"), ("abcde", "b"), ("abcxy", "a"), ("é", "c")]:
         tree.insert_text(text, tenant)

@@ -13,7 +13,7 @@ from tests.threads import run, times
 from kvatlas.trees import StringTree, TokenTree, hash_node_path, hash_token_path
 from kvatlas.types import EvictionPolicy
 
-from .models import Held, Path, TreeModel, text_path, token_path
+from .models import ModelTenant, Path, TreeModel, text_path, token_path
 from .pairs import Keys, find, seeded
 
 pytestmark = pytest.mark.usefixtures("frequent_switches")
@@ -26,9 +26,9 @@ def path_of(key: Any, page: int | None) -> Path:
 
 
 def equals_a_recount(tree: Any, page: int | None, keys: list[Any]) -> None:
-    """What the tree says of itself is what its entries say, and so is every answer."""
+    """The tree says of itself what its entries say, and so does every answer."""
     entries = list(tree.iter_entries())
-    nodes = {path_of(path, page): {t: Held(0, used, 0, 0) for t, used in tenants} for path, tenants in entries}
+    nodes = {path_of(path, page): {t: ModelTenant(0, used, 0, 0) for t, used in tenants} for path, tenants in entries}
     model = TreeModel(page or 1, nodes=nodes)
     assert len(nodes) == len(entries) == tree.node_count
     assert tree.tenant_sizes() == tree.get_used_size_per_tenant() == model.sizes()

@@ -31,7 +31,7 @@ Stored = BlockIndex | ReferenceIndex | NestedDict | Rung
 
 
 def fed(index: Stored) -> Stored:
-    """Told that "a" holds three of the prompt's blocks and "b" one."""
+    """The index, told that "a" holds three of the prompt's blocks and "b" one."""
     index.store("a", block_hashes=[1, 2, 3], tokens=PROMPT[:48])
     index.store("b", block_hashes=[1], tokens=PROMPT[:16])
     if isinstance(index, Rung):
@@ -112,7 +112,7 @@ ANSWERS: dict[str, tuple[Callable[[], PrefixMatch], int, Unit]] = {
 
 @pytest.mark.parametrize(("find", "one", "unit"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_is_one(find: Callable[[], PrefixMatch], one: int, unit: Unit) -> None:
-    """The same question and the same answer, in units of which `one` make a block."""
+    """Each structure gets one question and gives one answer, in units of which `one` make a block."""
     found = find()
     assert isinstance(found, PrefixMatch)
     assert (found.depth, found.length, found.unit) == (3 * one, 4 * one, unit)
@@ -162,7 +162,7 @@ def test_a_router_swaps_them(index: PrefixIndex) -> None:
 
 
 def test_a_router_of_ones_own() -> None:
-    """What a user writes to have an index of their own taken for one."""
+    """A user's own index is taken for one if it has a `find` like this."""
 
     class Everybody:
         def __init__(self, workers: Collection[str]) -> None:

@@ -22,7 +22,7 @@ class Page:
 
 
 class TrieModel:
-    """See the module's text. `keys` are whole sequences of tokens from the root on."""
+    """The trie of the module's text. `keys` are whole sequences of tokens from the root on."""
 
     def __init__(self, page_size: int) -> None:
         self.page_size = page_size
@@ -42,7 +42,7 @@ class TrieModel:
             self.pages[child].starts_node = True
 
     def insert(self, tokens: Sequence[Hashable], blocks: Sequence[Any]) -> int:
-        """How many blocks were not taken."""
+        """Insert blocks; return the number of those that were known, and so not taken."""
         known = self.match(tokens)
         if len(known) < len(blocks):
             self.clock += 1

@@ -25,7 +25,7 @@ def salted(index: BlockIndex, worker: str = "w", rank: int = 0) -> None:
 
 
 def goes_on(index: BlockIndex, worker: str = "w", rank: int = 0) -> int:
-    """How far the prompt goes under the salt once its third block is stored without showing it."""
+    """The depth of the prompt under the salt once its third block is stored without showing it."""
     index.apply(worker, batch(Stored([12], 11, SIX[4:], 2), rank=rank))
     return index.find(tokens=SIX, salt="s").by_rank().get((worker, rank), 0)
 

@@ -13,7 +13,7 @@ from kvatlas.wire import Batch, Cleared, Event, Removed, Stored, decode_batch, e
 
 
 def decoded(*events: Any, rank: Any = 0) -> Batch:
-    """What other software's encoder makes of plain values, decoded."""
+    """The batch that other software's encoder makes of plain values, decoded."""
     return decode_batch(msgspec.msgpack.encode([1.5, events, rank]))
 
 
@@ -129,7 +129,7 @@ def test_batches_and_refusals() -> None:
     assert repr(batch) == "Batch(timestamp=1.5, rank=None, events=1, refused=1)"
     (refused,) = batch.refused
     assert (refused.at, refused.events, refused.reason) == (1, 1, "unknown_event")
-    assert repr(refused) == "Refused(at=1, events=1, reason='unknown_event', detail='unknown event: \"Other\"')"
+    assert repr(refused) == "RefusedEvent(at=1, events=1, reason='unknown_event', detail='unknown event: \"Other\"')"
     assert batch == decoded(["AllBlocksCleared"], {"type": "Other"}, rank=None)
     assert batch != decoded(["AllBlocksCleared"], rank=None)
     assert batch.events is batch.events

@@ -26,18 +26,22 @@ def _use_checkout() -> None:
 
 _use_checkout()  # mkdocs loads this file by its path
 
-from tools.docs import cli, configuration, errors, http  # noqa: E402 - the path is set above
+from tools.docs import cli, configuration, errors, http, metrics, router_metrics, routes  # noqa: E402 - the path is set above
 
 GENERATORS: dict[str, Callable[[], str]] = {
     "cli": cli.page,
     "errors": errors.page,
     "http": http.page,
+    "metrics": metrics.page,
+    "router_metrics": router_metrics.page,
+    "router_routes": routes.router_page,
     "router_settings": configuration.router_page,
+    "service_routes": routes.service_page,
     "settings": configuration.page,
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-_WATCHED = ("python", "crates/service/src/http/openapi.json", "tools/docs", "CHANGELOG.md")
+_WATCHED = ("python", "crates/router/src/routes", "crates/service/src/http", "tools/docs", "CHANGELOG.md")
 
 
 def fill(markdown: str) -> str:

@@ -14,7 +14,7 @@ _HEAD = ("field", "type", "meaning")
 
 
 def page(document: Path = DOCUMENT) -> str:
-    """Every route with what it takes and answers, then the schemas."""
+    """Every route with what it takes and answers, then the schemas, then the codes of errors."""
     api = json.loads(document.read_text(encoding="utf-8"))
     schemas: dict[str, Any] = api["components"]["schemas"]
     known: dict[str, Any] = api["components"]["parameters"]
@@ -27,7 +27,9 @@ def page(document: Path = DOCUMENT) -> str:
     parts.append("## Schemas")
     for name, schema in schemas.items():
         parts += _schema(name, schema, schemas)
-    return join(parts)
+    codes = schemas["Error"]["properties"]["code"]["x-codes"]
+    rows = [(str(about["status"]), code(name), cell(about["when"])) for name, about in codes.items()]
+    return join([*parts, "## Error codes", table(("status", "code", "when"), rows)])
 
 
 def _route(path: str, method: str, about: dict[str, Any], schemas: dict[str, Any]) -> list[str]:

@@ -82,7 +82,7 @@ fn serve(mut stream: TcpStream, chunks: usize) -> Option<()> {
     }
 }
 
-/// What this thread took of the processor.
+/// Returns the seconds of processor time that this thread has taken so far.
 fn processor() -> f64 {
     let text = std::fs::read_to_string("/proc/thread-self/schedstat").expect("Linux");
     let nanoseconds: f64 = text.split(' ').next().and_then(|first| first.parse().ok()).expect("a number");

@@ -8,16 +8,16 @@ use serde::Serialize;
 use crate::adapters::Adapter;
 use crate::shrink::{describe, shrink, truth};
 use crate::specs::Spec;
-use crate::workload::{Spelled, Workload};
+use crate::workload::{PlainEvent, Workload};
 
 /// An index of any kind, for asking rather than timing.
 pub trait Live {
-    fn take(&mut self, spelled: &Spelled);
+    fn take(&mut self, spelled: &PlainEvent);
     fn answer(&mut self, contents: &[u64]) -> Vec<(u32, u32)>;
 }
 
 impl<A: Adapter> Live for A {
-    fn take(&mut self, spelled: &Spelled) {
+    fn take(&mut self, spelled: &PlainEvent) {
         let mut event = Self::event(spelled);
         self.apply(&mut event);
     }
@@ -72,7 +72,7 @@ pub fn compare(w: &Workload, makers: &[&Maker], samples: usize) -> Comparison {
         ..Comparison::default()
     };
     let mut held = vec![HashMap::new(); w.spec.engines as usize];
-    let (mut spelled, mut contents) = (Spelled::default(), Vec::new());
+    let (mut spelled, mut contents) = (PlainEvent::default(), Vec::new());
     let stride = (w.first_lap / samples.max(1)).max(1);
     for number in 0..w.first_lap {
         // Before the request's events (what a router asks) and, for every other sample, after them.
@@ -139,17 +139,17 @@ fn explain(
     let mut query = Vec::new();
     w.query(number, &mut query);
     let events: Vec<_> = (0..number + usize::from(after)).flat_map(|n| w.events_of(n)).collect();
-    let spell = |all: bool| -> Vec<Spelled> {
+    let spell = |all: bool| -> Vec<PlainEvent> {
         let chosen = events.iter().filter(|e| all || e.engine == engine);
         chosen
             .map(|event| {
-                let mut out = Spelled::default();
+                let mut out = PlainEvent::default();
                 w.spell(event, &mut out);
                 out
             })
             .collect()
     };
-    let wrong = |events: &[Spelled]| {
+    let wrong = |events: &[PlainEvent]| {
         let Some(expected) = truth(events, &query) else { return false };
         let Ok(mut index) = (maker.make)(&w.spec) else { return false };
         events.iter().for_each(|event| index.take(event));

@@ -9,10 +9,10 @@ use std::path::Path;
 
 use serde_json::json;
 
-use crate::workload::{Spelled, Workload};
+use crate::workload::{PlainEvent, Workload};
 
 pub fn dump(w: &Workload, path: &Path) -> Result<(), String> {
-    let mut spelled = Spelled::default();
+    let mut spelled = PlainEvent::default();
     let mut contents = Vec::new();
     let mut write = || -> std::io::Result<()> {
         let mut out = BufWriter::new(File::create(path)?);

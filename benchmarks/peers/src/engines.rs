@@ -19,7 +19,7 @@ pub struct Piece {
     pub hi: u8,
 }
 
-/// What a request found and got: blocks `0..hit` were cached, `hit..end` are new. `end` is less than the
+/// The blocks that a request found and got: `0..hit` were cached, `hit..end` are new. `end` is less than the
 /// request only if the pool cannot hold it.
 pub struct Admission {
     pub hit: u32,

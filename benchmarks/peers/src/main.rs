@@ -27,7 +27,7 @@ use trace::Trace;
 use workload::Workload;
 
 #[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+static ALLOCATOR: alloc::CountingAllocator = alloc::CountingAllocator;
 
 type Round = fn(&Workload, measure::Clock, u64) -> Result<measure::Round, String>;
 type Threads = fn(&Workload, measure::Clock, u64, Duration) -> Result<Option<threads::Threads>, String>;

@@ -1,4 +1,4 @@
-//! What is measured of one index on one thread: lookups, events, memory.
+//! Measurements of one index on one thread: lookups, events, memory.
 
 use std::time::Instant;
 
@@ -7,7 +7,7 @@ use serde::Serialize;
 use crate::adapters::Adapter;
 use crate::alloc;
 use crate::rng::Rng;
-use crate::workload::{Spelled, Workload};
+use crate::workload::{PlainEvent, Workload};
 
 /// Events handed to an index with a queue before it is waited for, when its throughput is measured.
 const QUEUED: usize = 256;
@@ -123,7 +123,7 @@ pub fn round<A: Adapter>(w: &Workload, clock: Clock, shuffle: u64) -> Result<Rou
     let mut index = A::build(&w.spec)?;
     let mut found = Latencies { all: Vec::with_capacity(w.first_lap), clock };
     let (mut store, mut remove) = (Kind::default(), Kind::default());
-    let (mut contents, mut spelled) = (Vec::new(), Spelled::default());
+    let (mut contents, mut spelled) = (Vec::new(), PlainEvent::default());
     let mut refused_events = 0;
     for number in 0..w.first_lap {
         w.query(number, &mut contents);
@@ -167,7 +167,7 @@ pub fn round<A: Adapter>(w: &Workload, clock: Clock, shuffle: u64) -> Result<Rou
 /// Throughput of an index with a queue: chunks of events handed over, then waited for.
 fn queued<A: Adapter>(w: &Workload) -> Result<f64, String> {
     let mut index = A::build(&w.spec)?;
-    let mut spelled = Spelled::default();
+    let mut spelled = PlainEvent::default();
     let (mut spent, mut blocks) = (0, 0);
     let mut chunk = Vec::with_capacity(QUEUED);
     let events = (0..w.first_lap).flat_map(|number| w.events_of(number));
@@ -195,12 +195,12 @@ fn queued<A: Adapter>(w: &Workload) -> Result<f64, String> {
 /// Bytes asked of the allocator by one index.
 #[derive(Clone, Debug, Serialize)]
 pub struct Memory {
-    /// With everything of the first lap applied.
+    /// Bytes that are allocated with everything of the first lap applied.
     pub live: i64,
     pub peak: i64,
-    /// Live, for each block an engine holds.
+    /// Bytes live for each block that an engine holds.
     pub held_block: f64,
-    /// When every block has been removed by events; when the index has been dropped.
+    /// Bytes that are left when every block has been removed by events, and when the index has been dropped.
     pub emptied: i64,
     pub dropped: i64,
     /// The index's own account, when it was full.
@@ -209,7 +209,7 @@ pub struct Memory {
 
 /// Fills an index, empties it by events, drops it, all under the counting allocator.
 pub fn memory<A: Adapter>(w: &Workload) -> Result<Memory, String> {
-    let mut spelled = Spelled::default();
+    let mut spelled = PlainEvent::default();
     // Spell the largest events first, so that growth of the buffer is not counted.
     spelled.names.reserve(1 << 16);
     spelled.contents.reserve(1 << 16);

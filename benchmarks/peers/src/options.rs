@@ -61,10 +61,7 @@ impl Options {
                     options.thread_time = Duration::from_millis(300);
                 }
                 "--workloads" => options.workloads = Some(list(&value()?, &["W1", "W2", "W3", "W4", "W4r", "W5"])?),
-                "--only" => {
-                    options.only =
-                        Some(list(&value()?, &INDEXES)?)
-                }
+                "--only" => options.only = Some(list(&value()?, &INDEXES)?),
                 "--phases" => options.phases = Some(list(&value()?, &["time", "memory", "compare", "threads"])?),
                 "--rounds" => options.rounds = number(&argument, &value()?)?.max(1),
                 "--requests" => options.requests = Some(number(&argument, &value()?)?.max(1)),

@@ -1,4 +1,4 @@
-//! What a run found: the tables it prints and the JSON it writes.
+//! The report of a run: the tables it prints and the JSON it writes.
 
 use std::fmt::Write as _;
 use std::process::Command;
@@ -128,7 +128,7 @@ impl Machine {
     }
 }
 
-/// What a command prints, or nothing if it cannot be run: the report names what it can.
+/// Returns what a command prints, or nothing if it cannot be run: the report names what it can.
 fn output(command: &str, arguments: &[&str]) -> String {
     let ran = Command::new(command).args(arguments).output().ok().filter(|o| o.status.success());
     ran.map_or_else(String::new, |o| String::from_utf8_lossy(&o.stdout).trim().to_owned())
@@ -155,7 +155,7 @@ impl IndexResult {
         Self { name, refused: None, rounds: Vec::new(), threads: Vec::new(), memory: None }
     }
 
-    /// Whether it lost events, or answered wrongly: its numbers are then those of another content.
+    /// True if the index lost events, or answered wrongly: its numbers are then those of another content.
     pub fn failed(&self, comparison: Option<&Comparison>) -> bool {
         let wrong =
             |c: &Comparison| c.indexes.iter().zip(&c.wrong).any(|(name, &wrong)| *name == self.name && wrong > 0);

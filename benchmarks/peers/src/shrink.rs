@@ -1,4 +1,4 @@
-//! From a stream on which an index answers wrongly to the smallest one found that still shows it.
+//! Shrinks a stream on which an index answers wrongly to the smallest one found that still shows it.
 //!
 //! Delta debugging: leave out ever smaller stretches of events, then trim what is left, as long as the answer stays
 //! wrong. Only streams an engine could emit are tried (parents held, no block stored twice, nothing unknown
@@ -7,13 +7,13 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use crate::workload::Spelled;
+use crate::workload::PlainEvent;
 
-/// What one engine holds: block name -> (parent, content).
+/// The blocks that one engine holds: block name -> (parent, content).
 type Held = HashMap<u64, (Option<u64>, u64)>;
 
 /// The plain truth about a stream: the depth of every engine, or `None` if no engine would emit it.
-pub fn truth(events: &[Spelled], query: &[u64]) -> Option<Vec<(u32, u32)>> {
+pub fn truth(events: &[PlainEvent], query: &[u64]) -> Option<Vec<(u32, u32)>> {
     let mut engines: HashMap<u32, Held> = HashMap::new();
     for event in events {
         let held = engines.entry(event.engine).or_default();
@@ -53,7 +53,11 @@ fn depth(held: &Held, query: &[u64]) -> u32 {
 }
 
 /// The smallest stream found for which `wrong` still holds. `wrong` must hold for `events`.
-pub fn shrink(mut events: Vec<Spelled>, limit: Duration, mut wrong: impl FnMut(&[Spelled]) -> bool) -> Vec<Spelled> {
+pub fn shrink(
+    mut events: Vec<PlainEvent>,
+    limit: Duration,
+    mut wrong: impl FnMut(&[PlainEvent]) -> bool,
+) -> Vec<PlainEvent> {
     let start = Instant::now();
     loop {
         let before = size(&events);
@@ -97,7 +101,7 @@ pub fn shrink(mut events: Vec<Spelled>, limit: Duration, mut wrong: impl FnMut(&
 }
 
 /// A store loses its last blocks; a removal its first (what is removed first is deepest).
-fn trim(event: &mut Spelled, blocks: usize) {
+fn trim(event: &mut PlainEvent, blocks: usize) {
     if event.store {
         event.names.truncate(event.names.len() - blocks);
         event.contents.truncate(event.names.len());
@@ -106,12 +110,12 @@ fn trim(event: &mut Spelled, blocks: usize) {
     }
 }
 
-fn size(events: &[Spelled]) -> usize {
+fn size(events: &[PlainEvent]) -> usize {
     events.iter().map(|e| 1 + e.names.len()).sum()
 }
 
 /// The stream as text, blocks numbered in order of appearance.
-pub fn describe(events: &[Spelled], query: &[u64]) -> String {
+pub fn describe(events: &[PlainEvent], query: &[u64]) -> String {
     let mut numbers: HashMap<u64, usize> = HashMap::new();
     let mut text = String::new();
     for event in events {
@@ -134,21 +138,21 @@ pub fn describe(events: &[Spelled], query: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::{describe, shrink, truth};
-    use crate::workload::Spelled;
+    use crate::workload::PlainEvent;
     use std::time::Duration;
 
-    fn store(engine: u32, parent: Option<u64>, names: &[u64]) -> Spelled {
-        Spelled { engine, store: true, parent, names: names.to_vec(), contents: names.to_vec() }
+    fn store(engine: u32, parent: Option<u64>, names: &[u64]) -> PlainEvent {
+        PlainEvent { engine, store: true, parent, names: names.to_vec(), contents: names.to_vec() }
     }
 
     #[test]
     fn finds_the_two_events_that_matter() {
         let mut events: Vec<_> = (0..40).map(|i| store(i % 3, None, &[1_000 + u64::from(i)])).collect();
         events.insert(7, store(0, None, &[1, 2, 3, 4, 5]));
-        events.insert(30, Spelled { engine: 0, store: false, names: vec![5, 4], ..Spelled::default() });
+        events.insert(30, PlainEvent { engine: 0, store: false, names: vec![5, 4], ..PlainEvent::default() });
         let query = [1, 2, 3, 4, 5];
         // Says "wrong" of any stream in which engine 0 first held block 4 and then lost it.
-        let wrong = |events: &[Spelled]| {
+        let wrong = |events: &[PlainEvent]| {
             truth(events, &query).is_some() && events.iter().any(|e| !e.store && e.names.contains(&4))
         };
         let small = shrink(events, Duration::from_secs(5), wrong);

@@ -11,7 +11,7 @@ pub struct Spec {
     pub per_id: u8,
     /// Blocks an engine can hold.
     pub capacity: u32,
-    /// Whether every engine names its blocks in its own way.
+    /// True if every engine names its blocks in its own way.
     pub own_names: bool,
     /// Only so many of the trace's first requests, to bound the time or to end with caches that are just full.
     pub limit: usize,

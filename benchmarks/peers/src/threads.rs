@@ -13,7 +13,7 @@ use serde::Serialize;
 use crate::adapters::Concurrent;
 use crate::measure::{Clock, nanoseconds};
 use crate::rng::Rng;
-use crate::workload::{Spelled, Workload};
+use crate::workload::{PlainEvent, Workload};
 
 /// Events the writer applies between two looks at its clock.
 const CHUNK: usize = 512;
@@ -41,7 +41,7 @@ pub fn threads<A: Concurrent>(
     time: Duration,
 ) -> Result<Option<Threads>, String> {
     let mut index = A::build(&w.spec)?;
-    let mut spelled = Spelled::default();
+    let mut spelled = PlainEvent::default();
     for number in 0..w.first_lap {
         for event in w.events_of(number) {
             w.spell(event, &mut spelled);
@@ -50,11 +50,11 @@ pub fn threads<A: Concurrent>(
         }
     }
     index.settle();
-    let lap: Vec<Spelled> = w
+    let lap: Vec<PlainEvent> = w
         .events_after_first_lap()
         .iter()
         .map(|event| {
-            let mut out = Spelled::default();
+            let mut out = PlainEvent::default();
             w.spell(event, &mut out);
             out
         })
@@ -121,7 +121,7 @@ fn write<A: Concurrent>(
     reader: &A::Reader,
     writer: &mut A::Writer,
     events: &mut [A::Event],
-    lap: &[Spelled],
+    lap: &[PlainEvent],
     enough: impl Fn() -> bool,
 ) -> f64 {
     let (mut spent, mut blocks) = (Duration::ZERO, 0);

@@ -19,7 +19,7 @@ const NAME: &str = "conversation_trace.jsonl";
 pub struct Trace {
     /// Block ids of each request, in order of arrival.
     pub requests: Vec<Vec<u32>>,
-    /// Where it came from, for the report.
+    /// The file or generator that the trace came from, for the report.
     pub source: String,
 }
 

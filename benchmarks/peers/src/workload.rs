@@ -11,7 +11,7 @@ use crate::rng::{Rng, mix};
 use crate::specs::Spec;
 use crate::trace::Trace;
 
-/// What one engine announces.
+/// An event that one engine announces.
 #[derive(Clone, Copy)]
 pub struct Event {
     pub engine: u32,
@@ -28,7 +28,7 @@ enum What {
 
 /// One event spelled out. For a removal `contents` is empty.
 #[derive(Default, Clone, Debug)]
-pub struct Spelled {
+pub struct PlainEvent {
     pub engine: u32,
     pub store: bool,
     pub parent: Option<u64>,
@@ -46,7 +46,7 @@ pub struct Workload {
     seed: u64,
     ids: Vec<u32>,
     requests: Vec<Request>,
-    /// How many of the requests are the trace; the rest repeat it (see [`Workload::build`]).
+    /// Number of the leading requests that are the trace; the rest repeat it (see [`Workload::build`]).
     pub first_lap: usize,
     events: Vec<Event>,
     pieces: Vec<Piece>,
@@ -158,7 +158,7 @@ impl Workload {
     }
 
     /// Spells out an event.
-    pub fn spell(&self, event: &Event, out: &mut Spelled) {
+    pub fn spell(&self, event: &Event, out: &mut PlainEvent) {
         out.engine = event.engine;
         out.names.clear();
         out.contents.clear();
@@ -223,7 +223,7 @@ impl Workload {
     }
 }
 
-/// Which engines run each request.
+/// Chooses the engines that run each request.
 ///
 /// A conversation is known by the second trace block (the first is the system prompt they all share). With one
 /// copy, a request follows its conversation's last engine nine times in ten, as behind a cache-aware router, and
@@ -264,7 +264,7 @@ fn route(spec: &Spec, trace: &Trace, seed: u64) -> Vec<Vec<u32>> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Spelled, Workload};
+    use super::{PlainEvent, Workload};
     use crate::specs::SPECS;
     use crate::trace::Trace;
     use std::collections::{HashMap, HashSet};
@@ -278,7 +278,7 @@ mod tests {
             spec.copies = spec.copies.min(4);
             let w = Workload::build(spec, &trace, 5, 2);
             let mut held: HashSet<(u32, u64)> = HashSet::new();
-            let mut out = Spelled::default();
+            let mut out = PlainEvent::default();
             let mut apply = |event, held: &mut HashSet<(u32, u64)>| {
                 w.spell(event, &mut out);
                 if out.store {

@@ -80,7 +80,7 @@ impl Chains {
         self.names.len()
     }
 
-    /// Whether there are none.
+    /// True if there are no chains.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.names.is_empty()

@@ -1,4 +1,4 @@
-//! How engines name blocks, for those that compute names from tokens.
+//! Dialects: the ways in which engines name blocks, for those that compute names from tokens.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,10 +12,10 @@ use crate::encode::{cbor_block, cbor_text, pickle_block, pickled_text};
 /// The seed of vLLM's names where none is set.
 const DEFAULT_SEED: &str = "vllm-none-hash";
 
-/// What SGLang puts before a salt.
+/// Bytes that SGLang puts before a salt.
 const SGLANG_SALT: &[u8] = b"sglang-cache-salt-v1\0";
 
-/// What is computed.
+/// Algorithm by which an engine computes the digests of blocks.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Algorithm {
     /// vLLM's default: SHA-256 of a pickle.
@@ -34,7 +34,7 @@ impl Algorithm {
     /// vLLM's, as its option names them.
     const VLLM: [Self; 4] = [Self::Sha256, Self::Sha256Cbor, Self::Xxhash, Self::XxhashCbor];
 
-    /// Its name.
+    /// Name of the algorithm.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -47,30 +47,30 @@ impl Algorithm {
     }
 }
 
-/// What is computed, from which seed.
+/// Scheme of digests: the algorithm and its seed.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Scheme {
-    /// What is computed.
+    /// Algorithm of the digests.
     pub algorithm: Algorithm,
     /// The seed; none for those without, and for vLLM's own.
     pub seed: Option<Arc<str>>,
 }
 
-/// How a digest is sent.
+/// Form in which an engine sends a digest.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug)]
 pub enum Form {
-    /// As an integer of 64 bits.
+    /// Integer of 64 bits.
     Integer,
-    /// Whole.
+    /// The whole digest.
     Digest,
 }
 
-/// How an engine names blocks.
+/// Dialect of an engine: its names for blocks, as it computes and sends them.
 #[derive(Clone, PartialEq, Eq, Hash, Debug)]
 pub struct Dialect {
-    /// What is computed.
+    /// Scheme of the digests.
     pub scheme: Scheme,
-    /// How it is sent.
+    /// Form in which they are sent.
     pub form: Form,
 }
 
@@ -85,7 +85,7 @@ impl fmt::Display for Dialect {
 }
 
 impl Scheme {
-    /// Those that need nothing to be known, and with each of `seeds` those that have one.
+    /// Returns the schemes that need nothing to be known, and those that have a seed with each of `seeds`.
     #[must_use]
     pub fn candidates(seeds: &[Arc<str>]) -> Vec<Self> {
         let plain = [Algorithm::Sha256, Algorithm::Sglang, Algorithm::Sha256Cbor];
@@ -127,9 +127,9 @@ impl Scheme {
 #[derive(Clone, Debug)]
 pub struct Namer {
     algorithm: Algorithm,
-    /// Of the block before.
+    /// Digest of the block before.
     digest: Digest,
-    /// Before the first block of those that have it there.
+    /// Salt that goes before the first block, in algorithms that have it there.
     salt: Option<Box<str>>,
     buffer: Vec<u8>,
 }
@@ -164,7 +164,7 @@ impl Namer {
 pub struct Digest {
     bytes: [u8; 32],
     len: u8,
-    /// Whether its first bytes are sent, signed; else the last, unsigned.
+    /// True if the first bytes are sent, signed; else the last, unsigned.
     first: bool,
 }
 
@@ -181,7 +181,7 @@ impl Digest {
         Self { bytes, len: 16, first: false }
     }
 
-    /// All of it.
+    /// Bytes of the whole digest.
     #[must_use]
     pub fn bytes(&self) -> &[u8] {
         &self.bytes[..usize::from(self.len)]

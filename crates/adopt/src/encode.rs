@@ -1,4 +1,4 @@
-//! What engines hash: the bytes of a parent's digest, a block's tokens and what else belongs to them.
+//! Input of engines' hashes: the bytes of a parent's digest, a block's tokens and what else belongs to them.
 //!
 //! Two encodings of vLLM's (parent, tokens, extra): Python's pickle, protocol 5, as the C pickler writes it, and
 //! canonical CBOR. Where pickle depends on which Python objects are one (strings that are shared between the extra keys),

@@ -1,4 +1,4 @@
-//! What a stream has proved without saying what it is, and what it has removed since.
+//! Frontier of a stream: the blocks that it has proved without saying what they are, and what it has removed since.
 //!
 //! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. Such
 //! names are the *frontier*. Moments are counted in removals: a proof is as old as the removals that came after it. Of all
@@ -16,7 +16,7 @@ use kvatlas_index::BlockHash;
 pub const MOST_REMOVALS: usize = 1 << 17;
 /// Names on the frontier of a stream.
 pub const MOST_PROOFS: usize = 1 << 15;
-/// Between two notes of the time.
+/// Least time between two notes of the time.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
 /// Notes of the time that are kept: of the last quarter of an hour at least.
 const MOST_TIMES: usize = 9_000;
@@ -25,21 +25,21 @@ const MOST_TIMES: usize = 9_000;
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Moment(u64);
 
-/// What a frontier needs so that another one can go on for it.
+/// State of a frontier that another one needs to go on for it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Kept {
+pub struct FrontierState {
     /// Names on the frontier, and how many of the removals came after the proof.
     pub proofs: Vec<(BlockHash, usize)>,
     /// The last removals, oldest first.
     pub removals: Vec<BlockHash>,
 }
 
-/// What a stream has proved, and what it has removed since.
+/// Blocks that a stream has proved, and those that it has removed since.
 #[derive(Debug)]
 pub struct Frontier {
     /// Names, and when they and all before them were held last, as far as is proved.
     proofs: HashMap<BlockHash, Moment>,
-    /// Those of them that are new, or proved again, since this was asked last.
+    /// Names that are new, or proved again, since this was asked last.
     fresh: HashSet<BlockHash>,
     /// The last removals, oldest first.
     removals: VecDeque<BlockHash>,
@@ -59,7 +59,7 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// One that remembers so many removals.
+    /// Makes a frontier that remembers so many removals.
     #[must_use]
     pub fn remembering(most_removals: usize) -> Self {
         Self {
@@ -112,7 +112,7 @@ impl Frontier {
         self.proofs.remove(&name);
     }
 
-    /// Which of these names were removed after a moment. None if that is too long ago to be known.
+    /// Tells, for each of these names, if it was removed after a moment. None if that is too long ago to be known.
     #[must_use]
     pub fn gone_since(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
@@ -163,7 +163,7 @@ impl Frontier {
         self.proofs.len()
     }
 
-    /// Whether nothing is on the frontier.
+    /// True if nothing is on the frontier.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.proofs.is_empty()
@@ -197,11 +197,11 @@ impl Frontier {
         *self = Self { since, expired, ..Self::remembering(self.most_removals) };
     }
 
-    /// What another one needs to go on for this one, at this moment of the stream: so many of the last removals at most,
-    /// and so many proofs that are no older, the newest first. When moments were is not in it, so no answer to what was sent
-    /// before counts there.
+    /// Returns the state that another one needs to go on for this one, at this moment of the stream: so many of the
+    /// last removals at most, and so many proofs that are no older, the newest first. The times of moments are not in
+    /// it, so no answer to what was sent before counts there.
     #[must_use]
-    pub fn kept(&self, removals: usize, proofs: usize) -> Kept {
+    pub fn kept(&self, removals: usize, proofs: usize) -> FrontierState {
         let now = self.now();
         let ago = |moment: Moment| usize::try_from(now.0 - moment.0).unwrap_or(usize::MAX);
         let most = removals.min(self.removals.len());
@@ -211,11 +211,11 @@ impl Frontier {
         kept.truncate(proofs);
         let needed = kept.last().map_or(0, |(_, ago)| *ago);
         let removals = self.removals.range(self.removals.len() - needed..).copied().collect();
-        Kept { proofs: kept, removals }
+        FrontierState { proofs: kept, removals }
     }
 
     /// Goes on from what another one has kept. What does not fit together is left out.
-    pub fn resume(&mut self, kept: &Kept) {
+    pub fn resume(&mut self, kept: &FrontierState) {
         *self = Self::remembering(self.most_removals);
         self.removed(&kept.removals);
         for (name, ago) in &kept.proofs {
@@ -311,11 +311,11 @@ mod tests {
         assert_eq!(next.take_fresh().len(), 3, "they are looked at again");
         assert_eq!(next.moment_at(Duration::from_secs(9)), None);
         // With a limit, the newest: of older ones it could not be said what was removed since.
-        assert_eq!(frontier.kept(2, 8), Kept { proofs: proofs[..2].to_vec(), removals: names(&[5]) });
-        assert_eq!(frontier.kept(8, 1), Kept { proofs: proofs[..1].to_vec(), removals: vec![] });
-        assert_eq!(Frontier::default().kept(8, 8), Kept::default());
+        assert_eq!(frontier.kept(2, 8), FrontierState { proofs: proofs[..2].to_vec(), removals: names(&[5]) });
+        assert_eq!(frontier.kept(8, 1), FrontierState { proofs: proofs[..1].to_vec(), removals: vec![] });
+        assert_eq!(Frontier::default().kept(8, 8), FrontierState::default());
         // Somebody else's file.
-        next.resume(&Kept { proofs: vec![(BlockHash(9), 4), (BlockHash(8), 3)], removals: names(&[3, 4, 5]) });
+        next.resume(&FrontierState { proofs: vec![(BlockHash(9), 4), (BlockHash(8), 3)], removals: names(&[3, 4, 5]) });
         assert_eq!((next.proof(BlockHash(9)), next.len()), (None, 1));
         let mut few = Frontier::remembering(2);
         few.resume(&all);

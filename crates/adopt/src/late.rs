@@ -4,17 +4,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use hashbrown::HashSet;
-use kvatlas_index::{Adopted, BlockHash, BlockIndex, Error, Roots, Tier};
+use kvatlas_index::{Adoption, BlockHash, BlockIndex, Error, Roots, Tier};
 use kvatlas_wire::{BatchOf, EventOf, Reader, StoredOf};
 
 use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
-use crate::frontier::{Frontier, Kept, Moment};
+use crate::frontier::{Frontier, FrontierState, Moment};
 
 /// Beginnings of prompts that are tried until an engine's names are taken to be nobody's.
 const TRIES: u32 = 64;
 
-/// Which rank of which worker in which index.
+/// Place of a rank: its worker, and the index that it is in.
 #[derive(Clone, Copy)]
 pub struct At<'a> {
     /// The index.
@@ -25,29 +25,29 @@ pub struct At<'a> {
     pub rank: u32,
 }
 
-/// Why nothing is adopted of what was proved.
+/// Reason why nothing is adopted of what was proved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Why {
     /// A block counts for some of the engine's cache groups only, or its name depends on tokens after it.
     Groups,
     /// More was removed since than is remembered, or nothing was proved.
     Unproved,
-    /// What is held under one of the names is something else.
+    /// Something else is held under one of the names.
     Contrary,
     /// The index is full.
     Full,
 }
 
-/// What came of an attempt.
+/// Outcome of an attempt to adopt.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Outcome {
-    /// So many blocks more are held.
+    /// Number of blocks that are held now and were not before.
     Blocks(usize),
-    /// None.
+    /// Nothing was adopted.
     Not(Why),
 }
 
-/// What was counted.
+/// Counts of proofs and of adoptions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
     /// Times that the blocks before a name, or those that an engine took from its cache, were adopted.
@@ -69,32 +69,32 @@ impl std::ops::AddAssign for Counts {
     }
 }
 
-/// What one rank of one worker has proved, and how it names blocks.
+/// Proofs of one rank of one worker, and its names for blocks.
 #[derive(Debug, Default)]
 pub struct Late {
     frontier: Frontier,
     roots: Roots,
     dialect: Option<Dialect>,
     tries: u32,
-    /// Whether cache groups or lookahead make names say less than all.
+    /// True if cache groups or lookahead make names say less than all.
     grouped: bool,
-    /// Whether anything was ever proved without being known, or of an engine that may hold more than is known.
+    /// True if anything was ever proved without being known, or of an engine that may hold more than is known.
     was_late: bool,
-    /// Whether the stream's first batches are to be looked at, partial or not.
+    /// True if the stream's first batches need not be looked at any more, partial or not.
     settled: bool,
     /// Blocks that are held because the engine said so in an answer. Answers may be faster than batches: the next store of
     /// such a block may be of the very copy.
     answered: HashSet<BlockHash>,
     /// Adopted names with their salt, which the stream's reader is to be told.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
-    /// What was counted.
+    /// Counts of proofs and of adoptions.
     pub counts: Counts,
-    /// Kept for its memory.
+    /// Scratch space, kept for its memory.
     removed: Vec<BlockHash>,
 }
 
 impl Late {
-    /// One that remembers so many removals.
+    /// Makes the part of a stream that remembers so many removals.
     #[must_use]
     pub fn remembering(removals: usize) -> Self {
         Self { frontier: Frontier::remembering(removals), ..Self::default() }
@@ -182,42 +182,42 @@ impl Late {
         (self.dialect, self.tries, self.settled) = (None, 0, false);
     }
 
-    /// What it has proved.
+    /// Blocks that the rank has proved.
     #[must_use]
     pub fn frontier(&self) -> &Frontier {
         &self.frontier
     }
 
-    /// The same, to take from.
+    /// Blocks that the rank has proved, to take from.
     pub fn frontier_mut(&mut self) -> &mut Frontier {
         &mut self.frontier
     }
 
-    /// How the engine names blocks, if that is known.
+    /// Dialect of the engine's names, if it is known.
     #[must_use]
     pub fn dialect(&self) -> Option<&Dialect> {
         self.dialect.as_ref()
     }
 
-    /// Whether enough was tried to say that the engine's names cannot be computed.
+    /// True if enough was tried to say that the engine's names cannot be computed.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.dialect.is_none() && self.tries >= TRIES
     }
 
-    /// Whether the names are of one dialect all: equal names are equal blocks in every stream of which that is so.
+    /// True if all names are of one dialect: equal names are equal blocks in every stream of which that is so.
     #[must_use]
     pub fn is_pure(&self) -> bool {
         self.dialect.is_some() && self.counts.other_names == 0
     }
 
-    /// Whether there ever was anything to learn.
+    /// True if there ever was anything to learn.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.was_late
     }
 
-    /// Why what was proved cannot be named, if nothing can be.
+    /// Reason why what was proved cannot be named, if nothing can be.
     #[must_use]
     pub fn why_not(&self) -> Option<&'static str> {
         if self.grouped {
@@ -256,7 +256,7 @@ impl Late {
         }
     }
 
-    /// What is proved by a name on the frontier becomes known: the blocks up to it are those of `chain`, which may go on
+    /// Adopts what is proved by a name on the frontier: the blocks up to it are those of `chain`, which may go on
     /// behind it.
     ///
     /// `certain`: the names were computed from what the blocks contain.
@@ -298,7 +298,7 @@ impl Late {
         gone[depth..].fill(true);
         let At { index, worker, rank } = at;
         match index.adopt(worker, rank, &chain.names, &chain.contents, &gone, certain) {
-            Ok(Adopted::Blocks(blocks)) => {
+            Ok(Adoption::Blocks(blocks)) => {
                 self.roots.clear();
                 self.counts.adoptions += u64::from(blocks > 0);
                 self.counts.blocks += blocks as u64;
@@ -308,7 +308,7 @@ impl Late {
                 }
                 Outcome::Blocks(blocks)
             }
-            Ok(Adopted::Contrary) => {
+            Ok(Adoption::Contrary) => {
                 self.counts.contrary += 1;
                 Outcome::Not(Why::Contrary)
             }
@@ -333,7 +333,7 @@ impl Late {
     ///
     /// The next batch is not the first: if everything is known of the engine, a parent that is not held proves no more than
     /// it did to the other one.
-    pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>, kept: &Kept) {
+    pub fn resume(&mut self, answered: impl IntoIterator<Item = BlockHash>, kept: &FrontierState) {
         self.answered.extend(answered);
         self.frontier.resume(kept);
         self.was_late |= !self.frontier.is_empty();
@@ -360,7 +360,7 @@ impl Late {
     }
 }
 
-/// Whether a store is one that the reader applies to the device.
+/// True if the reader applies such a store to the device.
 fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
     let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
     let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());

@@ -1,4 +1,4 @@
-//! What an index that began late can still learn.
+//! Adoption: what an index that began late can still learn.
 //!
 //! Engines announce a block once, when it is written, and never say that it was hit. Who begins to listen later never
 //! hears of the oldest and hottest blocks, and all that is announced below them waits for them. But a store proves that
@@ -23,5 +23,5 @@ pub mod late;
 
 pub use chains::{Chain, Chains};
 pub use dialect::{Algorithm, Dialect, Form, Namer, Scheme};
-pub use frontier::{Frontier, Kept, Moment};
+pub use frontier::{Frontier, FrontierState, Moment};
 pub use late::{At, Counts, Late, Outcome, Why};

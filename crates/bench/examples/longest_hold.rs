@@ -1,4 +1,4 @@
-//! For how long whoever reads sizes or dumps keeps writers of an index waiting, at 10 million blocks.
+//! Measures for how long a reader of sizes or dumps keeps writers of an index waiting, at 10 million blocks.
 //!
 //! `cargo run --release -p kvatlas-bench --example longest_hold [BLOCKS]`. Each line: the most processor time of one call,
 //! which holds the writer's lock for all of it or nearly so. Processor time, because on a busy machine the longest

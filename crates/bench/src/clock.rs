@@ -1,4 +1,4 @@
-//! The clock of this machine, and what reading it costs.
+//! The clock of this machine, and the cost of reading it.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use serde::Serialize;
 /// The clock as measured just before the run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Clock {
-    /// ns between two readings with nothing between them (median): taken off every service time.
+    /// Median of the ns between two readings with nothing between them: taken off every service time.
     pub cost_ns: u64,
-    /// ns between two different readings at least. Some processors' clocks step by ten or more: a percentile cannot be
-    /// finer.
+    /// The fewest ns between two different readings. Some processors' clocks step by ten or more: a percentile cannot
+    /// be finer.
     pub step_ns: u64,
 }
 
@@ -44,13 +44,13 @@ impl Clock {
     }
 }
 
-/// ns since `start`; 0 before it.
+/// Number of ns since `start`; 0 before it.
 #[inline]
 pub(crate) fn nanoseconds(start: Instant) -> u64 {
     between(start, Instant::now())
 }
 
-/// ns from one reading to another; 0 if they are the other way round.
+/// Number of ns from one reading to another; 0 if they are the other way round.
 #[inline]
 pub(crate) fn between(start: Instant, end: Instant) -> u64 {
     // 584 years fit.

@@ -1,4 +1,4 @@
-//! Whether an index that has taken a whole plan holds and answers what the plan says.
+//! Comparison of an index that has taken a whole plan with the plan: its holdings and its answers.
 //!
 //! Three comparisons. What is held: every (worker, block hash) of every worker. Depths: for lookups of the plan, asked
 //! again, what is answered of many workers, against chains walked through the plan's own truth. And the same for a few
@@ -22,60 +22,60 @@ use crate::rng::Rng;
 use crate::subject::Subject;
 use crate::truth::Truth;
 
-/// Blocks of the workers whose answers are compared, together: what their chains take in memory is 40 bytes each.
+/// Number of blocks, together, of the workers whose answers are compared: their chains take 40 bytes of memory a block.
 const WATCHED_BLOCKS: usize = 4_000_000;
-/// Workers the reference is told of.
+/// Number of workers that the reference is told of.
 const REFERENCE_WORKERS: usize = 4;
-/// Lookups in four that are taken from the last quarter of the plan: what they ask for is mostly still held.
+/// Number of lookups in four that are taken from the last quarter of the plan: what they ask for is mostly still held.
 const LATE: usize = 3;
-/// Wrong things that are told one by one.
+/// Number of errors that are told one by one.
 const EXAMPLES: usize = 8;
 
-/// What was compared and what of it was wrong.
+/// The things that were compared, and the errors found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// What the workers hold; `None` if the index cannot tell.
+    /// The comparison of the workers' holdings; `None` if the index cannot tell them.
     pub holdings: Option<Holdings>,
-    /// Answers against chains walked through the plan's truth.
+    /// The comparison of answers with chains walked through the plan's truth.
     pub depths: Depths,
-    /// Answers against the reference.
+    /// The comparison of answers with the reference.
     pub reference: Depths,
-    /// All that was wrong together.
+    /// Number of all errors together.
     pub wrong: u64,
-    /// The first few.
+    /// The first few errors, in words.
     pub examples: Vec<String>,
-    /// How long comparing took.
+    /// The time that comparing took, in seconds.
     pub seconds: f64,
 }
 
-/// Pairs of a worker and a block that it holds.
+/// Numbers of pairs of a worker and a block that it holds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holdings {
-    /// Held by the plan: each was looked for.
+    /// Number of pairs that the plan leaves held: each was looked for.
     pub compared: u64,
-    /// Held by the plan, not by the index.
+    /// Number of pairs held by the plan, not by the index.
     pub missing: u64,
-    /// Held by the index, not by the plan.
+    /// Number of pairs held by the index, not by the plan.
     pub extra: u64,
 }
 
-/// Answers to lookups.
+/// Numbers of depths in the answers to lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Depths {
-    /// Lookups asked again.
+    /// Number of lookups asked again.
     pub queries: u64,
-    /// Workers whose depths were compared for each of them.
+    /// Number of workers whose depths were compared for each lookup.
     pub workers: u64,
-    /// Depths compared: lookups × workers.
+    /// Number of depths compared: lookups × workers.
     pub compared: u64,
-    /// Of these, depths that should not be 0.
+    /// Number of these depths that should not be 0.
     pub nonzero: u64,
-    /// Depths that were wrong.
+    /// Number of these depths that were wrong.
     pub wrong: u64,
 }
 
 impl Comparison {
-    /// Whether everything was right; `None` if nothing was compared that an index could get wrong by knowing nothing.
+    /// True if everything was right; `None` if nothing was compared that an index could get wrong by knowing nothing.
     /// An index that is to be `asked` does not agree by its holdings alone.
     #[must_use]
     pub fn agrees(&self, asked: bool) -> Option<bool> {
@@ -88,7 +88,7 @@ impl Comparison {
         }
     }
 
-    /// What was wrong, in a sentence.
+    /// The errors, in a sentence.
     pub(crate) fn words(&self) -> String {
         let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
             format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")
@@ -166,7 +166,7 @@ struct Sample<'p> {
     contents: &'p [u64],
 }
 
-/// Lookups, none twice: mostly of the last quarter of the plan, some from all over it.
+/// The lookups to ask again, none twice: mostly of the last quarter of the plan, some from all over it.
 fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     let kinds = &plan.columns().kinds;
     let lookups: Vec<usize> = (0..plan.len()).filter(|&op| kinds[op] == Kind::Lookup as u8).collect();
@@ -190,7 +190,7 @@ fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     samples
 }
 
-/// Workers to watch, within a number of blocks: first those the samples ran on, then others.
+/// The workers to watch, within a number of blocks: first those the samples ran on, then others.
 fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Vec<WorkerId> {
     let mut rng = Rng::new(seed ^ 0x776f_726b_6572);
     let mut others: Vec<WorkerId> = (0..workers).collect();
@@ -212,7 +212,7 @@ fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Ve
     chosen.into_iter().collect()
 }
 
-/// What an index answers, by worker; what can be wrong in itself (somebody twice, nobody at all) is told apart.
+/// The answer of an index, by worker; an answer that is wrong in itself (somebody twice, nobody at all) is told apart.
 fn answers<S: Subject>(
     plan: &Plan,
     subject: &S,

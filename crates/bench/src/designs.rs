@@ -1,4 +1,4 @@
-//! The rungs of the ladder by their names.
+//! Runs of a plan against the rungs of the ladder, by name.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -41,8 +41,8 @@ pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<At
 /// The name of no index at all, which [`run_null`] runs.
 pub const NULL: &str = "null";
 
-/// Runs a plan against nothing: the event threads of `block-index` take every event and do nothing with it, lookups find
-/// nothing. What this keeps up with is the ceiling of the driver on this machine. Nothing is compared.
+/// Runs a plan against nothing: the event threads of `block-index` take every event and do nothing with it, lookups
+/// find nothing. The rate that this keeps up with is the ceiling of the driver on this machine. Nothing is compared.
 ///
 /// # Errors
 /// As [`run`].
@@ -57,7 +57,7 @@ pub fn run_null(plan: &Plan, options: &Options, interrupt: &Arc<AtomicBool>) -> 
     run(plan, &options, label, interrupt, || Ok(FeedSubject(Box::new(pool()?))))
 }
 
-/// [`probe`] for a rung of the ladder, made for it and empty.
+/// Does the same as [`probe`] for a rung of the ladder, made for it and empty.
 ///
 /// # Errors
 /// As [`probe`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.

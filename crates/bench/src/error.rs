@@ -1,8 +1,8 @@
-//! What can be wrong before a run begins.
+//! Errors before a run begins.
 
 use std::io;
 
-/// Why a plan or a run cannot be had. What goes wrong *during* a run is in its result.
+/// The reason why a plan or a run cannot be had. A failure *during* a run is in its result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,17 +12,17 @@ pub enum Error {
     /// A file is no plan, not the whole of one, or not what was saved.
     #[error("{path}: {what}")]
     File {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// What is wrong with it.
+        /// The fault in the file.
         what: String,
     },
     /// A file could not be read or written.
     #[error("{path}: {source}")]
     Io {
-        /// Which file.
+        /// The file's path.
         path: String,
-        /// What the system says.
+        /// The system's error.
         source: io::Error,
     },
     /// An option is unknown or impossible.

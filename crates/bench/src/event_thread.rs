@@ -8,9 +8,10 @@ use std::time::Duration;
 
 use crate::error::Error;
 
-/// The thread, the channel that leads to it, and how far it has come. Dropped, it applies what was sent, and ends.
+/// A thread that applies events, the channel that leads to it, and its progress. Dropped, it applies what was sent, and
+/// ends.
 pub struct EventThread<M> {
-    /// `None` only while dropping.
+    /// The channel to the thread, `None` only while dropping.
     queue: Option<Sender<M>>,
     sent: AtomicU64,
     progress: Arc<Progress>,
@@ -24,7 +25,7 @@ struct Progress {
 }
 
 impl<M: Send + 'static> EventThread<M> {
-    /// Starts it. `apply` must not panic: what is sent after that is never applied.
+    /// Starts the thread. `apply` must not panic: what is sent after that is never applied.
     ///
     /// # Errors
     /// [`Error::Index`] if the system has no thread left.
@@ -60,7 +61,7 @@ impl<M> EventThread<M> {
         self.sent.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Events applied so far.
+    /// Number of events applied so far.
     pub fn applied(&self) -> u64 {
         self.progress.applied.load(Ordering::Acquire)
     }
@@ -72,7 +73,7 @@ impl<M> EventThread<M> {
         }
     }
 
-    /// What is still queued is never applied.
+    /// Gives up the run: events that are still queued are never applied.
     pub fn give_up(&self) {
         self.progress.given_up.store(true, Ordering::Relaxed);
     }

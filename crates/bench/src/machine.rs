@@ -1,5 +1,5 @@
-//! What a run asks of the operating system: on which processors a thread runs, how exactly it sleeps, how much
-//! memory the process has. Where the system has no answer, there is none.
+//! A run's requests to the operating system: the processors that a thread runs on, exact sleeps, the memory of the
+//! process. Where the system has no answer, there is none.
 
 use crate::error::Error;
 
@@ -37,7 +37,7 @@ pub(crate) fn sleep_exactly() {
     }
 }
 
-/// Bytes of memory the process has in use.
+/// Number of bytes of memory that the process has in use.
 pub(crate) fn resident_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {

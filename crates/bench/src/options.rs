@@ -1,4 +1,4 @@
-//! How a plan is to be run.
+//! Options of a run.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,38 +11,39 @@ use crate::plan::Facts;
 pub struct Options {
     /// Length of the measured part, in ns. Either this or `rate`.
     pub window_ns: Option<u64>,
-    /// Block operations a second: the window is what the measured ones then take.
+    /// Block operations a second, as an alternative to `window_ns`: the window is the time that the measured ones then
+    /// take.
     pub rate: Option<f64>,
     /// Share of the plan's operations that are run first, at the same pace, and not measured.
     pub warm_up: f64,
     /// Share of the plan's operations at which the run ends: the rest of the plan might as well not be there.
     pub until: f64,
-    /// Threads that look up.
+    /// Number of threads that look up.
     pub query_threads: usize,
-    /// Threads that apply events, where a design has a choice.
+    /// Number of threads that apply events, where a design has a choice.
     pub event_threads: usize,
-    /// Positions a positional index jumps over; `None` leaves it to the index.
+    /// Number of positions a positional index jumps over; `None` leaves it to the index.
     pub jump_size: Option<usize>,
-    /// Actors of the sharded tree; `None` leaves it to the index.
+    /// Number of actors of the sharded tree; `None` leaves it to the index.
     pub shards: Option<usize>,
-    /// Workers of a group of the grouped index; `None` leaves it to the index.
+    /// Number of workers of a group of the grouped index; `None` leaves it to the index.
     pub group_size: Option<usize>,
-    /// Whether a rung is to mend what its original gets wrong.
+    /// True if a rung is to mend the errors of its original.
     pub strict: bool,
-    /// Processors: the generator's, one for each query thread, and the others for the event threads together. What
-    /// is not named is not pinned.
+    /// Processors: the generator's, one for each query thread, and the others for the event threads together. Threads
+    /// without one are not pinned.
     pub pin: Vec<usize>,
-    /// Chooses what is compared afterwards.
+    /// The seed of the choice of what is compared afterwards.
     pub seed: u64,
-    /// Lookups whose answers are compared.
+    /// Number of lookups whose answers are compared.
     pub samples: usize,
-    /// Seconds for each of the two comparisons of answers; 0: nothing at all is compared.
+    /// Number of seconds for each of the two comparisons of answers; 0: nothing at all is compared.
     pub check_seconds: f64,
-    /// The generator sleeps at least so long, in ns, when nothing is due: fewer wake-ups, more lag.
+    /// The shortest sleep of the generator when nothing is due, in ns: longer means fewer wake-ups and more lag.
     pub burst_ns: u64,
-    /// How late the generator may be, at its p99, in ns. `None`: 1 % of the window, at least 1 ms.
+    /// The greatest lateness of the generator, at its p99, in ns. `None`: 1 % of the window, at least 1 ms.
     pub lag_limit_ns: Option<u64>,
-    /// A run is given up so many windows (at least a second) after the window's close.
+    /// Number of windows (at least a second) after the window's close at which a run is given up.
     pub drain_windows: f64,
 }
 
@@ -70,9 +71,9 @@ impl Default for Options {
     }
 }
 
-/// More threads than any machine this runs on has use for; a larger number is a slip.
+/// The greatest number of threads, more than any machine this runs on has use for; a larger number is a slip.
 const THREADS: usize = 1_024;
-/// An hour: longer windows are a slip, too.
+/// The longest window, an hour in ns: a longer one is a slip, too.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 impl Options {
@@ -86,7 +87,7 @@ impl Options {
         Ok(options)
     }
 
-    /// Reads options, and leaves it to whoever uses them to check them.
+    /// Reads options, and leaves it to their user to check them.
     ///
     /// # Errors
     /// [`Error::Options`] if they are not JSON, or not options.
@@ -162,7 +163,7 @@ impl Options {
         self.lag_limit_ns.unwrap_or_else(|| (window / 100).max(1_000_000))
     }
 
-    /// ns after the window's close.
+    /// The time for which the queues may drain after the window's close, in ns.
     pub(crate) fn patience(&self, window: u64) -> u64 {
         ((window as f64 * self.drain_windows) as u64).max(1_000_000_000)
     }

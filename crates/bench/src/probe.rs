@@ -1,5 +1,5 @@
-//! What one lookup costs when nothing else happens: an index is built from a plan's events, then one thread looks up,
-//! one query after the other, each timed in service. Not a run: nobody waits and nothing is queued, so it says how
+//! A measurement of one lookup when nothing else happens: an index is built from a plan's events, then one thread looks
+//! up, one query after the other, each timed in service. Not a run: nobody waits and nothing is queued, so it says how
 //! a design grows and not what it bears.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -14,36 +14,37 @@ use crate::plan::{Op, Plan};
 use crate::result::Times;
 use crate::subject::Subject;
 
-/// Events handed over before they are waited for: enough to keep several threads busy, few enough to wait in memory.
+/// Number of events handed over before they are waited for: enough to keep several threads busy, few enough to wait in
+/// memory.
 const AT_ONCE: usize = 1_024;
-/// Lookups whose answers are checked.
+/// Number of lookups whose answers are checked.
 const CHECKED: usize = 64;
 
-/// What [`probe`] found.
+/// The findings of [`probe`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// Whether everything was applied in time. If not, nothing was looked up.
+    /// True if everything was applied in time. If not, nothing was looked up.
     pub built: bool,
-    /// What that took.
+    /// The time that building took, in ns.
     pub build_ns: u64,
-    /// Events applied.
+    /// Number of events applied.
     pub events: u64,
-    /// Pairs of a worker and a block held, as the index counts them.
+    /// Number of pairs of a worker and a block held, as the index counts them.
     pub blocks: Option<u64>,
-    /// Lookups timed. All of the plan's, unless time ran out.
+    /// Number of lookups timed, all of the plan's unless time ran out.
     pub lookups: u64,
-    /// The call alone, the cost of the clock taken off.
+    /// The times of the call alone, the cost of the clock taken off.
     pub service: Option<Times>,
-    /// How many of the first lookups were answered wrong: the plan says of which worker each lookup is, and a plan
+    /// Number of the first lookups that were answered wrong: the plan says of which worker each lookup is, and a plan
     /// for a probe asks only for what that worker holds to the last block.
     pub wrong: u64,
-    /// One of those.
+    /// The first wrong answer, in words.
     pub example: Option<String>,
     /// The clock.
     pub clock: Clock,
 }
 
-/// Builds and looks up. `build` and `look` are how long each may take; every lookup runs once untimed before, as far
+/// Builds and looks up, each for no longer than `build` and `look` say; every lookup runs once untimed before, as far
 /// as half of `look` allows.
 ///
 /// # Errors

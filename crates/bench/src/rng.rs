@@ -1,6 +1,6 @@
 //! Seeded choices, equal on every machine.
 
-/// SplitMix64.
+/// A generator of random numbers: SplitMix64.
 pub(crate) struct Rng(u64);
 
 impl Rng {
@@ -16,7 +16,7 @@ impl Rng {
         word ^ (word >> 31)
     }
 
-    /// Below `bound`, which is not 0.
+    /// Returns a number below `bound`, which is not 0.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }

@@ -5,14 +5,14 @@ use std::collections::VecDeque;
 use crate::plan::{Columns, Plan};
 use crate::rng::Rng;
 
-/// What a test plan is made of.
+/// The ingredients of a test plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Mix {
     pub(crate) requests: usize,
     pub(crate) workers: u32,
-    /// Blocks a worker has room for.
+    /// Number of blocks that a worker has room for.
     pub(crate) cache: usize,
-    /// One in so many requests is followed by a clear.
+    /// Number of requests for each one that is followed by a clear.
     pub(crate) clears: usize,
 }
 
@@ -22,7 +22,7 @@ impl Default for Mix {
     }
 }
 
-/// A plan out of a seed. Chains are remembered by name: a block's name is made of everything before it.
+/// Makes a plan out of a seed. Chains are remembered by name: a block's name is made of everything before it.
 pub(crate) fn plan(seed: u64, mix: Mix) -> Plan {
     let mut rng = Rng::new(seed);
     let mut c = Columns {

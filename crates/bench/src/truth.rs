@@ -1,4 +1,4 @@
-//! What the workers of a plan hold after it: the plan's events applied to plain maps, one for each worker.
+//! The holdings of a plan's workers after it: the plan's events applied to plain maps, one for each worker.
 
 use hashbrown::HashMap;
 
@@ -7,10 +7,10 @@ use kvatlas_index::BlockHash;
 
 use crate::plan::{Op, Plan};
 
-/// What a block continues (`None`: it starts a prompt) and what is in it.
+/// The parent of a block (`None`: it starts a prompt) and its content hash.
 type Content = (Option<u64>, u64);
 
-/// Who holds what when everything of a plan has been applied.
+/// The holdings of each worker when everything of a plan has been applied.
 pub(crate) struct Truth {
     workers: Vec<HashMap<u64, Content>>,
 }
@@ -40,7 +40,7 @@ impl Truth {
         Self { workers }
     }
 
-    /// Everything held, sorted by worker and name.
+    /// Every pair of a worker and a block that it holds, sorted by worker and name.
     pub(crate) fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
         let all = (0..).zip(&self.workers).flat_map(|(worker, held)| held.keys().map(move |&name| (worker, name)));
         let mut all: Vec<(WorkerId, BlockHash)> = all.map(|(worker, name)| (worker, BlockHash(name))).collect();
@@ -48,7 +48,7 @@ impl Truth {
         all
     }
 
-    /// Blocks that a worker holds.
+    /// Number of blocks that a worker holds.
     pub(crate) fn blocks(&self, worker: WorkerId) -> usize {
         self.workers.get(worker as usize).map_or(0, HashMap::len)
     }
@@ -65,14 +65,14 @@ impl Truth {
     }
 }
 
-/// Blocks by whose they are, what they continue and what is in them: what a walk from the root needs, and nothing
-/// of how any index does it.
+/// The blocks of workers, sorted by worker, parent and contents: what a walk from the root needs, and nothing of how
+/// any index does it.
 pub(crate) struct Chains {
     steps: Vec<(WorkerId, Option<u64>, u64, u64)>,
 }
 
 impl Chains {
-    /// How many leading blocks of a query a worker holds. O(depth × log blocks).
+    /// Number of leading blocks of a query that a worker holds. O(depth × log blocks).
     pub(crate) fn depth(&self, worker: WorkerId, query: &[u64]) -> u32 {
         // Several blocks may continue one and have the same content, under different names.
         let mut ends = vec![None];

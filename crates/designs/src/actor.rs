@@ -17,21 +17,21 @@ use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder, JoinHandle};
 
 use crate::interface::{Change, Feed, LadderStats, Local, Scores, WorkerId};
-use crate::mailbox::{Broken, Mailbox};
+use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
 pub struct Actor<T: Local> {
-    shared: Arc<Shared<T>>,
+    shared: Arc<ActorState<T>>,
     thread: Option<JoinHandle<()>>,
-    /// Changes, queries and answers.
+    /// Number of changes, queries and answers sent so far.
     messages: AtomicU64,
 }
 
-struct Shared<T> {
+struct ActorState<T> {
     mailbox: Mailbox<T>,
-    broken: Broken,
+    broken: PanicMessage,
 }
 
 /// An answer on its way.
@@ -57,18 +57,18 @@ impl<T: Local> Actor<T> {
         Self::try_new(design).expect("the system starts threads")
     }
 
-    /// As [`new`](Self::new).
+    /// Starts the thread, as [`new`](Self::new) does, and returns the system's error instead of panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.
     pub fn try_new(design: T) -> io::Result<Self> {
-        let shared = Arc::new(Shared { mailbox: Mailbox::new(), broken: Broken::default() });
+        let shared = Arc::new(ActorState { mailbox: Mailbox::new(), broken: PanicMessage::default() });
         let its = shared.clone();
         let thread = Builder::new().name("kv-actor".to_owned()).spawn(move || its.work(design))?;
         Ok(Self { shared, thread: Some(thread), messages: AtomicU64::new(0) })
     }
 
-    /// Has the thread work something out.
+    /// Asks the thread to work something out.
     fn ask<R: Send + 'static>(&self, question: impl FnOnce(&T) -> R + Send + 'static) -> Reply<R> {
         let (answer, reply) = mpsc::sync_channel(1);
         self.shared.mailbox.ask(Box::new(move |design| {
@@ -87,7 +87,7 @@ impl<T: Local> Actor<T> {
     }
 }
 
-impl<T: Local> Shared<T> {
+impl<T: Local> ActorState<T> {
     fn work(&self, mut design: T) {
         self.mailbox.serve(&mut design, |design, change| {
             self.broken.catch(change, || {
@@ -158,7 +158,7 @@ impl<T: Local> ShardedActors<T> {
         Self::try_new(shards, make).expect("the system starts threads")
     }
 
-    /// As [`new`](Self::new).
+    /// Starts the actors, as [`new`](Self::new) does, and returns the system's error instead of panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.

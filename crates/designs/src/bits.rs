@@ -1,6 +1,6 @@
-//! Sets of numbers as bits: what the two kinds of sets have in common.
+//! Sets of numbers as bits: the common part of the two kinds of sets.
 
-/// Whether bit `member % 64` of word `member / 64` is set.
+/// True if bit `member % 64` of word `member / 64` is set.
 #[inline]
 pub(crate) fn has_bit(words: &[u64], member: u32) -> bool {
     words.get(member as usize / 64).is_some_and(|word| word >> (member % 64) & 1 == 1)

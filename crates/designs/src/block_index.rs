@@ -15,18 +15,19 @@ pub struct BlockIndexRung {
     index: BlockIndex,
     handles: Handles,
     refused: AtomicU64,
-    /// Whether [`Concurrent::answer`] is the levels as they are found.
+    /// True if [`Concurrent::answer`] is the levels as they are found.
     levels: bool,
 }
 
 impl BlockIndexRung {
-    /// An empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
+    /// Makes an empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
     #[must_use]
     pub fn new() -> Self {
         Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
-    /// An empty index whose [`answer`](Concurrent::answer) is what a [`Match`] is: levels with their sets of workers.
+    /// Makes an empty index whose [`answer`](Concurrent::answer) is what a [`Match`] is: levels with their sets of
+    /// workers.
     #[must_use]
     pub fn levels() -> Self {
         Self { levels: true, ..Self::new() }
@@ -45,7 +46,7 @@ impl BlockIndexRung {
     }
 }
 
-/// Workers with handles; those of higher numbers are looked up by name.
+/// Number of workers with handles; those of higher numbers are looked up by name.
 const HANDLES: usize = 1 << 16;
 const CHUNK: usize = 256;
 

@@ -1,4 +1,4 @@
-//! What a design does: the events it takes, the questions it answers, and from how many threads.
+//! The interface of a design: the events it takes, the questions it answers, and from how many threads.
 
 use kvatlas_index::BlockHash;
 
@@ -8,7 +8,7 @@ pub type WorkerId = u32;
 /// The answer to a query: every worker that holds at least the first block, once, with its depth; in no order.
 pub type Scores = Vec<(WorkerId, u32)>;
 
-/// Why a rung refused an event. A refused event has changed nothing.
+/// The reason why a rung refused an event. A refused event has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
@@ -25,7 +25,7 @@ pub enum Refusal {
     /// A store continues a block that the worker does not hold, and the design has no place for orphans.
     #[error("worker {worker} does not hold block {}, which the store continues: store the parent first", parent.0)]
     UnknownParent {
-        /// Whose event it was.
+        /// The worker of the event.
         worker: WorkerId,
         /// The block hash that is not known.
         parent: BlockHash,
@@ -33,7 +33,7 @@ pub enum Refusal {
     /// The design cannot number any more of something.
     #[error("the index is full: {what}")]
     Full {
-        /// What ran out.
+        /// The thing that ran out.
         what: &'static str,
     },
 }
@@ -50,7 +50,7 @@ impl Refusal {
     }
 }
 
-/// Checks what every store must satisfy.
+/// Checks that a store has one content hash for each block hash, as every store must.
 pub(crate) fn check_lengths(block_hashes: &[BlockHash], content_hashes: &[u64]) -> Result<(), Refusal> {
     if block_hashes.len() == content_hashes.len() {
         return Ok(());
@@ -63,7 +63,7 @@ pub(crate) fn check_lengths(block_hashes: &[BlockHash], content_hashes: &[u64]) 
 pub enum Change {
     /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
     Store {
-        /// Who.
+        /// The worker that cached them.
         worker: WorkerId,
         /// The block before the first, or `None` at the start of a prompt.
         parent: Option<BlockHash>,
@@ -74,25 +74,25 @@ pub enum Change {
     },
     /// Blocks were evicted.
     Remove {
-        /// Who.
+        /// The worker that evicted them.
         worker: WorkerId,
         /// The engine's names, in any order.
         block_hashes: Box<[BlockHash]>,
     },
     /// A worker lost everything and stays known.
     Clear {
-        /// Who.
+        /// The worker that lost everything.
         worker: WorkerId,
     },
     /// A worker is gone.
     Drop {
-        /// Who.
+        /// The worker that is gone.
         worker: WorkerId,
     },
 }
 
 impl Change {
-    /// Whose change it is.
+    /// The worker whose change it is.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match self {
@@ -107,23 +107,24 @@ impl Change {
 /// Sizes and counts of a rung.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LadderStats {
-    /// Workers that are known.
+    /// Number of workers that are known.
     pub workers: u64,
-    /// Pairs of a worker and a block that it holds.
+    /// Number of pairs of a worker and a block that it holds.
     pub blocks: u64,
-    /// Entries of the design's own kind: nodes, keys, positions. What its memory grows with besides `blocks`.
+    /// Number of entries of the design's own kind: nodes, keys, positions. They are what its memory grows with besides
+    /// `blocks`.
     pub entries: u64,
-    /// Stores refused.
+    /// Number of stores refused.
     pub refused: u64,
-    /// Removals of blocks that were not held.
+    /// Number of removals of blocks that were not held.
     pub unknown_removals: u64,
-    /// Messages between the parts of a design that has several (actors, groups).
+    /// Number of messages between the parts of a design that has several (actors, groups).
     pub messages: u64,
 }
 
 /// A design that belongs to one thread at a time.
 pub trait Local: Send + 'static {
-    /// Consecutive blocks of one chain were cached. See [`kvatlas_index::BlockIndex::store`].
+    /// Records that a worker cached consecutive blocks of one chain. See [`kvatlas_index::BlockIndex::store`].
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then, and it is counted.
@@ -134,17 +135,17 @@ pub trait Local: Send + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Blocks were evicted, in any order. Names that are not held change nothing, and are counted.
+    /// Records that a worker evicted blocks, in any order. Names that are not held change nothing, and are counted.
     fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// A worker lost everything and stays known.
+    /// Records that a worker lost everything and stays known.
     fn clear(&mut self, worker: WorkerId);
-    /// A worker is gone.
+    /// Records that a worker is gone.
     fn drop_worker(&mut self, worker: WorkerId);
-    /// Replaces `scores` by how many leading blocks of the query each worker holds.
+    /// Replaces `scores` by the number of leading blocks of the query that each worker holds.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
     /// Sizes and counts.
     fn stats(&self) -> LadderStats;
-    /// Everything held, sorted by worker and name.
+    /// Every pair of a worker and a block that it holds, sorted by worker and name.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     /// Applies a change.
@@ -167,7 +168,7 @@ pub trait Local: Send + 'static {
 /// A design that many threads may read and change at once. One worker's changes come from one thread at a time (an
 /// [`crate::pool::EventPool`] sees to that).
 pub trait Concurrent: Send + Sync + 'static {
-    /// As [`Local::store`].
+    /// Does the same as [`Local::store`].
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then, and it is counted.
@@ -178,23 +179,23 @@ pub trait Concurrent: Send + Sync + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// As [`Local::remove`].
+    /// Does the same as [`Local::remove`].
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// As [`Local::clear`].
+    /// Does the same as [`Local::clear`].
     fn clear(&self, worker: WorkerId);
-    /// As [`Local::drop_worker`].
+    /// Does the same as [`Local::drop_worker`].
     fn drop_worker(&self, worker: WorkerId);
-    /// As [`Local::find`].
+    /// Does the same as [`Local::find`].
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// The answer in the design's own form, and the depth of the worker that holds most: what a lookup costs whoever
-    /// does not need every worker's depth spelled out. A design without another form gives its scores.
+    /// Answers in the design's own form, and returns the depth of the worker that holds most: a lookup's cost for
+    /// callers that do not need every worker's depth spelled out. A design without another form gives its scores.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// As [`Local::stats`].
+    /// Does the same as [`Local::stats`].
     fn stats(&self) -> LadderStats;
-    /// As [`Local::holdings`].
+    /// Does the same as [`Local::holdings`].
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     /// Applies a change.
@@ -219,25 +220,26 @@ pub trait Feed: Send + Sync {
     /// Hands over a change and returns at once. One worker's changes are applied in the order in which one thread
     /// sends them.
     fn send(&self, change: Change);
-    /// Changes applied so far (refused ones included), of all that were sent.
+    /// Number of changes applied so far (refused ones included), of all that were sent.
     fn applied(&self) -> u64;
     /// Returns when everything sent before has been applied.
     fn flush(&self);
-    /// Replaces `scores` by how many leading blocks of the query each worker holds, by the changes applied so far.
+    /// Replaces `scores` by the number of leading blocks of the query that each worker holds, by the changes applied so
+    /// far.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// As [`find`](Self::find), in the design's own form: see [`Concurrent::answer`].
+    /// Does the same as [`find`](Self::find), in the design's own form: see [`Concurrent::answer`].
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// What a design said when it panicked in the middle of a change, if one did. The change is counted as applied and
-    /// the feed goes on, but what it answers is not to be trusted any more.
+    /// The message of a design that panicked in the middle of a change, if one did. The change is counted as applied
+    /// and the feed goes on, but its answers are not to be trusted any more.
     fn broken(&self) -> Option<String> {
         None
     }
-    /// Sizes and counts. Flushes.
+    /// Sizes and counts, after a flush.
     fn stats(&self) -> LadderStats;
-    /// Everything held, sorted by worker and name. Flushes.
+    /// Every pair of a worker and a block that it holds, sorted by worker and name, after a flush.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 }
 

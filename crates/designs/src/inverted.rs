@@ -32,16 +32,16 @@ use kvatlas_index::BlockHash;
 #[derive(Debug, Default)]
 pub struct InvertedIndex {
     strict: bool,
-    /// Content hash → block → who holds it.
+    /// The map of content hash → block → holders.
     by_content: HashMap<u64, SmallMap<Block, Holders>>,
-    /// Worker → block hash → what it is, since evictions come by name.
-    workers: HashMap<WorkerId, HashMap<BlockHash, Known>>,
+    /// The map of worker → block hash → contents and parent, since evictions come by name.
+    workers: HashMap<WorkerId, HashMap<BlockHash, BlockInfo>>,
     entries: u64,
     refused: u64,
     unknown_removals: u64,
 }
 
-/// What is one block: its name and, for the strict, what it continues.
+/// The identity of a block: its name and, for the strict, its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Block {
     name: BlockHash,
@@ -49,22 +49,22 @@ struct Block {
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Known {
+struct BlockInfo {
     content: u64,
     parent: Option<BlockHash>,
 }
 
-/// Workers in order.
+/// The workers that hold a block, in order.
 type Holders = SmallVec<[WorkerId; 4]>;
 
 impl InvertedIndex {
-    /// An empty index. `strict`: whether the drain follows parents.
+    /// Makes an empty index. The drain follows parents if `strict`.
     #[must_use]
     pub fn new(strict: bool) -> Self {
         Self { strict, ..Self::default() }
     }
 
-    fn insert(&mut self, worker: WorkerId, name: BlockHash, known: Known) {
+    fn insert(&mut self, worker: WorkerId, name: BlockHash, known: BlockInfo) {
         match self.workers.entry(worker).or_default().insert(name, known) {
             Some(old) if old == known => return,
             Some(old) => self.unlink(worker, name, old),
@@ -91,7 +91,7 @@ impl InvertedIndex {
         }
     }
 
-    fn unlink(&mut self, worker: WorkerId, name: BlockHash, known: Known) {
+    fn unlink(&mut self, worker: WorkerId, name: BlockHash, known: BlockInfo) {
         let block = Block { name, parent: known.parent };
         let Some(blocks) = self.by_content.get_mut(&known.content) else { return };
         let Some(holders) = blocks.get_mut(&block) else { return };
@@ -106,13 +106,13 @@ impl InvertedIndex {
         }
     }
 
-    fn unlink_all(&mut self, worker: WorkerId, blocks: &HashMap<BlockHash, Known>) {
+    fn unlink_all(&mut self, worker: WorkerId, blocks: &HashMap<BlockHash, BlockInfo>) {
         for (&name, &known) in blocks {
             self.unlink(worker, name, known);
         }
     }
 
-    /// By content alone.
+    /// Drains the workers by content alone.
     fn drain(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
@@ -144,7 +144,7 @@ impl InvertedIndex {
         leave(&active, &[], query.len(), scores);
     }
 
-    /// From name to name.
+    /// Drains the workers from name to name.
     fn drain_by_name(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
@@ -194,7 +194,7 @@ impl InvertedIndex {
     }
 }
 
-/// Sorts by name. Workers may reach one name from different parents.
+/// Sorts blocks by name, and joins the holders of equal names: workers may reach one name from different parents.
 fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     if blocks.len() < 2 {
         return;
@@ -211,7 +211,7 @@ fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     });
 }
 
-/// Appends who is in both, in order.
+/// Appends the workers that are in both, in order.
 fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<WorkerId>) {
     let (few, many) = if active.len() <= holders.len() { (active, holders) } else { (holders, active) };
     if few.len() * 8 < many.len() {
@@ -225,7 +225,7 @@ fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<Worke
     }));
 }
 
-/// Gives everybody who was active and does not stay its depth.
+/// Gives each worker that was active and does not stay its depth.
 fn leave(active: &[WorkerId], stay: &[WorkerId], depth: usize, scores: &mut Scores) {
     if active.len() == stay.len() {
         return;
@@ -245,7 +245,7 @@ impl Local for InvertedIndex {
         check_lengths(block_hashes, content_hashes).inspect_err(|_| self.refused += 1)?;
         let mut parent = parent;
         for (&name, &content) in block_hashes.iter().zip(content_hashes) {
-            self.insert(worker, name, Known { content, parent: parent.filter(|_| self.strict) });
+            self.insert(worker, name, BlockInfo { content, parent: parent.filter(|_| self.strict) });
             parent = Some(name);
         }
         Ok(())

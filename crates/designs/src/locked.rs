@@ -10,9 +10,9 @@ use kvatlas_index::BlockHash;
 
 /// Any [`Local`] design behind a reader–writer lock.
 #[derive(Debug, Default)]
-pub struct Locked<T>(RwLock<T>);
+pub struct RwLocked<T>(RwLock<T>);
 
-impl<T: Local> Locked<T> {
+impl<T: Local> RwLocked<T> {
     /// Puts a lock around a design.
     #[must_use]
     pub fn new(design: T) -> Self {
@@ -29,7 +29,7 @@ impl<T: Local> Locked<T> {
     }
 }
 
-impl<T: Local + Sync> Concurrent for Locked<T> {
+impl<T: Local + Sync> Concurrent for RwLocked<T> {
     fn store(
         &self,
         worker: WorkerId,

@@ -1,4 +1,4 @@
-//! How changes reach the thread that applies them.
+//! The way of changes to the thread that applies them.
 //!
 //! A vector under a mutex: senders push, the thread takes all there is at once and leaves an empty one. So a change
 //! costs its sender one short lock, and the thread one lock for as many as have come meanwhile. A backlog is kept in
@@ -19,31 +19,31 @@ use crossbeam_utils::{Backoff, CachePadded};
 
 use crate::interface::Change;
 
-/// Changes in a vector of the queue.
+/// Number of changes in a vector of the queue.
 const PAGE: usize = 1024;
 
-/// Something that the thread is asked to do between two changes.
+/// A question that the thread is asked between two changes.
 pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
 
 /// The way into a thread that owns a `T`.
 pub(super) struct Mailbox<T> {
     queue: Mutex<Queue<T>>,
-    /// For the thread: there is something to do.
+    /// Wakes the thread: there is something to do.
     filled: Condvar,
-    /// For those who flush: the thread has come to the end of what it took.
+    /// Wakes those who flush: the thread has come to the end of what it took.
     emptied: Condvar,
-    /// Only the thread writes here.
+    /// Number of changes applied so far, written by the thread alone.
     applied: CachePadded<AtomicU64>,
     jobs: CachePadded<AtomicUsize>,
     closed: AtomicBool,
-    /// Whether there is something to do, for a thread that looks around without the lock.
+    /// True if there is something to do, for a thread that looks around without the lock.
     any: AtomicBool,
 }
 
 struct Queue<T> {
-    /// Full ones, oldest first.
+    /// The full vectors of changes, oldest first.
     pages: Vec<Vec<Change>>,
-    /// The newest.
+    /// The newest changes.
     changes: Vec<Change>,
     jobs: Vec<Job<T>>,
     sent: u64,
@@ -88,7 +88,7 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// Hands over a question. Dropped unasked if the thread has been told to end.
+    /// Hands over a question, which is dropped unasked if the thread has been told to end.
     pub(super) fn ask(&self, job: Job<T>) {
         let mut queue = self.lock();
         queue.jobs.push(job);
@@ -105,7 +105,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Changes applied so far.
+    /// Number of changes applied so far.
     pub(super) fn applied(&self) -> u64 {
         self.applied.load(Ordering::Acquire)
     }
@@ -128,7 +128,7 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// The life of the thread: applies changes and does jobs, until it is closed.
+    /// Runs the life of the thread: applies changes and does jobs, until the mailbox is closed.
     pub(super) fn serve(&self, design: &mut T, mut apply: impl FnMut(&mut T, &Change)) {
         let mut pages = Vec::new();
         let mut changes = Vec::new();
@@ -163,7 +163,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Waits for something to do. False: the end. What is given is empty and is filled.
+    /// Waits for something to do, and fills the given vectors, which are empty, with it. Returns false at the end.
     fn take(&self, pages: &mut Vec<Vec<Change>>, changes: &mut Vec<Change>, jobs: &mut Vec<Job<T>>) -> bool {
         let mut queue = self.lock();
         if queue.flushing > 0 {
@@ -200,11 +200,11 @@ impl<T> Queue<T> {
     }
 }
 
-/// What the first panic of a design said.
+/// The message of a design's first panic.
 #[derive(Debug, Default)]
-pub(super) struct Broken(OnceLock<String>);
+pub(super) struct PanicMessage(OnceLock<String>);
 
-impl Broken {
+impl PanicMessage {
     /// Does the work; a panic is remembered and goes no further.
     pub(super) fn catch(&self, change: &Change, work: impl FnOnce()) {
         // The design may be left half changed. That is what `broken` is there to tell.

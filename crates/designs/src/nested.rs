@@ -38,14 +38,14 @@ pub struct NestedMap {
 
 #[derive(Debug, Default)]
 struct Worker {
-    /// Content hash → block hash → parent.
+    /// The map of content hash → block hash → parent.
     by_content: HashMap<u64, SmallMap<BlockHash, Option<BlockHash>>>,
-    /// Block hash → content hash, since evictions come by name.
+    /// The map of block hash → content hash, since evictions come by name.
     contents: HashMap<BlockHash, u64>,
 }
 
 impl NestedMap {
-    /// An empty dictionary. `strict`: whether lookups follow parents.
+    /// Makes an empty dictionary. Lookups follow parents if `strict`.
     #[must_use]
     pub fn new(strict: bool) -> Self {
         Self { strict, ..Self::default() }

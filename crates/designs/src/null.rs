@@ -1,10 +1,10 @@
-//! No index: what the ladder's driver, its queues and its threads cost by themselves, on this machine.
+//! A rung without an index: what the ladder's driver, its queues and its threads cost by themselves, on this machine.
 
 use kvatlas_index::BlockHash;
 
 use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
 
-/// Takes every change, keeps nothing, finds nothing.
+/// A design that takes every change, keeps nothing, and finds nothing.
 #[derive(Debug, Default)]
 pub struct Null;
 

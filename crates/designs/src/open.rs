@@ -1,4 +1,4 @@
-//! Every rung by its name.
+//! The registry of rungs: every rung by its name.
 
 use std::io;
 
@@ -8,24 +8,24 @@ use crate::concurrent::ConcurrentRadixTree;
 use crate::grouped::{GroupOptions, GroupedIndex};
 use crate::interface::{Concurrent, Feed, Local};
 use crate::inverted::InvertedIndex;
-use crate::locked::Locked;
+use crate::locked::RwLocked;
 use crate::nested::NestedMap;
 use crate::pool::EventPool;
 use crate::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
 use crate::radix::RadixTree;
 
-/// How a rung is to be made. What a rung has no use for it leaves alone.
+/// Options for making a rung, which ignores those it has no use for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Threads that apply events, of the rungs with a pool; 1 to 1,024.
+    /// Number of threads that apply events, of the rungs with a pool; 1 to 1,024.
     pub event_threads: usize,
-    /// How far the positional rungs jump, in blocks; at least 1.
+    /// Number of blocks that the positional rungs jump, at least 1.
     pub jump_size: usize,
-    /// Actors of `radix-sharded`; 1 to 1,024.
+    /// Number of actors of `radix-sharded`; 1 to 1,024.
     pub shards: usize,
-    /// Workers in a group of `grouped`; at least 1.
+    /// Number of workers in a group of `grouped`; at least 1.
     pub group_size: usize,
-    /// Whether the known deviations are mended, where that is possible.
+    /// True if the known deviations are mended, where that is possible.
     pub strict: bool,
 }
 
@@ -35,10 +35,10 @@ impl Default for Options {
     }
 }
 
-/// Threads that one rung may have.
+/// Number of threads that one rung may have.
 const MOST_THREADS: usize = 1024;
 
-/// What a design may get wrong. Each module tells how, with the smallest example.
+/// A kind of error that a design may make. Each module describes its own, with the smallest example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deviation {
     /// One content at several places of prompts is taken for one.
@@ -70,13 +70,13 @@ impl Deviation {
 /// One line of the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung {
-    /// What [`open`] calls it.
+    /// The name that [`open`] takes.
     pub name: &'static str,
-    /// What it is.
+    /// A description of the rung.
     pub what: &'static str,
-    /// What it gets wrong, strict or not.
+    /// The errors that the rung makes, strict or not.
     pub deviations: &'static [Deviation],
-    /// What it still gets wrong if strict; `None` if it cannot be strict.
+    /// The errors that the rung still makes if strict; `None` if it cannot be strict.
     pub strict: Option<&'static [Deviation]>,
 }
 
@@ -111,33 +111,33 @@ pub const RUNGS: &[Rung] = &[
     Rung::new("block-index-scores", "the same, every worker's depth spelled out", NONE, Some(NONE)),
 ];
 
-/// Why a rung could not be opened.
+/// The reason why a rung could not be opened.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// No such rung.
+    /// There is no such rung.
     #[error("unknown rung {name:?}: it is one of {}", names())]
     UnknownRung {
-        /// What was asked for.
+        /// The name that was asked for.
         name: String,
     },
-    /// An option that nothing can be made of.
+    /// The value of an option cannot be used.
     #[error("{option} must be {wanted}, got {got}")]
     InvalidOption {
-        /// Which.
+        /// The option's name.
         option: &'static str,
-        /// What would be right.
+        /// The values that would be right.
         wanted: &'static str,
-        /// What was given.
+        /// The given value.
         got: usize,
     },
-    /// A rung whose deviations cannot be mended.
+    /// The deviations of the rung cannot be mended.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
-        /// Which.
+        /// The rung's name.
         name: &'static str,
     },
-    /// An option that a design has no use for.
+    /// The design refused an option.
     #[error(transparent)]
     Refused(#[from] InvalidOption),
     /// The system started no more threads.
@@ -184,7 +184,7 @@ pub fn open(name: &str, options: &Options) -> Result<Box<dyn Feed>, OpenError> {
     let threads = options.event_threads;
     let leaps = positional::Options { jump_size: options.jump_size, strict, ..positional::Options::default() };
     match rung.name {
-        "dict" => pool(Locked::new(NestedMap::new(strict)), 1),
+        "dict" => pool(RwLocked::new(NestedMap::new(strict)), 1),
         "dict-actor" => actor(NestedMap::new(strict)),
         "inverted" => actor(InvertedIndex::new(strict)),
         "radix" => actor(RadixTree::new()),

@@ -13,21 +13,21 @@ use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
 use crate::interface::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
-use crate::mailbox::{Broken, Mailbox};
+use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
 pub struct EventPool<I: Concurrent> {
-    shared: Arc<Shared<I>>,
+    shared: Arc<PoolState<I>>,
     threads: Vec<JoinHandle<()>>,
 }
 
-struct Shared<I> {
+struct PoolState<I> {
     index: I,
     sticky: StickyThreads,
     boxes: Box<[Mailbox<()>]>,
-    broken: Broken,
+    broken: PanicMessage,
 }
 
 impl<I: Concurrent> EventPool<I> {
@@ -40,14 +40,15 @@ impl<I: Concurrent> EventPool<I> {
         Self::try_new(index, threads).expect("the system starts threads")
     }
 
-    /// As [`new`](Self::new).
+    /// Starts the threads, as [`new`](Self::new) does, and returns the system's error instead of panicking.
     ///
     /// # Errors
     /// If the system starts no more threads.
     pub fn try_new(index: I, threads: usize) -> io::Result<Self> {
         let count = threads.max(1);
         let boxes = (0..count).map(|_| Mailbox::new()).collect();
-        let shared = Arc::new(Shared { index, sticky: StickyThreads::new(count), boxes, broken: Broken::default() });
+        let shared =
+            Arc::new(PoolState { index, sticky: StickyThreads::new(count), boxes, broken: PanicMessage::default() });
         // Dropped with the threads that it has if one more cannot be had.
         let mut pool = Self { shared, threads: Vec::with_capacity(count) };
         for number in 0..count {
@@ -65,7 +66,7 @@ impl<I: Concurrent> EventPool<I> {
     }
 }
 
-impl<I: Concurrent> Shared<I> {
+impl<I: Concurrent> PoolState<I> {
     fn work(&self, number: usize) {
         self.boxes[number].serve(&mut (), |(), change| {
             self.broken.catch(change, || {

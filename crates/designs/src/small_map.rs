@@ -11,7 +11,7 @@ use hashbrown::HashMap;
 #[derive(Debug)]
 pub(super) enum SmallMap<K, V> {
     One(K, V),
-    /// Never empty, but for a moment inside of a change.
+    /// The entries of a map that has had several, never empty, but for a moment inside of a change.
     Many(Box<HashMap<K, V>>),
 }
 
@@ -41,7 +41,7 @@ impl<K: Copy + Eq + Hash, V> SmallMap<K, V> {
         }
     }
 
-    /// Takes a key out. True if none is left: the caller then forgets the map itself.
+    /// Takes a key out. Returns true if none is left: the caller then forgets the map itself.
     pub(super) fn remove(&mut self, key: &K) -> bool {
         match self {
             Self::One(only, _) => only == key,

@@ -1,4 +1,4 @@
-//! Which thread a worker belongs to: dealt in turn at first sight, kept for life.
+//! The thread that each worker belongs to: dealt in turn at first sight, kept for life.
 //!
 //! Senders look this up for each change, from several threads at once, so it is an array of atomics by worker number
 //! that nobody ever locks, in pages that double.
@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::interface::WorkerId;
 
-/// Workers beyond this number have a fixed home, so that one wild number does not cost gigabytes.
+/// The number of a worker beyond which all have a fixed home, so that one wild number does not cost gigabytes.
 const DEALT: u32 = 1 << 22;
 const PAGES: usize = DEALT.ilog2() as usize;
 
@@ -16,12 +16,13 @@ const PAGES: usize = DEALT.ilog2() as usize;
 pub(super) struct StickyThreads {
     count: usize,
     dealt: AtomicUsize,
-    /// Page p is of workers 2^p - 1 to 2^(p+1) - 2; each entry is a home plus 1, or 0 for nobody yet.
+    /// The homes of workers: page p is of workers 2^p - 1 to 2^(p+1) - 2; each entry is a home plus 1, or 0 for nobody
+    /// yet.
     pages: [OnceLock<Box<[AtomicU32]>>; PAGES],
 }
 
 impl StickyThreads {
-    /// `count`: how many threads there are.
+    /// Makes an empty assignment of workers to `count` threads.
     pub(super) fn new(count: usize) -> Self {
         Self { count, dealt: AtomicUsize::new(0), pages: [const { OnceLock::new() }; PAGES] }
     }

@@ -1,6 +1,6 @@
-//! Why a digest is refused.
+//! Errors: the reasons why a digest is refused.
 
-/// What was wrong with a digest or a setting.
+/// Error in a digest or a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -18,27 +18,27 @@ pub enum Error {
     /// The bytes are no digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// What is wrong with them.
+        /// Description of what is wrong with them.
         what: String,
     },
     /// A site's digest has another grain than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
-        /// That of the digest.
+        /// Grain of the digest.
         got: u32,
-        /// That of the index.
+        /// Grain of the index.
         expected: u32,
     },
     /// A digest is missing before this one, or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Why.
+        /// Reason for which a whole digest is wanted.
         why: &'static str,
     },
     /// There are too many sites.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// How many there may be.
+        /// Largest number that there may be.
         most: usize,
     },
 }

@@ -128,7 +128,7 @@ impl Hasher for NameHasher {
 mod tests {
     use std::sync::Arc;
 
-    use kvatlas_index::{BlockIndex, Config, Copying, RankCopier, Tier};
+    use kvatlas_index::{BlockIndex, Config, CopyState, RankCopier, Tier};
 
     use super::*;
 
@@ -136,8 +136,8 @@ mod tests {
         let mut copier = RankCopier::new(index.clone(), "w", 0);
         loop {
             match copier.step(BlockIndex::SLICE) {
-                Copying::More(more) => copier = more,
-                Copying::Done(done) => return done.sorted(),
+                CopyState::More(more) => copier = more,
+                CopyState::Done(done) => return done.sorted(),
             }
         }
     }

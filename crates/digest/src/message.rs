@@ -21,12 +21,12 @@ const VERSION: u8 = 1;
 /// Bytes of a site's name at most.
 pub(crate) const LONGEST_NAME: usize = 256;
 
-/// What a site publishes: all its marks, or those that came and went.
+/// Message of a site: all its marks, or those that came and went.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     /// The site's name.
     pub site: String,
-    /// Whether this is all that the site holds; else what changed since `seq` − 1.
+    /// True if this is all that the site holds; else it is what changed since `seq` − 1.
     pub whole: bool,
     /// One life of the publisher: another number after a restart.
     pub life: u64,

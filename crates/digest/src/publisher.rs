@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use hashbrown::HashMap;
-use kvatlas_index::{BlockIndex, Copying, RankCopier, RankCopy};
+use kvatlas_index::{BlockIndex, CopyState, RankCopier, RankCopy};
 
 use crate::error::Error;
 use crate::marks::marks_of_rank;
@@ -21,13 +21,13 @@ pub struct Publisher {
     seq: u64,
     grain: u32,
     ranks: HashMap<(Arc<str>, u32), Rank>,
-    /// How many ranks have each mark.
+    /// Number of ranks that have each mark.
     marks: HashMap<u64, u32>,
     /// Marks of which that has become 0 or more than 0 since the last digest, and what it was then.
     changed: HashMap<u64, bool>,
-    /// Of what was published.
+    /// Sum of the words of the marks that were published: see [`word`].
     word: u64,
-    /// Copied whatever its fingerprint: this many ranks from the first.
+    /// Index of the rank that the next look copies whatever its fingerprint.
     turn: usize,
 }
 
@@ -38,17 +38,17 @@ struct Rank {
     seen: bool,
 }
 
-/// What [`Publisher::look`] did.
+/// Ranks and blocks that [`Publisher::look`] has gone through.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Looked {
+pub struct LookCounts {
     /// Ranks of the index.
     pub ranks: usize,
-    /// Those that were copied.
+    /// Ranks of these that were copied.
     pub copied: usize,
 }
 
 impl Publisher {
-    /// For a site of this name. `life`: a number that no earlier publisher of the name had.
+    /// Makes a publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
@@ -102,12 +102,12 @@ impl Publisher {
         index: &Arc<BlockIndex>,
         usable: impl Fn(&str, u32) -> bool,
         mut between: impl FnMut(),
-    ) -> Looked {
+    ) -> LookCounts {
         let mut ranks = index.ranks();
         ranks.retain(|rank| usable(&rank.worker, rank.rank));
         let turn = self.turn % ranks.len().max(1);
         self.turn = turn + 1;
-        let mut looked = Looked { ranks: ranks.len(), copied: 0 };
+        let mut looked = LookCounts { ranks: ranks.len(), copied: 0 };
         for (at, stats) in ranks.iter().enumerate() {
             let rank = self.ranks.entry((stats.worker.clone(), stats.rank)).or_default();
             rank.seen = true;
@@ -119,8 +119,8 @@ impl Publisher {
             let mut copier = RankCopier::new(index.clone(), &stats.worker, stats.rank);
             let copy = loop {
                 match copier.step(BlockIndex::SLICE) {
-                    Copying::More(more) => copier = more,
-                    Copying::Done(done) => break done.sorted(),
+                    CopyState::More(more) => copier = more,
+                    CopyState::Done(done) => break done.sorted(),
                 }
                 between();
             };
@@ -184,7 +184,7 @@ impl Publisher {
         }
     }
 
-    /// What has changed since the last digest. It is the next one, also if nothing has changed: it says that the site is
+    /// Makes the next digest: the changes since the last one. A digest without any is sent too: it says that the site is
     /// there.
     pub fn delta(&mut self) -> Digest {
         let (mut removed, mut added) = (Vec::new(), Vec::new());

@@ -11,7 +11,7 @@ const FIRST: u32 = MAX_SITES as u32;
 /// A set of sites, a bit each.
 pub(crate) type Bits = [u64];
 
-struct Kept {
+struct SharedSet {
     bits: Arc<Bits>,
     /// Marks that have it.
     marks: u32,
@@ -20,7 +20,7 @@ struct Kept {
 /// The sets of more than one site that marks have.
 #[derive(Default)]
 pub(crate) struct Sets {
-    kept: Vec<Option<Kept>>,
+    kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
     /// Words of all kept sets.
@@ -104,7 +104,7 @@ impl Sets {
         }
         let bits: Arc<Bits> = bits.into();
         self.words += bits.len();
-        let kept = Some(Kept { bits: bits.clone(), marks: 1 });
+        let kept = Some(SharedSet { bits: bits.clone(), marks: 1 });
         let number = match self.free.pop() {
             Some(number) => {
                 self.kept[(number - FIRST) as usize] = kept;
@@ -132,14 +132,14 @@ impl Sets {
         }
     }
 
-    /// How many are kept.
+    /// Number of sets that are kept.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
 
     pub(crate) fn bytes(&self) -> usize {
         // Counters before the words of each.
-        self.kept.capacity() * size_of::<Option<Kept>>()
+        self.kept.capacity() * size_of::<Option<SharedSet>>()
             + self.free.capacity() * 4
             + self.numbers.capacity() * (size_of::<(Arc<Bits>, u32)>() + 1)
             + self.numbers.len() * 16

@@ -19,7 +19,7 @@ pub struct Sites {
     sets: Sets,
     sites: Vec<Option<Site>>,
     numbers: HashMap<Box<str>, u32>,
-    counts: Counting,
+    counts: SiteCounters,
 }
 
 struct Site {
@@ -39,7 +39,7 @@ struct Site {
 }
 
 #[derive(Default)]
-struct Counting {
+struct SiteCounters {
     applied: u64,
     whole: u64,
     repeated: u64,
@@ -59,7 +59,7 @@ struct Counting {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
-    /// Sites.
+    /// Number of sites.
     pub sites: u64,
     /// Different marks of all sites.
     pub marks: u64,
@@ -83,7 +83,7 @@ pub struct Counts {
     pub doubted: u64,
     /// Claims that were compared with what there was.
     pub compared: u64,
-    /// Those of which less was there.
+    /// Compared claims of which less was there.
     pub short: u64,
     /// Answers of sites that had more than the bounds said.
     pub beyond: u64,
@@ -121,49 +121,49 @@ impl Counts {
     }
 }
 
-/// How much a site's word counts.
+/// State of a site: how much its word counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Its bounds are used.
+    /// The site's bounds are used.
     Known,
-    /// It was not heard for too long, or a digest of it is missing: it may hold anything.
+    /// The site was not heard for too long, or a digest of it is missing: it may hold anything.
     Unknown,
-    /// It claimed more than it had, too often: it may hold anything.
+    /// The site claimed more than it had, too often: it may hold anything.
     Doubted,
 }
 
-/// What is known of a site.
+/// Status of a site, as far as it is known.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {
-    /// Its name.
+    /// Name of the site.
     pub site: String,
-    /// How much its word counts.
+    /// State: how much the site's word counts.
     pub state: State,
-    /// Since its last digest.
+    /// Time since the site's last digest.
     pub age: Duration,
     /// One life of its publisher.
     pub life: u64,
-    /// Its last digest.
+    /// Number of the site's last digest.
     pub seq: u64,
     /// Marks that it has.
     pub marks: u64,
     /// Bytes of its digests so far.
     pub bytes: u64,
-    /// Which share of its claims it kept, from 0 to 1.
+    /// Share of its claims that the site kept, from 0 to 1.
     pub trust: f64,
     /// Claims that were compared with what there was.
     pub compared: u64,
-    /// Those of which less was there.
+    /// Compared claims of which less was there.
     pub short: u64,
 }
 
-/// What became of a digest.
+/// Effect of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Applied {
-    /// It was taken in.
+pub enum DigestEffect {
+    /// The digest was taken in.
     Now,
-    /// It was known already.
+    /// The digest was known already.
     Before,
 }
 
@@ -172,7 +172,7 @@ pub enum Applied {
 pub struct Level {
     /// Blocks of the prompt that each of them has at least.
     pub at_least: u32,
-    /// And at most.
+    /// Blocks of the prompt that each of them has at most.
     pub at_most: u32,
     /// The sites, by number; [`Sites::name`] has the names.
     pub sites: Vec<u32>,
@@ -183,7 +183,7 @@ pub struct Level {
 pub struct Answer {
     /// Sites that have something for sure when their digest was made, the most first.
     pub levels: Vec<Level>,
-    /// What all others that are known have at most.
+    /// Most blocks that any other known site has.
     pub rest_at_most: u32,
     /// Sites that may have anything: not heard for too long, or doubted.
     pub unknown: Vec<u32>,
@@ -208,7 +208,7 @@ impl Sites {
             sets: Sets::default(),
             sites: Vec::new(),
             numbers: HashMap::new(),
-            counts: Counting::default(),
+            counts: SiteCounters::default(),
         })
     }
 
@@ -223,21 +223,21 @@ impl Sites {
     /// # Errors
     /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if one is missing before it, and until a whole one comes the site may
     /// have anything; [`Error::TooMany`].
-    pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<Applied, Error> {
+    pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
-            Ok(Applied::Now) => {
+            Ok(DigestEffect::Now) => {
                 self.counts.applied += 1;
                 self.counts.whole += u64::from(digest.whole);
             }
-            Ok(Applied::Before) => self.counts.repeated += 1,
+            Ok(DigestEffect::Before) => self.counts.repeated += 1,
             Err(Error::WholeWanted { .. }) => self.counts.wanted += 1,
             Err(_) => self.counts.refused += 1,
         }
         applied
     }
 
-    fn try_apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<Applied, Error> {
+    fn try_apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         if digest.grain != self.grain {
             return Err(Error::OtherGrain { got: digest.grain, expected: self.grain });
         }
@@ -251,7 +251,7 @@ impl Sites {
         if digest.life == site.life && !site.broken {
             if digest.seq < site.seq || (digest.seq == site.seq && digest.word == site.word) {
                 site.heard = now;
-                return Ok(Applied::Before);
+                return Ok(DigestEffect::Before);
             }
             if !digest.whole && digest.seq != site.seq + 1 {
                 site.broken = true;
@@ -266,13 +266,13 @@ impl Sites {
             self.clear(at);
         }
         self.change(at, &digest.removed, &digest.added);
-        let Some(site) = self.sites[at].as_mut() else { return Ok(Applied::Before) };
+        let Some(site) = self.sites[at].as_mut() else { return Ok(DigestEffect::Before) };
         (site.life, site.seq, site.heard) = (digest.life, digest.seq, now);
         site.broken = site.word != digest.word;
         if site.broken {
             return Err(Error::WholeWanted { why: "the marks do not come to the digest's word" });
         }
-        Ok(Applied::Now)
+        Ok(DigestEffect::Now)
     }
 
     fn new_site(&mut self, name: &str) -> Result<usize, Error> {
@@ -348,7 +348,8 @@ impl Sites {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Which sites hold how much of a prompt of so many blocks, given its [marks](crate::marks_of_prompt).
+    /// Finds the sites that hold something of a prompt of so many blocks, given its [marks](crate::marks_of_prompt),
+    /// and how much.
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
@@ -451,8 +452,9 @@ impl Sites {
     /// Counts and sizes.
     #[must_use]
     pub fn counts(&self) -> Counts {
-        let Counting { applied, whole, repeated, refused, wanted, forgotten, doubted, compared, short, beyond, .. } =
-            self.counts;
+        let SiteCounters {
+            applied, whole, repeated, refused, wanted, forgotten, doubted, compared, short, beyond, ..
+        } = self.counts;
         let sites = self.sites.capacity() * size_of::<Option<Site>>() + self.numbers.capacity() * 24;
         Counts {
             sites: self.numbers.len() as u64,
@@ -475,7 +477,7 @@ impl Sites {
         }
     }
 
-    /// Whether the table and the sites agree. For tests.
+    /// True if the table and the sites agree. For tests.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let mut of_sites = vec![(0_u64, 0_u64); self.sites.len()];

@@ -5,7 +5,7 @@
 //! while it grows. It is kept in shards, so that growing moves a part of it at a time.
 
 const SHARDS: usize = 64;
-/// What an empty entry has instead of a set.
+/// Value that an empty entry has instead of a set.
 const EMPTY: u32 = u32::MAX;
 const SMALLEST: usize = 16;
 
@@ -34,7 +34,7 @@ pub(crate) fn mix(word: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// From marks to numbers of sets.
+/// Table from marks to numbers of sets.
 pub(crate) struct Table {
     shards: Vec<Shard>,
     /// Whoever chooses marks must not know where they go.
@@ -87,7 +87,7 @@ impl Table {
 }
 
 impl Shard {
-    /// Where an entry belongs. The lowest bits have chosen the shard, the highest choose the place.
+    /// Returns the place where an entry belongs. The lowest bits have chosen the shard, the highest choose the place.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }

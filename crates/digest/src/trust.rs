@@ -1,4 +1,4 @@
-//! How far a site's claims have held.
+//! Trust: how far a site's claims have held.
 //!
 //! A site that was asked has answered with a depth, or an engine of it has reported what it had cached. Of what the site
 //! had claimed at least, the smaller of both numbers was *kept*. Trust is the share of the claimed blocks that was kept,
@@ -18,7 +18,7 @@ const BELIEVED: f64 = 0.75;
 /// Answers that a doubted site would have been the best of, for each question to it.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// Who says what a site really had.
+/// Proof of what a site really had: who says so.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
     /// The site's exact index, when it was asked.
@@ -27,7 +27,7 @@ pub enum Proof {
     Engine,
 }
 
-/// What is known of a site's honesty.
+/// Record of a site's honesty.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,
@@ -35,7 +35,7 @@ pub(crate) struct Trust {
     doubted: bool,
     /// Answers that were compared with claims.
     pub(crate) compared: u64,
-    /// Those that had less than was claimed.
+    /// Answers with less than was claimed.
     pub(crate) short: u64,
 }
 
@@ -57,7 +57,7 @@ impl Trust {
         self.doubted && !before
     }
 
-    /// From 0 to 1.
+    /// Share of the claimed blocks that was kept, from 0 to 1.
     pub(crate) fn share(&self, grain: u32) -> f64 {
         let credit = CREDIT * f64::from(grain);
         (self.kept + credit) / (self.claimed + credit)

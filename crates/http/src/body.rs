@@ -1,4 +1,4 @@
-//! BodyTurn a request's body: at most so many bytes, within the time limit, into memory that all bodies share.
+//! Reads a request's body: at most so many bytes, within the time limit, into memory that all bodies share.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -17,18 +17,18 @@ use crate::note::Note;
 const FIRST: usize = 64 << 10;
 
 /// A request's body as it comes.
-pub struct Incoming {
+pub struct RequestBody {
     body: hyper::body::Incoming,
     note: Arc<Note>,
 }
 
-impl Incoming {
+impl RequestBody {
     pub(crate) fn new(body: hyper::body::Incoming, note: Arc<Note>) -> Self {
         Self { body, note }
     }
 }
 
-impl Body for Incoming {
+impl Body for RequestBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -63,7 +63,7 @@ pub enum BodyFault {
     CutOff(String),
     /// The body did not come within the time limit.
     TooSlow,
-    /// There was no memory for it, or others needed that more.
+    /// There was no memory for the body, or others needed that more.
     NoRoom,
 }
 
@@ -82,20 +82,20 @@ impl AsRef<[u8]> for BodyBuffer {
 /// The limits within which a body is read.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// Bytes at most.
+    /// Bytes of a body at most.
     pub most: usize,
     /// Bytes beyond that which are read and thrown away, so that a client that sends its whole body before it listens gets
     /// to read why it was refused.
     pub thrown_away: u64,
-    /// Until when it must be here.
+    /// The time by which the body must be here.
     pub until: Instant,
 }
 
-/// Reads it all.
+/// Reads a body to its end.
 ///
 /// # Errors
 /// [`BodyFault`] names the reason.
-pub async fn read(body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
+pub async fn read(body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
@@ -103,7 +103,7 @@ pub async fn read(body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -> R
     timeout_at(limits.until.into(), collect(body, limits, memory)).await.unwrap_or(Err(BodyFault::TooSlow))
 }
 
-async fn collect(mut body: Incoming, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
+async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
     let limit = limits.most;
     let announced = body.size_hint();
     if announced.lower() > limit as u64 {
@@ -158,7 +158,7 @@ async fn make_room(
     whole.try_reserve_exact(wanted - whole.len()).map_err(|_| BodyFault::NoRoom)
 }
 
-async fn next(body: &mut Incoming) -> Result<Option<Bytes>, BodyFault> {
+async fn next(body: &mut RequestBody) -> Result<Option<Bytes>, BodyFault> {
     loop {
         match body.frame().await {
             None => return Ok(None),
@@ -173,7 +173,7 @@ async fn next(body: &mut Incoming) -> Result<Option<Bytes>, BodyFault> {
     }
 }
 
-async fn discard(mut body: Incoming, most: u64) -> BodyFault {
+async fn discard(mut body: RequestBody, most: u64) -> BodyFault {
     let mut thrown = 0;
     if most > 0 && body.size_hint().lower() <= most {
         while let Ok(Some(piece)) = next(&mut body).await {

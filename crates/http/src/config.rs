@@ -1,4 +1,4 @@
-//! How clients come in: the settings that both servers have. Durations are in seconds.
+//! The settings of an HTTP server, which the service and the router share. Durations are in seconds.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use crate::secret::Secret;
+use kvatlas_secret::Secret;
 
 /// The settings of an HTTP server.
 #[derive(Debug, Clone)]
@@ -40,11 +40,11 @@ pub struct Config {
     pub max_headers: usize,
     /// Connections at most; more wait to be accepted.
     pub max_connections: usize,
-    /// From the first byte of a request to the last of its body.
+    /// The longest time from the first byte of a request to the last of its body.
     pub request_timeout: Duration,
-    /// Without a request, until a connection is closed.
+    /// The time without a request after which a connection is closed.
     pub idle_timeout: Duration,
-    /// Within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
+    /// The time within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
     pub write_timeout: Duration,
 }
 
@@ -56,13 +56,13 @@ impl Config {
     }
 }
 
-/// Files in PEM.
+/// Files in PEM for TLS.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
     /// The chain, the server's own certificate first.
     pub cert: PathBuf,
-    /// Its private key.
+    /// The private key of the server's certificate.
     pub key: PathBuf,
     /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
     #[serde(default)]

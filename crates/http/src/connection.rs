@@ -16,38 +16,20 @@ use hyper::{Request, Response, Version};
 use hyper_util::rt::TokioTimer;
 use tokio::sync::watch;
 
-use crate::Denied;
-use crate::body::Incoming;
+use crate::Denial;
+use crate::body::RequestBody;
+use crate::counts::Counts;
 use crate::half_close::{HalfClose, Tcp};
 use crate::heads::{self, Head};
+use crate::limits::Limits;
 use crate::note::{Note, PIECE, Phase};
-use crate::server::Counts;
+use crate::sniff::Protocol;
 use crate::streams::{self, Streams};
-
-/// The protocol that a client speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Protocol {
-    Http1,
-    Http2,
-}
-
-/// The time limits of a connection's phases, and the size limits of a head.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Limits {
-    pub(crate) idle: Duration,
-    pub(crate) request: Duration,
-    pub(crate) write: Duration,
-    pub(crate) first_byte: Duration,
-    pub(crate) max_head: usize,
-    pub(crate) max_headers: usize,
-    /// True if a client that ends what it sends in the middle of an answer has left, as clients do. Else it gets the rest.
-    pub(crate) late_end_is_leaving: bool,
-}
 
 /// The time that a client has to end its connection after it was told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Notes what goes through.
+/// A client's stream, with notes of what goes through it.
 struct Monitor<S> {
     stream: S,
     note: Arc<Note>,
@@ -56,7 +38,7 @@ struct Monitor<S> {
     /// True if something of the answer to the request that is at work was written.
     is_answering: bool,
     late_end_is_leaving: bool,
-    /// There once the client has ended what it sends.
+    /// The state of a client that has ended what it sends; none before.
     half_closed: Option<Box<HalfClose>>,
 }
 
@@ -83,7 +65,7 @@ impl<S: Read + Write + Tcp + Unpin> Monitor<S> {
         })
     }
 
-    /// The client sends nothing more.
+    /// Handles a client that sends nothing more.
     fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         if self.note.phase() != Phase::Busy {
             return Poll::Ready(Ok(()));
@@ -257,8 +239,8 @@ pub(crate) async fn serve<S, F, B>(
     limits: Limits,
     counts: Arc<Counts>,
     stop: watch::Receiver<bool>,
-    handle: impl Fn(Request<Incoming>, Instant) -> F,
-    refuse: impl Fn(Denied) -> Response<B>,
+    handle: impl Fn(Request<RequestBody>, Instant) -> F,
+    refuse: impl Fn(Denial) -> Response<B>,
 ) where
     S: Read + Write + Tcp + Unpin + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
@@ -275,7 +257,7 @@ pub(crate) async fn serve<S, F, B>(
         let work = Exchange { note: note.clone(), protocol };
         let answer = match checked {
             Ok(()) => {
-                let request = request.map(|body| Incoming::new(body, note.clone()));
+                let request = request.map(|body| RequestBody::new(body, note.clone()));
                 Ok(handle(request, Instant::now() + limits.request))
             }
             Err(denied) => Err(refuse(denied)),

@@ -1,10 +1,10 @@
-//! What a body is, as its header says.
+//! The content of a body, as its header announces it.
 //!
 //! A page in somebody's browser can send other types anywhere without asking; these two it cannot.
 
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 
-/// What a body is, as its header says.
+/// The content of a body, as its header announces it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
     /// JSON, or a format that is written in it.

@@ -9,7 +9,7 @@ use crate::config::Config;
 use crate::keys::{Access, Hosts};
 use crate::origin::check_origin;
 use crate::trust::Trust;
-use crate::{Denied, Error};
+use crate::{Denial, Error};
 
 /// Lets clients in, or not, as a configuration says.
 pub struct Gate {
@@ -38,10 +38,10 @@ impl Gate {
         self.trust.keys().asked_for_changes()
     }
 
-    /// True if one of the words of a header is one of the keys.
+    /// True if a text contains one of the keys.
     #[must_use]
-    pub fn has_key_in(&self, value: &[u8]) -> bool {
-        self.trust.keys().are_in(value)
+    pub fn has_key_in(&self, text: &[u8]) -> bool {
+        self.trust.keys().are_in(text)
     }
 
     /// Checks that a request may do what it wants. True if it showed a key. Hosts are checked where they could be others
@@ -50,7 +50,7 @@ impl Gate {
     ///
     /// # Errors
     /// Why it may not.
-    pub fn check<B>(&self, request: &Request<B>, wants: Access, origins: &[String]) -> Result<bool, Denied> {
+    pub fn check<B>(&self, request: &Request<B>, wants: Access, origins: &[String]) -> Result<bool, Denial> {
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
         hosts.check(request, &self.config.hosts)?;
         let is_known = self.trust.keys().check(request, wants)?;
@@ -64,8 +64,8 @@ impl Gate {
     /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.
     ///
     /// # Errors
-    /// [`Denied`] if it does.
-    pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denied> {
+    /// [`Denial`] if it does.
+    pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
         let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
         hosts.check(request, &self.config.hosts)

@@ -20,17 +20,17 @@ use crate::note::Note;
 /// The answer for a client that may be gone. Every client of HTTP/1.1 skips it (RFC 9110, 15.2).
 const INTERIM: &[u8] = b"HTTP/1.1 100 Continue\r\n\r\n";
 
-/// After which a body that has not come to its end is known to be cut off.
+/// The time after a client's end of sending at which a body that has not come to its end is known to be cut off.
 const SETTLE: Duration = Duration::from_millis(50);
 
 /// The interval at which a reset of the connection is looked for.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Until the first interim answer; each later one comes after twice the time, and at most [`MOST`].
+/// The time until the first interim answer; each later one comes after twice the time, and at most [`MOST`].
 const FIRST: Duration = Duration::from_secs(2);
 const MOST: Duration = Duration::from_secs(16);
 
-/// Between what the system sends to a client that may be gone and takes no interim answers.
+/// The interval of the system's keepalive probes to a client that may be gone and takes no interim answers.
 const KEEPALIVE: Duration = Duration::from_secs(5);
 
 /// A stream over a TCP socket.
@@ -56,7 +56,7 @@ pub(crate) struct HalfClose {
     timer: Pin<Box<Sleep>>,
     next: Instant,
     pause: Duration,
-    /// Of an interim answer that has begun, what is to be written yet.
+    /// The rest of an interim answer that has begun; empty if there is none.
     rest: &'static [u8],
 }
 
@@ -103,7 +103,7 @@ impl HalfClose {
         Poll::Pending
     }
 
-    /// Until an interim answer is out that has begun, nothing else may be written.
+    /// Writes the rest of an interim answer that has begun. Nothing else may be written until this is ready.
     pub(crate) fn poll_out<S: Write + Unpin>(
         &mut self,
         stream: &mut S,

@@ -6,7 +6,7 @@
 use hyper::header::{HOST, TRANSFER_ENCODING};
 use hyper::{Request, StatusCode, Version};
 
-use crate::Denied;
+use crate::Denial;
 
 /// Names that are looked for, with their colons.
 const LENGTH: &[u8] = b"content-length:";
@@ -29,14 +29,14 @@ pub(crate) struct Head {
 /// A head that was seen from its first byte to its last.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSummary {
-    /// Its length in bytes.
+    /// The length of the head in bytes.
     pub(crate) bytes: usize,
     /// True if it has both Content-Length and Transfer-Encoding.
     pub(crate) is_ambiguous: bool,
 }
 
 impl Head {
-    /// Takes more of it. Returns the whole, once, as soon as its last byte is here.
+    /// Takes more of the head. Returns its summary, once, as soon as its last byte is here.
     pub(crate) fn take(&mut self, piece: &[u8]) -> Option<HeadSummary> {
         if self.is_whole {
             return None;
@@ -89,7 +89,7 @@ pub(crate) fn check<B>(
     seen: Option<HeadSummary>,
     max_head: usize,
     max_headers: usize,
-) -> Result<(), Denied> {
+) -> Result<(), Denial> {
     let headers = request.headers();
     let is_http2 = request.version() == Version::HTTP_2;
     // What came with the end of another request was not looked at on its way: of its framing nothing is known.
@@ -97,7 +97,7 @@ pub(crate) fn check<B>(
     if is_ambiguous {
         let message = "a request may have Content-Length or Transfer-Encoding, not both, and one with Transfer-Encoding \
                        must begin after the answer to the one before";
-        return Err(Denied::new(StatusCode::BAD_REQUEST, "ambiguous_framing", message));
+        return Err(Denial::new(StatusCode::BAD_REQUEST, "ambiguous_framing", message));
     }
     let bytes = || {
         let lines = headers.iter().map(|(name, value)| name.as_str().len() + value.len() + 4);
@@ -108,14 +108,17 @@ pub(crate) fn check<B>(
         let message = format!(
             "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
         );
-        return Err(Denied::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message));
+        return Err(Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message));
     }
     let mut hosts = headers.get_all(HOST).iter();
     let host = hosts.next();
-    let is_missing = host.is_none() && request.version() == Version::HTTP_11;
-    if is_missing || hosts.next().is_some() || host.is_some_and(|host| !is_host(host.as_bytes())) {
-        let message = "a request must have one Host header, with the name and port that it was sent to";
-        return Err(Denied::new(StatusCode::BAD_REQUEST, "bad_host", message));
+    // HTTP/2 has a field of its own for it, and both must be the same (RFC 9113, 8.3.1).
+    let authority = request.uri().authority().filter(|_| is_http2).map(|it| it.as_str().as_bytes());
+    let is_missing = host.is_none() && authority.is_none() && request.version() >= Version::HTTP_11;
+    let are_two = host.zip(authority).is_some_and(|(host, it)| !host.as_bytes().eq_ignore_ascii_case(it));
+    if is_missing || are_two || hosts.next().is_some() || host.is_some_and(|host| !is_host(host.as_bytes())) {
+        let message = "a request must have one Host header (or :authority), with the name and port that it was sent to";
+        return Err(Denial::new(StatusCode::BAD_REQUEST, "bad_host", message));
     }
     Ok(())
 }

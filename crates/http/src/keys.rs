@@ -1,22 +1,22 @@
-//! Who may do what: the two keys, and the hosts that a request may name.
+//! The checks of who may do what: the two keys, and the hosts that a request may name.
 
 use std::net::{IpAddr, SocketAddr};
 
-use hyper::header::{AUTHORIZATION, HOST};
+use hyper::header::{AUTHORIZATION, HOST, HeaderName};
 use hyper::{Request, StatusCode};
 
 use crate::config::Config;
-use crate::secret::Secret;
-use crate::{Denied, Error};
+use crate::{Denial, Error};
+use kvatlas_secret::Secret;
 
 /// The kinds of requests, by the key that they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
     /// A request that everybody may make.
     Open,
-    /// To ask, for which the key is needed, if there is one.
+    /// A request that asks, for which the key is needed, if there is one.
     Ask,
-    /// To change something, for which the admin key is needed, if there is one.
+    /// A request that changes something, for which the admin key is needed, if there is one.
     Admin,
 }
 
@@ -28,7 +28,7 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// From the configuration, and from the files that it names.
+    /// Reads the keys from the configuration, and from the files that it names.
     pub(crate) fn read(config: &Config) -> Result<Self, Error> {
         let key = |key: &Option<Secret>, file: &Option<std::path::PathBuf>| match file {
             Some(file) => Secret::read(file).map(Some).map_err(Error),
@@ -47,22 +47,22 @@ impl Keys {
         self.ask.is_some() || self.admin.is_some()
     }
 
-    /// True if one of the words of a header is one of the keys.
-    pub(crate) fn are_in(&self, value: &[u8]) -> bool {
-        let mut words = value.split(|byte| b" \t,;=\"".contains(byte));
-        words.any(|word| self.ask.iter().chain(&self.admin).any(|key| key.is(word)))
+    /// True if a text contains one of the keys.
+    pub(crate) fn are_in(&self, text: &[u8]) -> bool {
+        self.ask.iter().chain(&self.admin).any(|key| key.is_in(text))
     }
 
     /// Checks that a request has the key for what it wants. True if it showed one of the keys.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denied> {
-        let shown = shown(request);
-        let is = |key: &Option<Secret>| key.as_ref().zip(shown).map(|(key, shown)| key.is(shown));
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denial> {
+        let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
+        let is =
+            |key: &Option<Secret>| key.as_ref().is_some_and(|key| shown.iter().flatten().any(|shown| key.is(shown)));
         let (ask, admin) = (is(&self.ask), is(&self.admin));
-        let known = ask == Some(true) || admin == Some(true);
+        let known = ask || admin;
         let may = match wanted {
             Access::Open => true,
             Access::Ask => known || self.ask.is_none(),
-            Access::Admin if self.admin.is_some() => admin == Some(true),
+            Access::Admin if self.admin.is_some() => admin,
             Access::Admin => known || self.ask.is_none(),
         };
         match (may, known) {
@@ -74,47 +74,51 @@ impl Keys {
 }
 
 /// No key, or a wrong one.
-fn unauthorized(admin: bool) -> Denied {
+fn unauthorized(admin: bool) -> Denial {
     let message = if admin {
         "send the admin key in the header \"Authorization: Bearer KEY\""
     } else {
         "send the key in the header \"Authorization: Bearer KEY\""
     };
-    Denied::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
+    Denial::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
 }
 
 /// A key that is right for other requests.
-fn forbidden() -> Denied {
-    Denied::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
+fn forbidden() -> Denial {
+    Denial::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
 }
 
-fn wrong_host() -> Denied {
+fn wrong_host() -> Denial {
     let message = "the Host header names another machine: the names that are answered are localhost, loopback addresses and \
                    those in http.hosts";
-    Denied::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
+    Denial::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
 }
 
-fn shown<B>(request: &Request<B>) -> Option<&[u8]> {
+/// The header in which clients of Anthropic's API show a key.
+const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
+
+fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
     let (scheme, shown) = request.headers().get(AUTHORIZATION)?.as_bytes().split_at_checked(7)?;
     scheme.eq_ignore_ascii_case(b"bearer ").then(|| shown.trim_ascii())
 }
 
-/// Which hosts a request may name.
+/// The hosts that a request may name.
 ///
 /// A page in somebody's browser can be made to reach a server under a name of its own (DNS rebinding), and would be let in
 /// as if that person had asked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// All.
+    /// All hosts.
     Any,
     /// This machine, and the names that the configuration lists.
     Own,
-    /// The same, and all addresses: no page can have one that is not its server's.
+    /// This machine, the names that the configuration lists, and all addresses: no page can have one that is not its
+    /// server's.
     Addresses,
 }
 
 impl Hosts {
-    /// At an address to listen at. `names`: those that the configuration lists.
+    /// Returns the hosts that requests to a server at `bind` may name. `names`: those that the configuration lists.
     pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
         match bind.ip().is_loopback() && !asks_for_key {
             true => Self::Own,
@@ -123,8 +127,8 @@ impl Hosts {
         }
     }
 
-    /// Checks what a request names. `names`: those that the configuration lists.
-    pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denied> {
+    /// Checks the host that a request names. `names`: those that the configuration lists.
+    pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denial> {
         if self == Self::Any {
             return Ok(());
         }
@@ -191,6 +195,13 @@ mod tests {
             let (keys, request) = (keys(ask, admin), request(shown));
             let got = [Access::Open, Access::Ask, Access::Admin].map(|wanted| keys.check(&request, wanted).is_ok());
             assert_eq!(got, may, "{ask:?} {admin:?} {shown:?}");
+            let mut other = Request::new(());
+            other.headers_mut().insert(AUTHORIZATION, "Bearer nobodys".parse().expect("a header"));
+            if let Some(key) = shown {
+                other.headers_mut().insert(API_KEY, key.parse().expect("a header"));
+            }
+            let got = [Access::Open, Access::Ask, Access::Admin].map(|wanted| keys.check(&other, wanted).is_ok());
+            assert_eq!(got, may, "{ask:?} {admin:?} {shown:?} in x-api-key");
             assert!(!format!("{keys:?}").contains('"'), "{keys:?}");
         }
         let keys = keys(Some("a"), Some("b"));
@@ -252,12 +263,12 @@ mod tests {
     }
 
     #[test]
-    fn keys_among_the_words_of_a_header() {
+    fn keys_in_the_value_of_a_header() {
         let keys = keys(Some("asks"), Some("adm1n"));
         for value in ["adm1n", "Bearer adm1n", "bearer  asks ", "Token token=\"adm1n\"", "x, Bearer asks"] {
             assert!(keys.are_in(value.as_bytes()), "{value}");
         }
-        for value in ["", "adm1", "adm1nx", "Bearer", "Basic YWRtMW4="] {
+        for value in ["", "adm1", "adm1nx", "Bearer"] {
             assert!(!keys.are_in(value.as_bytes()), "{value}");
         }
     }

@@ -8,6 +8,8 @@
 //! * `places`: room for connections; those without a key give way.
 //! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
 //! * [`gate`]: keys, certificates, and the hosts that a request may name.
+//! * [`parts`]: answers with files, whole or in parts.
+//! * [`metrics`]: the formats of `GET /metrics`, and the metrics of the process.
 //! * [`body`]: a request's body, read into memory that all bodies share.
 
 #![forbid(unsafe_code)]
@@ -16,15 +18,18 @@ pub mod body;
 pub mod config;
 mod connection;
 mod content;
+mod counts;
 pub mod gate;
 mod half_close;
 mod heads;
 mod keys;
+mod limits;
 mod memory;
+pub mod metrics;
 mod note;
 mod origin;
+pub mod parts;
 mod places;
-pub mod secret;
 pub mod server;
 mod sniff;
 mod streams;
@@ -36,15 +41,15 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use hyper::StatusCode;
 
-pub use body::{BodyFault, BodyLimits, Incoming};
+pub use body::{BodyFault, BodyLimits, RequestBody};
 pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
 pub use keys::Access;
+pub use kvatlas_secret::Secret;
 pub use memory::Memory;
 pub use places::Place;
-pub use secret::Secret;
-pub use server::{Call, Door, Front, Handler, Server, Threads};
+pub use server::{Call, Front, Handler, ListenerKind, Server, Threads};
 
 /// A server could not be started, or a file of its configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -53,7 +58,7 @@ pub struct Error(pub String);
 
 /// A request that is refused before anybody has looked at what it asks.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Denied {
+pub struct Denial {
     /// The status of the answer.
     pub status: StatusCode,
     /// A name for the reason that stays.
@@ -62,7 +67,7 @@ pub struct Denied {
     pub message: Cow<'static, str>,
 }
 
-impl Denied {
+impl Denial {
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self { status, code, message: message.into() }
     }

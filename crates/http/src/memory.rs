@@ -28,7 +28,7 @@ const LOOK: Duration = Duration::from_millis(250);
 /// Milliseconds without a byte, or slower than [`SLOW`] since the beginning, after which a body gives way to others.
 const GRACE: u64 = 2000;
 
-/// Bytes a second.
+/// Bytes a second below which a body is slow.
 const SLOW: u64 = 64 << 10;
 
 /// The memory for the bodies of all requests of a server.
@@ -111,7 +111,7 @@ impl Memory {
         }
     }
 
-    /// Has one body give way, if one is due: the one that was without a byte for the longest, else the slowest.
+    /// Makes one body give way, if one is due: the one that was without a byte for the longest, else the slowest.
     fn make_room(&self) {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
@@ -143,7 +143,7 @@ impl BodyTurn {
         Self { memory: memory.clone(), number, coming }
     }
 
-    /// More has come.
+    /// Notes that more of the body has come.
     pub(crate) fn came(&self, bytes: usize) {
         self.coming.bytes.fetch_add(bytes, Relaxed);
         self.coming.last.store(millis(), Relaxed);
@@ -154,7 +154,7 @@ impl BodyTurn {
         self.coming.leave.notified().await;
     }
 
-    /// Memory for `bytes`, with what the body has already.
+    /// Grows a lease to `bytes`, those that it has included; waits for room if there is none.
     pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoom> {
         let more = bytes.saturating_sub(lease.bytes);
         let memory = &self.memory;
@@ -193,7 +193,7 @@ impl Lease {
         Self { memory: memory.clone(), bytes: 0 }
     }
 
-    /// Gives back all but this.
+    /// Gives back all but `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;

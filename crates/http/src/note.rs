@@ -1,4 +1,4 @@
-//! What happens on a connection, and since when.
+//! Notes of what happens on a connection, and since when.
 //!
 //! A timer for every request would cost more than many another part of it. So what happens only notes the time, and one
 //! timer a connection looks at the note when the earliest possible deadline is over.
@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use crate::connection::Limits;
 use crate::heads::HeadSummary;
+use crate::limits::Limits;
 
 /// Bytes that a client must take within the write limit, or all that is there for it.
 pub(crate) const PIECE: usize = 16 << 10;
@@ -44,9 +44,9 @@ const WHOLE: u8 = 2;
 #[derive(Debug)]
 pub(crate) struct Note {
     phase: AtomicU64,
-    /// Since when the socket takes nothing more, in milliseconds and one; 0 if it does.
+    /// The time since which the socket takes nothing more, as [`millis`] and one; 0 if it takes something.
     stuck: AtomicU64,
-    /// Bytes that it has taken since then.
+    /// Bytes that the socket has taken since then.
     taken: AtomicUsize,
     requests: AtomicU64,
     /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
@@ -103,7 +103,7 @@ impl Note {
         of_phase.min(of_socket).min(look)
     }
 
-    /// Something was to be written.
+    /// Notes the outcome of a write.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
         let is_stuck = self.stuck.load(Relaxed) > 0;
         match written {
@@ -123,7 +123,7 @@ impl Note {
         }
     }
 
-    /// All was written that is there.
+    /// Notes that all is written that is there.
     pub(crate) fn flushed(&self) {
         if self.stuck.load(Relaxed) > 0 {
             self.stuck.store(0, Relaxed);
@@ -133,7 +133,7 @@ impl Note {
         }
     }
 
-    /// A request begins.
+    /// Notes that a request begins.
     pub(crate) fn begin(&self, takes_interim: bool, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.takes_interim.store(takes_interim, Relaxed);
@@ -141,17 +141,17 @@ impl Note {
         self.set(Phase::Busy);
     }
 
-    /// A request is over. True if there are no others.
+    /// Notes that a request is over. True if there are no others.
     pub(crate) fn end(&self) -> bool {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
 
-    /// A piece of the body has come, the last one if so.
+    /// Notes that a piece of the body has come. `is_whole`: true if it is the last one.
     pub(crate) fn body_came(&self, is_whole: bool) {
         self.body.store(if is_whole { WHOLE } else { COMING }, Relaxed);
     }
 
-    /// Whoever is at work waits for more of the body.
+    /// Notes that the request that is at work waits for more of its body.
     pub(crate) fn body_is_wanted(&self) {
         self.body.store(WANTED, Relaxed);
     }

@@ -6,11 +6,11 @@
 use hyper::header::{HeaderValue, ORIGIN};
 use hyper::{Request, StatusCode};
 
-use crate::Denied;
+use crate::Denial;
 use crate::keys::named_host;
 
 /// Refuses a request that a page of another origin has made. `allowed`: the origins that may.
-pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Result<(), Denied> {
+pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Result<(), Denial> {
     let headers = request.headers();
     let is_allowed = |origin: &HeaderValue| {
         let origin = origin.to_str().unwrap_or_default();
@@ -27,10 +27,10 @@ pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Resul
 }
 
 /// A request that a web page has made somebody's browser send.
-fn foreign_origin() -> Denied {
+fn foreign_origin() -> Denial {
     let message = "the headers Origin and Sec-Fetch-Site say that a web page of another origin has sent this: pages may \
                    only ask the server that they come from, or the router if http.origins names their origin";
-    Denied::new(StatusCode::FORBIDDEN, "foreign_origin", message)
+    Denial::new(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 
 /// True if an origin is the server itself, by the name under which it was asked.

@@ -50,7 +50,8 @@ impl Places {
         })
     }
 
-    /// A place, as soon as there is one. `give_way`: whether those without a key have to leave if there is none.
+    /// Returns a place, as soon as there is one. `give_way`: true if those without a key have to leave if there is
+    /// none.
     pub(crate) async fn take(self: &Arc<Self>, give_way: bool) -> Option<Arc<Place>> {
         let permit = match self.permits.clone().try_acquire_owned() {
             Ok(permit) => permit,
@@ -65,7 +66,7 @@ impl Places {
         self.place(None, true)
     }
 
-    /// `known`: whether it need never give way.
+    /// Makes a place. `known`: true if it need never give way.
     fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>, known: bool) -> Arc<Place> {
         let number = self.number.fetch_add(1, Relaxed);
         let leave = Arc::new(Notify::new());

@@ -10,7 +10,7 @@
 //!   the fewest.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering, Ordering::Relaxed};
+use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::thread::{JoinHandle, available_parallelism};
 use std::time::{Duration, Instant};
@@ -23,18 +23,21 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{Notify, mpsc, watch};
 
-use crate::body::Incoming;
-use crate::connection::{self, Limits, Protocol as Spoken};
+use crate::body::RequestBody;
+use crate::connection;
+use crate::counts::Counts;
+use crate::limits::Limits;
 use crate::places::{Place, Places};
-use crate::{Config, Denied, Error, Gate, Memory, lock, sniff};
+use crate::sniff::Protocol as Spoken;
+use crate::{Config, Denial, Error, Gate, Memory, lock, sniff};
 
 /// Connections that the system keeps while none is accepted.
 const BACKLOG: i32 = 4096;
 
-/// From a connection to its first byte.
+/// The longest time from a connection to its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 
-/// Connections at the door for administrators.
+/// Connections at the listener for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
 /// The time that threads may take to end.
@@ -45,19 +48,19 @@ const HELPERS_STAY: Duration = Duration::from_secs(600);
 
 /// The listener by which a request came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Door {
-    /// That of everybody.
+pub enum ListenerKind {
+    /// The listener for everybody.
     Main,
-    /// That of administrators: a few routes, without a key.
+    /// The listener for administrators: a few routes, without a key.
     Admin,
 }
 
 /// The shape of the threads that serve.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// So many, which take work from each other.
+    /// Number of threads that take work from each other.
     Shared(usize),
-    /// So many, each with connections of its own.
+    /// Number of threads, each with connections of its own.
     Own(usize),
 }
 
@@ -73,23 +76,15 @@ pub struct Front {
     places: Arc<Places>,
 }
 
-/// Counts of connections.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    begun: AtomicU64,
-    ended: AtomicU64,
-    pub(crate) stalled_streams: AtomicU64,
-}
-
 /// The circumstances of a request.
 pub struct Call {
     /// The number of the thread that serves it, among [`Threads::Own`].
     pub thread: usize,
     /// The listener by which it came.
-    pub door: Door,
+    pub kind: ListenerKind,
     /// The place of its connection.
     pub place: Arc<Place>,
-    /// Until when its body must be here.
+    /// The time by which the request's body must be here.
     pub until: Instant,
 }
 
@@ -107,47 +102,47 @@ pub trait Handler: Send + Sync + 'static {
     /// True if a client that ends what it sends in the middle of an answer has left, so that what it asked for is given up.
     const LATE_END_IS_LEAVING: bool;
 
-    /// Its part of the front.
+    /// The front of the server that the handler answers for.
     fn front(&self) -> &Front;
 
     /// Answers a request.
     fn answer(
         handler: Arc<Self>,
         call: Call,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
     ) -> impl Future<Output = Response<Self::Body>> + Send + 'static;
 
     /// Puts a refusal into the form that its clients know.
-    fn refuse(denied: Denied) -> Response<Self::Body>;
+    fn refuse(denied: Denial) -> Response<Self::Body>;
 }
 
 /// A running server.
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
-    /// To those who accept and to connections: take no more, finish what runs.
+    /// The signal to those who accept and to connections: take no more, finish what runs.
     stop: watch::Sender<bool>,
-    /// To the door for administrators, which stays open until all else is done, and to all threads: end now.
+    /// The signal to the listener for administrators, which stays open until all else is done, and to all threads: end now.
     end: watch::Sender<bool>,
-    open: Arc<Open>,
-    running: Mutex<Option<Running>>,
+    open: Arc<OpenCounts>,
+    running: Mutex<Option<RunningThreads>>,
     handle: Option<Handle>,
 }
 
-enum Running {
+enum RunningThreads {
     Shared(Runtime),
     Own(Vec<JoinHandle<()>>),
 }
 
-/// Counts of the open connections and listeners of the main door.
+/// Counts of open connections, and of tasks that accept them, at the main listener.
 #[derive(Default)]
-struct Open {
+struct OpenCounts {
     count: AtomicUsize,
     accepting: AtomicUsize,
     changed: Notify,
 }
 
-impl Open {
+impl OpenCounts {
     fn less(&self, of: &AtomicUsize) {
         if of.fetch_sub(1, Ordering::SeqCst) == 1 {
             self.changed.notify_waiters();
@@ -155,22 +150,22 @@ impl Open {
     }
 }
 
-/// The part that all connections of a door and thread share.
+/// The part that all connections of a listener and thread share.
 struct Common<H> {
     handler: Arc<H>,
-    door: Door,
+    kind: ListenerKind,
     number: usize,
     limits: Limits,
     stop: watch::Receiver<bool>,
-    open: Arc<Open>,
+    open: Arc<OpenCounts>,
     load: AtomicUsize,
 }
 
 /// A connection for a thread of its own.
-type Accepted = (StdStream, Door, Arc<Place>);
+type Accepted = (StdStream, ListenerKind, Arc<Place>);
 
 impl Front {
-    /// Reads keys and certificates.
+    /// Returns the part for these settings, with the keys and certificates read from their files.
     ///
     /// # Errors
     /// If a file cannot be used.
@@ -228,7 +223,7 @@ impl Server {
         let admin = config.admin_bind.map(listen).transpose()?;
         let (stop, stopped) = watch::channel(false);
         let (end, ended) = watch::channel(false);
-        let open = Arc::new(Open::default());
+        let open = Arc::new(OpenCounts::default());
         let limits = Limits {
             idle: config.idle_timeout,
             request: config.request_timeout,
@@ -238,14 +233,14 @@ impl Server {
             max_headers: config.max_headers,
             late_end_is_leaving: H::LATE_END_IS_LEAVING,
         };
-        let common = |door, number| {
-            let stop = if door == Door::Main { stopped.clone() } else { ended.clone() };
+        let common = |kind, number| {
+            let stop = if kind == ListenerKind::Main { stopped.clone() } else { ended.clone() };
             let (handler, open) = (handler.clone(), open.clone());
-            Arc::new(Common { handler, door, number, limits, stop, open, load: AtomicUsize::new(0) })
+            Arc::new(Common { handler, kind, number, limits, stop, open, load: AtomicUsize::new(0) })
         };
-        let mut doors = vec![(listener, Door::Main, front.places.clone())];
+        let mut listeners = vec![(listener, ListenerKind::Main, front.places.clone())];
         let admin_address = admin.map(|(listener, address)| {
-            doors.push((listener, Door::Admin, Places::new(ADMIN_CONNECTIONS)));
+            listeners.push((listener, ListenerKind::Admin, Places::new(ADMIN_CONNECTIONS)));
             address
         });
         let (running, handle) = match threads {
@@ -256,8 +251,8 @@ impl Server {
                     .enable_all()
                     .build()
                     .map_err(|error| Error(format!("cannot start a runtime: {error}")))?;
-                for (listener, door, places) in doors {
-                    let common = common(door, 0);
+                for (listener, kind, places) in listeners {
+                    let common = common(kind, 0);
                     let (accepting, serving) = (common.clone(), common);
                     runtime.spawn(async move {
                         let give = |stream, place| serving.clone().spawn(stream, place);
@@ -265,32 +260,32 @@ impl Server {
                     });
                 }
                 let handle = runtime.handle().clone();
-                (Running::Shared(runtime), Some(handle))
+                (RunningThreads::Shared(runtime), Some(handle))
             }
             Threads::Own(threads) => {
                 let (mut handles, mut senders) = (Vec::new(), Vec::new());
                 for number in 0..threads {
                     let (sender, incoming) = mpsc::unbounded_channel();
-                    let served = [common(Door::Main, number), common(Door::Admin, number)];
+                    let served = [common(ListenerKind::Main, number), common(ListenerKind::Admin, number)];
                     senders.push((sender, served.clone()));
                     let ended = ended.clone();
                     handles.push(spawn(format!("kvatlas-http-{number}"), move || run(serve(served, incoming), ended))?);
                 }
                 let senders = Arc::new(senders);
-                for (listener, door, places) in doors {
-                    let (accepting, senders, ended) = (common(door, 0), senders.clone(), ended.clone());
+                for (listener, kind, places) in listeners {
+                    let (accepting, senders, ended) = (common(kind, 0), senders.clone(), ended.clone());
                     handles.push(spawn("kvatlas-accept".to_owned(), move || {
                         let give = |stream: TcpStream, place| {
                             let fewest = senders.iter().min_by_key(|(_, served)| load(served));
                             if let (Ok(stream), Some((sender, served))) = (stream.into_std(), fewest) {
                                 served[0].load.fetch_add(1, Relaxed);
-                                let _ = sender.send((stream, door, place));
+                                let _ = sender.send((stream, kind, place));
                             }
                         };
                         run(accepting.accept(listener, &places, give), ended);
                     })?);
                 }
-                (Running::Own(handles), None)
+                (RunningThreads::Own(handles), None)
             }
         };
         Ok(Self { address, admin_address, stop, end, open, running: Mutex::new(Some(running)), handle })
@@ -308,7 +303,7 @@ impl Server {
         self.admin_address
     }
 
-    /// Its threads, if they are shared.
+    /// The runtime of the server's threads, if they are shared.
     #[must_use]
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
@@ -335,8 +330,8 @@ impl Server {
         self.stop.send_replace(true);
         self.end.send_replace(true);
         match lock(&self.running).take() {
-            Some(Running::Shared(runtime)) => runtime.shutdown_timeout(END),
-            Some(Running::Own(threads)) => {
+            Some(RunningThreads::Shared(runtime)) => runtime.shutdown_timeout(END),
+            Some(RunningThreads::Own(threads)) => {
                 for thread in threads {
                     let _ = thread.join();
                 }
@@ -367,8 +362,8 @@ fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
 /// Serves the connections that come to a thread of its own.
 async fn serve<H: Handler>(served: [Arc<Common<H>>; 2], mut incoming: mpsc::UnboundedReceiver<Accepted>) {
     let [main, admin] = served;
-    while let Some((stream, door, place)) = incoming.recv().await {
-        let common = if door == Door::Main { &main } else { &admin };
+    while let Some((stream, kind, place)) = incoming.recv().await {
+        let common = if kind == ListenerKind::Main { &main } else { &admin };
         if let Ok(stream) = TcpStream::from_std(stream) {
             common.clone().spawn(stream, place);
         }
@@ -405,7 +400,7 @@ impl<H: Handler> Common<H> {
         places: &Arc<Places>,
         give: impl Fn(TcpStream, Arc<Place>),
     ) {
-        let counted = self.door == Door::Main;
+        let counted = self.kind == ListenerKind::Main;
         if counted {
             self.open.accepting.fetch_add(1, Ordering::SeqCst);
         }
@@ -432,7 +427,7 @@ impl<H: Handler> Common<H> {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let give_way = self.door == Door::Main && self.handler.front().gate.asks_for_key();
+                    let give_way = self.kind == ListenerKind::Main && self.handler.front().gate.asks_for_key();
                     let Some(place) = places.take(give_way).await else { return };
                     give(stream, place);
                 }
@@ -445,7 +440,7 @@ impl<H: Handler> Common<H> {
         }
     }
 
-    /// One connection, counted for as long as it is open.
+    /// Serves one connection, which is counted for as long as it is open.
     fn spawn(self: Arc<Self>, stream: TcpStream, place: Arc<Place>) {
         let counted = OpenConnection::new(self);
         drop(tokio::spawn(async move {
@@ -464,11 +459,11 @@ impl<H: Handler> Common<H> {
     async fn speak(&self, stream: TcpStream, place: &Arc<Place>) {
         let (limits, stop, front) = (self.limits, self.stop.clone(), self.handler.front());
         let handle = |request, until| {
-            let call = Call { thread: self.number, door: self.door, place: place.clone(), until };
+            let call = Call { thread: self.number, kind: self.kind, place: place.clone(), until };
             H::answer(self.handler.clone(), call, request)
         };
         let counts = front.counts.clone();
-        let Some(tls) = front.gate.tls().filter(|_| self.door == Door::Main) else {
+        let Some(tls) = front.gate.tls().filter(|_| self.kind == ListenerKind::Main) else {
             let spoken = if H::HTTP2 {
                 Box::pin(sniff::protocol(&stream, limits.first_byte, stop.clone())).await
             } else {
@@ -500,7 +495,7 @@ struct OpenConnection<H: Handler>(Arc<Common<H>>);
 impl<H: Handler> OpenConnection<H> {
     fn new(common: Arc<Common<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
-        if common.door == Door::Main {
+        if common.kind == ListenerKind::Main {
             common.open.count.fetch_add(1, Ordering::SeqCst);
         }
         Self(common)
@@ -511,7 +506,7 @@ impl<H: Handler> Drop for OpenConnection<H> {
     fn drop(&mut self) {
         let common = &self.0;
         common.handler.front().counts.ended.fetch_add(1, Relaxed);
-        if common.door == Door::Main {
+        if common.kind == ListenerKind::Main {
             common.load.fetch_sub(1, Relaxed);
             common.open.less(&common.open.count);
         }

@@ -1,4 +1,5 @@
-//! Which HTTP a client begins to speak without TLS: HTTP/2 is known by its first bytes (RFC 9113, 3.4).
+//! Detects the HTTP version that a client begins to speak without TLS: HTTP/2 is known by its first bytes (RFC 9113,
+//! 3.4).
 
 use std::time::Duration;
 
@@ -6,7 +7,12 @@ use tokio::net::TcpStream;
 use tokio::sync::watch;
 use tokio::time::{sleep, timeout};
 
-use crate::connection::Protocol;
+/// The protocol that a client speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Protocol {
+    Http1,
+    Http2,
+}
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
@@ -14,7 +20,8 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// None if the client said nothing in time, or left, or the server ends first.
+/// Returns the protocol that the client begins to speak; none if it said nothing in time, or left, or the server ends
+/// first.
 pub(crate) async fn protocol(
     stream: &TcpStream,
     first_byte: Duration,

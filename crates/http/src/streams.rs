@@ -14,7 +14,7 @@ use std::time::Duration;
 use hyper::rt::Executor;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::server::Counts;
+use crate::counts::Counts;
 
 thread_local! {
     /// The number of pieces that the stream being polled has got of its answer, and whether it waits for the next.
@@ -32,7 +32,7 @@ pub(crate) fn asked(has_got: bool) {
 /// Runs streams, each for as long as its client takes what is there for it.
 #[derive(Clone)]
 pub(crate) struct Streams {
-    /// Within which a piece must be taken.
+    /// The time within which a piece must be taken.
     pub(crate) write: Duration,
     pub(crate) counts: Arc<Counts>,
 }

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use crate::{Error, TlsConfig};
 
-/// From the PEM files.
+/// Makes the acceptor of TLS connections from the PEM files. `alpn`: the protocols that TLS may agree on.
 pub(crate) fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<TlsAcceptor, Error> {
     let failed =
         |what: &str, path: &Path, why: &dyn std::fmt::Display| Error(format!("TLS {what} {}: {why}", path.display()));

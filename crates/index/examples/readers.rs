@@ -1,4 +1,4 @@
-//! What the way readers are protected costs: this index's counters beside two simpler ways, on one hot root.
+//! Costs of ways to protect readers: this index's counters beside two simpler ways, on one hot root.
 //!
 //! Every lookup begins with the same system prompt, so all threads want the same first run. And what the scores of all
 //! workers cost, on one thread and on two: they share no count. `docs/design/` quotes it.
@@ -100,7 +100,7 @@ fn rate(threads: usize, call: &(impl Fn() + Sync)) -> f64 {
     (0..5).map(|_| once()).fold(0.0, f64::max)
 }
 
-/// What the scores of so many workers cost, who all hold one system prompt and every tenth two blocks more.
+/// Measures what the scores of so many workers cost, who all hold one system prompt and every tenth two blocks more.
 fn scores(workers: u64) {
     let index = BlockIndex::new(Config::default()).expect("a good size");
     let (names, contents) = chain(1);

@@ -4,7 +4,7 @@
 use crate::error::Error;
 use crate::index::BlockIndex;
 use crate::types::BlockHash;
-use crate::writer::{Adopted, Chain, Roots};
+use crate::writer::{Adoption, Chain, Roots};
 
 impl BlockIndex {
     /// For each of `names`: the first block that a rank does not hold on its device on the way from there up to the
@@ -41,12 +41,12 @@ impl BlockIndex {
         content_hashes: &[u64],
         gone: &[bool],
         certain: bool,
-    ) -> Result<Adopted, Error> {
+    ) -> Result<Adoption, Error> {
         let chain = Chain::new(None, block_hashes, content_hashes)?;
         self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain))
     }
 
-    /// Which of these blocks a rank holds on its device.
+    /// Tells, for each of these blocks, if a rank holds it on its device.
     #[must_use]
     pub fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         self.write(|writer| writer.held(worker, rank, names))
@@ -59,7 +59,7 @@ impl BlockIndex {
         self.write(|writer| writer.chain_of(name))
     }
 
-    /// Whether a rank has shown that it names blocks as others do: `enough` blocks that it announced have the same
+    /// True if a rank has shown that it names blocks as others do: `enough` blocks that it announced have the same
     /// name, parent and content for others, and none another.
     #[must_use]
     pub fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
@@ -104,14 +104,14 @@ mod tests {
         );
         let chain = (names(&[1, 2, 3]), [10, 20, 30]);
         let adopt = |gone: &[bool]| index.adopt("w", 0, &chain.0, &chain.1, gone, true).expect("lists of a length");
-        assert_eq!(adopt(&[false, true, false]), Adopted::Blocks(2));
+        assert_eq!(adopt(&[false, true, false]), Adoption::Blocks(2));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 1);
         assert_eq!(index.missing_above("w", 0, &[], &names(&[5]), &mut roots), [Some(BlockHash(2))]);
-        assert_eq!(adopt(&[]), Adopted::Blocks(1));
+        assert_eq!(adopt(&[]), Adoption::Blocks(1));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 5);
         assert_eq!(index.missing_above("w", 0, &[], &names(&[5]), &mut roots), [None]);
         // One copy of each, whatever it was asked for twice.
-        assert_eq!(adopt(&[]), Adopted::Blocks(0));
+        assert_eq!(adopt(&[]), Adoption::Blocks(0));
         index.remove("w", 0, Tier::Gpu, &names(&[3]));
         assert_eq!(depth(&index, &[10, 20, 30, 40, 50]), 2);
     }
@@ -123,14 +123,14 @@ mod tests {
         let adopt = |names: &[BlockHash], contents: &[u64], certain| {
             index.adopt("w", 0, names, contents, &[], certain).expect("lists of a length")
         };
-        assert_eq!(adopt(&names(&[1, 2]), &[11, 20], false), Adopted::Contrary, "it contains something else");
-        assert_eq!(adopt(&names(&[2, 1]), &[20, 10], true), Adopted::Contrary, "it continues something else");
+        assert_eq!(adopt(&names(&[1, 2]), &[11, 20], false), Adoption::Contrary, "it contains something else");
+        assert_eq!(adopt(&names(&[2, 1]), &[20, 10], true), Adoption::Contrary, "it continues something else");
         store(&index, "w", Some(2), &[3]);
-        assert_eq!(adopt(&names(&[1, 2, 3]), &[10, 20, 31], false), Adopted::Contrary);
+        assert_eq!(adopt(&names(&[1, 2, 3]), &[10, 20, 31], false), Adoption::Contrary);
         assert_eq!(depth(&index, &[10, 20, 30]), 1);
-        assert_eq!(adopt(&names(&[1, 2, 3]), &[10, 20, 31], true), Adopted::Blocks(2));
+        assert_eq!(adopt(&names(&[1, 2, 3]), &[10, 20, 31], true), Adoption::Blocks(2));
         assert_eq!((depth(&index, &[10, 20, 31]), depth(&index, &[10, 20, 30])), (3, 2));
-        assert_eq!(index.adopt("nobody", 0, &names(&[1]), &[10], &[], true), Ok(Adopted::Contrary));
+        assert_eq!(index.adopt("nobody", 0, &names(&[1]), &[10], &[], true), Ok(Adoption::Contrary));
     }
 
     #[test]
@@ -192,7 +192,7 @@ mod tests {
                             })
                             .collect();
                         let result = index.adopt(worker, 0, &names(&chain), &contents, &gone, random.chance(50));
-                        let Ok(Adopted::Blocks(blocks)) = result else {
+                        let Ok(Adoption::Blocks(blocks)) = result else {
                             assert!(index.ranks_of(worker).is_empty(), "seed {seed}: {result:?}");
                             continue;
                         };

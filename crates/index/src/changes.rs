@@ -10,9 +10,6 @@ use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Way, Writer};
 
-/// Blocks changed before others have their turn: a fraction of a millisecond.
-pub(crate) const TURN: usize = 1024;
-
 /// Changes of an index, one after the other. From the first on, others who want to change something wait until this is
 /// dropped, or until 1,024 blocks were changed: then they have their turn, also in the middle of a long store or removal.
 /// Readers see each change as it is made.
@@ -21,7 +18,7 @@ pub struct Changes<'i> {
     writer: Option<MutexGuard<'i, Writer>>,
     /// Blocks between the others' turns.
     turn: usize,
-    /// Those until the next.
+    /// Blocks until the others' next turn.
     left: usize,
 }
 
@@ -31,7 +28,7 @@ impl<'i> Changes<'i> {
         Self { index, writer: None, turn, left: turn }
     }
 
-    /// What the index was made with.
+    /// Configuration that the index was made with.
     #[must_use]
     pub fn config(&self) -> Config {
         self.index.config()
@@ -122,9 +119,7 @@ impl<'i> Changes<'i> {
 
     /// As [`BlockIndex::dump_rank`], which would wait for this for ever.
     pub fn dump_rank(&mut self, worker: &str, rank: u32) -> Vec<Event> {
-        let mut events = Vec::new();
-        self.write(self.turn, false, |writer| writer.dump_rank(worker, rank, &mut events));
-        events
+        self.write(self.turn, false, |writer| writer.copy_rank(worker, rank)).events(worker, rank)
     }
 
     /// Does something in parts, between which others have their turn; `part` does about as much as is done in a turn, and
@@ -231,6 +226,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::index::TURN;
 
     #[test]
     fn others_have_their_turn_while_changes_go_on() {

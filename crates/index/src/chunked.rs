@@ -10,20 +10,20 @@ const BITS: usize = 12;
 const CHUNK: usize = 1 << BITS;
 
 /// See the module's text.
-pub(crate) struct Chunked<T> {
-    /// All full but the last.
+pub(crate) struct ChunkedList<T> {
+    /// Chunks, all full but the last.
     chunks: Vec<Vec<T>>,
     /// Of the chunks, in elements.
     room: usize,
 }
 
-impl<T> Default for Chunked<T> {
+impl<T> Default for ChunkedList<T> {
     fn default() -> Self {
         Self { chunks: Vec::new(), room: 0 }
     }
 }
 
-impl<T> Chunked<T> {
+impl<T> ChunkedList<T> {
     pub(crate) fn len(&self) -> usize {
         self.chunks.last().map_or(0, |last| (self.chunks.len() - 1) * CHUNK + last.len())
     }
@@ -75,7 +75,7 @@ impl<T> Chunked<T> {
     }
 }
 
-impl<T> Index<usize> for Chunked<T> {
+impl<T> Index<usize> for ChunkedList<T> {
     type Output = T;
 
     #[inline]
@@ -84,7 +84,7 @@ impl<T> Index<usize> for Chunked<T> {
     }
 }
 
-impl<T> IndexMut<usize> for Chunked<T> {
+impl<T> IndexMut<usize> for ChunkedList<T> {
     #[inline]
     fn index_mut(&mut self, at: usize) -> &mut T {
         &mut self.chunks[at >> BITS][at % CHUNK]
@@ -97,8 +97,8 @@ mod tests {
 
     #[test]
     fn is_a_list() {
-        let (mut chunked, mut list) = (Chunked::default(), Vec::new());
-        let is_right = |chunked: &Chunked<usize>, list: &[usize]| {
+        let (mut chunked, mut list) = (ChunkedList::default(), Vec::new());
+        let is_right = |chunked: &ChunkedList<usize>, list: &[usize]| {
             assert_eq!((chunked.len(), chunked.get(list.len())), (list.len(), None));
             assert!(chunked.iter().eq(list));
             let room: usize = chunked.chunks.iter().map(Vec::capacity).sum();

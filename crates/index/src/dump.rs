@@ -1,13 +1,33 @@
-//! A dump that lets writers in between.
+//! Dumps: what is held, as events that make an equal index.
 
 use std::fmt;
 use std::iter::FusedIterator;
-use std::sync::Arc;
 use std::vec::IntoIter;
 
+use crate::copier::{CopyState, RankCopier};
 use crate::index::BlockIndex;
 use crate::types::Event;
-use crate::writer::{Large, Slice};
+
+impl BlockIndex {
+    /// Everything held, as events. Applied to an empty index of the same configuration, they make an equal one. Block
+    /// hashes are in their canonical form. Writers go on meanwhile, as in [`dump_in_slices`](Self::dump_in_slices).
+    #[must_use]
+    pub fn dump(&self) -> Vec<Event> {
+        self.dump_in_slices(Self::SLICE).flatten().collect()
+    }
+
+    /// Everything held, as events, in slices between which writers get their turn; `steps`: blocks that a slice may copy,
+    /// about ([`SLICE`](Self::SLICE) takes less than a millisecond).
+    ///
+    /// Each rank is as it was at one moment, different ranks at different moments. A rank that is new since the
+    /// beginning is not in it.
+    #[must_use]
+    pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
+        let mut ranks = self.write(|writer| writer.rank_names());
+        ranks.sort_unstable();
+        Dump { index: self, steps, spent: 0, ranks: ranks.into_iter(), copier: None }
+    }
+}
 
 /// Everything held, as events, rank by rank: what [`BlockIndex::dump_in_slices`] gives.
 ///
@@ -17,24 +37,12 @@ pub struct Dump<'i> {
     index: &'i BlockIndex,
     steps: usize,
     spent: usize,
-    ranks: IntoIter<(Arc<str>, u32)>,
-    next: Option<(Arc<str>, u32)>,
-    large: Option<Large>,
-    /// Times that all copied of it was in vain.
-    again: usize,
+    ranks: IntoIter<(Box<str>, u32)>,
+    copier: Option<(Box<str>, u32, RankCopier<&'i BlockIndex>)>,
 }
 
-/// A rank that is cleared again and again before it is copied is copied at once: it is small soon after a clear.
-const MOST_AGAIN: usize = 8;
-
-impl<'i> Dump<'i> {
-    pub(crate) fn new(index: &'i BlockIndex, steps: usize) -> Self {
-        let mut ranks = index.write(|writer| writer.rank_names());
-        ranks.sort_unstable();
-        Self { index, steps, spent: 0, ranks: ranks.into_iter(), next: None, large: None, again: 0 }
-    }
-
-    /// How many steps the last slice took; a step is about what it takes to copy one block. For tests.
+impl Dump<'_> {
+    /// Number of steps that the last slice took; a step is about what it takes to copy one block. For tests.
     #[must_use]
     pub fn spent(&self) -> usize {
         self.spent
@@ -45,47 +53,29 @@ impl Iterator for Dump<'_> {
     type Item = Vec<Event>;
 
     fn next(&mut self) -> Option<Vec<Event>> {
-        let steps = if self.again < MOST_AGAIN { self.steps } else { usize::MAX };
-        let mut spent = 0;
-        let slice = match &mut self.large {
-            Some(large) => self.index.write(|writer| writer.slice_more(large, steps, &mut spent)),
+        let (worker, rank, copier) = match self.copier.take() {
+            Some(begun) => begun,
             None => {
-                let (worker, rank) = self.next.take().or_else(|| self.ranks.next())?;
-                let slice = self.index.write(|writer| writer.slice_rank(&worker, rank, steps, &mut spent));
-                self.next = matches!(slice, Slice::Begun(_)).then_some((worker, rank));
-                slice
+                let (worker, rank) = self.ranks.next()?;
+                let copier = RankCopier::new(self.index, &worker, rank);
+                (worker, rank, copier)
             }
         };
-        self.spent = spent;
-        match slice {
-            Slice::Rank(events) => {
-                (self.next, self.again) = (None, 0);
-                return Some(self.large.take().map_or(events, Large::events));
+        match copier.step(self.steps) {
+            CopyState::More(copier) => {
+                self.spent = copier.spent();
+                self.copier = Some((worker, rank, copier));
+                Some(Vec::new())
             }
-            Slice::Begun(mut large) => {
-                large.tidy();
-                self.large = Some(large);
-            }
-            Slice::More => {}
-            // The rank that is next is still this one.
-            Slice::Again => {
-                self.large = None;
-                self.again += 1;
+            CopyState::Done(done) => {
+                self.spent = done.spent;
+                Some(done.sorted().events(&worker, rank))
             }
         }
-        Some(Vec::new())
     }
 }
 
 impl FusedIterator for Dump<'_> {}
-
-impl Drop for Dump<'_> {
-    fn drop(&mut self) {
-        if let Some(large) = &self.large {
-            self.index.write(|writer| writer.unwatch(large.watch));
-        }
-    }
-}
 
 impl fmt::Debug for Dump<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

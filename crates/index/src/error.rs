@@ -1,13 +1,13 @@
-//! What can be wrong with a call. A refused call has changed nothing.
+//! Errors: what can be wrong with a call. A refused call has changed nothing.
 
-/// Why a call was refused.
+/// Reason why a call was refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The index was asked for blocks of no tokens.
     #[error("block_size must be at least 1, got {got}")]
     BlockSize {
-        /// What was asked for.
+        /// Block size that was asked for.
         got: u64,
     },
     /// The two lists of a store do not go together.
@@ -30,22 +30,22 @@ pub enum Error {
         /// Tokens in a block of this index.
         block_size: usize,
     },
-    /// No such tier.
+    /// The name is of no tier.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
-        /// What was given.
+        /// Name that was given.
         name: String,
     },
     /// Bytes that are no snapshot of an index.
     #[error("not a snapshot of an index: {what}")]
     Snapshot {
-        /// What is wrong with them.
+        /// Description of what is wrong with them.
         what: String,
     },
     /// The index cannot number any more of something.
     #[error("the index is full: {what}")]
     Full {
-        /// What ran out.
+        /// Description of what ran out.
         what: &'static str,
     },
 }

@@ -8,32 +8,32 @@ use smallvec::SmallVec;
 
 use crate::position::ROOT;
 use crate::prefix::common_prefix;
-use crate::raw::{Children, Found, Guard, Members, Published, Reaches, Readers};
-use crate::roster::{Chunk, Kept, Members as Holders, Roster};
-use crate::sets::{Bits, OwnedMembers, Seen};
+use crate::raw::{Children, Guard, Members, Reaches, Readers, Swappable, WalkResult};
+use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
+use crate::sets::{Bits, NumberSet, OwnedMembers};
 use crate::types::View;
 
 /// The answer to a lookup: for every holder how many leading blocks of the query it holds.
 ///
 /// It is kept as found: a short list of depths, each with the set of holders that reach it. Who they are is worked
 /// out only when asked.
-pub struct Match<'i>(Found<'i, Roster>);
+pub struct Match<'i>(WalkResult<'i, Roster>);
 
 /// A [`Match`] that depends on nothing: later changes of the index do not touch it.
 pub struct OwnedMatch {
     reaches: SmallVec<[(u32, OwnedMembers); 3]>,
-    roster: Arc<Kept>,
+    roster: Arc<RosterMembers>,
 }
 
 /// Walks the runs that the query goes through and collects their levels.
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,
-    roster: &Published<Roster>,
-    children: &Published<Children>,
+    roster: &Swappable<Roster>,
+    children: &Swappable<Children>,
     query: &[u64],
 ) -> Match<'i> {
-    Match(Found::by(readers, roster, |guard, reaches| walk(guard, children.load(guard), query, reaches)))
+    Match(WalkResult::by(readers, roster, |guard, reaches| walk(guard, children.load(guard), query, reaches)))
 }
 
 #[inline]
@@ -130,7 +130,7 @@ macro_rules! accessors {
                 });
             }
 
-            /// Whether every view gives the same answer, because no rank has blocks on another tier than its device.
+            /// True if every view gives the same answer, because no rank has blocks on another tier than its device.
             #[must_use]
             pub fn is_plain(&self) -> bool {
                 self.holders().is_plain()
@@ -192,11 +192,11 @@ macro_rules! accessors {
                 view: View,
                 mut f: impl FnMut(u32, &'m Chunk, u64) -> ControlFlow<()>,
             ) -> ControlFlow<()> {
-                let mut workers: Option<Seen> = None;
+                let mut workers: Option<NumberSet> = None;
                 self.each(view, |depth, chunk, mut who| {
                     let of_many_ranks = who & chunk.of_many_ranks();
                     if of_many_ranks != 0 {
-                        let seen = workers.get_or_insert_with(|| Seen::none_of(self.holders().words()));
+                        let seen = workers.get_or_insert_with(|| NumberSet::none_of(self.holders().words()));
                         for at in Bits::of(of_many_ranks) {
                             if !seen.insert(chunk.worker_number(at)) {
                                 who &= !(1 << at);
@@ -229,7 +229,7 @@ impl Match<'_> {
         self.0.reached()
     }
 
-    /// The same answer, for keeping. Costs a copy of the sets of holders.
+    /// Copies the answer, for keeping. Costs a copy of the sets of holders.
     #[must_use]
     pub fn to_owned(&self) -> OwnedMatch {
         let reaches = self.0.reached().rev().map(|(depth, members)| (depth, OwnedMembers::of(members))).collect();
@@ -262,7 +262,7 @@ fn each<'m>(
     view: View,
     mut f: impl FnMut(u32, &'m Chunk, u64) -> ControlFlow<()>,
 ) -> ControlFlow<()> {
-    let mut seen = Seen::none_of(holders.words());
+    let mut seen = NumberSet::none_of(holders.words());
     for (depth, members) in reached {
         members.try_for_each_word(|word, bits| {
             // A holder that is not in the roster came after the lookup, or is being made.

@@ -1,4 +1,4 @@
-//! What a rank holds, as one word.
+//! Fingerprints: what a rank holds, as one word.
 //!
 //! A fingerprint is the sum of a mix of each held pair of tier and block hash. A sum does not depend on the order in
 //! which blocks came, so two indexes that have followed the same events have equal fingerprints, however the events of

@@ -1,4 +1,4 @@
-//! Where the children of a run hang.
+//! Forks: the places where the children of a run hang.
 
 use std::mem;
 
@@ -28,7 +28,7 @@ impl Forks {
         self.listed == 0 && self.unlisted == 0
     }
 
-    /// Whether the next child is to be listed; else it is counted.
+    /// True if the next child is to be listed; else it is counted.
     pub(crate) fn lists_next(&self) -> bool {
         self.listed < LISTED
     }

@@ -54,8 +54,8 @@ impl RankHandle {
         self.rank
     }
 
-    /// Where it was found last. Written by two at once, the number may be of another life than is said: who reads it
-    /// asks whether the number has this life, and no two numbers ever have.
+    /// Number and life of the rank where it was found last. Written by two at once, the number may be of another life
+    /// than is said: who reads it asks whether the number has this life, and no two numbers ever have.
     #[inline]
     pub(crate) fn found(&self) -> (u32, u64) {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))

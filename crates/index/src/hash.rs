@@ -20,7 +20,7 @@ pub const SEED: u64 = 1337;
 /// A secret of XXH3, as long as the algorithm's default one.
 type Secret = [u8; 192];
 
-/// That of blocks without LoRA and salt, which are most.
+/// Secret of blocks without LoRA and salt, which are most.
 static PLAIN: Secret = const_custom_default_secret(SEED);
 
 /// The content hash of every full block of `tokens`; a trailing partial block has none.

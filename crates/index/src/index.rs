@@ -6,23 +6,20 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use parking_lot::{Mutex, MutexGuard};
 
-use crate::changes::{Changes, TURN};
-use crate::dump::Dump;
 use crate::error::Error;
 use crate::find::{Match, find};
 use crate::raw::Readers;
-use crate::runs::Shown;
+use crate::runs::ReaderEntry;
 use crate::stats::{RankStats, Stats};
-use crate::types::{BlockHash, Event, Tier};
 use crate::writer::Writer;
 
-/// How an index is to be.
+/// Configuration of an index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Config {
     /// Tokens in a block. At least 1.
     pub block_size: u32,
-    /// Whether a block announced n times is held until it is removed n times, as vLLM announces physical copies.
-    /// False: engines that announce a block once however many copies they have.
+    /// True if a block announced n times is held until it is removed n times, as vLLM announces physical copies. False:
+    /// engines that announce a block once however many copies they have.
     pub count_copies: bool,
 }
 
@@ -32,6 +29,8 @@ impl Default for Config {
     }
 }
 
+/// Blocks changed before others have their turn: a fraction of a millisecond.
+pub(crate) const TURN: usize = 1024;
 /// Blocks freed before others have their turn: a fraction of a millisecond.
 const SLICE_OF_SETTLING: usize = 2048;
 
@@ -42,10 +41,10 @@ pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,
     writer: Mutex<Writer>,
-    /// After so many blocks others have their turn to change something.
+    /// Number of blocks after which others have their turn to change something.
     pub(crate) turn: AtomicUsize,
     /// The writer's own is behind its lock; readers come in here.
-    shown: Arc<Shown>,
+    shown: Arc<ReaderEntry>,
 }
 
 impl BlockIndex {
@@ -65,95 +64,13 @@ impl BlockIndex {
         Ok(Self { config, readers, shown: writer.runs.shown.clone(), writer: Mutex::new(writer), turn: TURN.into() })
     }
 
-    /// What the index was made with.
+    /// Configuration that the index was made with.
     #[must_use]
     pub fn config(&self) -> Config {
         self.config
     }
 
-    /// Several changes that wait for others' once: for the events of one batch, for instance.
-    #[must_use]
-    pub fn changes(&self) -> Changes<'_> {
-        Changes::new(self)
-    }
-
-    /// A worker's rank has cached consecutive blocks of one chain. The first continues `parent` (a block hash of the
-    /// same worker and rank, known or not), or starts a prompt; each other continues the one before it.
-    ///
-    /// # Errors
-    /// [`Error::LengthMismatch`] unless there is one content hash for each block hash; nothing has changed then.
-    /// [`Error::Full`] if the index can number no more blocks; nothing has changed then, either.
-    pub fn store(
-        &self,
-        worker: &str,
-        rank: u32,
-        tier: Tier,
-        parent: Option<BlockHash>,
-        block_hashes: &[BlockHash],
-        content_hashes: &[u64],
-    ) -> Result<(), Error> {
-        self.changes().store(worker, rank, tier, parent, block_hashes, content_hashes)
-    }
-
-    /// As [`store`](Self::store), by an engine that announces blocks again without another copy of them: what the rank
-    /// holds already on this tier is held as before.
-    ///
-    /// # Errors
-    /// As [`store`](Self::store).
-    pub fn store_once(
-        &self,
-        worker: &str,
-        rank: u32,
-        tier: Tier,
-        parent: Option<BlockHash>,
-        block_hashes: &[BlockHash],
-        content_hashes: &[u64],
-    ) -> Result<(), Error> {
-        self.changes().store_once(worker, rank, tier, parent, block_hashes, content_hashes)
-    }
-
-    /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
-    /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
-    /// any tier; those are left out.
-    pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
-        self.changes().store_known(worker, rank, tier, block_hashes)
-    }
-
-    /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
-    /// nothing, and are counted.
-    pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.changes().remove(worker, rank, tier, block_hashes);
-    }
-
-    /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known. Readers see it at
-    /// once; the memory of what was much goes back in the changes that follow, or by [`settle`](Self::settle). Only if one
-    /// tier is cleared and others have blocks, they see block after block go, and other ranks may change meanwhile.
-    pub fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        self.changes().clear(worker, rank, tier);
-    }
-
-    /// A worker is gone, with all its blocks; their memory as in [`clear`](Self::clear).
-    pub fn drop_worker(&self, worker: &str) {
-        self.write_after(true, |writer| writer.drop_worker(worker));
-    }
-
-    /// Applies an event.
-    ///
-    /// # Errors
-    /// As [`store`](Self::store).
-    pub fn apply(&self, event: &Event) -> Result<(), Error> {
-        match event {
-            Event::Store { worker, rank, tier, parent, block_hashes, content_hashes } => {
-                self.store(worker, *rank, *tier, *parent, block_hashes, content_hashes)?;
-            }
-            Event::Remove { worker, rank, tier, block_hashes } => self.remove(worker, *rank, *tier, block_hashes),
-            Event::Clear { worker, rank, tier } => self.clear(worker, *rank, *tier),
-            Event::Drop { worker } => self.drop_worker(worker),
-        }
-        Ok(())
-    }
-
-    /// Who holds how much of a prompt, given the content hash of each of its blocks.
+    /// Finds who holds how much of a prompt, given the content hash of each of its blocks.
     ///
     /// The answer borrows the index and keeps what it refers to from being freed: use it soon, or turn it into an
     /// [`OwnedMatch`](crate::OwnedMatch). While others write, each depth lies between the smallest and the largest
@@ -186,29 +103,6 @@ impl BlockIndex {
         let mut stats = self.write(|writer| writer.stats());
         stats.bytes += (self.readers.bytes() + size_of::<Self>()) as u64;
         stats
-    }
-
-    /// Everything held at one moment, as events. Applied to an empty index of the same configuration, they make an equal
-    /// one. Block hashes are in their canonical form. Writers wait while it is copied, however much it is.
-    #[must_use]
-    pub fn dump(&self) -> Vec<Event> {
-        self.write(Writer::dump)
-    }
-
-    /// What one rank holds, as [`dump`](Self::dump) has it.
-    #[must_use]
-    pub fn dump_rank(&self, worker: &str, rank: u32) -> Vec<Event> {
-        self.changes().dump_rank(worker, rank)
-    }
-
-    /// Everything held, as events, in slices between which writers get their turn; `steps`: blocks that a slice may copy,
-    /// about ([`SLICE`](Self::SLICE) takes less than a millisecond).
-    ///
-    /// Each rank is as it was at one moment, different ranks at different moments. A rank that is new since the
-    /// beginning is not in it.
-    #[must_use]
-    pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
-        Dump::new(self, steps)
     }
 
     /// Every rank of every worker, by name and number, with what it holds. Writers wait for a time that depends on the
@@ -265,7 +159,7 @@ impl BlockIndex {
         self.turn.store(blocks.max(1), Ordering::Relaxed);
     }
 
-    fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
+    pub(crate) fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         let mut writer = self.lock();
         let result = change(&mut writer);
         writer.do_share();

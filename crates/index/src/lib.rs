@@ -66,9 +66,11 @@
 //! ```
 
 mod adopt;
+mod apply;
 mod changes;
 mod chunked;
-mod copy;
+mod copied;
+mod copier;
 mod dump;
 mod error;
 mod find;
@@ -89,7 +91,7 @@ mod roster;
 mod runs;
 mod segmented;
 mod sets;
-mod snapshot;
+pub mod snapshot;
 mod spread;
 mod stats;
 mod steps;
@@ -98,7 +100,8 @@ mod types;
 mod writer;
 
 pub use changes::Changes;
-pub use copy::{CopiedBlock, CopiedChain, CopyDone, Copying, RankCopier, RankCopy};
+pub use copied::{CopiedBlock, CopiedChain, RankCopy, UniformChain};
+pub use copier::{CopyDone, CopyState, RankCopier};
 pub use dump::Dump;
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
@@ -106,4 +109,4 @@ pub use handle::RankHandle;
 pub use index::{BlockIndex, Config};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};
-pub use writer::{Adopted, Roots};
+pub use writer::{Adoption, Roots};

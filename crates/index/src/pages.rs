@@ -3,7 +3,7 @@
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
 //! keeps such numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
-use crate::chunked::Chunked;
+use crate::chunked::ChunkedList;
 use crate::position::Position;
 use crate::raw::prefetch;
 use crate::steps::step;
@@ -19,7 +19,7 @@ const MOST_PAGES: usize = 1 << (32 - BITS);
 #[derive(Clone, Copy)]
 struct Page {
     run: u32,
-    /// Which of the run's pages; of a free one, the next free.
+    /// Number of the page in its run; of a free one, the next free.
     index: u32,
     /// The run's page before this.
     previous: u32,
@@ -27,24 +27,24 @@ struct Page {
 
 /// All pages.
 pub(crate) struct Pages {
-    pages: Chunked<Page>,
-    /// The first free one.
+    pages: ChunkedList<Page>,
+    /// Number of the first free page.
     free: u32,
     used: usize,
-    /// How many there can be; fewer in tests.
+    /// Largest number of pages that there can be; fewer in tests.
     most: usize,
 }
 
 impl Pages {
     pub(crate) fn new() -> Self {
-        Self { pages: Chunked::default(), free: NO_PAGE, used: 0, most: MOST_PAGES }
+        Self { pages: ChunkedList::default(), free: NO_PAGE, used: 0, most: MOST_PAGES }
     }
 
     pub(crate) fn bytes(&self) -> usize {
         self.pages.bytes()
     }
 
-    /// Whether so many more can be numbered.
+    /// True if so many more can be numbered.
     pub(crate) fn can_add(&self, more: usize) -> bool {
         self.used.saturating_add(more) < self.most
     }

@@ -1,4 +1,4 @@
-//! Where blocks are: in which run, at which offset.
+//! Positions of blocks: the run that a block is in, and its offset there.
 
 /// The run that stands for the empty prompt.
 pub(crate) const ROOT: u32 = 0;
@@ -13,7 +13,7 @@ pub(crate) struct Position {
 }
 
 impl Position {
-    /// Where this block's continuation is.
+    /// Place of this block's continuation.
     #[inline]
     pub(crate) fn after(self) -> Place {
         Place { run: self.run, blocks: self.offset + 1 }

@@ -1,6 +1,6 @@
 //! Comparing chains.
 
-/// How many leading items are equal.
+/// Number of leading items that are equal.
 #[inline]
 pub(crate) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
     let n = a.len().min(b.len());

@@ -8,10 +8,10 @@ use std::sync::Arc;
 
 use crate::{BlockHash, Error, Event, Tier, View};
 
-/// What a block continues and what is in it: two announcements of one name are the same block if these are equal.
+/// Parent of a block and its content hash: two announcements of one name are the same block if these are equal.
 type Content = (Option<BlockHash>, u64);
 
-/// What one rank of a worker holds.
+/// Blocks that one rank of a worker holds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Rank {
     /// Device memory: each block with how many copies of it were announced.
@@ -30,7 +30,7 @@ impl Rank {
     }
 }
 
-/// How many steps of `query` lead from the root through `blocks`. Children are linked by their parent's name.
+/// Number of steps of `query` that lead from the root through `blocks`. Children are linked by their parent's name.
 fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
     let mut frontier: BTreeSet<Option<BlockHash>> = BTreeSet::from([None]);
     for (depth, &wanted) in (0..).zip(query) {
@@ -50,11 +50,11 @@ fn depth(blocks: &BTreeMap<BlockHash, Content>, query: &[u64]) -> u32 {
 #[derive(Clone, Debug, Default)]
 pub struct ReferenceIndex {
     count_copies: bool,
-    /// In order of registration.
+    /// Workers in order of registration, each with its ranks.
     workers: Vec<(Arc<str>, BTreeMap<u32, Rank>)>,
-    /// How many announcements displaced a block of the same name.
+    /// Number of announcements that displaced a block of the same name.
     pub replaced: u64,
-    /// How many removals named a block that was not held.
+    /// Number of removals that named a block that was not held.
     pub unknown_removals: u64,
 }
 
@@ -172,7 +172,7 @@ impl ReferenceIndex {
         self.workers.retain(|(name, _)| **name != *worker);
     }
 
-    /// One event.
+    /// Applies an event.
     ///
     /// # Errors
     ///

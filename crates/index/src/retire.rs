@@ -1,16 +1,16 @@
-//! What the writer has unlinked and must keep until no reader can see it.
+//! Garbage: what the writer has unlinked and must keep until no reader can see it.
 
-use crate::raw::{Children, Owned, Readers, Retired, Run, SetBox, Spilled};
+use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, Spilled};
 use crate::roster::Roster;
 
-/// One such thing. Numbers wait like memory: a reader may be about to look something up by them.
+/// Thing that waits to be freed. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
     Levels(Spilled),
     Set(SetBox),
-    Children(Owned<Children>),
-    Roster(Owned<Roster>),
+    Children(SharedBox<Children>),
+    Roster(SharedBox<Roster>),
     RunId(u32),
     HolderId(u32),
 }
@@ -31,7 +31,7 @@ impl Garbage {
 /// Garbage is looked at when so much has come together: a look costs about as much as storing a block, and more where
 /// readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
-/// So much is looked at however few things it is.
+/// Bytes of garbage that are looked at however few things they are.
 const MUCH: usize = 256 << 10;
 
 /// Questions after which is looked again whether the readers that were in the way have left.
@@ -41,13 +41,13 @@ const AT_ONCE: usize = 512;
 
 /// The writer's bin.
 pub(crate) struct Trash {
-    retired: Retired<Garbage>,
+    retired: RetiredList<Garbage>,
     /// Thrown in since the last look.
     fresh_bytes: usize,
     fresh: usize,
     /// Places that a look goes to: not more often than things are thrown in.
     places: usize,
-    /// Of all that is here.
+    /// Bytes of all that is here.
     bytes: usize,
     /// Questions since a look that had to leave something.
     asked: Option<u32>,
@@ -55,7 +55,7 @@ pub(crate) struct Trash {
 
 impl Trash {
     pub(crate) fn new(readers: &Readers) -> Self {
-        Self { retired: Retired::new(), fresh_bytes: 0, fresh: 0, places: readers.places(), bytes: 0, asked: None }
+        Self { retired: RetiredList::new(), fresh_bytes: 0, fresh: 0, places: readers.places(), bytes: 0, asked: None }
     }
 
     #[inline]
@@ -67,7 +67,7 @@ impl Trash {
         self.retired.push(garbage);
     }
 
-    /// Whether it is time to empty the bin.
+    /// True if it is time to empty the bin.
     #[inline]
     pub(crate) fn is_full(&mut self) -> bool {
         // What a reader kept from going must not wait for more garbage to come.
@@ -78,7 +78,7 @@ impl Trash {
         waited || self.fresh_bytes >= ENOUGH && self.fresh >= self.places || self.fresh_bytes >= MUCH
     }
 
-    /// Whether there is something that can be freed.
+    /// True if there is something that can be freed.
     pub(crate) fn is_ready(&self) -> bool {
         self.retired.is_ready()
     }
@@ -87,7 +87,7 @@ impl Trash {
         self.bytes
     }
 
-    /// Whether the bytes are what they must be.
+    /// True if the bytes are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
@@ -111,7 +111,7 @@ impl Trash {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::raw::{Published, WriterToken};
+    use crate::raw::{Swappable, WriterToken};
     use crate::steps::steps_of;
 
     /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
@@ -120,7 +120,7 @@ mod tests {
         let readers = Readers::new(32);
         let mut trash = Trash::new(&readers);
         let mut token = WriterToken::of(&readers);
-        let published = Published::new(Roster::default(), &token);
+        let published = Swappable::new(Roster::default(), &token);
         let (mut freed, mut most) = (0, 0);
         const THINGS: usize = 10_000;
         let (steps, ()) = steps_of(|| {

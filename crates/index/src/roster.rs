@@ -1,4 +1,4 @@
-//! Who is behind a holder's number: what a match needs to name its holders.
+//! Rosters: who is behind a holder's number, which a match needs to name its holders.
 //!
 //! Readers see a roster as a whole; the writer publishes a new one when a holder comes or goes. Rosters share all
 //! chunks but those that changed.
@@ -26,7 +26,7 @@ pub(crate) struct Member {
     pub(crate) rank: u32,
     /// The views of the rank that it answers for: at least one.
     pub(crate) views: u8,
-    /// Whether its rank is the only one of its worker.
+    /// True if the rank is the only one of its worker.
     pub(crate) is_only_rank: bool,
 }
 
@@ -37,9 +37,10 @@ pub(crate) struct Chunk {
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
-    /// For each view those that answer for it.
+    /// Masks of the holders that answer for each view.
     views: [u64; View::ALL.len()],
-    /// Those whose worker has other ranks. In one view a rank has one holder, so all others are met once a worker.
+    /// Mask of the holders whose worker has other ranks. In one view a rank has one holder, so all others are met once
+    /// a worker.
     of_many_ranks: u64,
     /// Names by the workers' numbers.
     names: [Option<Arc<str>>; CHUNK],
@@ -57,7 +58,7 @@ impl Chunk {
         }
     }
 
-    /// Those that are anyone's: everyone answers for some view.
+    /// Mask of the numbers that are anyone's: everyone answers for some view.
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -66,13 +67,13 @@ impl Chunk {
         self.taken() == 0 && self.names.iter().all(Option::is_none)
     }
 
-    /// Those that answer for a view.
+    /// Mask of the holders that answer for a view.
     #[inline]
     pub(crate) fn in_view(&self, view: View) -> u64 {
         self.views[view as usize]
     }
 
-    /// Those whose worker has other ranks.
+    /// Mask of the holders whose worker has other ranks.
     #[inline]
     pub(crate) fn of_many_ranks(&self) -> u64 {
         self.of_many_ranks
@@ -103,7 +104,7 @@ pub(crate) struct Roster {
     members: Members,
     /// For answers that are kept: one copy for each stripe of threads, made when first asked for. Threads that keep
     /// answers count themselves on copies of their own, and so do not wait for each other's cache lines.
-    copies: [OnceLock<Arc<Kept>>; STRIPES],
+    copies: [OnceLock<Arc<RosterMembers>>; STRIPES],
 }
 
 const STRIPES: usize = 32;
@@ -120,9 +121,9 @@ pub(crate) struct Members {
 
 /// The holders of a roster for answers that are kept, with a count that has its cache lines for itself.
 #[repr(align(128))]
-pub(crate) struct Kept(Members);
+pub(crate) struct RosterMembers(Members);
 
-impl std::ops::Deref for Kept {
+impl std::ops::Deref for RosterMembers {
     type Target = Members;
 
     fn deref(&self) -> &Members {
@@ -143,7 +144,7 @@ impl Members {
         self.chunks.len()
     }
 
-    /// Whether every holder that is in any set counts in every view.
+    /// True if every holder that is in any set counts in every view.
     #[inline]
     pub(crate) fn is_plain(&self) -> bool {
         self.offloading == 0 && self.leaving == 0
@@ -210,9 +211,9 @@ impl Roster {
 
     /// The holders, for an answer that is kept.
     #[inline]
-    pub(crate) fn keep(&self) -> Arc<Kept> {
+    pub(crate) fn keep(&self) -> Arc<RosterMembers> {
         let copy = &self.copies[stripe_of_thread() % STRIPES];
-        copy.get_or_init(|| Arc::new(Kept(self.members.clone()))).clone()
+        copy.get_or_init(|| Arc::new(RosterMembers(self.members.clone()))).clone()
     }
 
     /// The holder with this number; None if it is (or not yet, or no longer) anyone's.

@@ -9,11 +9,11 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::chunked::Chunked;
+use crate::chunked::ChunkedList;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsNow, Published, Readers, Run, Spares, WriterToken, prefetch};
+use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, Swappable, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::steps::step;
@@ -29,19 +29,19 @@ const FEW: usize = 1 << 9;
 /// much fuller than it should be.
 const PACE: usize = 16;
 
-/// What the writer knows of a run beyond what readers see.
+/// Entry of a run: what the writer knows of it beyond what readers see.
 struct Entry {
-    /// None for a free number.
+    /// The run; none for a free number.
     run: Option<Run>,
     /// Blocks before the run's first.
     start: u32,
     /// Siblings that hang off the same place; the first has no `previous`.
     next: u32,
     previous: u32,
-    /// Whether memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
+    /// True if memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
     /// been through the old blocks may be about to look for children at the same offsets.
     cut: bool,
-    /// Whether the run is listed with its siblings; else its holders count it.
+    /// True if the run is listed with its siblings; else its holders count it.
     listed: bool,
     /// The run's last page.
     page: u32,
@@ -49,27 +49,27 @@ struct Entry {
     forks: Option<Box<Forks>>,
 }
 
-/// Where readers come in: one line of memory for all.
-pub(crate) struct Shown {
-    pub(crate) children: Published<Children>,
-    pub(crate) roster: Published<Roster>,
+/// Entry point of readers: one line of memory for all.
+pub(crate) struct ReaderEntry {
+    pub(crate) children: Swappable<Children>,
+    pub(crate) roster: Swappable<Roster>,
 }
 
 /// All runs.
 pub(crate) struct Runs {
-    entries: Chunked<Entry>,
+    entries: ChunkedList<Entry>,
     pages: Pages,
-    free: Chunked<u32>,
-    /// Where readers come in.
-    pub(crate) shown: Arc<Shown>,
+    free: ChunkedList<u32>,
+    /// Entry point of readers.
+    pub(crate) shown: Arc<ReaderEntry>,
     /// The one that is being made.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
     bytes: usize,
-    /// Of the places where children hang.
+    /// Bytes of the places where children hang.
     fork_bytes: usize,
-    /// For levels that do not fit into a head.
+    /// Spare memory for levels that do not fit into a head.
     pub(crate) spare_levels: Spares<(), Level>,
     pub(crate) token: WriterToken,
 }
@@ -80,10 +80,10 @@ impl Runs {
         Self {
             entries: Entry::of_root(),
             pages: Pages::new(),
-            free: Chunked::default(),
-            shown: Arc::new(Shown {
-                children: Published::new(Children::with_room_for(6, &token), &token),
-                roster: Published::new(Roster::default(), &token),
+            free: ChunkedList::default(),
+            shown: Arc::new(ReaderEntry {
+                children: Swappable::new(Children::with_room_for(6, &token), &token),
+                roster: Swappable::new(Roster::default(), &token),
             }),
             next_children: None,
             live: 0,
@@ -105,7 +105,7 @@ impl Runs {
         &mut self.pages
     }
 
-    /// Whether so many runs more can be numbered.
+    /// True if so many runs more can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
         self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
@@ -133,7 +133,7 @@ impl Runs {
         unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
-    /// Whether the bytes are what they must be.
+    /// True if the bytes are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
@@ -145,7 +145,7 @@ impl Runs {
         self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
     }
 
-    /// Whether a run is live and not listed with its siblings.
+    /// True if a run is live and not listed with its siblings.
     pub(crate) fn is_unlisted(&self, id: u32) -> bool {
         self.is_live(id) && !self.entries[id as usize].listed
     }
@@ -226,8 +226,8 @@ impl Runs {
         self.child(place, content).map(|run| Position { run, offset: 0 })
     }
 
-    /// Whether these blocks can go to the end of the run itself. Not if other blocks have ever been there: (run, offset)
-    /// means one prefix for as long as the run lives.
+    /// True if these blocks can go to the end of the run itself. They cannot if other blocks have ever been there:
+    /// (run, offset) means one prefix for as long as the run lives.
     pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
         place.run != ROOT && {
             let run = self.get(place.run);
@@ -416,13 +416,13 @@ impl Runs {
         }
     }
 
-    /// Whether a run has children that it does not list.
+    /// True if a run has children that it does not list.
     #[inline]
     pub(crate) fn has_unlisted(&self, id: u32) -> bool {
         self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
     }
 
-    /// Where a run hangs that is not listed with its siblings.
+    /// Place where a run hangs that is not listed with its siblings.
     #[inline]
     pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
         (!self.entries[id as usize].listed).then(|| self.origin(id))
@@ -494,7 +494,7 @@ impl Runs {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {
             self.entries = Entry::of_root();
-            self.free = Chunked::default();
+            self.free = ChunkedList::default();
         }
     }
 
@@ -550,8 +550,8 @@ impl NextChildren {
 
 impl Entry {
     /// The list that nothing but the root is in.
-    fn of_root() -> Chunked<Self> {
-        let mut entries = Chunked::default();
+    fn of_root() -> ChunkedList<Self> {
+        let mut entries = ChunkedList::default();
         entries.push(Self::free());
         entries
     }

@@ -14,20 +14,20 @@ use crate::steps::step;
 const SEGMENT: usize = 1024;
 
 /// A table of things that say their hashes.
-pub(crate) struct Segmented<T> {
+pub(crate) struct SegmentedTable<T> {
     segments: Vec<HashTable<T>>,
     len: usize,
     /// Of the segments, without the list of them.
     bytes: usize,
 }
 
-impl<T> Default for Segmented<T> {
+impl<T> Default for SegmentedTable<T> {
     fn default() -> Self {
         Self { segments: Vec::new(), len: 0, bytes: 0 }
     }
 }
 
-impl<T> Segmented<T> {
+impl<T> SegmentedTable<T> {
     pub(crate) fn len(&self) -> usize {
         self.len
     }
@@ -36,7 +36,7 @@ impl<T> Segmented<T> {
         self.bytes + self.segments.capacity() * size_of::<HashTable<T>>()
     }
 
-    /// Whether the counts are what they must be.
+    /// True if the counts are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.segments.iter().map(HashTable::allocation_size).sum::<usize>()
@@ -162,14 +162,14 @@ impl<T> Segmented<T> {
 
 /// A map.
 pub(crate) struct Map<K, V> {
-    entries: Segmented<(K, V)>,
+    entries: SegmentedTable<(K, V)>,
     /// Seeded, so that who chooses the keys cannot choose where they come to lie.
     hasher: DefaultHashBuilder,
 }
 
 impl<K, V> Default for Map<K, V> {
     fn default() -> Self {
-        Self { entries: Segmented::default(), hasher: DefaultHashBuilder::default() }
+        Self { entries: SegmentedTable::default(), hasher: DefaultHashBuilder::default() }
     }
 }
 
@@ -186,18 +186,18 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         self.entries.bytes()
     }
 
-    /// Whether the counts are what they must be.
+    /// True if the counts are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.entries.is_counted()
     }
 
-    /// See [`Segmented::shed`].
+    /// See [`SegmentedTable::shed`].
     pub(crate) fn shed(&mut self) -> bool {
         self.entries.shed()
     }
 
-    /// In any order.
+    /// Returns the entries in any order.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (&K, &V)> {
         self.entries.iter().map(|(key, value)| (key, value))
     }

@@ -1,9 +1,9 @@
-//! How hashes are mixed and spread over the lines of a table.
+//! Mixing of hashes, and their spread over the lines of a table.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher;
 
-/// Which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
+/// Returns which of `lines` a hash belongs to: its high bits choose (multiply-shift, so any number of lines will do).
 #[inline]
 pub(crate) fn line_of(hash: u64, lines: usize) -> usize {
     ((u128::from(hash) * lines as u128) >> 64) as usize
@@ -15,8 +15,8 @@ pub(crate) fn line_after(line: usize, lines: usize) -> usize {
     if line + 1 == lines { 0 } else { line + 1 }
 }
 
-/// What a table mixes its hashes with. Who chooses the inputs, knows this code and has seen the secrets of other tables
-/// cannot choose lines: both factors of the product are secret, and each table draws its own.
+/// Secret that a table mixes its hashes with. Who chooses the inputs, knows this code and has seen the secrets of other
+/// tables cannot choose lines: both factors of the product are secret, and each table draws its own.
 #[derive(Clone, Copy)]
 pub(crate) struct Secret {
     x: u64,
@@ -24,7 +24,7 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// One that nobody has had: what a hash keyed at random by the operating system says of two numbers.
+    /// Makes a secret that nobody has had: what a hash keyed at random by the operating system says of two numbers.
     pub(crate) fn new() -> Self {
         let keyed = RandomState::new();
         Self { x: keyed.hash_one(0), y: keyed.hash_one(1) }

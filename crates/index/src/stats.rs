@@ -1,8 +1,8 @@
-//! What the index says about itself.
+//! Statistics of an index.
 
 use std::sync::Arc;
 
-/// What one rank of a worker holds.
+/// Statistics of what one rank of a worker holds.
 #[derive(Clone, PartialEq, Eq, Debug)]
 #[non_exhaustive]
 pub struct RankStats {

@@ -5,7 +5,7 @@ thread_local! {
     static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
-/// One step of a walk over ranks, holders, runs, irregular blocks or copies.
+/// Counts a step of a walk over ranks, holders, runs, irregular blocks or copies.
 #[inline]
 pub(crate) fn step() {
     #[cfg(test)]

@@ -88,18 +88,18 @@ impl FromStr for Tier {
     }
 }
 
-/// Which blocks of a rank count. Each view has those of the ones before it; a chain may change tiers from block to
-/// block.
+/// View of a rank: it says which of the rank's blocks count. Each view has those of the ones before it; a chain may
+/// change tiers from block to block.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum View {
-    /// Those in device memory.
+    /// Blocks in device memory.
     #[default]
     Device,
-    /// Those in device and host memory.
+    /// Blocks in device and host memory.
     Host,
-    /// Those in memory and on local storage.
+    /// Blocks in memory and on local storage.
     Local,
-    /// Those on any tier.
+    /// Blocks on any tier.
     AnyTier,
 }
 
@@ -124,7 +124,7 @@ pub enum Event {
         worker: Box<str>,
         /// The data-parallel rank within the worker.
         rank: u32,
-        /// Where the blocks are.
+        /// Tier that the blocks are on.
         tier: Tier,
         /// The block before the first, or `None` at the start of a prompt.
         parent: Option<BlockHash>,
@@ -139,7 +139,7 @@ pub enum Event {
         worker: Box<str>,
         /// The data-parallel rank within the worker.
         rank: u32,
-        /// Where the blocks were.
+        /// Tier that the blocks were on.
         tier: Tier,
         /// The engine's names, in any order.
         block_hashes: Vec<BlockHash>,

@@ -24,7 +24,7 @@ fn prompt(chain: u64, length: u64) -> Vec<u64> {
 
 const LENGTH: u64 = 96;
 
-/// What a worker holds of one chain lies between these while a change is on its way.
+/// Bounds of what a worker holds of one chain while a change is on its way.
 #[derive(Default)]
 struct Bounds {
     /// Counts changes begun, in steps of two; odd while one is on its way.
@@ -134,8 +134,9 @@ fn range(it: &Bounds) -> (u64, u64) {
     (before.min(after), before.max(after))
 }
 
-/// What is true of a holder at every moment must be true of every answer. `change` is repeated by the writer while two
-/// readers look; whoever holds nothing of a query but what `change` gives it has one of the depths `true_depths`.
+/// Checks that what is true of a holder at every moment is true of every answer. `change` is repeated by the writer
+/// while two readers look; whoever holds nothing of a query but what `change` gives it has one of the depths
+/// `true_depths`.
 fn always(index: &BlockIndex, query: &[u64], view: View, true_depths: &[u32], change: impl Fn() + Sync) {
     let stop = &AtomicBool::new(false);
     thread::scope(|scope| {

@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicIsize, Ordering};
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier};
 
-struct Counting;
+struct CountingAllocator;
 
 static LIVE: AtomicIsize = AtomicIsize::new(0);
 
 // SAFETY: hands everything on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
+unsafe impl GlobalAlloc for CountingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         LIVE.fetch_add(layout.size() as isize, Ordering::Relaxed);
         // SAFETY: the caller's contract.
@@ -26,7 +26,7 @@ unsafe impl GlobalAlloc for Counting {
 }
 
 #[global_allocator]
-static COUNTING: Counting = Counting;
+static COUNTING: CountingAllocator = CountingAllocator;
 
 fn live() -> isize {
     LIVE.load(Ordering::Relaxed)

@@ -3,16 +3,14 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::Arc;
 
-use kvatlas_index::{
-    BlockHash, BlockIndex, Config, CopiedBlock, CopiedChain, Copying, Event, RankCopier, RankCopy, Tier,
-};
+use kvatlas_index::{BlockHash, BlockIndex, Config, CopyState, Event, RankCopier, Tier};
 use kvatlas_testing::{Random, seeds};
 
 mod streams;
 
 use streams::{plan, sorted};
 
-/// What is held of one rank right now.
+/// Events of what is held of one rank right now.
 fn now(index: &BlockIndex, worker: &str, rank: u32) -> Vec<String> {
     let of = |event: &Event| matches!(event, Event::Store { worker: w, rank: r, .. } if **w == *worker && *r == rank);
     sorted(index.dump().into_iter().filter(of).collect())
@@ -131,31 +129,6 @@ fn a_rank_that_is_cleared_or_dropped_meanwhile_comes_out_as_it_is_then() {
     }
 }
 
-/// What a copy of a rank has, as a dump has it.
-fn events_of(copy: RankCopy, worker: &str, rank: u32) -> Vec<Event> {
-    let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {
-        worker: worker.into(),
-        rank,
-        tier,
-        parent,
-        block_hashes: names.to_vec(),
-        content_hashes: contents.to_vec(),
-    };
-    let mut events = Vec::new();
-    for CopiedChain { parent, names, contents, plain, .. } in copy.chains {
-        for part in plain {
-            let parent = if part.start == 0 { parent } else { Some(names[part.start - 1]) };
-            events.push(store(Tier::Gpu, parent, &names[part.clone()], &contents[part]));
-        }
-    }
-    for CopiedBlock { name, parent, content, copies } in copy.blocks {
-        for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
-            events.extend((0..copies).map(|_| store(tier, parent, &[name], &[content])));
-        }
-    }
-    events
-}
-
 #[test]
 fn a_copy_of_a_rank_is_as_it_was_at_its_last_step() {
     let mut in_between = 0;
@@ -173,19 +146,19 @@ fn a_copy_of_a_rank_is_as_it_was_at_its_last_step() {
             let mut copier = RankCopier::new(index.clone(), &rank.worker, rank.rank);
             let (copy, wanted) = loop {
                 match copier.step(steps) {
-                    Copying::More(more) => copier = more,
-                    Copying::Done(done) => break (done.sorted(), now(&index, &rank.worker, rank.rank)),
+                    CopyState::More(more) => copier = more,
+                    CopyState::Done(done) => break (done.sorted(), now(&index, &rank.worker, rank.rank)),
                 }
                 for _ in 0..random.below(3) {
                     index.apply(events.next().expect("a cycle")).expect("a plan's event");
                     in_between += 1;
                 }
             };
-            let got = sorted(events_of(copy.clone(), &rank.worker, rank.rank));
+            let got = sorted(copy.events(&rank.worker, rank.rank));
             assert_eq!(got, wanted, "seed {seed}: rank {} of {}", rank.rank, rank.worker);
             // In this order, it makes an equal rank.
             let other = BlockIndex::new(plan.config).expect("a block size");
-            for event in events_of(copy, &rank.worker, rank.rank) {
+            for event in copy.events(&rank.worker, rank.rank) {
                 other.apply(&event).expect("a plan's event");
             }
             assert_eq!(now(&other, &rank.worker, rank.rank), wanted, "seed {seed}");
@@ -193,7 +166,7 @@ fn a_copy_of_a_rank_is_as_it_was_at_its_last_step() {
     }
     assert!(in_between > 100, "{in_between} changes between");
     let index = Arc::new(large(50));
-    assert!(matches!(RankCopier::new(index, "nobody", 0).step(10), Copying::Done(_)));
+    assert!(matches!(RankCopier::new(index, "nobody", 0).step(10), CopyState::Done(_)));
 }
 
 #[test]

@@ -14,7 +14,7 @@ fn after(config: Config, events: &[Event]) -> BlockIndex {
     index
 }
 
-/// Who holds what, as often as it is held: a dump without its order.
+/// Blocks that are held, by whom, as often as they are held: a dump without its order.
 type Held = BTreeMap<(Box<str>, u32, Tier, BlockHash, Option<BlockHash>, u64), usize>;
 
 fn held(index: &BlockIndex) -> Held {
@@ -74,11 +74,20 @@ fn an_index_comes_back() {
     }
 }
 
-/// Bytes with a checksum that fits them.
-fn sealed(mut body: Vec<u8>) -> Vec<u8> {
-    let sum = xxh3_64(&body);
-    body.extend(sum.to_le_bytes());
-    body
+/// Bytes whose sections have checksums that fit them, as far as there are whole sections.
+fn sealed(mut bytes: Vec<u8>) -> Vec<u8> {
+    let mut at = 12;
+    while let Some(head) = bytes.get(at..).and_then(|rest| rest.first_chunk::<9>()).copied() {
+        let length = u64::from_le_bytes(head[1..].try_into().expect("eight bytes"));
+        let end = usize::try_from(length).ok().and_then(|length| (at + 9).checked_add(length));
+        let Some(payload) = end.and_then(|end| bytes.get(at + 9..end)) else { break };
+        let sums = [xxh3_64(&head).to_le_bytes(), xxh3_64(payload).to_le_bytes()];
+        let (sum, end) = (xxh3_64(&sums.concat()).to_le_bytes(), at + 9 + payload.len());
+        let Some(place) = bytes.get_mut(end..end + 8) else { break };
+        place.copy_from_slice(&sum);
+        at = end + 8;
+    }
+    bytes
 }
 
 #[test]
@@ -99,8 +108,7 @@ fn damage_is_refused() {
             }
             let error = BlockIndex::from_snapshot(&damaged).expect_err("damaged bytes");
             assert_eq!(error.code(), "invalid_snapshot", "seed {seed}: {error}");
-            // With a checksum that fits, it may be a snapshot of something else; but nothing worse.
-            damaged.truncate(damaged.len().saturating_sub(8));
+            // With checksums that fit, it may be a snapshot of something else; but nothing worse.
             if let Err(error) = BlockIndex::from_snapshot(&sealed(damaged)) {
                 assert_eq!(error.code(), "invalid_snapshot", "seed {seed}: {error}");
             }
@@ -108,23 +116,66 @@ fn damage_is_refused() {
     }
 }
 
+/// A section of a kind.
+fn section(kind: u8, payload: &[u8]) -> Vec<u8> {
+    [&[kind][..], &(payload.len() as u64).to_le_bytes(), payload, &[0; 8]].concat()
+}
+
 #[test]
 fn other_bytes_are_refused() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
     let whole = index.snapshot();
+    let of = |sections: &[Vec<u8>]| sealed([&whole[..12], &sections.concat()].concat());
     let mut newer = whole.clone();
     newer[8] = 2;
-    let mut no_tokens = whole[..whole.len() - 8].to_vec();
-    no_tokens[12] = 0;
+    let mut no_tokens = whole.clone();
+    no_tokens[21] = 0;
+    let mut surplus = whole.clone();
+    surplus.push(0);
+    let head = section(6, &[16, 1, 0, 0, 0, 0, 0, 0]);
     for (bytes, what) in [
-        (Vec::new(), "too short"),
-        (b"KVAINDEX".to_vec(), "too short"),
-        (b"KVAPLAN\0 and more".to_vec(), "it does not begin as one"),
-        (newer, "it is of version 2, and this reads version 1"),
-        (whole[..whole.len() - 1].to_vec(), "it was cut off or altered: its checksum does not match"),
-        (sealed(no_tokens), "block_size must be at least 1, got 0"),
+        (Vec::new(), "it is too short for a snapshot"),
+        (b"KVASNAP\0".to_vec(), "it is too short for a snapshot"),
+        (b"KVAPLAN\0 and more".to_vec(), "it does not begin as a snapshot does"),
+        (
+            b"KVAINDEX\x01\0\0\0 and more".to_vec(),
+            "an earlier version of kvatlas wrote it, in a format that is no longer read",
+        ),
+        (newer, "it is of version 2, and this kvatlas reads version 1"),
+        (whole[..whole.len() - 1].to_vec(), "section 1 (end, at byte 37): it is cut off"),
+        (surplus, "1 bytes come after its end"),
+        (sealed(no_tokens), "section 0 (index, at byte 12): block_size must be at least 1, got 0"),
+        (of(&[section(5, &[0])]), "it has no head"),
+        (
+            of(&[head.clone(), section(5, &[2])]),
+            "section 1 (end, at byte 37): 2 sections should come before it, and 1 do",
+        ),
+        (of(&[section(7, &[])]), "section 0 (rank, at byte 12): a section of kind 7 cannot be here"),
+        (of(&[head.clone(), section(7, &[1, b'w', 0, 1, 0])]), "section 1 (rank, at byte 37): it ends too early"),
+        (
+            of(&[head, section(7, &[1, b'w', 0, 1, 0, 2])]),
+            "section 1 (rank, at byte 37): it is of blocks that are not there",
+        ),
+        (
+            of(&[section(1, b"{}")]),
+            "section 0 (head, at byte 12): the snapshot is of a service, and only a service can go on from it",
+        ),
     ] {
         let error = BlockIndex::from_snapshot(&bytes).expect_err("no snapshot");
         assert_eq!(error.to_string(), format!("not a snapshot of an index: {what}"));
     }
+}
+
+#[test]
+fn what_several_ranks_hold_is_in_it_once() {
+    let index = BlockIndex::new(Config::default()).expect("a block size");
+    let names: Vec<_> = (1..=1000).map(BlockHash).collect();
+    let contents: Vec<_> = (1..=1000).collect();
+    let sizes: Vec<_> = ["a", "b", "c"]
+        .map(|worker| {
+            index.store(worker, 0, Tier::Gpu, None, &names, &contents).expect("lists of one length");
+            index.snapshot().len()
+        })
+        .into();
+    assert!(sizes[0] > 16_000 && sizes[2] < sizes[0] + 200, "{sizes:?}");
 }

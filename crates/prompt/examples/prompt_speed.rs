@@ -1,13 +1,21 @@
-//! How long a prompt takes, from the bytes of a chat's body to content hashes, with a tokenizer of yours.
-//! If it has no chat template, one in the style of ChatML is used.
+//! A benchmark of the time that a prompt takes, from the bytes of a request's body to content hashes, with a tokenizer of
+//! yours. If it has no chat template, one in the style of ChatML is used.
 //!
 //! `cargo run --release -p kvatlas-prompt --example prompt_speed -- TOKENIZER TEXT...`
 //!
 //! `TOKENIZER` is a `tokenizer.json` or a directory that has one; the texts (files) are what is said in the chats. Each
-//! chat begins with about 12,000 tokens of text that was not seen before; then come turns of about 300 tokens, each new.
-//! Printed are the median and the 99th percentile, beside the tokenizer libraries' own time for the same text: the common
-//! one's, and the one's that is used. Who comes first of ours and the library alternates, as the text is in the processor's
-//! caches for the second; the last lines are the ratio of the medians and the library's share.
+//! chat begins with text that was not seen before; then come turns of about 300 tokens, each new. Variables change what
+//! is sent:
+//!
+//! | variable | what |
+//! |---|---|
+//! | `SHAPE` | `chat` (the default), `messages` as Claude Code sends them, or `responses` as Codex does |
+//! | `BYTES` | bytes of a chat's text at first, 48000 if not given |
+//! | `COMMON` | if set, the common tokenizer library is measured too, and everything compared with it |
+//!
+//! Printed are the median and the 99th percentile, beside the tokenizer libraries' own time for the same text. Who comes
+//! first of ours and the library alternates, as the text is in the processor's caches for the second; the last lines are
+//! the ratio of the medians and the library's share.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
@@ -20,9 +28,10 @@ const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + messa
                         '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' \
                         }}{%- endif %}";
 const FIRST_BYTES: usize = 48_000;
+/// Bytes of a message of a chat as it begins.
+const MESSAGE_BYTES: usize = 2_000;
 const TURN_BYTES: usize = 1_200;
 const TURNS: usize = 6;
-const MESSAGES: usize = 24;
 
 /// The text of files, from beginning to end and never twice.
 struct Corpus {
@@ -39,8 +48,78 @@ impl Corpus {
     }
 }
 
-fn body(messages: &[Value]) -> Vec<u8> {
-    json!({"model": "m", "stream": true, "max_tokens": 100, "messages": messages}).to_string().into_bytes()
+/// The form in which a chat is sent.
+#[derive(Clone, Copy)]
+enum Shape {
+    Chat,
+    /// Blocks in lists, tools that were used, a system prompt in two blocks, and tools that are offered.
+    Messages,
+    /// Items, calls of functions, and tools that are offered.
+    Responses,
+}
+
+impl Shape {
+    fn endpoint(self) -> Endpoint {
+        match self {
+            Self::Chat => Endpoint::Chat,
+            Self::Messages => Endpoint::Messages,
+            Self::Responses => Endpoint::Responses,
+        }
+    }
+
+    /// The body of a chat whose turns say these texts: a user and an assistant in turn, who calls a tool each time.
+    fn body(self, texts: &[String]) -> Vec<u8> {
+        let turns = texts.iter().enumerate();
+        let name = |at: usize| format!("call_{at}");
+        let schema = json!({"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]});
+        match self {
+            Self::Chat => {
+                let role = |at: usize| if at.is_multiple_of(2) { "user" } else { "assistant" };
+                let turns = turns.map(|(at, text)| json!({"role": role(at), "content": text}));
+                let first = json!({"role": "system", "content": "You are a helpful assistant."});
+                let messages: Vec<Value> = std::iter::once(first).chain(turns).collect();
+                json!({"model": "m", "stream": true, "max_tokens": 100, "messages": messages})
+            }
+            Self::Messages => {
+                let block = |text: &String| json!({"type": "text", "text": text});
+                let messages: Vec<Value> = turns
+                    .map(|(at, text)| match at % 2 {
+                        0 if at > 0 => json!({"role": "user", "content": [
+                            {"type": "tool_result", "tool_use_id": name(at - 1), "content": [block(text)]}]}),
+                        0 => json!({"role": "user", "content": [block(text)]}),
+                        _ => json!({"role": "assistant", "content": [block(text), {"type": "tool_use", "id": name(at),
+                            "name": "read", "input": {"path": format!("src/{at}.rs")}}]}),
+                    })
+                    .collect();
+                let tools = json!([{"name": "read", "description": "Reads a file.", "input_schema": schema}]);
+                let system = [block(&"You are an agent.".into()), block(&"Be brief.".into())];
+                json!({"model": "m", "stream": true, "max_tokens": 100, "system": system, "messages": messages,
+                    "tools": tools})
+            }
+            Self::Responses => {
+                let items: Vec<Value> = turns
+                    .flat_map(|(at, text)| match at % 2 {
+                        0 if at > 0 => {
+                            vec![json!({"type": "function_call_output", "call_id": name(at - 1), "output": text})]
+                        }
+                        0 => vec![json!({"type": "message", "role": "user",
+                            "content": [{"type": "input_text", "text": text}]})],
+                        _ => vec![
+                            json!({"type": "message", "role": "assistant",
+                                "content": [{"type": "output_text", "text": text}]}),
+                            json!({"type": "function_call", "call_id": name(at), "name": "shell",
+                                "arguments": json!({"path": format!("src/{at}.rs")}).to_string()}),
+                        ],
+                    })
+                    .collect();
+                let tools = json!([{"type": "function", "name": "shell", "parameters": schema, "strict": false}]);
+                json!({"model": "m", "stream": true, "instructions": "You are an agent.", "input": items,
+                    "tools": tools})
+            }
+        }
+        .to_string()
+        .into_bytes()
+    }
 }
 
 struct Times {
@@ -73,6 +152,15 @@ impl Times {
 }
 
 fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let variable = |name| std::env::var(name).ok();
+    let shape = match variable("SHAPE").as_deref() {
+        None | Some("chat") => Shape::Chat,
+        Some("messages") => Shape::Messages,
+        Some("responses") => Shape::Responses,
+        Some(_) => return Err("SHAPE must be chat, messages or responses".into()),
+    };
+    let first_bytes = variable("BYTES").map_or(Ok(FIRST_BYTES), |bytes| bytes.parse())?;
+    let has_common = variable("COMMON").is_some();
     let mut arguments = std::env::args().skip(1);
     let model = arguments.next().ok_or("the first argument must be a tokenizer.json or a directory that has one")?;
     let mut corpus = Corpus { text: String::new(), at: 0 };
@@ -93,7 +181,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let start = Instant::now();
     let best: Prompter = open(Library::Best)?;
     println!("opened in {:.2} s {:?}", start.elapsed().as_secs_f64(), best.notes());
-    let common: Prompter = open(Library::Common)?;
+    let common: Option<Prompter> = has_common.then(|| open(Library::Common)).transpose()?;
     let template = std::fs::read_to_string(format!("{model}/chat_template.jinja")).unwrap_or(TEMPLATE.into());
     let texts = Options { chat_template: Some(template), text: true, ..Options::default() };
     let texts = Prompter::without_tokenizer(texts)?;
@@ -110,13 +198,13 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let turns = Turns::new(256 << 20);
     let (mut tokens, mut rounds) = (0, 0);
     'chats: loop {
-        let mut messages = vec![json!({"role": "system", "content": "You are a helpful assistant."})];
-        for at in 0..MESSAGES {
-            let Some(text) = corpus.next(FIRST_BYTES / MESSAGES) else { break 'chats };
-            messages.push(json!({"role": if at % 2 == 0 { "user" } else { "assistant" }, "content": text}));
+        let mut said = Vec::new();
+        for _ in 0..first_bytes / MESSAGE_BYTES {
+            let Some(text) = corpus.next(MESSAGE_BYTES) else { break 'chats };
+            said.push(text);
         }
-        let bytes = body(&messages);
-        let request = parse.add(|| Request::parse(Endpoint::Chat, &bytes))?;
+        let bytes = shape.body(&said);
+        let request = parse.add(|| Request::parse(shape.endpoint(), &bytes))?;
         let text = render.add(|| texts.prompt(&request)).text;
         let mut alone = || {
             let Some(quick) = &quick else { return };
@@ -126,32 +214,36 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if rounds % 2 == 0 {
             alone();
         }
-        let prompted = never.add(|| decide(&best, &bytes));
+        // As the router does: what is remembered is found, or noted.
+        let prompted = never.add(|| recall(&best, &turns, shape, &bytes));
         if rounds % 2 == 1 {
             alone();
         }
-        let same = never_common.add(|| decide(&common, &bytes));
-        assert_eq!(prompted, same, "the libraries must agree");
-        let right = own.add(|| library.encode_fast(text.as_str(), false)).map_err(|error| error.to_string())?;
-        assert_eq!(right.get_ids().len(), prompted.0, "the library must agree");
+        if let Some(common) = &common {
+            let same = never_common.add(|| decide(common, shape, &bytes));
+            assert_eq!(prompted, same, "the libraries must agree");
+            let right = own.add(|| library.encode_fast(text.as_str(), false)).map_err(|error| error.to_string())?;
+            assert_eq!(right.get_ids().len(), prompted.0, "the library must agree");
+        }
         tokens += prompted.0;
         rounds += 1;
-        recall(&best, &turns, &bytes);
         for _ in 0..TURNS {
-            for role in ["assistant", "user"] {
+            for _ in 0..2 {
                 let Some(text) = corpus.next(TURN_BYTES / 2) else { break 'chats };
-                messages.push(json!({"role": role, "content": text}));
+                said.push(text);
             }
-            let bytes = body(&messages);
-            let first = kept.add(|| recall(&best, &turns, &bytes));
-            let prompted = turn.add(|| decide(&best, &bytes));
+            let bytes = shape.body(&said);
+            let first = kept.add(|| recall(&best, &turns, shape, &bytes));
+            let prompted = turn.add(|| decide(&best, shape, &bytes));
             assert_eq!(first, prompted, "what is remembered changes nothing");
-            let same = turn_common.add(|| decide(&common, &bytes));
-            assert_eq!(prompted, same, "the libraries must agree");
+            if let Some(common) = &common {
+                let same = turn_common.add(|| decide(common, shape, &bytes));
+                assert_eq!(prompted, same, "the libraries must agree");
+            }
         }
     }
     if rounds == 0 {
-        return Err(format!("the texts must have at least {FIRST_BYTES} bytes").into());
+        return Err(format!("the texts must have at least {first_bytes} bytes").into());
     }
     println!("{rounds} chats of {} tokens at first", tokens / rounds);
     let all = [
@@ -180,9 +272,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// How many tokens, and the hashes: what a decision needs.
-fn decide(prompter: &Prompter, body: &[u8]) -> (usize, Vec<u64>) {
-    match Request::parse(Endpoint::Chat, black_box(body)) {
+/// Returns the number of tokens and the hashes: what a decision needs.
+fn decide(prompter: &Prompter, shape: Shape, body: &[u8]) -> (usize, Vec<u64>) {
+    match Request::parse(shape.endpoint(), black_box(body)) {
         Ok(request) => {
             let prompted = prompter.prompt(&request);
             (prompted.token_count(), prompted.content_hashes(16, None, None))
@@ -191,10 +283,10 @@ fn decide(prompter: &Prompter, body: &[u8]) -> (usize, Vec<u64>) {
     }
 }
 
-/// The same with what is remembered of the chat.
-fn recall(prompter: &Prompter, turns: &Turns, body: &[u8]) -> (usize, Vec<u64>) {
-    let recalled = turns.recall(Endpoint::Chat, black_box(body));
-    match recalled.parse(Endpoint::Chat, body) {
+/// Returns what [`decide`] does, with what is remembered of the chat.
+fn recall(prompter: &Prompter, turns: &Turns, shape: Shape, body: &[u8]) -> (usize, Vec<u64>) {
+    let recalled = turns.recall(shape.endpoint(), black_box(body));
+    match recalled.parse(shape.endpoint(), body) {
         Ok(request) => {
             let prompted = turns.prompt(prompter, &request, &recalled, body);
             (prompted.token_count(), prompted.content_hashes(16, None, None))

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 
 use minijinja::Value;
 
-use crate::convert;
+use crate::convert::{self, ConvertedChat};
+use crate::dialect::{self, Dialect};
+use crate::dialect_chat::{self, Thinks};
 use crate::endpoint::Endpoint;
-use crate::engine::Engine;
-use crate::messages::{self, CUT, Message, Prepared};
+use crate::messages::{self, CUT, Message, TemplateMessages};
 use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, Earlier, Text, Variables};
@@ -16,57 +17,70 @@ use crate::why_not::WhyNot;
 /// A chat, ready for a template.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
+    /// The system message that stands beside the list.
+    first: Option<Message<'a>>,
     /// Messages that are known, as the template takes them; they are the first.
     before: Vec<Value>,
     messages: Vec<Message<'a>>,
-    /// Where these end in the list that was parsed.
-    ends: Vec<usize>,
+    /// Places where items end in the list that was parsed, and how many of `messages` there are then.
+    ends: Vec<(usize, usize)>,
+    /// True if no item changes the messages of those before it, but for an assistant's just before.
+    pub(crate) is_apart: bool,
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
     continues: bool,
-    engine: Engine,
+    dialect: Dialect,
     more: Vec<(String, Value)>,
+    /// Number of leading new messages of which every dialect makes the same, but for lines of billing.
+    pub(crate) plain: usize,
+    /// True if every dialect makes the same of all else.
+    is_plain_beside: bool,
+    /// True if the text goes on behind images.
+    pub(crate) keeps_images: bool,
 }
 
 /// A chat's text.
 #[derive(Debug)]
-pub(crate) struct Rendered {
-    /// As far as it is known.
+pub(crate) struct ChatText {
+    /// The text, as far as it is known.
     pub(crate) text: Rope<u8>,
-    /// How many bytes are those of the earlier text.
+    /// Number of leading bytes that are those of the earlier text.
     pub(crate) same: usize,
-    /// Where what is written for each message begins; empty if that is not known.
+    /// Places at which the text of each message begins; empty if they are not known.
     pub(crate) begins: Vec<usize>,
-    /// Why it ends before the prompt does.
+    /// The reason why the text ends before the prompt does.
     pub(crate) cut: Option<WhyNot>,
     /// The messages, as the template took them.
     pub(crate) messages: Vec<Value>,
-    /// Where those that were not known end in the list that was parsed.
-    pub(crate) ends: Vec<usize>,
+    /// Places where items end in the list that was parsed, and how many new messages there are then.
+    pub(crate) ends: Vec<(usize, usize)>,
 }
 
 /// All that a template is given beside the messages, as it stands in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Around([Option<Box<str>>; 7]);
+pub(crate) struct Around([Option<Box<str>>; 10]);
 
 impl Around {
     pub(crate) fn of(parts: &Parts<'_>) -> Self {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
 
-    /// Whether it is what this request has.
+    /// True if these fields are those of this request.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
     }
 
-    fn fields<'a>(parts: &Parts<'a>) -> [Option<&'a str>; 7] {
+    fn fields<'a>(parts: &Parts<'a>) -> [Option<&'a str>; 10] {
         [
             parts.tools,
             parts.tool_choice,
             parts.documents,
             parts.chat_template_kwargs,
             parts.reasoning_effort,
+            parts.reasoning,
+            parts.thinking,
+            parts.output_config,
             parts.add_generation_prompt,
             parts.continue_final_message,
         ]
@@ -74,15 +88,20 @@ impl Around {
     }
 }
 
+/// The way in which an engine makes a chat for its template.
+pub(crate) struct Habits<'p> {
+    /// Variables for the template that the engine was started with.
+    pub(crate) defaults: &'p [(String, Value)],
+    pub(crate) dialect: Dialect,
+    /// True if system messages among the others go to the top.
+    pub(crate) merges_system: bool,
+    pub(crate) thinks: Thinks<'p>,
+}
+
 impl<'a> Chat<'a> {
-    /// That of a request. `defaults` are variables for the template that the engine was started with; `before` are
-    /// messages that are known and not in what was parsed.
-    pub(crate) fn of(
-        request: &Request<'a>,
-        defaults: &[(String, Value)],
-        engine: Engine,
-        before: &[Value],
-    ) -> Result<Self, WhyNot> {
+    /// Makes the chat of a request. `before` are messages that are known and not in what was parsed.
+    pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, WhyNot> {
+        let &Habits { dialect, merges_system, .. } = habits;
         let parts = &request.parts;
         if is_there(parts.chat_template) {
             return Err(WhyNot::OwnTemplate);
@@ -90,60 +109,115 @@ impl<'a> Chat<'a> {
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(WhyNot::Stored);
         }
-        let (messages, ends) = match request.endpoint {
-            Endpoint::Responses => (convert::of_responses(parts)?, Vec::new()),
-            Endpoint::Messages => (convert::of_messages(parts)?, Vec::new()),
+        let goes_on = !before.is_empty();
+        let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
+            Endpoint::Responses => {
+                let made = convert::of_responses(parts, dialect, merges_system, goes_on)?;
+                ConvertedChat {
+                    continues: made.continues || read(parts.continue_final_message).unwrap_or(false),
+                    ..made
+                }
+            }
+            Endpoint::Messages => {
+                let made = convert::of_messages(parts, dialect, merges_system, goes_on)?;
+                ConvertedChat { continues: read(parts.continue_final_message).unwrap_or(false), ..made }
+            }
             Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings => {
-                let (messages, ends) = messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?)?;
-                if messages.is_empty() && before.is_empty() {
+                let (messages, ends) = messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?, dialect)?;
+                if messages.is_empty() && !goes_on {
                     return Err(WhyNot::BadMessages);
                 }
-                (messages, ends)
+                let ends = ends.into_iter().zip(1..).collect();
+                let continues = read(parts.continue_final_message).unwrap_or(false);
+                ConvertedChat { first: None, messages, ends, continues, is_apart: true }
             }
         };
-        let tools = convert::tools(request.endpoint, parts, engine)?;
-        let mut more = defaults.to_vec();
-        if let Some(effort) = parts.reasoning_effort.filter(|effort| is_there(Some(effort))) {
-            more.push(("reasoning_effort".into(), messages::value(effort)?));
-        }
-        if let Some(kwargs) = parts.chat_template_kwargs.filter(|kwargs| is_there(Some(kwargs))) {
+        let tools = convert::tools(request.endpoint, parts, dialect)?;
+        let mut more = habits.defaults.to_vec();
+        let told = dialect.variables(request.endpoint, parts, &habits.thinks);
+        // SGLang's own variables give way to those of the request; vLLM's do not, but for that of thinking.
+        let is_vllm = dialect.is_vllm();
+        let (weak, mut last) = if is_vllm { (Vec::new(), told) } else { (told, Vec::new()) };
+        more.extend(weak);
+        let takes_kwargs = is_vllm || request.endpoint != Endpoint::Messages;
+        if let Some(kwargs) = parts.chat_template_kwargs.filter(|kwargs| takes_kwargs && is_there(Some(kwargs))) {
             let kwargs = messages::value(kwargs)?;
             for key in kwargs.try_iter().map_err(|_| WhyNot::BadMessages)? {
                 let name = key.as_str().ok_or(WhyNot::BadMessages)?.to_owned();
+                last.retain(|(own, _)| own != &name || own != dialect::THINKS);
                 more.push((name, kwargs.get_item(&key).unwrap_or_default()));
             }
         }
+        more.extend(last);
+        let plain = messages.iter().take_while(|message| message.is_plain()).count();
+        let ends_with_assistant = match messages.last() {
+            Some(last) => last.role == "assistant",
+            None => before.last().and_then(|last| messages::field(last, "role")) == Some("assistant".into()),
+        };
+        let is_plain_beside = !matches!(request.endpoint, Endpoint::Responses | Endpoint::Messages)
+            && !ends_with_assistant
+            && ![parts.tools, parts.reasoning_effort, parts.reasoning].into_iter().any(is_there)
+            && !continues;
         Ok(Self {
+            plain,
+            is_plain_beside,
+            keeps_images: false,
+            first,
             before: before.to_vec(),
             messages,
             ends,
+            is_apart,
             tools,
             documents: parts.documents.filter(|raw| is_there(Some(raw))).map(messages::value).transpose()?,
             add_generation_prompt: read(parts.add_generation_prompt).unwrap_or(true),
-            engine,
-            continues: read(parts.continue_final_message).unwrap_or(false),
+            dialect,
+            continues,
             more,
         })
     }
 
-    /// Whether all that is needed of messages that are known is how the template takes them.
+    /// Takes the system message that stands beside the list as the first of the known ones, and returns it as the template
+    /// takes it.
+    pub(crate) fn begin(&mut self, as_parts: bool) -> Option<Value> {
+        let first = self.first.take()?;
+        let made = messages::prepare(vec![first], as_parts, self.keeps_images, self.dialect).messages.pop()?;
+        self.before.insert(0, made.clone());
+        Some(made)
+    }
+
+    /// True if known messages are needed only in the form that the template takes.
     pub(crate) fn can_follow(&self) -> bool {
         !self.continues
     }
 
-    /// Whether tools are offered: models may have a template of their own for these.
+    /// True if every dialect makes the same of this, if it does of so many leading messages.
+    pub(crate) fn is_plain(&self, plain: usize) -> bool {
+        self.is_plain_beside && plain == self.before.len() + self.messages.len()
+    }
+
+    /// Number of images in the new messages.
+    pub(crate) fn images(&self) -> usize {
+        self.messages.iter().map(Message::images).sum()
+    }
+
+    /// True if tools are offered: models may have a template of their own for these.
     pub(crate) fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
     /// The text, of which much may be the beginning of an earlier one.
-    pub(crate) fn render(self, template: &ChatTemplate, earlier: Earlier<'_>) -> Result<Rendered, WhyNot> {
+    pub(crate) fn render(self, template: &ChatTemplate, earlier: Earlier<'_>) -> Result<ChatText, WhyNot> {
         let last = if self.continues { self.last_text() } else { None };
-        let Prepared { messages: new, cut } = messages::prepare(self.messages, template.as_parts, self.engine);
+        let TemplateMessages { messages: new, cut } =
+            messages::prepare(self.messages, template.as_parts, self.keeps_images, self.dialect);
         let mut messages = self.before;
         messages.extend(new);
+        let mut shown = messages.clone();
+        if !self.dialect.is_vllm() && !self.continues {
+            dialect_chat::end_with_user(&mut shown);
+        }
         let variables = Variables {
-            messages: messages.clone(),
+            messages: shown,
             tools: self.tools,
             documents: self.documents,
             add_generation_prompt: self.add_generation_prompt && !self.continues,
@@ -151,7 +225,7 @@ impl<'a> Chat<'a> {
         };
         let rendered = template.render_after(earlier, variables);
         let Text { text, same, begins } = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
-        let mut rendered = Rendered { text, same, begins, cut, messages, ends: self.ends };
+        let mut rendered = ChatText { text, same, begins, cut, messages, ends: self.ends };
         if self.continues || cut.is_some() {
             let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| WhyNot::TemplateRefuses)?;
             if self.continues {
@@ -180,12 +254,13 @@ impl<'a> Chat<'a> {
     /// The words of the messages one after another: what stands in for the text where there is no template.
     pub(crate) fn words(&self) -> (String, Option<WhyNot>) {
         let mut text = String::new();
-        for message in &self.messages {
+        for message in self.first.iter().chain(&self.messages) {
             text.push_str(&message.role);
             text.push('\n');
             for part in &message.content {
                 match part {
                     messages::Part::Text(words) => text.push_str(words),
+                    messages::Part::Tool(name) => text.push_str(name),
                     messages::Part::Other(_, why_not) => return (text, Some(*why_not)),
                 }
             }
@@ -195,7 +270,7 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Where the last message ends in a text, as transformers finds it.
+/// Returns where the last message ends in a text, as transformers finds it.
 fn continued(text: &str, last: &str) -> Option<usize> {
     let trimmed: Cow<'_, str> = last.trim().into();
     let at = text.rfind(trimmed.as_ref())?;

@@ -1,4 +1,4 @@
-//! What kind of request a body is for.
+//! The kinds of request that a body can be for.
 
 /// An endpoint whose requests have prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -16,10 +16,11 @@ pub enum Endpoint {
 }
 
 impl Endpoint {
-    /// All of them, in order, for metrics that begin at zero.
+    /// All endpoints, in order, for metrics that begin at zero.
     pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Responses, Self::Messages, Self::Embeddings];
 
-    /// That of a path, be it with `/v1` or without; none if requests there have no prompts that this crate reads.
+    /// Returns the endpoint of a path, be it with `/v1` or without; none if requests there have no prompts that this
+    /// crate reads.
     ///
     /// A query (`?…`) and one slash at the end do not count.
     #[must_use]

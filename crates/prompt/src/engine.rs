@@ -1,33 +1,26 @@
 //! `POST /tokenize` of an engine: what to send and what the answer says. Sending is for the caller.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
 use crate::convert;
+use crate::dialect::{Dialect, Engine};
+use crate::dialect_chat::Thinks;
 use crate::endpoint::Endpoint;
 use crate::messages::{self, Message};
-use crate::request::{Given, Request, is_there, read};
+use crate::request::{BodyPrompt, Request, is_there, read};
 use crate::why_not::WhyNot;
 
-/// Whose way of preparing a chat for its template is followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Engine {
-    /// vLLM: texts of one content are lines; a tool's function is name, description, parameters and whatever else it has.
-    #[default]
-    Vllm,
-    /// SGLang: texts of one content have spaces between them; a tool's function is description, name, parameters and
-    /// strict; tools are not offered if the request's `tool_choice` is `none`.
-    Sglang,
-}
-
 impl Engine {
-    /// What stands between the texts of one content.
-    pub(crate) const fn between_texts(self) -> &'static str {
+    /// True if such an engine computes all of a request's prompt, whatever is in its cache.
+    #[must_use]
+    pub fn skips_cache(self, request: &Request<'_>) -> bool {
         match self {
-            Self::Vllm => "\n",
-            Self::Sglang => " ",
+            Self::Vllm => request.skips.vllm,
+            Self::Sglang => request.skips.sglang,
         }
     }
 }
@@ -35,21 +28,25 @@ impl Engine {
 /// The path to send it to.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 
-/// What an engine is asked for the tokens of a prompt.
+/// A request for the tokens of a prompt, to be sent to an engine.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Question {
+    /// The path to send it to.
+    pub path: &'static str,
+    /// True if the engine is asked to render the request itself, which not every version can.
+    pub is_render: bool,
     /// The body to send.
     pub body: Vec<u8>,
-    /// How many prompts the request has, if it has a list of them: the first is asked for.
+    /// Number of prompts that the request has, if it has a list of them: the first is asked for.
     pub prompts: u32,
-    /// Why the prompt is asked for only up to some message: what comes then is not text.
+    /// The reason why the prompt is asked for only up to some message: what comes then is not text.
     pub cut: Option<WhyNot>,
 }
 
 /// The parts of a request that its tokens depend on, as `/tokenize` names them.
 type Asked = serde_json::Map<String, serde_json::Value>;
 
-/// The same, as they stand in the request.
+/// The parts of a request that its tokens depend on, as they stand in the request.
 #[derive(Serialize)]
 struct Plain<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -67,34 +64,60 @@ impl Question {
     ///
     /// # Errors
     ///
-    /// Why there is nothing to ask for. A prompt that is given as tokens is [`WhyNot::NoPrompt`].
-    pub fn of(request: &Request<'_>, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+    /// The reason why there is nothing to ask for. A prompt that is given as tokens is [`WhyNot::NoPrompt`].
+    pub fn of(request: &Request<'_>, dialect: Dialect, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(WhyNot::Stored);
         }
         match request.endpoint {
-            Endpoint::Chat => Self::of_chat(request, model, has_media),
-            Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, model, has_media),
-            Endpoint::Responses | Endpoint::Messages => Self::of_other(request, model),
+            Endpoint::Chat => Self::of_chat(request, dialect, model, has_media),
+            Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, dialect, model, has_media),
+            Endpoint::Responses | Endpoint::Messages => Self::of_other(request, dialect, model),
             Endpoint::Completions | Endpoint::Embeddings => match request.given()? {
-                Given::Text { first, prompts } => {
+                BodyPrompt::Text { first, prompts } => {
                     let mut asked = Asked::new();
                     asked.insert("prompt".into(), first.as_ref().into());
                     Self::made(asked, &[("add_special_tokens", parts.add_special_tokens)], model, prompts, None)
                 }
-                Given::Tokens { .. } | Given::Chat => Err(WhyNot::NoPrompt),
+                BodyPrompt::Tokens { .. } | BodyPrompt::Chat => Err(WhyNot::NoPrompt),
             },
         }
     }
 
+    /// The question that has the engine render the request itself, as vLLM can for those of Messages and Responses; none
+    /// for others.
+    ///
+    /// # Errors
+    ///
+    /// The reason why there is nothing to ask for.
+    pub fn rendered(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Option<Self>, WhyNot> {
+        let path = match request.endpoint {
+            Endpoint::Messages if dialect.is_vllm() => "/v1/messages/render",
+            Endpoint::Responses if dialect.is_vllm() => "/v1/responses/render",
+            _ => return Ok(None),
+        };
+        let parts = &request.parts;
+        if is_there(parts.previous_response_id) || is_there(parts.conversation) {
+            return Err(WhyNot::Stored);
+        }
+        let mut fields: BTreeMap<Cow<'_, str>, &RawValue> =
+            serde_json::from_slice(request.body).map_err(|_| WhyNot::NotJson)?;
+        let model = model.map(serde_json::value::to_raw_value).transpose().map_err(|_| WhyNot::NotJson)?;
+        if let Some(model) = &model {
+            fields.insert("model".into(), model);
+        }
+        let body = serde_json::to_vec(&fields).map_err(|_| WhyNot::NotJson)?;
+        Ok(Some(Self { path, is_render: true, body, prompts: 1, cut: None }))
+    }
+
     /// A chat, whose messages go on as they are.
-    fn of_chat(request: &Request<'_>, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+    fn of_chat(request: &Request<'_>, dialect: Dialect, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
         let parts = &request.parts;
         let all = parts.messages.ok_or(WhyNot::NoPrompt)?;
         let (mut cut, mut first) = (None, None);
         if has_media {
-            let (messages, ends) = messages::of_chat(all)?;
+            let (messages, ends) = messages::of_chat(all, dialect)?;
             if let Some((at, why_not)) = messages.iter().enumerate().find_map(|(at, it)| Some((at, it.why_not()?))) {
                 let end = *at.checked_sub(1).and_then(|last| ends.get(last)).ok_or(why_not)?;
                 let list = format!("{}]", &all.get()[..=end]);
@@ -115,16 +138,18 @@ impl Question {
         ];
         let parts = asked.into_iter().filter_map(|(name, raw)| Some((name, raw.filter(|raw| is_there(Some(raw)))?)));
         let body = serde_json::to_vec(&Plain { model, parts: parts.collect() }).map_err(|_| WhyNot::NotJson)?;
-        Ok(Self { body, prompts: 1, cut })
+        Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts: 1, cut })
     }
 
     /// The chat that engines make of another kind of request.
-    fn of_other(request: &Request<'_>, model: Option<&str>) -> Result<Self, WhyNot> {
+    fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, WhyNot> {
         let parts = &request.parts;
         let mut messages = match request.endpoint {
-            Endpoint::Responses => convert::of_responses(parts)?,
-            _ => convert::of_messages(parts)?,
-        };
+            Endpoint::Responses => convert::of_responses(parts, dialect, false, false)?,
+            // Its template is not known here: a system message stays where it is.
+            _ => convert::of_messages(parts, dialect, false, false)?,
+        }
+        .all();
         let mut cut = None;
         if let Some((at, why_not)) = messages.iter().enumerate().find_map(|(at, it)| Some((at, it.why_not()?))) {
             if at == 0 {
@@ -135,14 +160,22 @@ impl Question {
         }
         let mut asked = Asked::new();
         asked.insert("messages".into(), messages.iter().map(Message::to_json).collect());
-        if let Some(tools) = convert::tools(request.endpoint, parts, Engine::Vllm)? {
+        if let Some(tools) = convert::tools(request.endpoint, parts, dialect)? {
             asked.insert("tools".into(), serde_json::to_value(tools).map_err(|_| WhyNot::BadMessages)?);
         }
         if cut.is_some() {
             asked.insert("add_generation_prompt".into(), false.into());
         }
-        let more = [("chat_template", parts.chat_template), ("chat_template_kwargs", parts.chat_template_kwargs)];
-        Self::made(asked, &more, model, 1, cut)
+        let mut variables = Asked::new();
+        let thinks = Thinks { no_effort: &|| "none", toggle: None };
+        for (name, value) in dialect.variables(request.endpoint, parts, &thinks) {
+            variables.insert(name, serde_json::to_value(value).map_err(|_| WhyNot::BadMessages)?);
+        }
+        variables.extend(read::<Asked>(parts.chat_template_kwargs).unwrap_or_default());
+        if !variables.is_empty() {
+            asked.insert("chat_template_kwargs".into(), variables.into());
+        }
+        Self::made(asked, &[("chat_template", parts.chat_template)], model, 1, cut)
     }
 
     fn made(
@@ -161,7 +194,7 @@ impl Question {
             }
         }
         let body = serde_json::to_vec(&asked).map_err(|_| WhyNot::NotJson)?;
-        Ok(Self { body, prompts, cut })
+        Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts, cut })
     }
 }
 
@@ -170,7 +203,7 @@ impl Question {
 pub fn tokenize_answer(body: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]
     struct Answer<'a> {
-        #[serde(borrow)]
+        #[serde(borrow, alias = "token_ids")]
         tokens: &'a RawValue,
     }
     let answer: Answer<'_> = serde_json::from_slice(body).ok()?;
@@ -185,7 +218,7 @@ mod tests {
 
     fn ask(endpoint: Endpoint, body: &str) -> Result<(serde_json::Value, Question), WhyNot> {
         let request = Request::parse(endpoint, body.as_bytes())?;
-        let question = Question::of(&request, Some("m"), request.media().is_some())?;
+        let question = Question::of(&request, Dialect::default(), Some("m"), request.media().is_some())?;
         Ok((serde_json::from_slice(&question.body).unwrap(), question))
     }
 

@@ -1,23 +1,23 @@
-//! What can be wrong with a tokenizer's files.
+//! The errors that a tokenizer's files can have.
 
 use std::path::PathBuf;
 
-/// Why a model's prompts cannot be turned into tokens at all.
+/// The reason why a model's prompts cannot be turned into tokens at all.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// A file is not there, or cannot be read.
     #[error("cannot read {}: {message}", path.display())]
     File {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why, and what would be right.
+        /// The reason, and what would be right.
         message: String,
     },
     /// The chat template is not valid, or uses what is not supported.
     #[error("the chat template {message}")]
     Template {
-        /// What is wrong with it.
+        /// The fault in the template.
         message: String,
     },
 }

@@ -9,6 +9,7 @@ use crate::error::Error;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
+const MODEL: &str = "config.json";
 const SPECIAL_MAP: &str = "special_tokens_map.json";
 const TEMPLATE: &str = "chat_template.jinja";
 const TEMPLATE_JSON: &str = "chat_template.json";
@@ -20,15 +21,17 @@ pub(crate) const DEFAULT: &str = "default";
 /// The name of the template for requests that offer tools.
 pub(crate) const WITH_TOOLS: &str = "tool_use";
 
-/// What the files say.
+/// The contents of a model's files, as far as prompts need them.
 #[derive(Debug)]
 pub(crate) struct Files {
-    /// Where `tokenizer.json` is.
+    /// The path of `tokenizer.json`.
     pub(crate) tokenizer: PathBuf,
     /// Chat templates by name. Files of their own come before the configuration, as transformers has it.
     pub(crate) templates: BTreeMap<String, String>,
-    /// What templates call `bos_token` and so on.
+    /// The special tokens, each by the name that templates have for it: `bos_token` and so on.
     pub(crate) special_tokens: Vec<(String, String)>,
+    /// The token that stands for an image, if the model takes any.
+    pub(crate) image_token: Option<u32>,
 }
 
 impl Files {
@@ -43,7 +46,9 @@ impl Files {
         let config = object(&directory.join(CONFIG))?;
         let mut special = object(&directory.join(SPECIAL_MAP))?;
         special.extend(config.clone());
-        Ok(Self { templates: templates(directory, &config)?, special_tokens: special_tokens(&special), tokenizer })
+        let image_token = object(&directory.join(MODEL)).ok().and_then(|model| image_token(&model));
+        let templates = templates(directory, &config)?;
+        Ok(Self { templates, special_tokens: special_tokens(&special), image_token, tokenizer })
     }
 }
 
@@ -86,6 +91,11 @@ fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
         Some(((*name).to_owned(), text.to_owned()))
     };
     SPECIAL.iter().filter_map(token).collect()
+}
+
+fn image_token(model: &Map<String, Value>) -> Option<u32> {
+    const NAMES: [&str; 2] = ["image_token_id", "image_token_index"];
+    NAMES.iter().find_map(|name| u32::try_from(model.get(*name)?.as_u64()?).ok())
 }
 
 /// The object in a file; empty if there is no such file.

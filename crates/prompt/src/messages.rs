@@ -10,22 +10,23 @@ use std::borrow::Cow;
 use std::fmt;
 
 use minijinja::Value;
+use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use crate::engine::Engine;
+use crate::dialect::Dialect;
 use crate::request::{Key, is_there, string};
 use crate::why_not::WhyNot;
 
-/// What stands before the first part that is not text: characters for private use around words.
+/// The text put in place of the first part that is not text: characters for private use around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
 
 /// Messages for a template.
 #[derive(Debug)]
-pub(crate) struct Prepared {
+pub(crate) struct TemplateMessages {
     pub(crate) messages: Vec<Value>,
-    /// Why the text ends at [`CUT`], if it does.
+    /// The reason why the text ends at [`CUT`], if it does.
     pub(crate) cut: Option<WhyNot>,
 }
 
@@ -34,6 +35,8 @@ pub(crate) struct Prepared {
 pub(crate) struct Message<'a> {
     pub(crate) role: Cow<'a, str>,
     pub(crate) content: Vec<Part<'a>>,
+    /// True if the content came as a list of parts.
+    pub(crate) is_list: bool,
     pub(crate) tool_calls: Vec<Value>,
     pub(crate) reasoning: Option<Value>,
     pub(crate) tool_call_id: Option<Value>,
@@ -42,21 +45,36 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Why its content is not all of it text.
+    /// Returns the reason why the message's content is not all of it text.
     pub(crate) fn why_not(&self) -> Option<WhyNot> {
         self.content.iter().find_map(|part| match part {
             Part::Other(_, why_not) => Some(*why_not),
-            Part::Text(_) => None,
+            Part::Text(_) | Part::Tool(_) => None,
         })
     }
 
-    /// The message as a chat request has it. Of its content only the texts.
+    /// Number of images in the message's content.
+    pub(crate) fn images(&self) -> usize {
+        self.content.iter().filter(|part| matches!(part, Part::Other(_, WhyNot::Image))).count()
+    }
+
+    /// True if all dialects make the same of it.
+    pub(crate) fn is_plain(&self) -> bool {
+        let is_known = matches!(self.role.as_ref(), "user" | "assistant" | "system");
+        is_known && !self.is_list && self.tool_calls.is_empty() && self.reasoning.is_none()
+    }
+
+    /// The message as a chat request has it. Of its content only the texts and the tools it refers to.
     pub(crate) fn to_json(&self) -> serde_json::Value {
-        let texts: Vec<&str> = self.content.iter().filter_map(Part::text).collect();
-        let content = match texts.as_slice() {
+        let parts = self.content.iter().filter_map(|part| match part {
+            Part::Text(text) => Some(serde_json::json!({ "type": "text", "text": text })),
+            Part::Tool(name) => Some(serde_json::json!({ "type": "tool_reference", "name": name })),
+            Part::Other(..) => None,
+        });
+        let content = match self.content.as_slice() {
             [] => serde_json::Value::Null,
-            [text] => (*text).into(),
-            texts => texts.iter().map(|text| serde_json::json!({ "type": "text", "text": text })).collect(),
+            [Part::Text(text)] => text.as_ref().into(),
+            _ => parts.collect(),
         };
         let mut made = serde_json::json!({ "role": self.role, "content": content });
         if !self.tool_calls.is_empty() {
@@ -88,22 +106,24 @@ fn call_to_json(call: &Value) -> serde_json::Value {
 #[derive(Debug)]
 pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
+    /// A tool that is referred to by its name.
+    Tool(Cow<'a, str>),
     /// Not text: the type that templates know, and what it is counted as.
     Other(&'static str, WhyNot),
 }
 
 impl Part<'_> {
-    fn text(&self) -> Option<&str> {
+    pub(crate) fn text(&self) -> Option<&str> {
         match self {
             Self::Text(text) => Some(text),
-            Self::Other(..) => None,
+            Self::Tool(_) | Self::Other(..) => None,
         }
     }
 }
 
-/// As it stands in a request.
+/// A message as it stands in a request.
 #[derive(Deserialize)]
-struct Given<'a> {
+struct RequestMessage<'a> {
     #[serde(borrow)]
     role: Option<Key<'a>>,
     #[serde(borrow)]
@@ -122,32 +142,46 @@ struct Given<'a> {
     name: Option<&'a RawValue>,
 }
 
-/// The messages of a chat request, and where each ends behind the bracket with which the list begins.
-pub(crate) fn of_chat(raw: &RawValue) -> Result<(Vec<Message<'_>>, Vec<usize>), WhyNot> {
-    let list = raw.get().strip_prefix('[').ok_or(WhyNot::BadMessages)?;
-    let (mut messages, mut ends) = (Vec::new(), Vec::new());
+/// A list that was checked when the body was parsed: its items, and where each ends behind the bracket with which the list
+/// begins. None if one of them is not of this type.
+pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T>, Vec<usize>)> {
+    let list = raw.get().strip_prefix('[')?;
+    let (mut items, mut ends) = (Vec::new(), Vec::new());
     let mut at = 0;
-    // The list was checked when the body was parsed: there is a comma between two messages, and a bracket at its end.
+    // There is a comma between two items, and a bracket at the end.
     while let rest = list[at..].trim_start_matches([' ', '\n', '\r', '\t', ','])
         && rest != "]"
     {
         at = list.len() - rest.len();
-        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<Given<'_>>();
-        let given = stream.next().and_then(Result::ok).ok_or(WhyNot::BadMessages)?;
+        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
+        items.push(stream.next()?.ok()?);
         at += stream.byte_offset();
-        messages.push(message(given)?);
         ends.push(at);
+    }
+    Some((items, ends))
+}
+
+/// The messages of a chat request, and where each ends in the list.
+pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), WhyNot> {
+    let (given, ends) = listed::<RequestMessage<'_>>(raw).ok_or(WhyNot::BadMessages)?;
+    let mut messages = Vec::with_capacity(given.len());
+    for given in given {
+        let mut message = message(given, dialect)?;
+        dialect.leave_out_billing(&message.role, &mut message.content);
+        messages.push(message);
     }
     Ok((messages, ends))
 }
 
-fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {
+fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, WhyNot> {
     let Key(role) = given.role.ok_or(WhyNot::BadMessages)?;
     let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
+    let Content(content, is_list) = given.content.unwrap_or_default();
     Ok(Message {
         role,
-        content: given.content.map(|Content(parts)| parts).unwrap_or_default(),
-        tool_calls: given.tool_calls.map(tool_calls).transpose()?.unwrap_or_default(),
+        content,
+        is_list,
+        tool_calls: given.tool_calls.map(|calls| tool_calls(calls, dialect)).transpose()?.unwrap_or_default(),
         reasoning: reasoning.map(value).transpose()?.filter(|value| !value.is_none()),
         tool_call_id: given.tool_call_id.map(value).transpose()?,
         tools: given.tools.map(value).transpose()?,
@@ -157,11 +191,12 @@ fn message(given: Given<'_>) -> Result<Message<'_>, WhyNot> {
 
 /// The parts of a content: null, a string, or a list.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, WhyNot> {
-    serde_json::from_str(raw.get()).map(|Content(parts)| parts).map_err(|_| WhyNot::BadMessages)
+    serde_json::from_str(raw.get()).map(|Content(parts, _)| parts).map_err(|_| WhyNot::BadMessages)
 }
 
-/// The parts of a content as it stands in a request.
-struct Content<'a>(Vec<Part<'a>>);
+/// The parts of a content as it stands in a request, and whether they are a list there.
+#[derive(Default)]
+struct Content<'a>(Vec<Part<'a>>, bool);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
@@ -175,15 +210,15 @@ impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
             }
 
             fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(Content(Vec::new()))
+                Ok(Content(Vec::new(), false))
             }
 
             fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Content(vec![Part::Text(Cow::Borrowed(text))]))
+                Ok(Content(vec![Part::Text(Cow::Borrowed(text))], false))
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Content(vec![Part::Text(Cow::Owned(text.to_owned()))]))
+                Ok(Content(vec![Part::Text(Cow::Owned(text.to_owned()))], false))
             }
 
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
@@ -191,7 +226,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
                 while let Some(raw) = list.next_element::<&'de RawValue>()? {
                     parts.push(part(raw).map_err(|_| de::Error::custom("not a part of a message"))?);
                 }
-                Ok(Content(parts))
+                Ok(Content(parts, true))
             }
         }
 
@@ -210,6 +245,8 @@ struct GivenPart<'a> {
     refusal: Option<&'a RawValue>,
     #[serde(borrow)]
     thinking: Option<&'a RawValue>,
+    #[serde(borrow)]
+    name: Option<&'a RawValue>,
     #[serde(borrow)]
     image_url: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -230,6 +267,10 @@ fn part(raw: &RawValue) -> Result<Part<'_>, WhyNot> {
         Some("text" | "input_text" | "output_text") => given.text,
         Some("refusal") => given.refusal,
         Some("thinking") => given.thinking,
+        Some("tool_reference") => {
+            let name = given.name.and_then(|name| string(name.get()));
+            return name.map(Part::Tool).ok_or(WhyNot::BadMessages);
+        }
         Some("image_url" | "input_image" | "image" | "image_pil" | "image_embeds") => {
             return Ok(Part::Other("image", WhyNot::Image));
         }
@@ -250,26 +291,31 @@ fn part(raw: &RawValue) -> Result<Part<'_>, WhyNot> {
 }
 
 /// Tool calls, with arguments that are JSON as objects.
-fn tool_calls(raw: &RawValue) -> Result<Vec<Value>, WhyNot> {
+fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, WhyNot> {
     let calls: Option<Vec<Value>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
-    calls.unwrap_or_default().into_iter().map(|call| tool_call(&call)).collect()
+    Ok(calls.unwrap_or_default().into_iter().map(|call| tool_call(&call, dialect)).collect())
 }
 
-fn tool_call(call: &Value) -> Result<Value, WhyNot> {
+fn tool_call(call: &Value, dialect: Dialect) -> Value {
     let Some(function) = field(call, "function").filter(|function| field(function, "name").is_some()) else {
-        return Ok(call.clone());
+        return call.clone();
     };
     let arguments = match field(&function, "arguments") {
         Some(given) => match given.as_str() {
             Some("") => object([]),
-            Some(json) => serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?,
-            None if given.is_true() => given,
+            // Engines take what is not an object for an empty one, so that a chat can go on.
+            Some(json) => serde_json::from_str(json).ok().filter(is_object).unwrap_or_else(|| object([])),
+            None if is_object(&given) => given,
             None => object([]),
         },
         None => object([]),
     };
     let function = with(&function, "arguments", arguments);
-    Ok(with(call, "function", function))
+    dialect.call(call, &function)
+}
+
+pub(crate) fn is_object(value: &Value) -> bool {
+    value.kind() == ValueKind::Map
 }
 
 /// A field of a map.
@@ -278,7 +324,7 @@ pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
 }
 
 /// A map with a field set, in its place if it is there.
-fn with(map: &Value, name: &str, value: Value) -> Value {
+pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     let mut fields: Vec<(Value, Value)> = Vec::new();
     let mut new = Some(value);
     for key in map.try_iter().into_iter().flatten() {
@@ -301,18 +347,40 @@ pub(crate) fn value(raw: &RawValue) -> Result<Value, WhyNot> {
 }
 
 /// The messages for a template that takes contents as parts, or as strings.
-pub(crate) fn prepare(messages: Vec<Message<'_>>, as_parts: bool, engine: Engine) -> Prepared {
-    let mut cut = None;
-    let messages = messages.into_iter().map(|message| prepared(message, as_parts, engine, &mut cut)).collect();
-    Prepared { messages, cut }
+///
+/// `keeps_images`: whether the text goes on behind images, for which a template that takes parts writes a token.
+pub(crate) fn prepare(
+    messages: Vec<Message<'_>>,
+    as_parts: bool,
+    keeps_images: bool,
+    dialect: Dialect,
+) -> TemplateMessages {
+    let mut cut = Cut { keeps_images, why_not: None };
+    let messages = messages.into_iter().map(|message| prepared(message, as_parts, dialect, &mut cut)).collect();
+    TemplateMessages { messages, cut: cut.why_not }
 }
 
-fn prepared(message: Message<'_>, as_parts: bool, engine: Engine, cut: &mut Option<WhyNot>) -> Value {
+/// The end of the text, if it ends before the prompt does.
+struct Cut {
+    keeps_images: bool,
+    why_not: Option<WhyNot>,
+}
+
+impl Cut {
+    /// True if the text ends here.
+    fn at(&mut self, why_not: WhyNot) -> bool {
+        self.why_not.replace(self.why_not.unwrap_or(why_not)).is_none()
+    }
+}
+
+fn prepared(message: Message<'_>, as_parts: bool, dialect: Dialect, cut: &mut Cut) -> Value {
     // Templates take the content of a tool's answer as a string even where they take parts otherwise.
-    let content = if as_parts && message.role != "tool" {
+    let is_string = message.role == "tool" && !message.content.iter().any(|part| matches!(part, Part::Tool(_)));
+    // SGLang leaves a content that is one string as it is.
+    let content = if as_parts && !is_string && (dialect.is_vllm() || message.is_list) {
         parts(message.content, cut)
     } else {
-        joined(message.content, engine.between_texts(), cut)
+        joined(message.content, dialect, cut)
     };
     let mut made: Vec<(Value, Value)> =
         vec![("role".into(), Value::from(message.role.as_ref())), ("content".into(), content)];
@@ -322,7 +390,9 @@ fn prepared(message: Message<'_>, as_parts: bool, engine: Engine, cut: &mut Opti
                 made.push(("tool_calls".into(), message.tool_calls.into()));
             }
             if let Some(reasoning) = message.reasoning {
-                made.push(("reasoning".into(), reasoning.clone()));
+                if dialect.is_vllm() {
+                    made.push(("reasoning".into(), reasoning.clone()));
+                }
                 made.push(("reasoning_content".into(), reasoning));
             }
         }
@@ -334,14 +404,15 @@ fn prepared(message: Message<'_>, as_parts: bool, engine: Engine, cut: &mut Opti
     Value::from_pairs(made)
 }
 
-fn parts(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
+fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
     let text = |text: &str| object([("type", "text".into()), ("text", text.into())]);
     let mut made = Vec::with_capacity(content.len());
     for part in content {
         match part {
             Part::Text(words) => made.push(text(&words)),
+            Part::Tool(name) => made.push(object([("type", "tool_reference".into()), ("name", name.as_ref().into())])),
             Part::Other(kind, why_not) => {
-                if cut.replace(cut.unwrap_or(why_not)).is_none() {
+                if !(cut.keeps_images && why_not == WhyNot::Image) && cut.at(why_not) {
                     made.push(text(CUT));
                 }
                 made.push(object([("type", kind.into())]));
@@ -352,23 +423,24 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Option<WhyNot>) -> Value {
 }
 
 /// Texts as one. Engines put what is not text before them, so the text ends before all of it.
-fn joined(content: Vec<Part<'_>>, between: &str, cut: &mut Option<WhyNot>) -> Value {
+fn joined(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();
     }
     let other = content.iter().find_map(|part| match part {
         Part::Other(_, why_not) => Some(*why_not),
-        Part::Text(_) => None,
+        Part::Text(_) | Part::Tool(_) => None,
     });
     let mut lines: Vec<&str> = Vec::with_capacity(content.len() + 1);
     if let Some(why_not) = other
-        && cut.replace(cut.unwrap_or(why_not)).is_none()
+        && cut.at(why_not)
     {
         lines.push(CUT);
     }
     lines.extend(content.iter().filter_map(|part| match part {
         Part::Text(text) => Some(text.as_ref()),
+        Part::Tool(name) => dialect.is_vllm().then_some(name.as_ref()),
         Part::Other(..) => None,
     }));
-    lines.join(between).into()
+    lines.join(dialect.between_texts()).into()
 }

@@ -3,25 +3,27 @@
 use std::borrow::Cow;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock};
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::{Around, Chat, Rendered};
+use crate::chat::{Around, Chat, ChatText, Habits};
+use crate::dialect::Dialect;
+use crate::dialect_chat::Thinks;
 use crate::endpoint::Endpoint;
-use crate::engine::Engine;
 use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;
-use crate::prompted::Prompted;
-use crate::request::{Given, Request, read};
+use crate::prompt_tokens::{Placeholders, PromptTokens};
+use crate::request::{BodyPrompt, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, Earlier};
-use crate::tokenizer::{Library, Tokenized, Tokenizer};
-use crate::turns::{Before, Made};
+use crate::tokenizer::{Library, TextTokens, Tokenizer};
+use crate::turns::{Before, NewTurn};
 use crate::why_not::WhyNot;
 
-/// How prompts are turned into tokens.
+/// Options for turning prompts into tokens.
 #[derive(Debug, Clone)]
 pub struct Options {
     /// A chat template instead of the model's.
@@ -33,16 +35,18 @@ pub struct Options {
     pub cache_bytes: usize,
     /// Longer prompts, in bytes of text, are not turned into tokens.
     pub max_bytes: usize,
-    /// Whether [`Prompted::text`] is wanted.
+    /// True if [`PromptTokens::text`] is wanted.
     pub text: bool,
-    /// Which tokenizer library.
+    /// True if [`PromptTokens::placeholders`] are wanted of chats with images, where an engine has such.
+    pub images: bool,
+    /// The tokenizer library to use.
     pub library: Library,
-    /// Whose way of preparing chats.
-    pub engine: Engine,
+    /// The way of preparing chats that is followed.
+    pub dialect: Dialect,
 }
 
 impl Default for Options {
-    /// vLLM's way, the quick library where it agrees, 256 MiB to remember, prompts of up to 16 MiB, no text.
+    /// The way of the newest vLLM, the quick library where it agrees, 256 MiB to remember, prompts of up to 16 MiB, no text.
     fn default() -> Self {
         Self {
             chat_template: None,
@@ -50,8 +54,9 @@ impl Default for Options {
             cache_bytes: 256 << 20,
             max_bytes: 16 << 20,
             text: false,
+            images: false,
             library: Library::Best,
-            engine: Engine::Vllm,
+            dialect: Dialect::default(),
         }
     }
 }
@@ -62,14 +67,27 @@ const BYTES_A_TOKEN: usize = 4;
 /// Turns the prompts of one model into tokens. Threads share one.
 #[derive(Debug)]
 pub struct Prompter {
-    /// No other one has it.
+    /// A number that no other prompter has.
     pub(crate) id: u64,
     options: Options,
-    tokenizer: Option<Tokenizer>,
-    template: Option<ChatTemplate>,
-    with_tools: Option<ChatTemplate>,
+    tokenizer: Option<Arc<Tokenizer>>,
+    template: Option<Arc<ChatTemplate>>,
+    with_tools: Option<Arc<ChatTemplate>>,
     template_kwargs: Vec<(String, Value)>,
+    /// The token that the template writes for an image.
+    image_token: Option<u32>,
+    /// The effort by which vLLM has the template leave out thinking, found when it is first asked for.
+    no_effort: OnceLock<&'static str>,
     notes: Vec<String>,
+}
+
+/// Efforts of reasoning that clients of Messages can ask for.
+const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
+
+/// A number that no other prompter has.
+fn next_id() -> u64 {
+    static IDS: AtomicU64 = AtomicU64::new(0);
+    IDS.fetch_add(1, Relaxed)
 }
 
 /// The text of a prompt, and what else is known about it.
@@ -81,7 +99,7 @@ struct Text<'a> {
 }
 
 impl Prompter {
-    /// One that reads a model's tokenizer and chat templates.
+    /// Makes a prompter with a model's tokenizer and chat templates, read from files.
     ///
     /// `path` is a directory with `tokenizer.json` as models have it, or that file; chat templates and the names of
     /// special tokens are read from the files beside it.
@@ -97,14 +115,15 @@ impl Prompter {
         let (tokenizer, note) = Tokenizer::open(&files.tokenizer, made.options.library, made.options.cache_bytes)?;
         made.notes.extend(note);
         if made.options.chat_template.is_none() {
-            made.template = made.compiled(&files, DEFAULT);
-            made.with_tools = made.compiled(&files, WITH_TOOLS);
+            made.template = made.compiled(&files, DEFAULT).map(Arc::new);
+            made.with_tools = made.compiled(&files, WITH_TOOLS).map(Arc::new);
         }
-        made.tokenizer = Some(tokenizer);
+        made.tokenizer = Some(Arc::new(tokenizer));
+        made.image_token = files.image_token;
         Ok(made)
     }
 
-    /// One that takes prompts that are given as tokens, and has the text of others.
+    /// Makes a prompter that takes prompts that are given as tokens, and has the text of others.
     ///
     /// # Errors
     ///
@@ -128,9 +147,35 @@ impl Prompter {
         };
         let given = options.chat_template.as_deref();
         let template = given.map(|source| ChatTemplate::new(source, special_tokens.to_vec())).transpose()?;
-        static IDS: AtomicU64 = AtomicU64::new(0);
-        let id = IDS.fetch_add(1, Relaxed);
-        Ok(Self { id, options, tokenizer: None, template, with_tools: None, template_kwargs, notes: Vec::new() })
+        let template = template.map(Arc::new);
+        let id = next_id();
+        Ok(Self {
+            id,
+            options,
+            tokenizer: None,
+            template,
+            with_tools: None,
+            template_kwargs,
+            image_token: None,
+            no_effort: OnceLock::new(),
+            notes: Vec::new(),
+        })
+    }
+
+    /// A prompter with the same tokenizer and templates that prepares chats in another way.
+    #[must_use]
+    pub fn with_dialect(&self, dialect: Dialect) -> Self {
+        Self {
+            id: next_id(),
+            options: Options { dialect, ..self.options.clone() },
+            tokenizer: self.tokenizer.clone(),
+            template: self.template.clone(),
+            with_tools: self.with_tools.clone(),
+            template_kwargs: self.template_kwargs.clone(),
+            image_token: self.image_token,
+            no_effort: OnceLock::new(),
+            notes: Vec::new(),
+        }
     }
 
     fn compiled(&mut self, files: &Files, name: &str) -> Option<ChatTemplate> {
@@ -144,19 +189,26 @@ impl Prompter {
         }
     }
 
-    /// What is not as it could be: a chat template that cannot be used, a tokenizer that is not as quick as others.
+    /// Returns notes on what is not as it could be: a chat template that cannot be used, a tokenizer that is not as
+    /// quick as others.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// Whether text can be turned into tokens.
+    /// True if text can be turned into tokens.
     #[must_use]
     pub fn has_tokenizer(&self) -> bool {
         self.tokenizer.is_some()
     }
 
-    /// Whether chats can be turned into text.
+    /// True if the quick tokenizer library makes the tokens, if any are made.
+    #[must_use]
+    pub fn is_quick(&self) -> bool {
+        self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
+    }
+
+    /// True if chats can be turned into text.
     #[must_use]
     pub fn has_template(&self) -> bool {
         self.template.is_some()
@@ -164,28 +216,35 @@ impl Prompter {
 
     /// The tokens of a request's prompt.
     #[must_use]
-    pub fn prompt(&self, request: &Request<'_>) -> Prompted {
+    pub fn prompt(&self, request: &Request<'_>) -> PromptTokens {
         self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
     }
 
-    /// The same of a request whose first messages may be known, and what is worth to be kept of it. None: what is known
-    /// is of no use here, and the request has to be parsed with all of its messages.
-    pub(crate) fn after(&self, request: &Request<'_>, before: Option<&Before>) -> Option<(Prompted, Option<Made>)> {
+    /// The tokens of a request's prompt, where its first messages may be known, and what is worth to be kept of it.
+    /// None: what is known is of no use here, and the request has to be parsed with all of its messages.
+    pub(crate) fn after(
+        &self,
+        request: &Request<'_>,
+        before: Option<&Before>,
+    ) -> Option<(PromptTokens, Option<NewTurn>)> {
         let mut kept = None;
         let made = match request.given() {
-            Ok(Given::Tokens { first, prompts }) => Ok(whole(first, prompts, request)),
-            Ok(Given::Text { first, prompts }) => {
-                let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
-                Ok(self.tokens(Text { text: first, prompts, add_special_tokens, cut: None }, request))
+            Ok(BodyPrompt::Tokens { first, prompts }) => {
+                Ok(PromptTokens { is_plain: true, ..whole(first, prompts, request) })
             }
-            Ok(Given::Chat) => self.chat(request, before, &mut kept)?,
+            Ok(BodyPrompt::Text { first, prompts }) => {
+                let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
+                let made = self.tokens(Text { text: first, prompts, add_special_tokens, cut: None }, request);
+                Ok(PromptTokens { is_plain: true, ..made })
+            }
+            Ok(BodyPrompt::Chat) => self.chat(request, before, &mut kept, true)?,
             Err(why_not) => Err(why_not),
         };
-        let mut made = made.unwrap_or_else(|why_not| Prompted {
+        let mut made = made.unwrap_or_else(|why_not| PromptTokens {
             prompt_tokens: estimate(request.body_len()),
             prompts: 1,
             why_not: Some(why_not),
-            ..Prompted::default()
+            ..PromptTokens::default()
         });
         if made.why_not.is_some_and(WhyNot::may_have_media)
             && let Some(media) = request.media()
@@ -201,21 +260,36 @@ impl Prompter {
         &self,
         request: &Request<'_>,
         before: Option<&Before>,
-        kept: &mut Option<Made>,
-    ) -> Option<Result<Prompted, WhyNot>> {
+        kept: &mut Option<NewTurn>,
+        keeps_images: bool,
+    ) -> Option<Result<PromptTokens, WhyNot>> {
         let known = match before {
             Some(before) if before.turn.prompter != self.id => return None,
-            Some(before) => &before.turn.messages[..before.count],
+            Some(before) => before.messages(),
             None => &[],
         };
-        let chat = match Chat::of(request, &self.template_kwargs, self.options.engine, known) {
+        let dialect = self.options.dialect;
+        // Older vLLM and SGLang try the template without tools alone.
+        let with_tools = self.with_tools.as_ref().filter(|_| matches!(dialect, Dialect::Vllm31 | Dialect::Vllm32));
+        let merges_system = self.template.iter().chain(with_tools).any(|template| template.merges_system(dialect));
+        let no_effort = || *self.no_effort.get_or_init(|| self.tried_no_effort());
+        let toggle = self.template.as_ref().and_then(|template| template.toggle);
+        let thinks = Thinks { no_effort: &no_effort, toggle };
+        let habits = Habits { defaults: &self.template_kwargs, dialect, merges_system, thinks };
+        let mut chat = match Chat::of(request, &habits, known) {
             Ok(chat) => chat,
             Err(why_not) => return Some(Err(why_not)),
         };
+        let is_apart = chat.is_apart;
+        let plain_messages = match before {
+            Some(before) if before.turn.plain < known.len() => before.turn.plain,
+            _ => known.len() + chat.plain,
+        };
+        let is_plain = chat.is_plain(plain_messages);
         let template =
             if chat.has_tools() { self.with_tools.as_ref().or(self.template.as_ref()) } else { self.template.as_ref() };
         let fits = |before: &Before| {
-            template.is_some_and(|template| template.as_parts == before.turn.as_parts) && chat.can_follow()
+            template.is_some_and(|template| template.as_parts == before.turn.as_parts) && chat.can_follow() && is_apart
         };
         if before.is_some_and(|before| !fits(before)) {
             return None;
@@ -224,44 +298,113 @@ impl Prompter {
             let (text, cut) = chat.words();
             let why_not = if self.tokenizer.is_some() { WhyNot::NoTemplate } else { WhyNot::NoTokenizer };
             let why_not = Some(cut.unwrap_or(why_not));
-            return Some(Ok(self.without_tokens(text.into(), 1, why_not, request)));
+            return Some(Ok(PromptTokens { is_plain, ..self.without_tokens(text.into(), 1, why_not, request) }));
         };
+        // Of a content that is a string, vLLM makes a list for such a template, and SGLang does not.
+        let is_plain = is_plain && !template.as_parts;
+        let image = self.image_token.filter(|_| keeps_images && template.as_parts && self.can_have_images(request));
+        let images = image.map(|token| (token, chat.images())).filter(|(_, count)| *count > 0);
+        chat.keeps_images = images.is_some();
+        let first = chat.begin(template.as_parts);
         let nothing = Rope::default();
         let earlier = match before {
             None => Earlier { text: &nothing, begins: &[], known: 0 },
-            Some(Before { turn, count }) => {
-                let known = if turn.around.is_of(&request.parts) { *count } else { 0 };
+            Some(Before { turn, .. }) => {
+                let is_same = turn.first == first && turn.around.is_of(&request.parts);
+                let known = if is_same { known.len() + first.iter().len() } else { 0 };
                 Earlier { text: &turn.text, begins: &turn.begins, known }
             }
         };
-        let Rendered { text, same, begins, cut, messages, ends } = match chat.render(template, earlier) {
+        let ChatText { text, same, begins, cut, mut messages, ends } = match chat.render(template, earlier) {
             Ok(rendered) => rendered,
+            Err(_) if images.is_some() => return self.chat(request, before, kept, false),
             Err(why_not) => return Some(Err(why_not)),
         };
         // A chat's template writes the special tokens.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
         let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
         let string = || String::from_utf8(text.to_vec()).unwrap_or_default();
+        if images.is_some() && !plain {
+            return self.chat(request, before, kept, false);
+        }
         let Some(tokenizer) = self.tokenizer.as_ref().filter(|_| plain) else {
             return Some(Ok(self.tokens(Text { text: string().into(), prompts: 1, add_special_tokens, cut }, request)));
         };
         let tokens = match before {
             Some(Before { turn, .. }) => tokenizer.encode_next(&text, same, &turn.tokens),
-            None => tokenizer.encode(&string(), false),
+            None => std::str::from_utf8(&text.flat()).ok().and_then(|text| tokenizer.encode(text, false)),
         };
         let Some(tokens) = tokens else {
             return Some(Ok(self.without_tokens(string().into(), 1, Some(WhyNot::NoTokenizer), request)));
         };
-        let mut made = whole(tokens.ids.clone(), 1, request);
+        if let Some((image, count)) = images {
+            let Some(placeholders) = Placeholders::of(tokens.ids.to_vec(), image, count) else {
+                return self.chat(request, before, kept, false);
+            };
+            let known: Rope<u32> = placeholders.tokens[..placeholders.places[0]].to_vec().into();
+            return Some(Ok(PromptTokens {
+                is_plain,
+                tokens: known.into(),
+                prompts: 1,
+                why_not: Some(WhyNot::Image),
+                placeholders: Some(placeholders),
+                ..PromptTokens::default()
+            }));
+        }
+        let mut made = PromptTokens { is_plain, ..whole(tokens.ids.clone(), 1, request) };
         if self.options.text {
             made.text = string();
         }
+        if !is_apart {
+            return Some(Ok(made));
+        }
+        if first.is_some() {
+            messages.remove(0);
+        }
         let around = Around::of(&request.parts);
-        *kept = Some(Made { as_parts: template.as_parts, around, ends, begins, messages, text, tokens });
+        *kept = Some(NewTurn {
+            first,
+            as_parts: template.as_parts,
+            plain: plain_messages,
+            around,
+            ends,
+            begins,
+            messages,
+            text,
+            tokens,
+        });
         Some(Ok(made))
     }
 
-    fn tokens(&self, given: Text<'_>, request: &Request<'_>) -> Prompted {
+    /// True if the engine has a token for each image of a request, and nothing is cut off its prompt.
+    fn can_have_images(&self, request: &Request<'_>) -> bool {
+        self.options.images
+            && self.options.dialect.is_vllm()
+            && request.endpoint == Endpoint::Chat
+            && !is_there(request.parts.truncate_prompt_tokens)
+    }
+
+    /// The effort by which vLLM has the template leave out thinking: `none`, or `low` if the template refuses that or
+    /// makes of it what it makes of another effort.
+    fn tried_no_effort(&self) -> &'static str {
+        let text = |effort: &'static str| {
+            let thinks = Thinks { no_effort: &|| "none", toggle: None };
+            let habits =
+                Habits { defaults: &self.template_kwargs, dialect: self.options.dialect, merges_system: false, thinks };
+            let body =
+                format!(r#"{{"messages": [{{"role": "user", "content": "Hi"}}], "reasoning_effort": "{effort}"}}"#);
+            let request = Request::parse(Endpoint::Chat, body.as_bytes()).ok()?;
+            let earlier = Earlier { text: &Rope::default(), begins: &[], known: 0 };
+            let chat = Chat::of(&request, &habits, &[]).ok()?;
+            Some(chat.render(self.template.as_ref()?, earlier).ok()?.text.to_vec())
+        };
+        match text("none") {
+            Some(none) if !EFFORTS.iter().any(|effort| text(effort).as_ref() == Some(&none)) => "none",
+            _ => "low",
+        }
+    }
+
+    fn tokens(&self, given: Text<'_>, request: &Request<'_>) -> PromptTokens {
         let Text { text, prompts, add_special_tokens, cut } = given;
         let Some(tokenizer) = &self.tokenizer else {
             return self.without_tokens(text, prompts, Some(cut.unwrap_or(WhyNot::NoTokenizer)), request);
@@ -269,7 +412,7 @@ impl Prompter {
         if text.len() > self.options.max_bytes {
             return self.without_tokens(text, prompts, Some(WhyNot::TooLong), request);
         }
-        let Some(Tokenized { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
+        let Some(TextTokens { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
             return self.without_tokens(text, prompts, Some(WhyNot::NoTokenizer), request);
         };
         let mut made = whole(ids, prompts, request);
@@ -288,9 +431,15 @@ impl Prompter {
         prompts: u32,
         why_not: Option<WhyNot>,
         request: &Request<'_>,
-    ) -> Prompted {
+    ) -> PromptTokens {
         let bytes = if request.endpoint == Endpoint::Completions { text.len() } else { request.body_len() };
-        Prompted { prompt_tokens: estimate(bytes), prompts, why_not, text: self.kept(text), ..Prompted::default() }
+        PromptTokens {
+            prompt_tokens: estimate(bytes),
+            prompts,
+            why_not,
+            text: self.kept(text),
+            ..PromptTokens::default()
+        }
     }
 
     fn kept(&self, text: Cow<'_, str>) -> String {
@@ -299,13 +448,13 @@ impl Prompter {
 }
 
 /// All of a prompt's tokens, but for those that the request has the engine cut off.
-fn whole(tokens: impl Into<Rope<u32>>, prompts: u32, request: &Request<'_>) -> Prompted {
+fn whole(tokens: impl Into<Rope<u32>>, prompts: u32, request: &Request<'_>) -> PromptTokens {
     let mut tokens = tokens.into();
     if let Some(most) = read::<usize>(request.parts.truncate_prompt_tokens) {
         tokens = tokens.after(tokens.len().saturating_sub(most)).into();
     }
     let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-    Prompted { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..Prompted::default() }
+    PromptTokens { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..PromptTokens::default() }
 }
 
 /// Tokens that so many bytes of text may be.

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-/// What `str(value)` is.
+/// Returns a value as Python's `str(value)` does.
 pub(crate) fn text(value: &Value) -> String {
     match value.kind() {
         ValueKind::Undefined => String::new(),
@@ -18,7 +18,7 @@ pub(crate) fn text(value: &Value) -> String {
     }
 }
 
-/// What `repr(value)` is.
+/// Writes a value as Python's `repr(value)` does.
 fn repr_into(value: &Value, out: &mut String) {
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
@@ -109,18 +109,18 @@ fn number_into(value: &Value, out: &mut String) {
     }
 }
 
-/// How `json.dumps` is to write.
+/// Options for writing as Python's `json.dumps` does.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// What stands before a line, for each level; all on one line if none.
+    /// The indentation of a line, for each level; all on one line if none.
     pub(crate) indent: Option<String>,
-    /// What stands between items.
+    /// The separator between items.
     pub(crate) comma: String,
-    /// What stands between a key and its value.
+    /// The separator between a key and its value.
     pub(crate) colon: String,
-    /// Whether characters beyond ASCII are escaped.
+    /// True if characters beyond ASCII are escaped.
     pub(crate) ascii: bool,
-    /// Whether keys are sorted.
+    /// True if keys are sorted.
     pub(crate) sort: bool,
 }
 

@@ -3,32 +3,33 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use serde::de::{self, Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::endpoint::Endpoint;
+pub(crate) use crate::json_string::{Key, string};
 use crate::media::Media;
 use crate::why_not::WhyNot;
 
-/// What routing needs of a body. Large parts stay where they are in it until they are asked for.
+/// The parts of a body that routing needs. Large parts stay where they are in it until they are asked for.
 ///
 /// Values of a type that no engine takes are as if they were not there: the engine refuses such a request itself.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
-    /// What it is for.
+    /// The endpoint that the request is for.
     pub endpoint: Endpoint,
     /// The model, as the body names it: it may be the name of an adapter.
     pub model: Option<Cow<'a, str>>,
-    /// Whether the answer is to come token by token.
+    /// True if the answer is to come token by token.
     pub stream: bool,
-    /// Whether a streamed answer ends with a count of tokens (`stream_options.include_usage`).
+    /// True if a streamed answer ends with a count of tokens (`stream_options.include_usage`).
     pub include_usage: bool,
-    /// Whether it has any `stream_options`.
+    /// True if the request has any `stream_options`.
     pub has_stream_options: bool,
-    /// Whether the engine computes all of the prompt, whatever is in its cache, as it is asked for what it only knows
-    /// after that: `prompt_logprobs`; `echo`, with log probabilities; `logprob_start_len` of SGLang's.
-    pub skips_cache: bool,
-    /// How many answers it wants: the larger of `n` and `best_of`, at least 1.
+    /// True of the engines that compute all of the prompt, whatever is in their cache, as they are asked for what they
+    /// only know after that.
+    pub(crate) skips: Skips,
+    /// Number of answers that the request wants: the larger of `n` and `best_of`, at least 1.
     pub answers: u32,
     /// The most tokens that an answer may have.
     pub max_tokens: Option<u32>,
@@ -36,13 +37,43 @@ pub struct Request<'a> {
     pub priority: i32,
     /// `cache_salt`: prompts with different ones share no blocks.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// What it belongs to: `session_id`, else `prompt_cache_key`, else `user`.
-    pub session: Option<Cow<'a, str>>,
+    /// The answer that the request goes on from (`previous_response_id`).
+    pub previous_response: Option<Cow<'a, str>>,
+    /// True if the engine works on after its answer, which only says that it has begun.
+    pub in_background: bool,
+    /// The fields that may name the session that the request belongs to.
+    pub session: SessionFields<'a>,
     pub(crate) parts: Parts<'a>,
-    /// What was parsed.
+    /// The bytes that were parsed.
     pub(crate) body: &'a [u8],
     /// Bytes of the body, of which messages that are known were not parsed.
     pub(crate) body_len: usize,
+}
+
+/// The engines that do not read their cache for a request.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Skips {
+    pub(crate) vllm: bool,
+    pub(crate) sglang: bool,
+}
+
+/// The fields of a body that may name the request's session, as they stand there: each client has its own.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SessionFields<'a> {
+    /// `session_id`.
+    pub session_id: Option<&'a RawValue>,
+    /// `session_params`, of SGLang.
+    pub session_params: Option<&'a RawValue>,
+    /// `agentic_context`, which engines take within `vllm_xargs`.
+    pub agentic_context: Option<&'a RawValue>,
+    /// `vllm_xargs`.
+    pub vllm_xargs: Option<&'a RawValue>,
+    /// `nvext`, of Dynamo.
+    pub nvext: Option<&'a RawValue>,
+    /// `metadata`.
+    pub metadata: Option<&'a RawValue>,
+    /// `prompt_cache_key`.
+    pub prompt_cache_key: Option<&'a RawValue>,
 }
 
 /// Parts of a body as they stand there.
@@ -65,12 +96,15 @@ pub(crate) struct Parts<'a> {
     pub(crate) continue_final_message: Option<&'a RawValue>,
     pub(crate) add_special_tokens: Option<&'a RawValue>,
     pub(crate) reasoning_effort: Option<&'a RawValue>,
+    pub(crate) reasoning: Option<&'a RawValue>,
+    pub(crate) thinking: Option<&'a RawValue>,
+    pub(crate) output_config: Option<&'a RawValue>,
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
 }
 
 /// A prompt as the body gives it.
 #[derive(Debug)]
-pub(crate) enum Given<'a> {
+pub(crate) enum BodyPrompt<'a> {
     /// Token ids; of a list of such prompts the first.
     Tokens { first: Vec<u32>, prompts: u32 },
     /// Text; of a list of texts the first.
@@ -80,7 +114,7 @@ pub(crate) enum Given<'a> {
 }
 
 impl<'a> Request<'a> {
-    /// Read a body.
+    /// Reads a body.
     ///
     /// # Errors
     ///
@@ -89,19 +123,20 @@ impl<'a> Request<'a> {
         let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| WhyNot::NotJson)?;
         let answers = [fields.n, fields.best_of].into_iter().filter_map(read::<u32>).max().unwrap_or(1).max(1);
         let limits = [fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens];
-        let sessions = [fields.session_id, fields.prompt_cache_key, fields.user];
         Ok(Self {
             endpoint,
             model: text(fields.model),
             stream: read(fields.stream).unwrap_or(false),
             include_usage: read::<StreamOptions>(fields.stream_options).is_some_and(|options| options.include_usage),
             has_stream_options: fields.stream_options.is_some(),
-            skips_cache: fields.skips_cache(endpoint),
+            skips: fields.skips(endpoint),
             answers,
             max_tokens: limits.into_iter().find_map(read::<u32>),
             priority: read(fields.priority).unwrap_or(0),
             cache_salt: text(fields.cache_salt).filter(|salt| !salt.is_empty()),
-            session: sessions.into_iter().find_map(text).filter(|session| !session.is_empty()),
+            previous_response: text(fields.parts.previous_response_id),
+            in_background: read(fields.background).unwrap_or(false),
+            session: fields.session,
             parts: fields.parts,
             body,
             body_len: body.len(),
@@ -114,7 +149,7 @@ impl<'a> Request<'a> {
         self.body_len
     }
 
-    /// What of the body is not text; none if all of it is.
+    /// Returns the parts of the body that are not text; none if all of it is.
     #[must_use]
     pub fn media(&self) -> Option<Media> {
         let media = Media::of(self.body)?;
@@ -122,13 +157,18 @@ impl<'a> Request<'a> {
         Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
+    /// The list of what was said: messages, or items.
+    pub(crate) fn list(&self) -> Option<&'a RawValue> {
+        if self.endpoint == Endpoint::Responses { self.parts.input } else { self.parts.messages }
+    }
+
     /// The prompt, or that it is made of messages.
-    pub(crate) fn given(&self) -> Result<Given<'a>, WhyNot> {
+    pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, WhyNot> {
         let parts = &self.parts;
         match self.endpoint {
-            Endpoint::Chat | Endpoint::Messages => parts.messages.map(|_| Given::Chat).ok_or(WhyNot::NoPrompt),
-            Endpoint::Responses => parts.input.map(|_| Given::Chat).ok_or(WhyNot::NoPrompt),
-            Endpoint::Embeddings if parts.messages.is_some() => Ok(Given::Chat),
+            Endpoint::Chat | Endpoint::Messages => parts.messages.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
+            Endpoint::Responses => parts.input.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
+            Endpoint::Embeddings if parts.messages.is_some() => Ok(BodyPrompt::Chat),
             Endpoint::Embeddings => prompt(parts.input),
             Endpoint::Completions if is_there(parts.prompt_embeds) => Err(WhyNot::Embeds),
             Endpoint::Completions => prompt(parts.prompt),
@@ -137,22 +177,22 @@ impl<'a> Request<'a> {
 }
 
 /// A string, a list of token ids, or a list of either.
-fn prompt(raw: Option<&RawValue>) -> Result<Given<'_>, WhyNot> {
+fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, WhyNot> {
     let raw = raw.ok_or(WhyNot::NoPrompt)?.get();
     if raw.starts_with('"') {
-        return Ok(Given::Text { first: string(raw).ok_or(WhyNot::NoPrompt)?, prompts: 1 });
+        return Ok(BodyPrompt::Text { first: string(raw).ok_or(WhyNot::NoPrompt)?, prompts: 1 });
     }
     if let Ok(first) = serde_json::from_str::<Vec<u32>>(raw) {
-        return if first.is_empty() { Err(WhyNot::NoPrompt) } else { Ok(Given::Tokens { first, prompts: 1 }) };
+        return if first.is_empty() { Err(WhyNot::NoPrompt) } else { Ok(BodyPrompt::Tokens { first, prompts: 1 }) };
     }
     let list: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| WhyNot::NoPrompt)?;
     let prompts = u32::try_from(list.len()).unwrap_or(u32::MAX);
     let first = list.first().ok_or(WhyNot::NoPrompt)?.get();
     if first.starts_with('"') {
-        return Ok(Given::Text { first: string(first).ok_or(WhyNot::NoPrompt)?, prompts });
+        return Ok(BodyPrompt::Text { first: string(first).ok_or(WhyNot::NoPrompt)?, prompts });
     }
     match serde_json::from_str::<Vec<u32>>(first) {
-        Ok(first) if !first.is_empty() => Ok(Given::Tokens { first, prompts }),
+        Ok(first) if !first.is_empty() => Ok(BodyPrompt::Tokens { first, prompts }),
         _ => Err(WhyNot::NoPrompt),
     }
 }
@@ -162,7 +202,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// Whether a value is there and not null.
+/// True if a value is there and not null.
 pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
 }
@@ -170,11 +210,6 @@ pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
 /// A string, borrowed from the body if it has no escapes.
 fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
-}
-
-/// A JSON string's text, where it stands if it has no escapes.
-pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
-    serde_json::from_str(json).ok().map(|Key(text)| text)
 }
 
 #[derive(serde::Deserialize)]
@@ -196,36 +231,43 @@ struct Fields<'a> {
     max_output_tokens: Option<&'a RawValue>,
     priority: Option<&'a RawValue>,
     cache_salt: Option<&'a RawValue>,
-    session_id: Option<&'a RawValue>,
-    prompt_cache_key: Option<&'a RawValue>,
-    user: Option<&'a RawValue>,
     prompt_logprobs: Option<&'a RawValue>,
     echo: Option<&'a RawValue>,
     logprobs: Option<&'a RawValue>,
     top_logprobs: Option<&'a RawValue>,
-    return_logprob: Option<&'a RawValue>,
-    logprob_start_len: Option<&'a RawValue>,
     task: Option<&'a RawValue>,
+    background: Option<&'a RawValue>,
+    session: SessionFields<'a>,
     parts: Parts<'a>,
 }
 
 impl<'a> Fields<'a> {
-    fn skips_cache(&self, endpoint: Endpoint) -> bool {
-        let is_true = |raw| read::<bool>(raw).unwrap_or(false);
-        let echoes = is_true(self.echo)
-            && match endpoint {
-                // vLLM has `top_logprobs` there, which is 0 unless it is null.
-                Endpoint::Chat => self.top_logprobs.is_none_or(|raw| raw.get() != "null"),
-                _ => is_there(self.logprobs) && self.logprobs.is_some_and(|raw| raw.get() != "false"),
-            };
-        let scores = is_true(self.return_logprob) && read::<i64>(self.logprob_start_len).is_some_and(|from| from >= 0);
-        // A vector for each token, of which none may be missing.
-        let by_token = text(self.task).is_some_and(|task| matches!(&*task, "token_embed" | "token_classify"));
-        is_there(self.prompt_logprobs) || echoes || scores || by_token
+    /// Since vLLM 0.11 (`skip_reading_prefix_cache`) and SGLang 0.5 (`logprob_start_len`), each on its own endpoints: other
+    /// fields are ignored there.
+    fn skips(&self, endpoint: Endpoint) -> Skips {
+        let echoes = read::<bool>(self.echo).unwrap_or(false);
+        match endpoint {
+            // vLLM takes `top_logprobs` for an echo, which is 0 unless it is null.
+            Endpoint::Chat => Skips {
+                vllm: is_there(self.prompt_logprobs)
+                    || echoes && self.top_logprobs.is_none_or(|raw| raw.get() != "null"),
+                sglang: false,
+            },
+            Endpoint::Completions => Skips {
+                vllm: is_there(self.prompt_logprobs) || echoes && is_there(self.logprobs),
+                sglang: echoes && read::<i64>(self.logprobs).is_some_and(|most| most != 0),
+            },
+            // A vector for each token, of which none may be missing.
+            Endpoint::Embeddings => {
+                let by_token = |task: Cow<'_, str>| matches!(&*task, "token_embed" | "token_classify");
+                Skips { vllm: text(self.task).is_some_and(by_token), sglang: false }
+            }
+            Endpoint::Responses | Endpoint::Messages => Skips::default(),
+        }
     }
 
     fn slot(&mut self, key: &str) -> Option<&mut Option<&'a RawValue>> {
-        let parts = &mut self.parts;
+        let (parts, session) = (&mut self.parts, &mut self.session);
         Some(match key {
             "model" => &mut self.model,
             "stream" => &mut self.stream,
@@ -237,16 +279,19 @@ impl<'a> Fields<'a> {
             "max_output_tokens" => &mut self.max_output_tokens,
             "priority" => &mut self.priority,
             "cache_salt" => &mut self.cache_salt,
-            "session_id" => &mut self.session_id,
-            "prompt_cache_key" => &mut self.prompt_cache_key,
-            "user" => &mut self.user,
+            "session_id" => &mut session.session_id,
+            "session_params" => &mut session.session_params,
+            "agentic_context" => &mut session.agentic_context,
+            "vllm_xargs" => &mut session.vllm_xargs,
+            "nvext" => &mut session.nvext,
+            "metadata" => &mut session.metadata,
+            "prompt_cache_key" => &mut session.prompt_cache_key,
             "prompt_logprobs" => &mut self.prompt_logprobs,
             "echo" => &mut self.echo,
             "logprobs" => &mut self.logprobs,
             "top_logprobs" => &mut self.top_logprobs,
-            "return_logprob" => &mut self.return_logprob,
-            "logprob_start_len" => &mut self.logprob_start_len,
             "task" => &mut self.task,
+            "background" => &mut self.background,
             "prompt" => &mut parts.prompt,
             "prompt_embeds" => &mut parts.prompt_embeds,
             "messages" => &mut parts.messages,
@@ -264,6 +309,9 @@ impl<'a> Fields<'a> {
             "continue_final_message" => &mut parts.continue_final_message,
             "add_special_tokens" => &mut parts.add_special_tokens,
             "reasoning_effort" => &mut parts.reasoning_effort,
+            "reasoning" => &mut parts.reasoning,
+            "thinking" => &mut parts.thinking,
+            "output_config" => &mut parts.output_config,
             "truncate_prompt_tokens" => &mut parts.truncate_prompt_tokens,
             _ => return None,
         })
@@ -296,32 +344,5 @@ impl<'de> Deserialize<'de> for Fields<'de> {
         }
 
         deserializer.deserialize_map(Object)
-    }
-}
-
-/// A key or another string, borrowed if it has no escapes.
-pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Text;
-
-        impl<'de> Visitor<'de> for Text {
-            type Value = Key<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a string")
-            }
-
-            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Borrowed(text)))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Owned(text.to_owned())))
-            }
-        }
-
-        deserializer.deserialize_str(Text)
     }
 }

@@ -1,5 +1,6 @@
 //! A sequence in pieces that several sequences share: one that goes on from another costs what is new in it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 /// More pieces are joined to one.
@@ -40,7 +41,7 @@ impl<T> From<Vec<T>> for Rope<T> {
 }
 
 impl<T: Copy + PartialEq> Rope<T> {
-    /// How many items there are.
+    /// Number of items.
     pub(crate) fn len(&self) -> usize {
         self.length
     }
@@ -48,6 +49,15 @@ impl<T: Copy + PartialEq> Rope<T> {
     /// The pieces, in order.
     pub(crate) fn pieces(&self) -> impl Iterator<Item = &[T]> {
         self.pieces.iter().map(Piece::get)
+    }
+
+    /// All items in one place: where they are, if they are in one piece.
+    pub(crate) fn flat(&self) -> Cow<'_, [T]> {
+        match self.pieces.as_slice() {
+            [] => Cow::Borrowed(&[]),
+            [all] => Cow::Borrowed(all.get()),
+            _ => Cow::Owned(self.to_vec()),
+        }
     }
 
     /// All items in one place.
@@ -74,7 +84,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         self.followed_by_vec(length, || by.to_vec(), by.len())
     }
 
-    /// The same, of items that need no copy.
+    /// The first `length` items of this one, and then these, which need no copy.
     pub(crate) fn followed_by(&self, length: usize, by: Vec<T>) -> Self {
         let count = by.len();
         self.followed_by_vec(length, || by, count)
@@ -106,7 +116,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         made
     }
 
-    /// How many of `items` are those from the item with this number on.
+    /// Returns how many of `items` are the same as those of the rope from number `from` on.
     pub(crate) fn common(&self, from: usize, items: &[T]) -> usize {
         let (mut skip, mut same) = (from, 0);
         for piece in self.pieces() {
@@ -132,7 +142,7 @@ impl<T: Copy + PartialEq> Rope<T> {
     }
 }
 
-/// How many items two slices have in common from their beginning.
+/// Returns how many items two slices have in common from their beginning.
 pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
     /// Items that are compared at once.
     const COMPARED: usize = 1024;
@@ -161,6 +171,7 @@ mod tests {
             let right = [&right[..length], &new].concat();
             assert_eq!((rope.len(), rope.to_vec()), (right.len(), right.clone()));
             assert_eq!(rope.after(length), right[length..]);
+            assert_eq!(*rope.flat(), *right);
             assert!(rope.pieces.len() <= MOST && rope.bytes() >= rope.len());
             assert!(rope.pieces.iter().all(|piece| piece.length > 0 && piece.length * 2 >= piece.items.len()));
             let from = below(right.len() + 1);

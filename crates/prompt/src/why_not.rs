@@ -1,6 +1,7 @@
-//! Why a prompt has no tokens here.
+//! The reasons why a prompt has no tokens here.
 
-/// Why a prompt was not turned into tokens, or not all of it. The words stay the same from release to release.
+/// The reason why a prompt was not turned into tokens, or not all of it. The words stay the same from release to
+/// release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum WhyNot {
@@ -43,7 +44,7 @@ pub enum WhyNot {
     /// The prompt goes on from an answer that the engine keeps (`previous_response_id`, `conversation`).
     #[error("the prompt continues an answer that an engine keeps")]
     Stored,
-    /// It has items of a kind whose text is not known here.
+    /// The prompt has items of a kind whose text is not known here.
     #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
     /// The prompt is longer than the option allows to be turned into tokens here.
@@ -59,7 +60,7 @@ pub enum WhyNot {
 }
 
 impl WhyNot {
-    /// All of them, in order, for metrics that begin at zero.
+    /// All reasons, in order, for metrics that begin at zero.
     pub const ALL: [Self; 17] = [
         Self::NotJson,
         Self::NoPrompt,

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvatlas_prompt::{Endpoint, Engine, Library, Options, Prompted, Prompter, Request, WhyNot};
+use kvatlas_prompt::{Dialect, Endpoint, Library, Options, PromptTokens, Prompter, Request, WhyNot};
 
 fn model(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -12,7 +12,7 @@ fn open(name: &str) -> Prompter {
     Prompter::open(model(name), Options { text: true, ..Options::default() }).unwrap()
 }
 
-fn ask(prompter: &Prompter, endpoint: Endpoint, body: &str) -> Prompted {
+fn ask(prompter: &Prompter, endpoint: Endpoint, body: &str) -> PromptTokens {
     prompter.prompt(&Request::parse(endpoint, body.as_bytes()).unwrap())
 }
 
@@ -100,16 +100,16 @@ fn tools_of_all_kinds_are_those_of_a_chat() {
             {"role": "assistant", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": "{\"a\": 1}"}}]},
             {"role": "tool", "tool_call_id": "1", "content": "r"}
         ],
-        "tools": [{"type": "function", "function": {"parameters": {"b": 2}, "name": "f"}}]
+        "tools": [{"type": "function", "function": {"parameters": {"type": "object"}, "name": "f"}}]
     }"#;
     let expected = concat!(
         r#"{"role": "user", "content": "q"}"#,
         "\n",
-        r#"{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "type": "function", "function": {"name": "f", "arguments": {"a": 1}}}]}"#,
+        r#"{"role": "assistant", "content": "", "tool_calls": [{"id": "1", "function": {"arguments": {"a": 1}, "name": "f"}, "type": "function"}]}"#,
         "\n",
         r#"{"role": "tool", "content": "r", "tool_call_id": "1"}"#,
         "\n",
-        r#"[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"b": 2}}}]"#,
+        r#"[{"type": "function", "function": {"name": "f", "description": null, "parameters": {"type": "object"}}}]"#,
     );
     assert_eq!(text(&prompter, Endpoint::Chat, chat), expected);
     let responses = r#"{
@@ -118,16 +118,18 @@ fn tools_of_all_kinds_are_those_of_a_chat() {
             {"type": "function_call", "call_id": "1", "name": "f", "arguments": "{\"a\": 1}"},
             {"type": "function_call_output", "call_id": "1", "output": "r"}
         ],
-        "tools": [{"type": "function", "name": "f", "parameters": {"b": 2}}]
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     }"#;
-    assert_eq!(text(&prompter, Endpoint::Responses, responses), expected);
+    // Chats have the fields of calls in the order of their type; calls of Responses are as they are made.
+    let calls = expected.replace(r#"{"arguments": {"a": 1}, "name": "f"}"#, r#"{"name": "f", "arguments": {"a": 1}}"#);
+    assert_eq!(text(&prompter, Endpoint::Responses, responses), calls);
     let messages = r#"{
         "messages": [
             {"role": "user", "content": "q"},
             {"role": "assistant", "content": [{"type": "tool_use", "id": "1", "name": "f", "input": {"a": 1}}]},
             {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "1", "content": [{"type": "text", "text": "r"}]}]}
         ],
-        "tools": [{"name": "f", "input_schema": {"b": 2}}]
+        "tools": [{"name": "f", "input_schema": {"type": "object"}}]
     }"#;
     assert_eq!(text(&prompter, Endpoint::Messages, messages), expected);
 }
@@ -135,13 +137,12 @@ fn tools_of_all_kinds_are_those_of_a_chat() {
 #[test]
 fn chats_of_sglang() {
     let options =
-        Options { chat_template: Some(SHOW.into()), text: true, engine: Engine::Sglang, ..Options::default() };
+        Options { chat_template: Some(SHOW.into()), text: true, dialect: Dialect::Sglang, ..Options::default() };
     let prompter = Prompter::open(model("byte_level"), options).unwrap();
     let body = r#"{"messages": [{"role": "user", "content": ["a", "b"]}],
         "tools": [{"type": "function", "function": {"name": "f", "parameters": {}, "x": 1}}], "tool_choice": "CHOICE"}"#;
     let user = "{\"role\": \"user\", \"content\": \"a b\"}\n";
-    let tool =
-        r#"[{"type": "function", "function": {"description": null, "name": "f", "parameters": {}, "strict": false}}]"#;
+    let tool = r#"[{"type": "function", "function": {"name": "f", "parameters": {}, "description": null}, "defer_loading": null}]"#;
     assert_eq!(text(&prompter, Endpoint::Chat, &body.replace("CHOICE", "auto")), user.to_owned() + tool);
     assert_eq!(text(&prompter, Endpoint::Chat, &body.replace("CHOICE", "none")), user.to_owned() + "null");
 }
@@ -258,12 +259,20 @@ fn what_routing_needs() {
     assert_eq!(request.model.as_deref(), Some("aä"));
     assert!(request.stream && request.include_usage);
     assert_eq!((request.answers, request.max_tokens, request.priority), (5, Some(9), -2));
-    assert_eq!((request.cache_salt.as_deref(), request.session.as_deref()), (Some("s"), Some("i")));
+    let session = request.session.session_id.map(|raw| raw.get());
+    assert_eq!((request.cache_salt.as_deref(), session), (Some("s"), Some(r#""i""#)));
     // What no engine takes is as if it were not there: engines say what is wrong with it.
     let body = r#"{"model": 3, "stream": "yes", "n": -1, "max_tokens": 1.5, "priority": "high", "cache_salt": "", "user": null}"#;
     let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
     assert_eq!((request.model, request.stream, request.answers, request.max_tokens), (None, false, 1, None));
-    assert_eq!((request.priority, request.cache_salt, request.session), (0, None, None));
+    assert_eq!((request.priority, request.cache_salt), (0, None));
+    let of = |body: &'static [u8]| Request::parse(Endpoint::Responses, body).unwrap();
+    let request = of(br#"{"input": "x", "previous_response_id": "resp_1", "background": true}"#);
+    assert_eq!((request.previous_response.as_deref(), request.in_background), (Some("resp_1"), true));
+    for body in [&br#"{"previous_response_id": null}"#[..], b"{}", br#"{"previous_response_id": 5, "background": 1}"#] {
+        let request = of(body);
+        assert_eq!((request.previous_response, request.in_background), (None, false));
+    }
 }
 
 #[test]

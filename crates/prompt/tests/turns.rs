@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
-use kvatlas_prompt::{Endpoint, Options, Prompter, Request, Turns};
+use kvatlas_prompt::{Dialect, Endpoint, Options, Prompter, Request, Turns};
 use serde::Deserialize;
 
 fn data(name: &str) -> PathBuf {
@@ -13,7 +13,7 @@ fn data(name: &str) -> PathBuf {
 }
 
 #[derive(Deserialize)]
-struct Golden {
+struct Samples {
     templates: BTreeMap<String, Family>,
 }
 
@@ -24,7 +24,7 @@ struct Family {
 
 /// Public templates, and some that look at what a next turn changes.
 fn templates() -> Vec<(String, String)> {
-    let golden: Golden = serde_json::from_slice(&std::fs::read(data("templates.json")).unwrap()).unwrap();
+    let golden: Samples = serde_json::from_slice(&std::fs::read(data("templates.json")).unwrap()).unwrap();
     let mut all: Vec<_> = golden.templates.into_iter().map(|(name, family)| (name, family.template)).collect();
     let own = [
         (
@@ -108,6 +108,76 @@ impl Random {
         text
     }
 
+    /// A message of Messages as a client may write it.
+    fn message_of_messages(&mut self, at: usize) -> String {
+        let text = serde_json::to_string(&self.text()).unwrap();
+        let role = ["user", "assistant"][at % 2];
+        match self.below(30) {
+            0 => format!(r#"{{"content":{text},"role":"{role}"}}"#),
+            1..6 => format!(
+                r#"{{"role": "user", "content": [{{"type": "tool_result", "tool_use_id": "c1", "content": {text}}}, {{"type": "text", "text": "{at}"}}]}}"#
+            ),
+            6..11 => format!(
+                r#"{{"role": "assistant", "content": [{{"type": "thinking", "thinking": "so {at}", "signature": "s"}}, {{"type": "text", "text": {text}}}, {{"type": "tool_use", "id": "c1", "name": "f", "input": {{"a": {at}}}}}]}}"#
+            ),
+            11..14 => format!(
+                r#"{{"role": "{role}", "content": [{{"type": "text", "text": {text}, "cache_control": {{"type": "ephemeral"}}}}]}}"#
+            ),
+            14 => format!(r#"{{"role": "system", "content": {text}}}"#),
+            15 => r#"{"role": "user", "content": []}"#.to_owned(),
+            16 => format!(
+                r#"{{"role": "user", "content": [{{"type": "tool_addition", "tool": {{"definition": {{"name": "g{at}", "input_schema": {{}}}}}}}}]}}"#
+            ),
+            17 if self.below(4) == 0 => {
+                r#"{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}"#.to_owned()
+            }
+            18 if self.below(4) == 0 => {
+                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
+            }
+            _ => format!(r#"{{"role": "{role}", "content": {text}}}"#),
+        }
+    }
+
+    /// An item of Responses as a client may write it.
+    fn item(&mut self, at: usize) -> String {
+        let text = serde_json::to_string(&self.text()).unwrap();
+        let role = ["user", "assistant"][at % 2];
+        match self.below(30) {
+            0..4 => format!(r#"{{"type": "function_call_output", "call_id": "c1", "output": {text}}}"#),
+            4..8 => {
+                format!(r#"{{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{{\"a\": {at}}}"}}"#)
+            }
+            8..11 => {
+                format!(r#"{{"type": "reasoning", "summary": [{{"type": "summary_text", "text": {text}}}]}}"#)
+            }
+            11..14 => format!(
+                r#"{{"type": "message", "role": "assistant", "phase": "{}", "content": [{{"type": "output_text", "text": {text}}}]}}"#,
+                ["commentary", "final_answer"][at % 2]
+            ),
+            14 => format!(r#"{{"role": "{}", "content": {text}}}"#, self.one(&["system", "developer"])),
+            15 => format!(r#"{{"role": "assistant", "content": {text}, "status": "in_progress"}}"#),
+            16 => format!(
+                r#"{{"type": "custom_tool_call", "call_id": "c1", "name": "f", "input": {text}}}, {{"type": "custom_tool_call_output", "call_id": "c1", "output": "o"}}"#
+            ),
+            17 => r#"{"role": "assistant", "content": []}"#.to_owned(),
+            18 if self.below(4) == 0 => {
+                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
+            }
+            _ => format!(
+                r#"{{"type": "message", "role": "{role}", "content": [{{"type": "input_text", "text": {text}}}]}}"#
+            ),
+        }
+    }
+
+    /// An item of the list of an endpoint.
+    fn said(&mut self, endpoint: Endpoint, at: usize) -> String {
+        match endpoint {
+            Endpoint::Messages => self.message_of_messages(at),
+            Endpoint::Responses => self.item(at),
+            _ => self.message(at),
+        }
+    }
+
     /// A message as a client may write it.
     fn message(&mut self, at: usize) -> String {
         let text = serde_json::to_string(&self.text()).unwrap();
@@ -137,7 +207,7 @@ impl Random {
     }
 
     /// A body with these messages.
-    fn body(&mut self, messages: &[String]) -> Vec<u8> {
+    fn body(&mut self, endpoint: Endpoint, messages: &[String]) -> Vec<u8> {
         let between = if self.below(8) == 0 { self.one(&[",", " ,\n"]) } else { ", " };
         let list = format!("[{}]", messages.join(between));
         let more = self.one(&[
@@ -156,6 +226,9 @@ impl Random {
             r#", "messages": null"#,
             r#", "stream": true, "user": "u", "max_tokens": 7"#,
             ", \"x\": \"\\u00e9\"",
+            r#", "system": "be brief", "instructions": "be brief""#,
+            r#", "system": "be brief", "instructions": "be brief""#,
+            r#", "system": [{"type": "text", "text": "x-anthropic-billing-header: 5"}, {"type": "text", "text": "be brief"}]"#,
         ]);
         let mut body = match self.below(12) {
             0 => format!(r#"{{"messages": {list}, "model": "m"{more}}}"#),
@@ -167,6 +240,9 @@ impl Random {
             4 => format!("{{\"model\": \"m\", \"messages\" :\n {list} {more} }}"),
             _ => format!(r#"{{"model": "m", "messages": {list}{more}}}"#),
         };
+        if endpoint == Endpoint::Responses {
+            body = body.replace("\"messages\":", "\"input\":").replace("\"messages\" :", "\"input\" :");
+        }
         match self.below(60) {
             0 => body.truncate(body.len() - 1),
             1 => body = body.replacen("}]", "},]", 1),
@@ -188,15 +264,19 @@ fn what_is_remembered_changes_nothing() {
     // With fewer it could be that no template of theirs takes the bodies.
     let streams = kvatlas_testing::seeds(24).max(9);
     let templates = templates();
-    let (mut recalled_at_all, mut bodies, mut with_tokens) = (0, 0, 0);
+    let endpoints = [Endpoint::Chat, Endpoint::Messages, Endpoint::Responses];
+    let (mut recalled_at_all, mut bodies, mut with_tokens) = ([0; 3], [0; 3], [0; 3]);
     for seed in 0..streams {
+        let kind = seed as usize % 3;
+        let endpoint = endpoints[kind];
+        let dialect = [Dialect::Vllm32, Dialect::Sglang, Dialect::Vllm31][(seed + seed / 3) as usize % 3];
         let mut random = Random(seed);
-        let model = data(["byte_level", "metaspace", "unigram"][seed as usize % 3]);
+        let model = data(["byte_level", "metaspace", "unigram"][(seed / 3) as usize % 3]);
         let open = |random: &mut Random, cache_bytes| {
             let (name, template) = &templates[(seed as usize + 7 * random.below(2)) % templates.len()];
             let options =
                 Options { chat_template: Some(template.clone()), cache_bytes, text: true, ..Options::default() };
-            (name.clone(), Prompter::open(&model, options).unwrap())
+            (name.clone(), Prompter::open(&model, options).unwrap().with_dialect(dialect))
         };
         let pair = |random: &mut Random| {
             let state = random.0;
@@ -213,7 +293,7 @@ fn what_is_remembered_changes_nothing() {
             match random.below(14) {
                 0 if length > 0 => {
                     let place = random.below(length);
-                    chats[at][place] = random.message(place);
+                    chats[at][place] = random.said(endpoint, place);
                 }
                 1 => chats[at].truncate(length.saturating_sub(1)),
                 2 => chats[at] = chats[random.below(3)].clone(),
@@ -221,33 +301,33 @@ fn what_is_remembered_changes_nothing() {
                 4 => {}
                 _ => {
                     for _ in 0..=random.below(3) {
-                        let message = random.message(chats[at].len());
+                        let message = random.said(endpoint, chats[at].len());
                         chats[at].push(message);
                     }
                 }
             }
             let messages = chats[at].clone();
-            let body = random.body(&messages);
+            let body = random.body(endpoint, &messages);
             let (name, ours, plain) = &prompters[random.below(8) / 7];
-            let told = format!("seed {seed}, step {step}, template {name}");
+            let told = format!("seed {seed}, {}, step {step}, template {name}", endpoint.word());
 
-            let right = Request::parse(Endpoint::Chat, &body).map(|request| (plain.prompt(&request), request));
-            let recalled = turns.recall(Endpoint::Chat, &body);
+            let right = Request::parse(endpoint, &body).map(|request| (plain.prompt(&request), request));
+            let recalled = turns.recall(endpoint, &body);
             let got = recalled
-                .parse(Endpoint::Chat, &body)
+                .parse(endpoint, &body)
                 .map(|request| (turns.prompt(ours, &request, &recalled, &body), request));
-            bodies += 1;
-            recalled_at_all += usize::from(recalled.new_bytes() < body.len() / 2);
+            bodies[kind] += 1;
+            recalled_at_all[kind] += usize::from(recalled.new_bytes() < body.len() / 2);
             match (got, right) {
                 (Ok((got, ours)), Ok((right, request))) => {
-                    with_tokens += usize::from(!right.tokens().is_empty());
+                    with_tokens[kind] += usize::from(!right.tokens().is_empty());
                     assert!(got == right, "{told}: {}", String::from_utf8_lossy(&body));
                     let fields = |request: &Request<'_>| {
                         let text = |text: &Option<std::borrow::Cow<'_, str>>| text.as_deref().map(str::to_owned);
                         let numbers = (request.answers, request.max_tokens, request.priority, request.body_len());
                         (
                             text(&request.model),
-                            text(&request.session),
+                            request.session.session_id.map(|raw| raw.get().to_owned()),
                             text(&request.cache_salt),
                             request.stream,
                             numbers,
@@ -262,8 +342,10 @@ fn what_is_remembered_changes_nothing() {
             }
         }
     }
-    assert!(recalled_at_all * 6 > bodies, "{recalled_at_all} of {bodies} bodies were mostly known");
-    assert!(with_tokens * 2 > bodies, "{with_tokens} of {bodies} had tokens");
+    for ((known, with), all) in recalled_at_all.into_iter().zip(with_tokens).zip(bodies) {
+        assert!(known * 20 > all, "{recalled_at_all:?} of {bodies:?} bodies were mostly known");
+        assert!(with * 3 > all, "{with_tokens:?} of {bodies:?} had tokens");
+    }
 }
 
 #[test]
@@ -290,6 +372,52 @@ fn a_next_turn_costs_what_is_new() {
     let request = recalled.parse(Endpoint::Chat, &body).unwrap();
     let _ = nothing.prompt(&prompter, &request, &recalled, &body);
     assert_eq!(nothing.recall(Endpoint::Chat, &body).new_bytes(), body.len());
+}
+
+/// An agent's next turn: a system prompt in blocks of which one changes each time, tools, and answers of tools.
+#[test]
+fn an_agents_next_turn_costs_what_is_new() {
+    let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
+        {{ m.content }}{% for c in m.tool_calls %}{{ c.function | tojson }}{% endfor %}<|im_end|>\n{% endfor %}";
+    let options = Options { chat_template: Some(template.to_owned()), text: true, ..Options::default() };
+    let prompter = Prompter::open(data("byte_level"), options).unwrap();
+    let text = |at: usize| format!("{at} says ").repeat(300);
+    let messages = |count: usize| {
+        let turn = |at: usize| match at % 2 {
+            0 => serde_json::json!({"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "c", "content": text(at)}]}),
+            _ => serde_json::json!({"role": "assistant", "content": [{"type": "text", "text": text(at)},
+                {"type": "tool_use", "id": "c", "name": "f", "input": {"at": at}}]}),
+        };
+        let billing = format!("x-anthropic-billing-header: {count}");
+        let list: Vec<_> = (0..count).map(turn).collect();
+        serde_json::json!({"messages": list, "tools": [{"name": "f", "input_schema": {}}],
+            "system": [{"type": "text", "text": billing}, {"type": "text", "text": "be brief"}]})
+    };
+    let responses = |count: usize| {
+        let item = |at: usize| match at % 3 {
+            0 => serde_json::json!({"type": "function_call_output", "call_id": "c", "output": text(at)}),
+            1 => serde_json::json!({"type": "message", "role": "assistant",
+                "content": [{"type": "output_text", "text": text(at)}]}),
+            _ => serde_json::json!({"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}),
+        };
+        let list: Vec<_> = (0..count).map(item).collect();
+        serde_json::json!({"instructions": "be brief", "input": list, "tools": [{"type": "function", "name": "f"}]})
+    };
+    let kinds: [(Endpoint, &dyn Fn(usize) -> serde_json::Value); 2] =
+        [(Endpoint::Messages, &messages), (Endpoint::Responses, &responses)];
+    for (endpoint, body) in kinds {
+        let turns = Turns::new(1 << 20);
+        for count in [9, 12, 15, 18] {
+            let body = body(count).to_string().into_bytes();
+            let recalled = turns.recall(endpoint, &body);
+            let request = recalled.parse(endpoint, &body).unwrap();
+            let got = turns.prompt(&prompter, &request, &recalled, &body);
+            assert!(count == 9 || recalled.new_bytes() < body.len() * 2 / 3, "{}", endpoint.word());
+            let whole = prompter.prompt(&Request::parse(endpoint, &body).unwrap());
+            assert!(got == whole && got.whole, "{}: {:?}", endpoint.word(), got.why_not);
+        }
+    }
 }
 
 /// Bodies beside one that was seen: with one byte another one anywhere, and with the same said otherwise.

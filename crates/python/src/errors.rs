@@ -1,29 +1,29 @@
-//! Refusals: what goes wrong here becomes one of the exceptions of `kvatlas.errors`.
+//! Refusals: each error of the crates becomes one of the exceptions of `kvatlas.errors`.
 
 use kvatlas_index::Error;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// The value is of the right type but cannot be used.
+/// The refusal of a value that is of the right type but cannot be used.
 pub(crate) fn argument(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "InvalidArgumentError", code, message)
 }
 
-/// A setting that cannot be used.
+/// The refusal of a setting that cannot be used.
 pub(crate) fn config(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "ConfigError", "invalid_config", message)
 }
 
-/// The value is of the wrong type.
+/// The refusal of a value of the wrong type.
 pub(crate) fn wrong_type(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "InvalidTypeError", "wrong_type", message)
 }
 
-/// A refusal of the index itself.
+/// The exception for a refusal of the index itself.
 pub(crate) fn index(error: &Error) -> PyErr {
     static FULL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match error {
@@ -32,25 +32,25 @@ pub(crate) fn index(error: &Error) -> PyErr {
     }
 }
 
-/// A store of the ladder continues a block that is not held.
+/// The refusal of a store of the ladder that continues a block that is not held.
 pub(crate) fn unknown_parent(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "UnknownParentError", "unknown_parent", message)
 }
 
-/// A rung of the ladder cannot go on.
+/// The exception for a rung of the ladder that cannot go on.
 pub(crate) fn rung(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DesignError", code, message)
 }
 
-/// A refusal of the service's.
-pub(crate) fn service(error: &kvatlas_service::Error) -> PyErr {
+/// The exception for a refusal of the service.
+pub(crate) fn service(error: &kvatlas_follow::Error) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "ServiceError", error.code(), &error.to_string())
 }
 
-/// A refusal of the router's.
+/// The exception for a refusal of the router.
 pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     match error.code() {
@@ -59,7 +59,7 @@ pub(crate) fn router(error: &kvatlas_router::Error) -> PyErr {
     }
 }
 
-/// A payload that is not a batch.
+/// The refusal of a payload that is not a batch.
 pub(crate) fn decode(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DecodeError", code, message)

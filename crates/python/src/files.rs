@@ -1,4 +1,4 @@
-//! Files that are there whole or not at all.
+//! Writing of files that are there whole or not at all.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -27,7 +27,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
     })
 }
 
-/// The exception that Python itself raises for this.
+/// The exception that Python itself raises for an error of the system.
 pub(crate) fn failed(path: &str, error: &io::Error) -> PyErr {
     let text = error.to_string();
     match error.raw_os_error() {

@@ -1,4 +1,4 @@
-//! When to let other Python threads run.
+//! Detaching from the interpreter, which lets other Python threads run.
 //!
 //! Letting go of the interpreter and taking it back costs about 0.1 µs when nobody wants it and up to a switch
 //! interval (5 ms) when somebody does: worth it around work of more than about 10 µs, ruinous around a find.
@@ -17,7 +17,7 @@ where
     if long { py.detach(work) } else { work() }
 }
 
-/// How many long calls are using the index's only write access.
+/// Number of long calls that are using the index's only write access.
 ///
 /// A short write behind such a call would wait for it, and every Python thread with it, so it detaches as well. The
 /// number is a hint: reading it a moment too early costs one wait.

@@ -8,7 +8,7 @@ use crate::raw::NewArray;
 use crate::scalars::{BlockSize, optional_string};
 use crate::sequences::{contents, tokens as convert};
 
-/// Bytes that take about 10 µs to hash.
+/// Number of bytes that take about 10 µs to hash.
 pub(crate) const LONG_BYTES: usize = 128 << 10;
 
 /// The content hash of each full block of tokens.
@@ -64,7 +64,7 @@ pub(crate) fn content_hashes<'py>(
 ///     InvalidArgumentError: A hash is out of range.
 #[pyfunction]
 pub(crate) fn prefix_hashes<'py>(py: Python<'py>, content_hashes: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
-    /// Links that take about 10 µs: each waits for the one before.
+    /// Number of links that take about 10 µs: each waits for the one before.
     const LONG: usize = 1024;
     let contents = contents(content_hashes)?;
     let contents = contents.as_slice();

@@ -10,14 +10,14 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 
 use crate::gil::{Writers, detach_if};
 use crate::index_match::Match;
-use crate::prompt::{Given, by_keyword};
+use crate::prompt::{PromptArguments, by_keyword};
 use crate::repr::grouped;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
 use crate::wire::{Batch, Readers};
 use crate::{errors, events, files, stats as counts};
 
-/// Blocks that take about 10 µs to store or remove.
+/// Number of blocks that take about 10 µs to store or remove.
 const LONG_WRITE: usize = 128;
 
 /// An exact index of which worker holds which cached blocks.
@@ -54,13 +54,13 @@ impl BlockIndex {
         Core::new(config).map(Self::of).map_err(|error| errors::index(&error))
     }
 
-    /// int: Tokens in a block.
+    /// int: The number of tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.core.config().block_size
     }
 
-    /// bool: Whether a block announced n times is held until it was removed n times.
+    /// bool: True if a block announced n times is held until it was removed n times.
     #[getter]
     fn count_copies(&self) -> bool {
         self.core.config().count_copies
@@ -110,7 +110,7 @@ impl BlockIndex {
         let worker = name(worker)?;
         let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
         let names = names(block_hashes)?;
-        let given = Given::new("store", tokens, content_hashes, lora, salt)?.own();
+        let given = PromptArguments::new("store", tokens, content_hashes, lora, salt)?.own();
         let (prompt, block_size) = (given.prompt(), self.block_size());
         prompt.fills(&names, block_size)?;
         let stored = self.writers.write(py, names.len() >= LONG_WRITE || prompt.is_long(), || {
@@ -191,7 +191,7 @@ impl BlockIndex {
         Ok(())
     }
 
-    /// How many leading blocks of a prompt each worker holds.
+    /// Finds how many leading blocks of a prompt each worker holds.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes. While other threads change the index, each
     /// depth lies between the smallest and the largest true depth of that worker during the call. One exception: if a
@@ -224,7 +224,7 @@ impl BlockIndex {
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Match> {
         by_keyword(prompt)?;
-        let given = Given::new("find", tokens, content_hashes, lora, salt)?;
+        let given = PromptArguments::new("find", tokens, content_hashes, lora, salt)?;
         let (prompt, block_size) = (given.prompt(), self.block_size());
         let found = detach_if(py, prompt.is_long(), || self.core.find(&prompt.hashes(block_size)).to_owned());
         Ok(Match::new(found, prompt.blocks(block_size), block_size))
@@ -252,7 +252,7 @@ impl BlockIndex {
         Ok(workers)
     }
 
-    /// The contents as events.
+    /// The contents as events. The index can be used meanwhile: each rank is as it was at one moment.
     ///
     /// Returns:
     ///     list of kvatlas.events.Store. Applied to an empty index, they make an equal one. Block hashes are ints
@@ -314,7 +314,8 @@ impl BlockIndex {
         Ok(Bound::new(py, tally)?.into_any())
     }
 
-    /// The contents, the settings and the counts as bytes, for from_snapshot(). The index can be used meanwhile.
+    /// Writes contents, settings and counts as bytes, for from_snapshot(). The index can be used meanwhile: each
+    /// rank is as it was at one moment.
     ///
     /// What apply(worker, batch) keeps between the batches of a rank is not included.
     fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
@@ -375,7 +376,7 @@ impl BlockIndex {
         })
     }
 
-    /// pickle and copy, by a snapshot.
+    /// Supports pickle and copy, by a snapshot.
     fn __reduce__<'py>(slf: &Bound<'py, Self>) -> PyResult<(Bound<'py, PyAny>, (Bound<'py, PyBytes>,))> {
         let make = slf.get_type().getattr(intern!(slf.py(), "from_snapshot"))?;
         Ok((make, (slf.get().snapshot(slf.py()),)))

@@ -6,11 +6,11 @@ use kvatlas_index::{OwnedMatch, View};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::ranked::names;
 use crate::repr::grouped;
 use crate::scalars::{TierName, TopK};
+use crate::worker_depths::names;
 
-/// How much of a query each worker holds, at the time of the lookup.
+/// The depth to which each worker holds a query, at the time of the lookup.
 ///
 /// Returned by BlockIndex.find; later changes to the index do not change it. It leaves out workers that do not hold
 /// the query's first block. Depths count blocks in device memory. `any_tier` counts blocks of all tiers, and
@@ -72,7 +72,7 @@ impl Match {
         self.block_size
     }
 
-    /// str: What depths and length count: "blocks".
+    /// str: The unit of depths and length: "blocks".
     #[getter]
     fn unit(&self) -> &'static str {
         "blocks"

@@ -10,7 +10,6 @@ mod hashing;
 mod index;
 mod index_match;
 mod prompt;
-mod ranked;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
 mod repr;
@@ -24,11 +23,12 @@ mod sites;
 mod stats;
 mod trees;
 mod wire;
+mod worker_depths;
 
 use pyo3::prelude::*;
 
-/// Requests of a router allocate and free buffers of up to 64 KiB all the time, which takes the system's allocator a tenth
-/// of a router's CPU time. Python's own objects are not touched by this.
+/// The allocator. Requests of a router allocate and free buffers of up to 64 KiB all the time, which takes the system's
+/// allocator a tenth of a router's CPU time. Python's own objects are not touched by this.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_arch = "x86_64"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -44,12 +44,13 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<sites::SitesMatch>()?;
     module.add_class::<wire::Batch>()?;
     module.add_class::<wire::Cleared>()?;
-    module.add_class::<wire::Refused>()?;
+    module.add_class::<wire::RefusedEvent>()?;
     module.add_class::<wire::Removed>()?;
     module.add_class::<wire::Stored>()?;
     module.add_class::<wire::Tally>()?;
     module.add_function(wrap_pyfunction!(hashing::content_hashes, module)?)?;
     module.add_function(wrap_pyfunction!(hashing::prefix_hashes, module)?)?;
+    module.add_function(wrap_pyfunction!(router::prompt_tokens, module)?)?;
     module.add_function(wrap_pyfunction!(service::compare_snapshots, module)?)?;
     module.add_function(wrap_pyfunction!(wire::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::encode_batch, module)?)?;

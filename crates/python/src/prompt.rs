@@ -1,4 +1,4 @@
-//! What the blocks of a call contain: content hashes, or tokens to be hashed. Exactly one of the two.
+//! The contents of the blocks of a call: content hashes, or tokens to be hashed. Exactly one of the two.
 
 use std::borrow::Cow;
 
@@ -10,17 +10,18 @@ use crate::hashing::LONG_BYTES;
 use crate::scalars::optional_string;
 use crate::sequences::{Contents, Tokens, contents, tokens as convert};
 
-/// Blocks that take about 10 µs to look up.
+/// Number of blocks that take about 10 µs to look up.
 const LONG_FIND: usize = 4096;
 
 /// The arguments `tokens`, `content_hashes`, `lora` and `salt` of `store` and `find`.
-pub(crate) enum Given<'a> {
+pub(crate) enum PromptArguments<'a> {
     Hashes(Contents),
     Tokens { tokens: Tokens, lora: Option<&'a str>, salt: Option<&'a str> },
 }
 
-impl<'a> Given<'a> {
-    /// `call` names the method in errors.
+impl<'a> PromptArguments<'a> {
+    /// Takes exactly one of tokens and content hashes, and refuses the call otherwise. `call` names the method in
+    /// errors.
     #[inline]
     pub(crate) fn new(
         call: &str,
@@ -51,8 +52,8 @@ impl<'a> Given<'a> {
         }
     }
 
-    /// The same with content hashes of our own. Others may write to an array while a call waits without the GIL: an
-    /// index must see one state of it. Tokens are read once, when they are hashed.
+    /// Copies content hashes into memory of our own. Others may write to an array while a call waits without the GIL:
+    /// an index must see one state of it. Tokens are read once, when they are hashed.
     #[inline]
     pub(crate) fn own(self) -> Self {
         match self {
@@ -81,7 +82,7 @@ pub(crate) fn by_keyword(prompt: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
     }
 }
 
-/// The same without Python's objects, for use while other threads have the interpreter.
+/// The contents of a call's blocks without Python's objects, for use while other threads have the interpreter.
 #[derive(Clone, Copy)]
 pub(crate) enum Prompt<'a> {
     Hashes(&'a [u64]),
@@ -89,7 +90,7 @@ pub(crate) enum Prompt<'a> {
 }
 
 impl<'a> Prompt<'a> {
-    /// Its full blocks.
+    /// Number of full blocks of the prompt.
     #[inline]
     pub(crate) fn blocks(self, block_size: u32) -> usize {
         match self {
@@ -98,7 +99,7 @@ impl<'a> Prompt<'a> {
         }
     }
 
-    /// Whether it takes about 10 µs or more to look it up.
+    /// True if the prompt takes about 10 µs or more to look up.
     #[inline]
     pub(crate) fn is_long(self) -> bool {
         match self {
@@ -118,7 +119,7 @@ impl<'a> Prompt<'a> {
         }
     }
 
-    /// Refuses what is not one content hash for each name, or the tokens of just as many blocks.
+    /// Refuses a prompt that is not one content hash for each name, or the tokens of just as many blocks.
     pub(crate) fn fills(self, names: &[BlockHash], block_size: u32) -> PyResult<()> {
         let (block_hashes, block_size) = (names.len(), block_size as usize);
         let error = match self {

@@ -13,7 +13,7 @@ pub(crate) fn grouped(number: u64) -> String {
     text
 }
 
-/// What Python calls it.
+/// The name that Python has for a truth value.
 pub(crate) fn truth(value: bool) -> &'static str {
     if value { "True" } else { "False" }
 }

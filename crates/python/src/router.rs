@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvatlas_follow::Follower;
+use kvatlas_router::config::Handover;
 use kvatlas_router::{Config, Router as Inner};
 use kvatlas_routing::Policy;
-use kvatlas_service::Follower;
 use pyo3::prelude::*;
 
 use crate::errors;
@@ -57,19 +58,19 @@ impl RouterServer {
         Ok(made)
     }
 
-    /// str: Where HTTP is served, "host:port".
+    /// str: The address at which HTTP is served, "host:port".
     #[getter]
     fn address(&self) -> String {
         self.inner.address().to_string()
     }
 
-    /// str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else.
+    /// str or None: The second address of /health, /ready and /metrics, "host:port"; None if there is none.
     #[getter]
     fn admin_address(&self) -> Option<String> {
         self.inner.admin_address().map(|address| address.to_string())
     }
 
-    /// bool: Whether this router follows events itself.
+    /// bool: True if this router follows events itself.
     #[getter]
     fn follows(&self) -> bool {
         self.inner.service().is_some()
@@ -254,7 +255,7 @@ impl RouterServer {
         Ok(())
     }
 
-    /// What is not ready yet.
+    /// Returns what is not ready yet.
     ///
     /// Returns:
     ///     str or None: What the router waits for, JSON; None if it is ready.
@@ -309,4 +310,31 @@ impl RouterServer {
     fn close(&self, py: Python<'_>) {
         py.detach(|| self.inner.drain(Duration::ZERO, Duration::ZERO));
     }
+}
+
+/// The tokens that the router makes of a request, before an engine of a kind and version.
+///
+/// Args:
+///     tokenizer: The directory with tokenizer.json.
+///     kind: "vllm" or "sglang".
+///     version: The engine's version; "" if it is not known.
+///     path: The request's path.
+///     body: The request's body.
+///
+/// Raises:
+///     ServiceError: The tokenizer cannot be read, or the request has no tokens here, or not all of them.
+#[pyfunction]
+#[pyo3(signature = (tokenizer, kind, version, path, body, /))]
+pub(crate) fn prompt_tokens(
+    py: Python<'_>,
+    tokenizer: &str,
+    kind: &str,
+    version: &str,
+    path: &str,
+    body: &[u8],
+) -> PyResult<Vec<u32>> {
+    let handover = if kind == "sglang" { Handover::Sglang } else { Handover::Vllm };
+    let version = Some(version).filter(|version| !version.is_empty());
+    let tokens = || kvatlas_router::prompt_tokens(tokenizer, handover, version, path, body);
+    py.detach(tokens).map_err(|error| errors::router(&error))
 }

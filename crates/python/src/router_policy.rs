@@ -6,13 +6,13 @@
 use std::collections::HashSet;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvatlas_routing::{Candidates, Choice, Policy, Request};
+use kvatlas_routing::{Candidates, Choice, Placement, Policy, Request};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::routing::{Failure, Names, PythonPolicy};
 
-/// Kinds of failures that are logged, at most.
+/// Number of kinds of failures that are logged, at most.
 const MOST_TOLD: usize = 32;
 
 pub(crate) struct GuardedPolicy {
@@ -22,18 +22,26 @@ pub(crate) struct GuardedPolicy {
 }
 
 impl GuardedPolicy {
-    /// `names`: name and rank of each worker by its number, as far as they are known.
+    /// Guards a policy. `names` has name and rank of each worker by its number, as far as they are known.
     pub(crate) fn new(policy: &Bound<'_, PyAny>, names: Names) -> PyResult<Self> {
         let name = policy.get_type().name()?.to_string();
         let failure: Failure = Arc::default();
         Ok(Self { policy: PythonPolicy::new(&name, policy, failure.clone(), names)?, failure, told: HashSet::new() })
     }
 
-    fn tell(&mut self, error: &PyErr) {
+    /// Logs what went wrong in the policy's code since this was last called, and what that led to. False: nothing did.
+    fn failed(&mut self, so: &str) -> bool {
+        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        if let Some(error) = &failure {
+            self.tell(error, so);
+        }
+        failure.is_some()
+    }
+
+    fn tell(&mut self, error: &PyErr, so: &str) {
         let words = error.to_string();
         if self.told.len() < MOST_TOLD && self.told.insert(words.clone()) {
-            let message =
-                format!("policy {}: {words}; the engine with the least to compute was chosen", self.policy.name());
+            let message = format!("policy {}: {words}; {so}", self.policy.name());
             Python::attach(|py| {
                 if let Err(error) = log(py, &message, error) {
                     error.print(py);
@@ -64,16 +72,35 @@ impl Policy for GuardedPolicy {
 
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let choice = self.policy.choose(request, candidates, now);
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
-        let Some(error) = failure else { return choice };
-        self.tell(&error);
+        if !self.failed("the engine with the least to compute was chosen") {
+            return choice;
+        }
         let queued = &candidates.queued_tokens;
         let least = (0..candidates.len()).min_by(|&one, &other| queued[one].total_cmp(&queued[other]));
         Choice::Row(least.unwrap_or_default())
     }
+
+    fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.policy.sent(request, candidates, row, now);
+        self.failed("the request was sent all the same");
+    }
+
+    fn first_token(&mut self, placed: &Placement, now: f64) {
+        self.policy.first_token(placed, now);
+        self.failed("the request goes on");
+    }
+
+    fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
+        self.policy.answered(placed, tokens, now);
+    }
+
+    fn ended(&mut self, placed: &Placement, now: f64) {
+        self.policy.ended(placed, now);
+        self.failed("the request has ended all the same");
+    }
 }
 
-/// Names of workers by number, out of what the router says of its engines.
+/// Learns the names of workers by number from what the router says of its engines.
 pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_json::Value) {
     let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
     for worker in workers.as_array().into_iter().flatten() {

@@ -53,7 +53,8 @@ pub(crate) fn string<'a>(value: &'a Bound<'_, PyAny>, what: &str) -> PyResult<&'
     value.to_str().map_err(|_| errors::argument("invalid_string", &format!("{what} contains a lone surrogate")))
 }
 
-/// Arguments with a default other than `None`: a type of their own lets PyO3 fill the default in, and refuse `None`.
+/// Defines arguments with a default other than `None`: a type of their own lets PyO3 fill the default in, and refuse
+/// `None`.
 macro_rules! argument {
     ($($(#[$doc:meta])* $name:ident($type:ty) = $convert:expr;)*) => {$(
         $(#[$doc])*
@@ -78,19 +79,19 @@ argument! {
     TierName(Tier) = tier;
     /// The number of tokens in a block.
     BlockSize(u32) = block_size;
-    /// Whether copies count.
+    /// True if copies count.
     Flag(bool) = |value| flag(value, "count_copies");
-    /// How many workers at most.
+    /// The greatest number of workers.
     TopK(usize) = |value| count(value, "top_k");
-    /// Whether a rung's deviations are mended.
+    /// True if a rung's deviations are mended.
     Strict(bool) = |value| flag(value, "strict");
-    /// Threads that apply a rung's events.
+    /// The number of threads that apply a rung's events.
     EventThreads(usize) = |value| size(value, "event_threads");
-    /// How far a positional rung jumps.
+    /// The number of blocks that a positional rung jumps.
     JumpSize(usize) = |value| size(value, "jump_size");
-    /// Actors of a sharded rung.
+    /// The number of actors of a sharded rung.
     Shards(usize) = |value| size(value, "shards");
-    /// Workers in a group.
+    /// The number of workers in a group.
     GroupSize(usize) = |value| size(value, "group_size");
 }
 

@@ -154,7 +154,7 @@ fn from_bytes(bytes: Array<u8>) -> PyResult<Tokens> {
     Ok(Tokens::Items(tokens.iter().map(|&token| u32::from_le_bytes(token)).collect()))
 }
 
-/// The quick way for the usual list. Whatever is not one, or not right, takes the slow way and its careful errors.
+/// Reads the usual list the quick way. Whatever is not one, or not right, takes the slow way and its careful errors.
 fn plain_list<T>(
     object: &Bound<'_, PyAny>,
     from: impl Fn(u64) -> Option<T>,

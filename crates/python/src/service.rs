@@ -3,15 +3,16 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas_service::sites::KeyspaceDigest;
-use kvatlas_service::snapshot::compare;
-use kvatlas_service::{Config, Error, Service as Inner};
+use kvatlas_follow::Error;
+use kvatlas_follow::sites::KeyspaceDigest;
+use kvatlas_follow::snapshot::compare;
+use kvatlas_service::{Config, Service as Inner};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors;
 
-/// Model, routing group, block size in tokens, and a digest.
+/// A digest with its model, routing group, and block size in tokens.
 type SiteDigest<'py> = (String, String, u32, Bound<'py, PyBytes>);
 
 /// The service in this process, as kvatlas.Service uses it: settings, registrations and answers are JSON.
@@ -36,13 +37,13 @@ impl Service {
         py.detach(start).map(|inner| Self { inner }).map_err(|error| errors::service(&error))
     }
 
-    /// str: Where HTTP is served, "host:port".
+    /// str: The address at which HTTP is served, "host:port".
     #[getter]
     fn address(&self) -> String {
         self.inner.address().to_string()
     }
 
-    /// str or None: Where /health, /ready and /metrics are also served, "host:port"; None if nowhere else.
+    /// str or None: The second address of /health, /ready and /metrics, "host:port"; None if there is none.
     #[getter]
     fn admin_address(&self) -> Option<String> {
         self.inner.admin_address().map(|address| address.to_string())
@@ -141,7 +142,7 @@ impl Service {
         py.detach(|| self.inner.follower().workers().to_string())
     }
 
-    /// What is not ready yet.
+    /// Returns what is not ready yet.
     ///
     /// Returns:
     ///     str or None: What the service waits for, JSON; None if it is ready.
@@ -184,7 +185,7 @@ impl Service {
         py.detach(|| self.inner.follower().no_snapshot(why));
     }
 
-    /// What has changed in each keyspace since the last call, for the service above many sites.
+    /// Makes digests of what has changed in each keyspace since the last call, for the service above many sites.
     ///
     /// Args:
     ///     site: The name of this site.

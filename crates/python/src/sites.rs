@@ -3,13 +3,13 @@
 use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use kvatlas_digest::{Answer, Applied, Digest, Error, Proof, Publisher, Sites as Core, State, marks_of_prompt};
+use kvatlas_digest::{Answer, Digest, DigestEffect, Error, Proof, Publisher, Sites as Core, State, marks_of_prompt};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
 use crate::errors;
 use crate::index::BlockIndex;
-use crate::prompt::Given;
+use crate::prompt::PromptArguments;
 use crate::scalars::{BlockSize, string};
 use crate::sequences::bytes;
 
@@ -74,23 +74,24 @@ impl SitePublisher {
         (looked.ranks, looked.copied)
     }
 
-    /// The next digest: what has changed since the last one. Without changes, it says that the site is there.
+    /// Makes the next digest, of what has changed since the last. Without changes, it says that the site is
+    /// there.
     fn delta<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| self.with(Publisher::delta).encode()))
     }
 
-    /// All marks of the site: for whoever has missed a digest.
+    /// Makes a digest of all marks of the site, for whoever has missed one.
     fn whole<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &py.detach(|| self.with(Publisher::whole).encode()))
     }
 
-    /// int: Marks that the site has.
+    /// int: The number of marks that the site has.
     #[getter]
     fn marks(&self, py: Python<'_>) -> usize {
         py.detach(|| self.with(|publisher| publisher.marks()))
     }
 
-    /// int: Memory in bytes that this takes beside the index, about.
+    /// int: The memory in bytes that this takes beside the index, about.
     #[getter]
     fn nbytes(&self, py: Python<'_>) -> usize {
         py.detach(|| self.with(|publisher| publisher.bytes()))
@@ -160,10 +161,10 @@ impl Sites {
             let digest = Digest::decode(&bytes)?;
             self.write(|sites| sites.apply(&digest, bytes.len(), now))
         });
-        applied.map(|applied| applied == Applied::Now).map_err(|error| refused(&error))
+        applied.map(|applied| applied == DigestEffect::Now).map_err(|error| refused(&error))
     }
 
-    /// Which sites hold how much of a prompt, as bounds.
+    /// Finds which sites hold how much of a prompt, as bounds.
     ///
     /// Args:
     ///     tokens: Token ids of the prompt, shape (n,), as content_hashes() takes them.
@@ -189,7 +190,7 @@ impl Sites {
         now: Option<f64>,
     ) -> PyResult<SitesMatch> {
         let now = self.now(now)?;
-        let given = Given::new("find", tokens, content_hashes, lora, salt)?.own();
+        let given = PromptArguments::new("find", tokens, content_hashes, lora, salt)?.own();
         let prompt = given.prompt();
         let length = prompt.blocks(self.block_size);
         Ok(py.detach(|| {
@@ -247,7 +248,7 @@ impl Sites {
         Ok(py.detach(|| self.write(|sites| sites.forget(site))))
     }
 
-    /// What is known of each site.
+    /// Returns what is known of each site.
     ///
     /// Args:
     ///     now: As apply() has it.
@@ -298,9 +299,9 @@ impl Sites {
 /// Bounds on what each site holds of a prompt, returned by Sites.find. All numbers count blocks.
 #[pyclass(frozen, get_all, module = "kvatlas._native")]
 pub(crate) struct SitesMatch {
-    /// list[tuple[int, int, list[str]]]: What sites hold at least and at most, and their names; most first.
+    /// list[tuple[int, int, list[str]]]: The least and the most that sites hold, and their names; most first.
     levels: Vec<(u32, u32, Vec<String>)>,
-    /// int: What each site holds at most that is neither in levels nor in unknown.
+    /// int: The most that a site holds that is neither in levels nor in unknown.
     rest_at_most: u32,
     /// list[str]: Sites that may hold anything: not heard for too long, or doubted.
     unknown: Vec<String>,

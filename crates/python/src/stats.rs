@@ -5,7 +5,7 @@ use kvatlas_index::Stats;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-/// What `BlockIndex.stats` says.
+/// The dict of `BlockIndex.stats`.
 pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, PyDict>> {
     dict(
         py,
@@ -30,7 +30,7 @@ pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     )
 }
 
-/// What the designs say.
+/// The dict of a design's `stats`.
 pub(crate) fn design<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
     dict(
         py,

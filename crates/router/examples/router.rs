@@ -1,4 +1,5 @@
-//! Runs a router with the configuration in a file: `router CONFIG.json`. It ends when its standard input does.
+//! Runs a router with the configuration in a file: `router CONFIG.json`, which has every field that `defaults.json` has. The
+//! router ends when its standard input does.
 
 use std::io::Read as _;
 use std::time::Duration;

@@ -1,27 +1,32 @@
-//! What the router says of itself and its engines, and changes of the fleet.
+//! Answers about the router and its engines, and changes of the fleet.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
-use kvatlas_http::Incoming;
+use kvatlas_http::RequestBody;
+use kvatlas_http::parts::PartRequest;
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
 use crate::answer::{Answer, json as answer};
 use crate::app::App;
+use crate::aside::{aside, aside_if_long};
 use crate::config::EngineConfig;
-use crate::dispatch::{READY_AGAIN, unknown_path};
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fleet::Adds;
+use crate::fleet::Adder;
+use crate::place::Outlook;
 use crate::proxy::read;
-use crate::reading::{aside, aside_if_long, look_at};
+use crate::reading::look_at;
 use crate::refusal::Refusal;
 use crate::routes::ModelAt;
 use crate::state;
+
+/// Time that a client should wait before it asks again whether the router is ready.
+const READY_AGAIN: Duration = Duration::from_secs(1);
 
 /// Bytes of a change's body at most.
 const MAX_CHANGE: usize = 64 << 10;
@@ -29,8 +34,8 @@ const MAX_CHANGE: usize = 64 << 10;
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
 
-/// Whether requests should come here: from when an engine can take one until the router shuts down. They need not wait
-/// for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
+/// Answers whether requests should come here: from when an engine can take one until the router shuts down. They need
+/// not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
 pub(crate) fn ready(app: &App) -> Response<Answer> {
     let leaving = app.leaving.load(Relaxed);
     let any = app.fleet.has_any_up();
@@ -44,27 +49,32 @@ pub(crate) fn ready(app: &App) -> Response<Answer> {
     response
 }
 
-/// What the index of this router holds, for another router or service to begin with; in parts, as that one asks for them.
-pub(crate) async fn snapshot(app: &App, request: Request<Incoming>) -> Result<Response<Answer>, Refusal> {
+/// Answers with a snapshot of this router's index, for another router or service to begin with; in parts, as that one
+/// asks for them.
+pub(crate) async fn snapshot(app: &App, request: Request<RequestBody>) -> Result<Response<Answer>, Refusal> {
     let (head, _) = request.into_parts();
     let service = app.service.as_ref().ok_or_else(|| {
         let message =
             "this router follows no events itself: ask the service that it asks (router.index), if there is one";
         Refusal::new(StatusCode::NOT_FOUND, "no_index", message)
     })?;
-    let answered = service.snapshot(&head.headers, head.method == Method::HEAD, app.config.http.request_timeout).await;
-    match answered {
-        Ok(response) => Ok(response.map(Answer::Full)),
-        Err(denied) if denied.status == StatusCode::SERVICE_UNAVAILABLE => {
-            Err(Refusal::from(denied).again_after(READY_AGAIN))
+    let part = PartRequest::of(&head.headers);
+    let snapshot = service.snapshot(part.wanted, part.fresh, app.config.http.request_timeout).await;
+    let snapshot = snapshot.map_err(|error| {
+        let refused = |status| Refusal::new(status, error.code(), error.to_string());
+        match &error {
+            kvatlas_follow::Error::Conflict { .. } => refused(StatusCode::CONFLICT),
+            _ => refused(StatusCode::SERVICE_UNAVAILABLE).again_after(READY_AGAIN),
         }
-        Err(denied) => Err(denied.into()),
-    }
+    })?;
+    let head = head.method == Method::HEAD;
+    let answered = part.answer("snapshot", snapshot.id, &snapshot.bytes, "application/zstd", head)?;
+    Ok(answered.map(Answer::Full))
 }
 
-/// One of them.
+/// Answers with one model of those that engines serve, by its name.
 pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
-    let Value::Array(all) = state::models(app)["data"].take() else { return Err(unknown_path()) };
+    let Value::Array(all) = state::models(app)["data"].take() else { return Err(Refusal::unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {
         let message = "no engine serves a model of that name; GET /v1/models lists the models";
@@ -84,18 +94,28 @@ pub(crate) async fn decisions(app: &Arc<App>, query: Option<&str>) -> Result<Res
     Ok(answer(StatusCode::OK, text))
 }
 
-/// How the candidates look for a prompt, which is not sent.
+/// Answers how the candidates look for a prompt, which is not sent.
 pub(crate) async fn explain(
     app: &Arc<App>,
     shard: usize,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), app.config.http.max_body, until).await?;
+    let (head, body) = request.into_parts();
+    let body = read(app, body, app.config.http.max_body, until).await?;
     let endpoint = aside_if_long(app, &body, |_, body| Some(endpoint_of(&serde_json::from_slice(body).ok()?))).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
-    let (explained, bounds) = app.places.explain(app, shard, &known).await?;
+    let mut known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
+    let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
+    known.session = named.map(|identity| identity.name);
+    known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+    let Outlook { explained, held, bounds } = app.places.explain(app, shard, &known).await?;
+    let mut candidates = explained.to_json();
+    for (at, depth) in held.iter().flatten().enumerate() {
+        let tokens = |blocks: u32| blocks * known.block_size;
+        candidates[at]["held_tokens"] =
+            json!({ "device": tokens(depth.device), "host": tokens(depth.host), "any_tier": tokens(depth.any) });
+    }
     let mut said = json!({
         "policy": app.places.policy(),
         "model": known.model,
@@ -103,8 +123,13 @@ pub(crate) async fn explain(
         "block_size": known.block_size,
         "blocks": known.hashes.len(),
         "terms": explained.term_names(),
-        "candidates": explained.to_json(),
+        "candidates": candidates,
+        "session": known.turn.as_ref().map(|turn| turn.to_json()),
     });
+    if let Some(pictured) = &known.pictured {
+        let images = pictured.expanded.pictures().map(|(id, tokens)| json!({ "id": id, "tokens": tokens }));
+        said["images"] = images.collect();
+    }
     let engines = app.fleet.engines();
     let unverified = engines.iter().filter(|engine| engine.is_unverified.load(Relaxed));
     let unverified: Vec<&str> = unverified.map(|engine| &*engine.name).collect();
@@ -117,8 +142,8 @@ pub(crate) async fn explain(
     Ok(answer(StatusCode::OK, said.to_string()))
 }
 
-/// What a body is for, which no path says here. Chats and the Messages API both have messages: what only the latter has,
-/// or only the former, tells.
+/// Returns the endpoint that a body is for, where no path says so. Chats and the Messages API both have messages: they
+/// are a chat's unless something shows that only the Messages API has.
 fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
     let list = |name: &str| fields.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
     let has_block = |message: &Value| {
@@ -142,7 +167,7 @@ fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
 /// `POST /engines`, by a client that has shown a key, or not.
 pub(crate) async fn add_engine(
     app: &App,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     is_known: bool,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
@@ -154,7 +179,7 @@ pub(crate) async fn add_engine(
                        for that (http.admin_key_file); give the engine's own key instead";
         return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
-    let engine = app.set_engine(config, Adds::Client).map_err(|error| match error {
+    let engine = app.set_engine(config, Adder::Client).map_err(|error| match error {
         Error::Taken { .. } | Error::Full { .. } => Refusal::new(StatusCode::CONFLICT, error.code(), error.to_string()),
         _ => Refusal::bad("invalid_engine", error.to_string()),
     })?;

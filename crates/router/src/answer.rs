@@ -8,18 +8,15 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::proxy::Passing;
-
-/// Why a body ends before its end.
-pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+use crate::proxy::{AnswerBody, BodyError};
 
 /// The body of an answer.
 pub(crate) enum Answer {
-    /// One that is here.
+    /// A body that is here.
     Full(Bytes),
-    /// An engine's, as it comes.
-    Passing(Box<Passing>),
-    /// Any other, as it comes.
+    /// An engine's body, as it comes.
+    Passing(Box<AnswerBody>),
+    /// Any other body, as it comes.
     Other(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
 }
 

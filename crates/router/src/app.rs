@@ -1,47 +1,50 @@
-//! What every request may need.
+//! The state of a router that requests share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
+use kvatlas_follow::Follower;
+use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Gate};
-use kvatlas_service::Follower;
-use kvatlas_service::shown::Page;
 
+use crate::answer_engines::AnswerEngines;
+use crate::cache_reports::CacheReporter;
 use crate::config::Config;
 use crate::counts::Counts;
-use crate::elsewhere::Elsewhere;
+use crate::external_index::ExternalIndex;
 use crate::fleet::Fleet;
-use crate::observed::Observed;
 use crate::peers::Peers;
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
-use crate::stored::Stored;
+use crate::sessions::Sessions;
 
-/// What every request may need.
+/// The state of a router that requests share.
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) fleet: Fleet,
     pub(crate) places: Places,
     pub(crate) counts: Counts,
-    /// What the HTTP server has.
+    /// The state of the HTTP server.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
     pub(crate) prompts: Prompts,
     /// The service in this process, if there is one.
     pub(crate) service: Option<Follower>,
     /// Another process that is asked what engines hold, if one is.
-    pub(crate) elsewhere: Option<Elsewhere>,
+    pub(crate) external_index: Option<ExternalIndex>,
     /// The index in another process, as far as it learns by what engines say.
-    pub(crate) observed: Option<Arc<Observed>>,
+    pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
+    /// The sessions that requests belong to.
+    pub(crate) sessions: Sessions,
     /// Completions that go to engines as token ids.
     pub(crate) tokens: Tokens,
-    /// Who made which answer, where engines keep them.
-    pub(crate) stored: Stored,
+    /// The engines that keep answers, by the answers that they made.
+    pub(crate) answer_engines: AnswerEngines,
     /// Other routers in front of the same engines.
     pub(crate) peers: Peers,
-    /// What is looked at.
+    /// The page that shows the router, for those who look at it.
     pub(crate) page: Page,
-    /// Whether the router is about to end.
+    /// True if the router is about to end.
     pub(crate) leaving: AtomicBool,
 }

@@ -1,100 +1,110 @@
-//! What a router is told when it starts. Its JSON form is what `kvatlas router` hands over, already checked there;
-//! durations are in seconds.
+//! The settings of a router. Python declares them, with their kinds, defaults and texts (`python/kvatlas/router/config.py`),
+//! checks them, and hands them over as JSON by the same names; durations are in seconds. Every field must be there.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
+use kvatlas_follow::log::LogConfig;
 use kvatlas_http::{Secret, TlsConfig};
-use kvatlas_service::log::LogConfig;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use crate::error::Error;
 pub use crate::ranks::{RankHeader, Ranks};
+pub use crate::sessions::Source;
 
-/// Everything.
+/// All settings of a router.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Clients.
+    /// Settings of the server that clients connect to.
     pub http: HttpConfig,
     /// Engines, as far as they are known at the start. More can be registered later.
     pub engines: Vec<EngineConfig>,
-    /// How engines are spoken to.
+    /// Settings of the connections to engines.
     pub upstream: UpstreamConfig,
-    /// How it is known whether an engine works.
+    /// Settings of the checks whether engines work.
     pub health: HealthConfig,
     /// The service in this process, which follows the engines' events; none if `index` is given or nobody looks.
     pub service: Option<Value>,
     /// The address of a service elsewhere, `http://host:port` or `https://host:port`, that is asked what engines hold.
     pub index: Option<String>,
-    /// The key to show there.
+    /// The key to show to the service at `index`.
     pub index_key: Option<Secret>,
     /// The address of a service above many sites, if the engines are sites: it is asked what each can hold.
     pub global_url: Option<String>,
-    /// The admin key to show there.
+    /// The admin key to show to the service at `global_url`.
     pub global_key: Option<Secret>,
-    /// Within which it must answer.
+    /// Time within which the service at `global_url` must answer.
     #[serde(with = "seconds")]
     pub global_timeout: Duration,
     /// The addresses of other routers in front of the same engines, which are told what this one has there.
     pub peers: Vec<String>,
-    /// The key to show there.
+    /// The key to show to the routers in `peers`.
     pub peer_key: Option<Secret>,
     /// The routing group of the engines in the index.
     pub routing_group: String,
-    /// Who decides: `kvatlas`, `round-robin`, ...
+    /// Name of the policy that decides: `kvatlas`, `round-robin`, ...
     pub policy: String,
     /// The policy's settings.
     pub policy_options: Map<String, Value>,
-    /// Where chance begins.
+    /// Seed of random choices.
     pub seed: u64,
-    /// How the decision core keeps its books.
-    pub routing: RoutingConfig,
-    /// Whether what engines hold is predicted from what was sent to them, as their events are not to be had.
+    /// Number of requests that may wait in the router for an engine.
+    pub queue: usize,
+    /// Time that a request may wait in the router.
+    #[serde(with = "seconds")]
+    pub queue_timeout: Duration,
+    /// True if what engines hold is predicted from what was sent to them, as their events are not to be had.
     pub no_events: bool,
     /// A `tokenizer.json`, or a directory with one and a chat template; `engine` to ask the engine's `/tokenize`; none
     /// to go without tokens.
     pub tokenizer: Option<String>,
-    /// The same for single models, by name.
+    /// Tokenizers of single models by name, each given as in `tokenizer`.
     pub tokenizers: Map<String, Value>,
     /// Tokens of a block where the index does not say.
     pub block_size: u32,
-    /// The header that names a session; empty for none.
+    /// The places of a request where its session may be named, the first one first; none to know of no sessions.
+    pub session_sources: Vec<Source>,
+    /// The operator's own header that names a session; empty for none.
     pub session_header: String,
-    /// How long a session stays with its engine after its last request; 0 for not at all.
+    /// Time that a session stays with its engine after its last request; 0 for not at all.
     #[serde(with = "seconds")]
     pub session_ttl: Duration,
     /// The header with a request's priority, an integer, higher first; empty for none.
     pub priority_header: String,
-    /// Whether answers tell in headers who made them, and why.
+    /// True if answers tell in headers which engine made them, and why.
     pub response_headers: bool,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
-    /// Whether engines get completions as token ids, where those are the ones that they would make themselves.
+    /// True if engines get completions as token ids, where those are the ones that they would make themselves.
     pub forward_tokens: bool,
-    /// Whether engines are asked for the usage of streams whose clients do not ask for it.
+    /// True if engines are asked for the usage of streams whose clients do not ask for it.
     pub ask_usage: bool,
+    /// The images to which the router gives a `uuid` of its own, where engines call them by it.
+    pub image_ids: ImageIds,
+    /// Quantile of the times to the first token after which a streamed request is sent to a second engine too; 0 for never.
+    pub hedge_after: f64,
     /// A file to which decisions are written.
     pub record: Option<PathBuf>,
-    /// How many of the last decisions are kept to look at.
+    /// Number of the last decisions that are kept to look at.
     pub decisions: usize,
     /// Paths besides the known ones that are forwarded: a path, or a beginning that ends in `*`.
     pub forward: Vec<String>,
     /// Ranks of all engines up to which clients may add some.
     pub max_ranks: usize,
-    /// How much is logged. The first of a process decides.
+    /// Settings of the log. The first of a process decide.
     pub log: LogConfig,
 }
 
-/// How clients come in.
+/// Settings of the server that clients connect to.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct HttpConfig {
-    /// Where to listen; port 0 lets the system choose.
+    /// Address to listen at; port 0 lets the system choose.
     pub bind: SocketAddr,
-    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    /// A second address to listen at, for health, readiness and metrics only: without TLS and without a key.
     pub admin_bind: Option<SocketAddr>,
     /// Threads that serve; 0 for one a core.
     pub threads: usize,
@@ -123,24 +133,24 @@ pub struct HttpConfig {
     pub max_headers: usize,
     /// Connections at most; more wait to be accepted.
     pub max_connections: usize,
-    /// From the first byte of a request to the last of its body.
+    /// The longest time from the first byte of a request to the last of its body.
     #[serde(with = "seconds")]
     pub request_timeout: Duration,
-    /// Without a request, until a connection is closed.
+    /// Time without a request after which a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// Within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
+    /// Time within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
     #[serde(with = "seconds")]
     pub write_timeout: Duration,
-    /// Whether each request is logged.
+    /// True if each request is logged.
     pub access_log: bool,
 }
 
-/// One engine.
+/// Settings of one engine.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EngineConfig {
-    /// What it is called, in the index too; its URL without the scheme if not given.
+    /// Name of the engine, in the index too; its URL without the scheme if not given.
     #[serde(default)]
     pub name: Option<String>,
     /// `http://host:port`, with a path if it has one.
@@ -151,52 +161,54 @@ pub struct EngineConfig {
     /// The model's name in the index, if it is another one than that which clients use.
     #[serde(default)]
     pub model: Option<String>,
-    /// What it does for requests.
+    /// The engine's role: the work that it does for requests.
     #[serde(default)]
     pub role: Role,
-    /// Its share of the work beside others.
+    /// The engine's share of the work beside others.
     #[serde(default = "one")]
     pub weight: f64,
     /// Data-parallel ranks that requests can be sent to, each with a cache of its own: how many, or their numbers; 1 if it
     /// has none.
     #[serde(default)]
     pub ranks: Ranks,
-    /// By which numbers requests name one of these ranks.
+    /// The kind of numbers by which requests name one of these ranks.
     #[serde(default)]
     pub rank_header: RankHeader,
     /// The bearer key that it wants.
     #[serde(default)]
     pub key: Option<Secret>,
-    /// Whether it is shown the key of all engines, if it has none of its own: as a rule, unless a client adds it.
+    /// True if the engine is shown the key of all engines, if it has none of its own. If not given, it is, unless a
+    /// client adds it.
     #[serde(default)]
     pub use_key: Option<bool>,
     /// Blocks that its cache has room for; asked for at `/metrics` if not given.
     #[serde(default)]
     pub capacity_blocks: Option<u64>,
-    /// Whose hand-over of blocks it speaks, where prefill and decode are apart.
+    /// The engines' way of handing blocks over that it speaks, where prefill and decode are apart; the engine is asked
+    /// for its kind if not given, and until it has answered no request goes to it that is split.
     #[serde(default)]
-    pub handover: Handover,
-    /// The port at which SGLang's prefill engines meet their decode engines.
+    pub handover: Option<Handover>,
+    /// The engine's version, as versions differ in what they make of prompts; asked for if not given.
+    #[serde(default)]
+    pub version: Option<String>,
+    /// The port at which SGLang's prefill engines meet their decode engines; asked for if not given.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// True as long as it is being asked whose hand-over it speaks: until then no request goes to it that is split.
-    #[serde(default)]
-    pub awaits_kind: bool,
     /// Tokens of a block of its cache, where known: for whoever registers its events.
     #[serde(default)]
     pub block_size: Option<u32>,
 }
 
-/// What an engine does for requests.
+/// The work that an engine does for requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Role {
-    /// All of it.
+    /// The engine computes prompts and generates tokens.
     #[default]
     Both,
-    /// Computes prompts for others.
+    /// The engine computes prompts for others.
     Prefill,
-    /// Takes prompts computed by others.
+    /// The engine takes prompts computed by others.
     Decode,
 }
 
@@ -212,36 +224,57 @@ impl Role {
     }
 }
 
-/// Whose way of handing a prompt's blocks over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+/// The images to which the router gives a `uuid` of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum ImageIds {
+    /// Images whose bytes are in the request.
+    Auto,
+    /// Images that are given by their address as well: whoever sets this says that these never change.
+    Addresses,
+    /// None.
+    Off,
+}
+
+/// A way of handing a prompt's blocks over, by the engines that have it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Handover {
     /// vLLM's: `kv_transfer_params` from the prefill engine's answer go to the decode engine.
-    #[default]
     Vllm,
     /// SGLang's: both get the request at once, with a room to meet in.
     Sglang,
 }
 
-/// How engines are spoken to.
+impl Handover {
+    /// The kind of engine that has it.
+    pub(crate) const fn kind(self) -> kvatlas_prompt::Engine {
+        match self {
+            Self::Vllm => kvatlas_prompt::Engine::Vllm,
+            Self::Sglang => kvatlas_prompt::Engine::Sglang,
+        }
+    }
+}
+
+/// Settings of the connections to engines.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct UpstreamConfig {
-    /// Until a connection must be there.
+    /// Time within which a connection must be there.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
-    /// From when a request is sent to the answer's first byte.
+    /// The longest time from when a request is sent to the answer's first byte.
     #[serde(with = "seconds")]
     pub first_byte_timeout: Duration,
-    /// Between two bytes of an answer.
+    /// The longest time between two bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// How often a request is tried again, on another engine where there is one, as long as nothing was answered: once at
-    /// most if an engine may have worked on it.
+    /// Number of times that a request is tried again, on another engine where there is one, as long as nothing was
+    /// answered: once at most if an engine may have worked on it.
     pub retries: u32,
     /// Connections kept open for the next request, an engine and thread.
     pub idle_connections: usize,
-    /// How long they are kept.
+    /// Time for which idle connections are kept.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
     /// Authorities in PEM for engines and services with `https`; the system's own if none.
@@ -250,151 +283,69 @@ pub struct UpstreamConfig {
     pub key: Option<Secret>,
 }
 
-/// How it is known whether an engine works.
+/// Settings of the checks whether engines work.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct HealthConfig {
-    /// What is asked.
+    /// Path at which engines are asked.
     pub path: String,
-    /// How often; 0 for never.
+    /// Time between two questions to an engine; 0 to ask none.
     #[serde(with = "seconds")]
     pub interval: Duration,
-    /// Within which it must be answered.
+    /// Time within which a question must be answered.
     #[serde(with = "seconds")]
     pub timeout: Duration,
     /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.
     pub failures: u32,
-    /// How long it is left out at first; doubles with each failure after that.
+    /// Time for which an engine is left out at first; doubles with each failure after that.
     #[serde(with = "seconds")]
     pub open: Duration,
-    /// How long at most.
+    /// The longest time for which an engine is left out.
     #[serde(with = "seconds")]
     pub open_max: Duration,
-    /// Without a byte from an engine that has requests, after which it is left out until one comes; 0 for never.
+    /// Time without a byte from an engine that has requests, after which it is left out until one comes; 0 for never.
     #[serde(with = "seconds")]
     pub silence: Duration,
-    /// How often its metrics are read; 0 for never.
+    /// Time between two readings of an engine's metrics; 0 to read none.
     #[serde(with = "seconds")]
     pub load_interval: Duration,
 }
 
-/// How the decision core keeps its books.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct RoutingConfig {
-    /// Requests that may wait in the router for an engine.
-    pub queue: usize,
-    /// How long one may wait.
-    #[serde(with = "seconds")]
-    pub queue_timeout: Duration,
-    /// Further settings of the core, by name.
-    pub options: Map<String, Value>,
-}
+/// The defaults, which Python's table of settings declares and this crate only reads: `tools/generate_defaults.py` writes the file.
+const DEFAULTS: &str = include_str!("../defaults.json");
 
 impl Default for Config {
+    /// The defaults, for programs and tests in Rust: no engines, no tokenizer, and no events.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the file of defaults is not a configuration: a test of this crate reads it.
+    #[expect(clippy::panic, reason = "the file is part of the program, and a test reads it")]
     fn default() -> Self {
-        Self {
-            http: HttpConfig::default(),
-            engines: Vec::new(),
-            upstream: UpstreamConfig::default(),
-            health: HealthConfig::default(),
-            service: None,
-            index: None,
-            index_key: None,
-            global_url: None,
-            global_key: None,
-            global_timeout: Duration::from_millis(200),
-            peers: Vec::new(),
-            peer_key: None,
-            routing_group: "default".to_owned(),
-            policy: "kvatlas".to_owned(),
-            policy_options: Map::new(),
-            seed: 0,
-            routing: RoutingConfig::default(),
-            no_events: false,
-            tokenizer: None,
-            tokenizers: Map::new(),
-            block_size: 16,
-            session_header: "x-session-id".to_owned(),
-            session_ttl: Duration::ZERO,
-            priority_header: String::new(),
-            response_headers: true,
-            decode_alone: 256,
-            forward_tokens: false,
-            ask_usage: true,
-            record: None,
-            decisions: 256,
-            forward: Vec::new(),
-            max_ranks: 1024,
-            log: LogConfig::default(),
-        }
+        serde_json::from_str(DEFAULTS).unwrap_or_else(|error| panic!("defaults.json: {error}"))
     }
 }
 
 impl Default for HttpConfig {
     fn default() -> Self {
-        Self {
-            bind: SocketAddr::from(([127, 0, 0, 1], 8080)),
-            admin_bind: None,
-            threads: 0,
-            key: None,
-            key_file: None,
-            admin_key: None,
-            admin_key_file: None,
-            hosts: Vec::new(),
-            origins: Vec::new(),
-            tls: None,
-            max_body: 64 << 20,
-            body_memory: None,
-            max_head: 64 << 10,
-            max_headers: 128,
-            max_connections: 65_536,
-            request_timeout: Duration::from_secs(60),
-            idle_timeout: Duration::from_secs(75),
-            write_timeout: Duration::from_secs(60),
-            access_log: false,
-        }
+        Config::default().http
     }
 }
 
 impl Default for UpstreamConfig {
     fn default() -> Self {
-        Self {
-            connect_timeout: Duration::from_secs(2),
-            first_byte_timeout: Duration::from_secs(600),
-            stall_timeout: Duration::from_secs(300),
-            retries: 2,
-            idle_connections: 256,
-            idle_timeout: Duration::from_secs(4),
-            ca: None,
-            key: None,
-        }
+        Config::default().upstream
     }
 }
 
 impl Default for HealthConfig {
     fn default() -> Self {
-        Self {
-            path: "/health".to_owned(),
-            interval: Duration::from_secs(5),
-            timeout: Duration::from_secs(2),
-            failures: 3,
-            open: Duration::from_secs(1),
-            open_max: Duration::from_secs(30),
-            silence: Duration::from_secs(60),
-            load_interval: Duration::from_secs(1),
-        }
-    }
-}
-
-impl Default for RoutingConfig {
-    fn default() -> Self {
-        Self { queue: 4096, queue_timeout: Duration::from_secs(60), options: Map::new() }
+        Config::default().health
     }
 }
 
 impl HttpConfig {
-    /// What the HTTP server is told.
+    /// Returns the settings of the HTTP server.
     pub(crate) fn front(&self) -> kvatlas_http::Config {
         kvatlas_http::Config {
             bind: self.bind,
@@ -419,7 +370,7 @@ impl HttpConfig {
 }
 
 impl Config {
-    /// From JSON. Missing fields have their defaults.
+    /// The configuration that Python hands over as JSON, with every field.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
@@ -466,9 +417,9 @@ impl EngineConfig {
             key: None,
             use_key: None,
             capacity_blocks: None,
-            handover: Handover::Vllm,
+            handover: None,
+            version: None,
             bootstrap_port: None,
-            awaits_kind: false,
             block_size: None,
         }
     }

@@ -1,4 +1,5 @@
-//! What the router does beside requests: asks engines how they do, which models they serve, and closes what nobody uses.
+//! The router's work beside requests: it asks engines how they do, which models they serve, and closes what nobody
+//! uses.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,13 +10,10 @@ use serde_json::Value;
 
 use crate::app::App;
 use crate::condition;
-use crate::engine::{Connection, Engine, Framing, Model, Models, Standing, loads};
+use crate::engine::{Engine, HealthState, Kind, Model, Models, get, loads};
 use crate::lock;
 
-/// The longest answer of an engine to a question of the router's own.
-const MAX_ANSWER: usize = 16 << 20;
-
-/// How often engines are looked at.
+/// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
 
 /// The least time between two questions to an engine, however often requests fail there.
@@ -50,7 +48,7 @@ pub(crate) async fn run(app: Arc<App>) {
             }
         }
         trust(&app, &engines);
-        engines.iter().for_each(|engine| condition::look(&app, engine));
+        engines.iter().for_each(|engine| condition::look(app.service.as_ref(), engine));
         tokio::time::sleep(TICK).await;
     }
 }
@@ -59,7 +57,7 @@ async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
     tokio::join!(mind(app.clone(), engine.clone()), follow_load(app, engine));
 }
 
-/// Whether what the index says of each engine can be trusted.
+/// Notes whether what the index says of each engine can be trusted, and how many blocks each has.
 fn trust(app: &App, engines: &[Arc<Engine>]) {
     let Some(service) = app.service.as_ref().filter(|_| app.places.wants().hashes) else { return };
     let keyspaces = service.fleet().keyspaces();
@@ -113,7 +111,7 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
 /// Asks one engine, again and again.
 async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let health = &app.config.health;
-    let mut knows_models = false;
+    let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
     loop {
         let why_not = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
             // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
@@ -128,7 +126,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             match &why_not {
                 Some(why) => {
                     tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
-                    if app.fleet.engines().iter().all(|engine| engine.health.standing() == Standing::Down) {
+                    if app.fleet.engines().iter().all(|engine| engine.health.standing() == HealthState::Down) {
                         tracing::error!(
                             "every engine is down, and requests fail: check that the engines run and that the router \
                              reaches them; the last one said: {why}"
@@ -155,15 +153,41 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 knows_models = true;
             }
         }
+        // Whoever was away may come back as another one.
+        knows_kind &= well || engine.config.handover.is_some();
+        if well && !knows_kind {
+            let asked = tokio::time::timeout(health.timeout, kind(&engine)).await;
+            if let Ok(Some(kind)) = asked {
+                engine.kind.store(Some(Arc::new(kind)));
+                app.fleet.compare_dialects();
+                app.places.is_back();
+                knows_kind = true;
+            }
+        }
         engine.is_known.store(true, Relaxed);
         // An engine that is starting is asked more often, so that it is used as soon as it can be.
         let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
-        let soon = !well || (engine.config.models.is_empty() && !knows_models);
+        let soon = !well || !knows_kind || (engine.config.models.is_empty() && !knows_models);
         let pause = if soon { pause.min(Duration::from_secs(1)) } else { pause };
         let least = pause.min(LEAST_PAUSE);
         tokio::time::sleep(least).await;
         let _ = tokio::time::timeout(pause - least, engine.health.doubted()).await;
     }
+}
+
+/// Asks an engine for its kind. None: it does not answer now.
+async fn kind(engine: &Engine) -> Option<Kind> {
+    for path in Kind::PATHS {
+        let (status, body) = get(engine, path).await.ok()?;
+        if status >= 500 {
+            return None;
+        }
+        if let Some(kind) = (status == 200).then(|| Kind::sglang(&body)).flatten() {
+            return Some(kind);
+        }
+    }
+    let (status, body) = get(engine, Kind::VERSION_PATH).await.ok()?;
+    (status < 500).then(|| Kind::vllm(&body))
 }
 
 fn models(body: &[u8]) -> Option<Models> {
@@ -174,38 +198,4 @@ fn models(body: &[u8]) -> Option<Models> {
         Some(Model { name: card.get("id")?.as_str()?.to_owned(), parent, card })
     };
     Some(Models { names: cards.into_iter().filter_map(model).collect() })
-}
-
-/// The status and body of what an engine answers to a question of the router's own.
-pub(crate) async fn get(engine: &Engine, path: &str) -> Result<(u16, Vec<u8>), String> {
-    ask(engine, "GET", path, b"").await
-}
-
-/// The same for any method, with a body in JSON.
-pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) -> Result<(u16, Vec<u8>), String> {
-    let mut connection = engine.new_connection().await.map_err(|fault| fault.to_string())?;
-    let key = engine.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
-    let kind = if body.is_empty() { "" } else { "content-type: application/json\r\n" };
-    let head = format!(
-        "{method} {}{path} HTTP/1.1\r\nhost: {}\r\nconnection: close\r\n{key}{kind}content-length: {}\r\n\r\n",
-        engine.address.base,
-        engine.address.authority,
-        body.len()
-    );
-    let method = hyper::Method::from_bytes(method.as_bytes()).map_err(|error| error.to_string())?;
-    let answer = connection.ask(head.as_bytes(), body, &method).await.map_err(|fault| fault.to_string())?;
-    let (_, body) = whole(connection, answer.framing).await?;
-    Ok((answer.status.as_u16(), body))
-}
-
-/// All of a body, and the connection on which it came.
-pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
-    let mut body = Vec::new();
-    while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
-        body.extend_from_slice(&data.map_err(|fault| fault.to_string())?);
-        if body.len() > MAX_ANSWER {
-            return Err("its answer is too long".to_owned());
-        }
-    }
-    Ok((connection, body))
 }

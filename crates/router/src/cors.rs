@@ -1,5 +1,5 @@
-//! Which pages of other origins may read answers (CORS): those of the origins in the setting `http.origins`. What engines
-//! say of that is not passed on.
+//! The pages of other origins that may read answers (CORS): those of the origins in the setting `http.origins`. What
+//! engines say of that is not passed on.
 
 use hyper::Response;
 use hyper::header::{
@@ -11,7 +11,7 @@ use hyper::header::{
 use crate::answer::Answer;
 use crate::routes::Methods;
 
-/// For how many seconds a browser need not ask again.
+/// Seconds for which a browser need not ask again.
 const MAX_AGE: u32 = 600;
 
 /// The origin of a request, if pages of it may read answers.

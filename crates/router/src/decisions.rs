@@ -10,8 +10,10 @@ use serde_json::{Value, json};
 
 use crate::clock::millis;
 use crate::lock;
+use crate::observe::Stop;
+use crate::sessions::Turn;
 
-/// For how long after somebody looked the terms of decisions are kept too.
+/// Time after somebody looked for which the terms of decisions are kept too.
 const WATCHED: Duration = Duration::from_secs(10);
 
 /// One decision, and what became of the request.
@@ -31,27 +33,29 @@ pub struct Record {
     pub hashes: Arc<[u64]>,
     /// The engine.
     pub worker: Arc<str>,
-    /// Its data-parallel rank.
+    /// Data-parallel rank of the engine.
     pub rank: u32,
     /// Prompt tokens that were expected in its cache.
     pub cached: u32,
-    /// Of those, the ones that the index did not know of.
+    /// Tokens of `cached` that the index did not know of.
     pub predicted: u32,
-    /// Why there, in a word.
+    /// The reason for the choice, in a word.
     pub why: &'static str,
-    /// What the decision took.
+    /// Microseconds that the decision took.
     pub micros: u32,
     /// Prompt tokens that the service above sites said the engine, a site, had at least and at most.
     pub bounds: Option<(u32, u32)>,
-    /// What was weighed, while somebody looks.
-    pub terms: Option<Explained>,
-    /// What became of it.
-    pub ended: OnceLock<Ended>,
+    /// The candidates and their terms, while somebody looks.
+    pub terms: Option<Explanation>,
+    /// The request as a part of its session, if that is known.
+    pub(crate) turn: Option<Arc<Turn>>,
+    /// The outcome of the request, once it has ended.
+    pub ended: OnceLock<Outcome>,
 }
 
-/// What was weighed.
+/// The candidates of a decision, and the terms that were weighed.
 #[derive(Debug, Clone)]
-pub struct Explained {
+pub struct Explanation {
     /// The candidates: name and rank.
     pub workers: Vec<(Arc<str>, u32)>,
     /// Prompt tokens that each was expected to have in its cache.
@@ -60,9 +64,9 @@ pub struct Explained {
     pub terms: Option<Terms>,
 }
 
-/// What became of a request.
+/// The outcome of a request.
 #[derive(Debug, Clone, Copy)]
-pub struct Ended {
+pub struct Outcome {
     /// `finished`, `failed` or `cancelled`.
     pub how: &'static str,
     /// Prompt tokens in its cache, as the engine says.
@@ -71,6 +75,8 @@ pub struct Ended {
     pub counted: Option<u32>,
     /// Tokens generated.
     pub output: Option<u32>,
+    /// The reason for which the answer ended, if it said so.
+    pub(crate) stop: Option<Stop>,
     /// Seconds from the decision to the first token of a stream.
     pub first_token: Option<f64>,
     /// Seconds from the decision to the end.
@@ -89,12 +95,12 @@ impl Decisions {
         Self { most, ring: Mutex::default(), watched_until: AtomicU64::new(0) }
     }
 
-    /// Whether any are kept.
+    /// True if any decisions are kept.
     pub(crate) fn are_kept(&self) -> bool {
         self.most > 0
     }
 
-    /// Whether somebody has looked lately, so that terms are worth their making.
+    /// True if somebody has looked lately, so that terms are worth their making.
     #[must_use]
     pub fn are_watched(&self) -> bool {
         self.watched_until.load(Relaxed) > millis()
@@ -117,7 +123,7 @@ impl Decisions {
 }
 
 impl Record {
-    /// For programs and pages.
+    /// Returns the decision in JSON, for programs and pages.
     #[must_use]
     pub fn to_json(&self) -> Value {
         let ended = self.ended.get().map(|ended| {
@@ -126,6 +132,7 @@ impl Record {
                 "cached_tokens": ended.cached,
                 "counted_tokens": ended.counted,
                 "output_tokens": ended.output,
+                "stop": ended.stop.map(Stop::word),
                 "first_token": ended.first_token,
                 "took": ended.took,
             })
@@ -142,15 +149,16 @@ impl Record {
             "bounds": self.bounds.map(|(least, most)| json!({ "at_least": least, "at_most": most })),
             "why": self.why,
             "decision_us": self.micros,
-            "terms": self.terms.as_ref().map(Explained::term_names),
-            "candidates": self.terms.as_ref().map(Explained::to_json),
+            "terms": self.terms.as_ref().map(Explanation::term_names),
+            "candidates": self.terms.as_ref().map(Explanation::to_json),
+            "session": self.turn.as_ref().map(|turn| turn.to_json()),
             "ended": ended,
         })
     }
 }
 
-impl Explained {
-    /// What the terms are called, in their order: the last one is what was compared.
+impl Explanation {
+    /// Names of the terms, in their order: the last one is what was compared.
     #[must_use]
     pub fn term_names(&self) -> &[&'static str] {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()

@@ -5,12 +5,12 @@ use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::task::Poll;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, Door, Incoming};
+use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -18,19 +18,21 @@ use crate::app::App;
 use crate::cors;
 use crate::counts;
 use crate::exposition;
-use crate::peers;
+use crate::observe::Dialect;
+use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
-use crate::routes::{self, Allowed, Found, Own, To};
+use crate::routes::{self, ForwardCondition, RouteMatch, RouterAnswer, To};
 use crate::state;
 use crate::ui;
 
 /// Answers a request.
-pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
+pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let arrived = Instant::now();
     let id = request.headers().get(REQUEST_ID).cloned();
     let origin = cors::origin(request.headers(), &app.config.http.origins);
     let is_http1 = request.version() <= Version::HTTP_11;
+    let dialect = Dialect::at(request.uri().path());
     let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
     let mut answering = pin!(dispatch(&app, &call, request, arrived));
     // A panic is a bug, and costs the request that met it.
@@ -45,7 +47,7 @@ pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>
     });
     let mut response = answered.await.unwrap_or_else(|refusal| {
         app.counts.refused.add(refusal.status, refusal.code);
-        let mut response = refusal.response();
+        let mut response = refusal.response(dialect);
         if let Some(id) = id {
             response.headers_mut().insert(REQUEST_ID, id);
         }
@@ -76,42 +78,50 @@ pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>
 async fn dispatch(
     app: &Arc<App>,
     call: &Call,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     arrived: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let (shard, door, until) = (call.thread, call.door, call.until);
+    let (shard, kind, until) = (call.thread, call.kind, call.until);
+    if kind == ListenerKind::Admin {
+        app.gate.check_admin_host(&request)?;
+    }
     let path = request.uri().path();
     let origins = &app.config.http.origins;
     let route = match routes::find(request.method(), path, &app.config.forward) {
-        Found::Route(route) => route,
-        Found::WrongMethod(methods) if door == Door::Main && *request.method() == Method::OPTIONS => {
+        RouteMatch::Route(route) => route,
+        RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main && *request.method() == Method::OPTIONS => {
             return Ok(cors::options(methods, request.headers(), origins));
         }
-        Found::WrongMethod(methods) if door == Door::Main => return Err(Refusal::wrong_method(methods.list())),
-        Found::WrongMethod(_) => return Err(unknown_path()),
-        Found::Unknown => {
-            if door == Door::Main {
+        RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main => {
+            return Err(Refusal::wrong_method(methods.list()));
+        }
+        RouteMatch::WrongMethod(_) => return Err(Refusal::unknown_path()),
+        RouteMatch::Unknown => {
+            if kind == ListenerKind::Main {
                 check(app, call, &request, Access::Ask)?;
             }
-            return Err(unknown_path());
+            return Err(Refusal::unknown_path());
         }
     };
     let own = match route.to {
-        To::Own(own) if door == Door::Main || route.is_for_probes() => own,
-        To::Engine(forwarded) if door == Door::Main => {
+        To::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
+        To::Engine(forwarded) if kind == ListenerKind::Main => {
             let is_known = check(app, call, &request, route.wants)?;
-            if forwarded.allowed == Allowed::ToAdmins && !is_known && !routes::is_listed(path, &app.config.forward) {
-                return Err(if route.is_unnamed() { unknown_path() } else { changes_engines() });
+            if forwarded.allowed == ForwardCondition::ToAdmins
+                && !is_known
+                && !routes::is_listed(path, &app.config.forward)
+            {
+                return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
             let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
-        _ => return Err(unknown_path()),
+        _ => return Err(Refusal::unknown_path()),
     };
     // What is open to everybody is so whatever host they name.
-    let is_checked = door == Door::Main && route.wants != Access::Open;
+    let is_checked = kind == ListenerKind::Main && route.wants != Access::Open;
     let is_known = is_checked && check(app, call, &request, route.wants)?;
     // A page can send other types to any server unasked.
     let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
@@ -120,39 +130,39 @@ async fn dispatch(
     }
     let query = request.uri().query();
     match own {
-        Own::Welcome => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", routes::WELCOME.as_bytes())),
-        Own::Health => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
-        Own::Ready => Ok(admin::ready(app)),
-        Own::Version => {
+        RouterAnswer::Welcome => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", routes::WELCOME.as_bytes())),
+        RouterAnswer::Health => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
+        RouterAnswer::Ready => Ok(admin::ready(app)),
+        RouterAnswer::Version => {
             let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
             Ok(json(StatusCode::OK, version.to_string()))
         }
-        Own::Metrics => metrics(app, request.headers()),
-        Own::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
-        Own::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
-        Own::Streams => {
+        RouterAnswer::Metrics => metrics(app, request.headers()),
+        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
+        RouterAnswer::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
+        RouterAnswer::Streams => {
             let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
             Ok(json(StatusCode::OK, streams.to_string()))
         }
-        Own::Decisions => admin::decisions(app, query).await,
-        Own::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
-        Own::Model => admin::model(app, route.parameter(path)),
+        RouterAnswer::Decisions => admin::decisions(app, query).await,
+        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
+        RouterAnswer::Model => admin::model(app, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
-        Own::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(unknown_path),
-        Own::PageEvents => ui::events(app),
-        Own::PageDecision => ui::decision(app, query),
-        Own::Explain => admin::explain(app, shard, request, until).await,
-        Own::Snapshot => admin::snapshot(app, request).await,
-        Own::PeersWork => peers::hear(app, request, until).await,
-        Own::AddEngine => admin::add_engine(app, request, is_known, until).await,
-        Own::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
-        Own::Drain => admin::drain_engine(app, route.parameter(path), true),
-        Own::Undrain => admin::drain_engine(app, route.parameter(path), false),
+        RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
+        RouterAnswer::PageEvents => ui::events(app),
+        RouterAnswer::PageDecision => ui::decision(app, query),
+        RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
+        RouterAnswer::Snapshot => admin::snapshot(app, request).await,
+        RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
+        RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
+        RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
+        RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),
+        RouterAnswer::Undrain => admin::drain_engine(app, route.parameter(path), false),
     }
 }
 
 /// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.
-fn check(app: &App, call: &Call, request: &Request<Incoming>, wants: Access) -> Result<bool, Refusal> {
+fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<bool, Refusal> {
     let is_known = app.gate.check(request, wants, &app.config.http.origins)?;
     if is_known {
         call.place.is_known();
@@ -163,13 +173,8 @@ fn check(app: &App, call: &Call, request: &Request<Incoming>, wants: Access) -> 
 fn metrics(app: &Arc<App>, headers: &HeaderMap) -> Result<Response<Answer>, Refusal> {
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be written");
     let text = exposition::text(app).map_err(failed)?;
-    let (kind, text) = kvatlas_service::negotiated_metrics(headers, text);
+    let (kind, text) = kvatlas_http::metrics::negotiated(headers, text);
     Ok(typed(StatusCode::OK, kind, text))
-}
-
-pub(crate) fn unknown_path() -> Refusal {
-    let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
-    Refusal::new(StatusCode::NOT_FOUND, "unknown_path", message)
 }
 
 /// A path that is for whoever may change engines, at a router that knows nobody by a key.
@@ -178,6 +183,3 @@ fn changes_engines() -> Refusal {
                    (http.admin_key_file), which this router does not have, or if the setting `forward` names it";
     Refusal::new(StatusCode::FORBIDDEN, "forbidden", message)
 }
-
-/// How long a client should wait before it asks again whether the router is ready.
-pub(crate) const READY_AGAIN: Duration = Duration::from_secs(1);

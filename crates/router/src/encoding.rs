@@ -6,13 +6,14 @@ use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-/// As many bodies are unpacked at once, at most: each takes as much memory as the longest body may have.
+/// Permits to unpack bodies, for as many as are unpacked at once: each takes as much memory as the longest body may
+/// have.
 static TURNS: Semaphore = Semaphore::const_new(4);
 
-/// How often a body may be compressed, one over the other.
+/// Number of times that a body may be compressed, one over the other.
 const MOST: usize = 3;
 
-/// How a body is compressed.
+/// A way in which a body is compressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Coding {
     Gzip,
@@ -21,18 +22,18 @@ enum Coding {
     Zstd,
 }
 
-/// How a body is compressed, the last way first; nothing if it is as it is.
+/// The ways in which a body is compressed, the last one first; empty if it is as it is.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Codings(Vec<Coding>);
 
 /// A body as it was before it was compressed. Others wait for their turn as long as this is held.
-pub(crate) struct Unpacked {
+pub(crate) struct DecodedBody {
     pub(crate) body: Bytes,
     _turn: Option<SemaphorePermit<'static>>,
 }
 
 impl Codings {
-    /// Those that the headers name. None if one of them is not known, or there are too many.
+    /// Returns the codings that the headers name. None if one of them is not known, or there are too many.
     pub(crate) fn of(headers: &HeaderMap) -> Option<Self> {
         let mut codings = Vec::new();
         for value in headers.get_all(CONTENT_ENCODING) {
@@ -74,11 +75,11 @@ impl Codings {
 }
 
 /// A body to be read, on a thread beside those that serve. None if it cannot be unpacked: its engine says what is wrong.
-pub(crate) async fn unpacked(codings: Codings, body: &Bytes, most: usize) -> Option<Unpacked> {
+pub(crate) async fn unpacked(codings: Codings, body: &Bytes, most: usize) -> Option<DecodedBody> {
     let turn = TURNS.acquire().await.ok();
     let body = body.clone();
     let plain = tokio::task::spawn_blocking(move || codings.unpack(&body, most)).await.ok().flatten()?;
-    Some(Unpacked { body: plain.into(), _turn: turn })
+    Some(DecodedBody { body: plain.into(), _turn: turn })
 }
 
 fn all_of(from: impl Read, most: usize) -> Option<Vec<u8>> {

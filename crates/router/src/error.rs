@@ -1,4 +1,4 @@
-//! What can go wrong when a router starts or its fleet is changed.
+//! Errors when a router starts or its fleet is changed.
 
 /// A refusal: what was wrong, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -6,13 +6,13 @@ pub enum Error {
     /// A setting that cannot be used.
     #[error("{message}")]
     Config {
-        /// What is wrong with it.
+        /// The fault of the setting, in words.
         message: String,
     },
     /// The router cannot be started.
     #[error("{message}")]
     Start {
-        /// Why.
+        /// The reason, in words.
         message: String,
     },
     /// There is no such engine.
@@ -24,17 +24,17 @@ pub enum Error {
     /// There is another engine of that name.
     #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
     Taken {
-        /// The name.
+        /// The name that is taken.
         name: String,
-        /// Where that engine is.
+        /// Address of the engine that has the name.
         url: String,
     },
     /// There are as many engines as may be added over HTTP.
     #[error("with {ranks} ranks the fleet would be larger than POST /engines may make it: {most} (router.max_ranks)")]
     Full {
-        /// How many ranks the fleet would have.
+        /// Number of ranks that the fleet would have.
         ranks: usize,
-        /// How many it may have.
+        /// Number of ranks that the fleet may have.
         most: usize,
     },
     /// The router has ended.
@@ -48,12 +48,12 @@ impl Error {
         Self::Config { message: message.into() }
     }
 
-    /// Why the router cannot be started.
+    /// An error that says why the router cannot be started.
     pub fn start(message: impl Into<String>) -> Self {
         Self::Start { message: message.into() }
     }
 
-    /// Stable, for programs.
+    /// Returns the error's code for programs, which is stable.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -79,10 +79,10 @@ impl From<kvatlas_http::Error> for Error {
     }
 }
 
-impl From<kvatlas_service::Error> for Error {
-    fn from(error: kvatlas_service::Error) -> Self {
+impl From<kvatlas_follow::Error> for Error {
+    fn from(error: kvatlas_follow::Error) -> Self {
         match error {
-            kvatlas_service::Error::Config { message } => Self::Config { message },
+            kvatlas_follow::Error::Config { message } => Self::Config { message },
             other => Self::start(other.to_string()),
         }
     }

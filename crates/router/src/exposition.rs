@@ -1,33 +1,41 @@
-//! `/metrics`, as Prometheus reads it. The names are listed in `docs/reference/router-metrics.md`.
+//! `/metrics`, as Prometheus reads it. The documentation has names, labels and texts from here
+//! (`tools/docs/router_metrics.py`).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvatlas_follow::metrics::{self, count_of, counter, describe};
+use kvatlas_http::metrics::write_process;
 use kvatlas_prompt::{Endpoint, WhyNot};
-use kvatlas_routing::{Refusal, Why};
-use kvatlas_service::write_process_metrics;
+use kvatlas_routing::{Kind, Refusal, Why};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
-use prometheus_client::metrics::counter::ConstCounter;
-use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
+use crate::answer_engines::FOUND;
 use crate::app::App;
-use crate::counts::{Histogram, STATUSES};
-use crate::elsewhere::Elsewhere;
-use crate::engine::{Engine, FAULTS, Standing};
+use crate::cache_reports;
+use crate::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
+use crate::engine::{Engine, FAULTS, HealthState, Trouble};
+use crate::external_index::ExternalIndex;
 use crate::global;
-use crate::observed;
+use crate::lock;
 use crate::peers;
 use crate::place::{OFF_BY, OFF_WHY};
-use crate::proxy::{GIVEN_UP, PREPARED, RESULTS};
-use crate::stored::FOUND;
+use crate::proxy::{PREPARED, RESULTS};
+use crate::sessions::Source;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-const STANDINGS: [Standing; 6] =
-    [Standing::Up, Standing::Down, Standing::Failing, Standing::Silent, Standing::Busy, Standing::Draining];
+const STANDINGS: [HealthState; 6] = [
+    HealthState::Up,
+    HealthState::Down,
+    HealthState::Failing,
+    HealthState::Silent,
+    HealthState::Busy,
+    HealthState::Draining,
+];
 
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
@@ -38,7 +46,7 @@ pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     if let Some(service) = &app.service {
         service.write_metrics(&mut out)?;
     }
-    write_process_metrics(&mut out)?;
+    write_process(&mut out)?;
     encode_eof(&mut out)?;
     Ok(out)
 }
@@ -57,6 +65,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
         self.requests(&mut encoder)?;
         self.decisions(&mut encoder)?;
+        self.sessions(&mut encoder)?;
         self.engines(&mut encoder)
     }
 }
@@ -64,52 +73,57 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let counts = &self.0.counts;
-        let help = "Requests for engines, on any path that is forwarded, by the class of the status that the client got; none: it left before";
+        let help = "Requests on any path that is forwarded to engines, by the class of the status that the client got; none: it left before";
         let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
         for (class, count) in STATUSES.iter().zip(&counts.requests) {
-            one(&mut family, &[("status", *class)], count.load(Relaxed))?;
+            count_of(&mut family, &[("status", *class)], count.load(Relaxed))?;
         }
-        let help = "Requests that the router itself refused, by class of status and reason";
+        let help = "Requests that the router itself refused, by class of status and reason: the code of the answer";
         let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
         for ((class, code), count) in counts.refused.all() {
-            one(&mut family, &[("status", class), ("reason", code)], count)?;
+            count_of(&mut family, &[("status", class), ("reason", code)], count)?;
         }
         let mut family = describe(
             encoder,
             "retries",
-            "Requests tried again, by the reason for which they had failed",
+            "Requests tried again, by the reason for which they had failed, as in engine_faults",
             MetricType::Counter,
         )?;
         for (reason, count) in FAULTS.iter().zip(&counts.retries) {
-            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
-        let help = "Requests that no engine answered, by the reason why they were not sent again";
+        let help = "Requests that no engine answered, by the reason why they were not sent again; not_repeatable: they may change something";
         let mut family = describe(encoder, "unanswered_requests", help, MetricType::Counter)?;
         for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
-            one(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
         let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, at the same time, or not at all";
         let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
-            one(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
+            count_of(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
         }
-        let help = "With forward_tokens, completions by what the engine got: tokens, or the text and for what reason";
+        let help = "With hedge_after, streamed requests whose first byte took long: won (the second engine answered first), lost, or left_out (a twentieth of the requests was at two engines already)";
+        let mut family = describe(encoder, "hedged_requests", help, MetricType::Counter)?;
+        for (outcome, count) in HEDGES.iter().zip(&counts.hedges) {
+            count_of(&mut family, &[("outcome", *outcome)], count.load(Relaxed))?;
+        }
+        let help = "With forward_tokens, completions by what the engine got: tokens, or the text because of not_a_text (token ids or a list), works_on_text (such as echo), no_tokens (the router has none), adapter, apart (another engine computes the prompt), or not_proven (the engine may make other tokens)";
         let mut family = describe(encoder, "forwarded_completions", help, MetricType::Counter)?;
         for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
-            one(&mut family, &[("as", *result)], count.load(Relaxed))?;
+            count_of(&mut family, &[("as", *result)], count.load(Relaxed))?;
         }
-        let help = "Requests that continue, read or cancel an answer of /v1/responses: whether the engine that keeps it is known";
+        let help = "Requests that continue, read or cancel an answer of /v1/responses: the engine that keeps it is known, unknown, or known but gone (engine_gone)";
         let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
-        for (found, count) in FOUND.iter().zip(&self.0.stored.asked) {
-            one(&mut family, &[("engine", *found)], count.load(Relaxed))?;
+        for (found, count) in FOUND.iter().zip(&self.0.answer_engines.asked) {
+            count_of(&mut family, &[("engine", *found)], count.load(Relaxed))?;
         }
         let help = "Answers of /v1/responses whose engine is known";
-        gauge(encoder, "stored_answers", help, self.0.stored.len() as u64)?;
+        gauge(encoder, "stored_answers", help, self.0.answer_engines.len() as u64)?;
         if !self.0.config.peers.is_empty() {
-            let help = "Reports to other routers (told, not_taken), and engines in reports from other routers (heard, unknown_engine)";
+            let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); engines in reports from other routers: heard, or unknown_engine (of no name here)";
             let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
             for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
-                one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
             }
             gauge(
                 encoder,
@@ -118,7 +132,7 @@ impl Scrape {
                 self.0.places.summary().peers as u64,
             )?;
         }
-        self.elsewhere(encoder)?;
+        self.external_index(encoder)?;
         counter(
             encoder,
             "panics",
@@ -129,15 +143,21 @@ impl Scrape {
         gauge(encoder, "connections", "Open connections of clients", front.connections())?;
         let help = "Connections that were closed before they sent a key, to make room for others";
         counter(encoder, "connections_evicted", help, front.evicted())?;
-        let help = "HTTP/2 streams that were reset because the client did not take the answer";
+        let help =
+            "HTTP/2 streams that were reset because the client did not take the answer within http.write_timeout";
         counter(encoder, "stalled_streams", help, front.stalled_streams())?;
-        gauge(encoder, "body_bytes", "Memory of the bodies of all requests", front.memory.used() as u64)?;
-        let help = "Requests refused because the memory for bodies was full, by reason";
+        gauge(
+            encoder,
+            "body_bytes",
+            "Memory of the bodies of all requests in bytes, also while they are sent to engines",
+            front.memory.used() as u64,
+        )?;
+        let help = "Requests refused because http.body_memory was full, by reason: no_room for the body, or it was too slow and gave_way to others";
         let mut family = describe(encoder, "bodies_refused", help, MetricType::Counter)?;
         for (reason, count) in front.memory.refused() {
-            one(&mut family, &[("reason", reason)], count)?;
+            count_of(&mut family, &[("reason", reason)], count)?;
         }
-        let help = "Seconds from a request's arrival to the first token of its streamed answer";
+        let help = "Seconds from a request's arrival to the first token of its streamed answer: text, reasoning or a tool call";
         histogram(encoder, "first_token_seconds", help, &counts.first_token)?;
         histogram(
             encoder,
@@ -145,45 +165,49 @@ impl Scrape {
             "Seconds that a decision took, including waiting in the router",
             &counts.decision,
         )?;
-        let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason";
+        let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason; stored: it continues an answer that an engine keeps; skips_cache: the engine computes all of it, such as for prompt_logprobs; not_answered: the engine's /tokenize did not tell the tokens in time";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
         for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
             for (why, count) in WhyNot::ALL.iter().zip(counts) {
-                one(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
+                count_of(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
             }
         }
+        let help =
+            "Prompts tokenized once more, as engines of another kind or version make another prompt of the request";
+        let mut family = describe(encoder, "prompts_again", help, MetricType::Counter)?;
+        count_of(&mut family, &[], self.0.prompts.again.load(Relaxed))?;
         Ok(())
     }
 
     /// Questions to other processes, and what they are told.
-    fn elsewhere(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
-        match &self.0.elsewhere {
+    fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        match &self.0.external_index {
             None => {}
-            Some(Elsewhere::Index(remote)) => {
+            Some(ExternalIndex::Index(remote)) => {
                 let help = "Queries to the service at router.index";
                 let mut family = describe(encoder, "index_questions", help, MetricType::Counter)?;
                 for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
-                    one(&mut family, &[("result", result)], count.load(Relaxed))?;
+                    count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
                 }
             }
-            Some(Elsewhere::Global(global)) => {
-                let help = "Queries to the service at router.global_url, by result";
+            Some(ExternalIndex::Global(global)) => {
+                let help = "Queries to the service at router.global_url: answered, unanswered, refused (such as without a key), unknown_keyspace (no site has sent a digest of the model), other_block_size, or not_asked (for a second, after three without an answer)";
                 let mut family = describe(encoder, "global_questions", help, MetricType::Counter)?;
                 for (result, count) in global::ANSWERS.iter().zip(&global.questions) {
-                    one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                    count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
                 }
-                let help = "Requests whose site's bounds were known: reported to router.global_url, or why not";
+                let help = "Requests for whose prompt the service at router.global_url had answered: compared (it was told what the engine had cached), or not: nothing_claimed (by the site), not_finished, no_usage (the engine does not say), other_tokens (engine and router count different numbers), queue_full, not_taken (no answer), refused (no admin key), unknown_site";
                 let mut family = describe(encoder, "global_reports", help, MetricType::Counter)?;
                 for (result, count) in global::REPORTED.iter().zip(&global.reports.counts) {
-                    one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                    count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
                 }
             }
         }
-        let Some(observed) = &self.0.observed else { return Ok(()) };
-        let help = "Prompts with what engines had cached of them, reported to router.index, by result";
+        let Some(observed) = &self.0.cache_reporter else { return Ok(()) };
+        let help = "Prompts with what engines had cached of them, for the service at router.index: used (it could learn by it), not_needed, dropped (too many were waiting), refused (no admin key, or an unknown worker), not_taken (no answer)";
         let mut family = describe(encoder, "index_reports", help, MetricType::Counter)?;
-        for (result, count) in observed::RESULTS.iter().zip(&observed.counts) {
-            one(&mut family, &[("result", *result)], count.load(Relaxed))?;
+        for (result, count) in cache_reports::RESULTS.iter().zip(&observed.counts) {
+            count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
         }
         Ok(())
     }
@@ -193,12 +217,16 @@ impl Scrape {
         let summary = places.summary();
         let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
         for (why, count) in Why::ALL.iter().zip(summary.counts.why) {
-            one(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
+            count_of(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
         }
-        let mut family =
-            describe(encoder, "decisions_refused", "Requests that were not placed, by reason", MetricType::Counter)?;
+        let mut family = describe(
+            encoder,
+            "decisions_refused",
+            "Requests that were not placed, by reason; displaced: a request of higher priority took its place in a full queue",
+            MetricType::Counter,
+        )?;
         for (why, count) in Refusal::ALL.iter().zip(summary.counts.refused) {
-            one(&mut family, &[("reason", why.as_str())], count)?;
+            count_of(&mut family, &[("reason", why.as_str())], count)?;
         }
         counter(
             encoder,
@@ -215,7 +243,7 @@ impl Scrape {
         counter(
             encoder,
             "speed_samples_left_out",
-            "Measurements of an engine's speed that were not used, as they were far from all others",
+            "Measurements of an engine's speed that were not used: far from all others, or faster than any engine",
             summary.counts.left_out_samples,
         )?;
         counter(
@@ -237,7 +265,7 @@ impl Scrape {
             for (result, count) in
                 [("written", &counts.written), ("dropped", &counts.dropped), ("failed", &counts.failed)]
             {
-                one(&mut family, &[("result", result)], count.load(Relaxed))?;
+                count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
             }
         }
         gauge(encoder, "queue", "Requests that wait in the router", summary.waiting as u64)?;
@@ -247,8 +275,8 @@ impl Scrape {
             "Blocks that are expected at engines because a prompt was sent there",
             summary.predicted_blocks as u64,
         )?;
-        gauge(encoder, "sessions", "Sessions that are remembered", summary.sessions as u64)?;
-        let help = "Difference in tokens between what an engine had cached and what was expected";
+        gauge(encoder, "sessions", "Sessions that stay with an engine (session_ttl)", summary.sessions as u64)?;
+        let help = "Difference in tokens between what an engine had cached and what was expected; as_expected: less than a block; template_mismatch: engine and router count different numbers of prompt tokens";
         let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
         for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
             let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
@@ -261,20 +289,40 @@ impl Scrape {
         Ok(())
     }
 
+    fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let sessions = &self.0.sessions;
+        let help = "Prompts by what named their session; none: nothing did";
+        let mut family = describe(encoder, "session_prompts", help, MetricType::Counter)?;
+        let sources = Source::ALL.iter().map(|source| source.word()).chain(["none"]);
+        for (source, count) in sources.zip(&sessions.by_source) {
+            count_of(&mut family, &[("source", source)], count.load(Relaxed))?;
+        }
+        let help = "Prompts of sessions, by the event that brought them about";
+        let mut family = describe(encoder, "turns", help, MetricType::Counter)?;
+        for (kind, count) in Kind::ALL.iter().zip(&sessions.by_kind) {
+            count_of(&mut family, &[("kind", kind.as_str())], count.load(Relaxed))?;
+        }
+        gauge(encoder, "known_sessions", "Sessions whose last answer is remembered", sessions.len() as u64)?;
+        let (turns, lately) = sessions.lost_turns();
+        let help = "Turns of sessions whose prompts begin differently turn after turn, so that no cache helps";
+        counter(encoder, "changing_prompts", help, turns)?;
+        gauge(encoder, "changing_prompt_sessions", "Sessions with such prompts in the last ten minutes", lately as u64)
+    }
+
     fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
         let engines = self.0.fleet.engines();
         let mut family =
             describe(encoder, "engine_answers", "Answers of an engine, by class of status", MetricType::Counter)?;
         for engine in engines.iter() {
             for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
-                one(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
+                count_of(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
             }
         }
         let help = "Requests that an engine did not answer, or not completely, by reason";
         let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
         for engine in engines.iter() {
             for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
-                one(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
+                count_of(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
             }
         }
         let mut family = describe(
@@ -288,6 +336,15 @@ impl Scrape {
             for standing in STANDINGS {
                 let labels = [("engine", &*engine.name), ("standing", standing.name())];
                 family.encode_family(&labels)?.encode_gauge(&i64::from(now == standing))?;
+            }
+        }
+        let help = "1 for the worst thing that is known of an engine or of its events, 0 for the others";
+        let mut family = describe(encoder, "engine_condition", help, MetricType::Gauge)?;
+        for engine in engines.iter() {
+            let now = lock(&engine.condition).as_ref().map(|condition| condition.ill);
+            for ill in Trouble::ALL {
+                let labels = [("engine", &*engine.name), ("condition", ill.name())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(now == Some(ill)))?;
             }
         }
         type Read = fn(&Engine) -> u64;
@@ -316,7 +373,7 @@ impl Scrape {
             ),
             ("engine_cancelled", "Requests that clients cancelled", |engine| engine.counts.cancelled.load(Relaxed)),
             ("engine_connections", "Connections opened to an engine", |engine| engine.counts.connections.load(Relaxed)),
-            ("engine_left_alone", "How often an engine was left out because of failures", |engine| {
+            ("engine_left_alone", "How often an engine was left out because of failures that are its own", |engine| {
                 engine.counts.opened.load(Relaxed)
             }),
             ("engine_cached_tokens", "Prompt tokens that an engine reported as cached", |engine| {
@@ -334,34 +391,15 @@ impl Scrape {
         for (name, help, read) in counters {
             let mut family = describe(encoder, name, help, MetricType::Counter)?;
             for engine in engines.iter() {
-                one(&mut family, &[("engine", &*engine.name)], read(engine))?;
+                count_of(&mut family, &[("engine", &*engine.name)], read(engine))?;
             }
         }
         Ok(())
     }
 }
 
-fn describe<'a>(
-    encoder: &'a mut DescriptorEncoder<'_>,
-    name: &'a str,
-    help: &'a str,
-    kind: MetricType,
-) -> Result<MetricEncoder<'a>, std::fmt::Error> {
-    encoder.encode_descriptor(name, help, None, kind)
-}
-
-fn one<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], count: u64) -> Done {
-    family.encode_family(labels)?.encode_counter::<NoLabelSet, _, u64>(&count, None)
-}
-
-fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, count: u64) -> Done {
-    let encoder = describe(encoder, name, help, MetricType::Counter)?;
-    ConstCounter::new(count).encode(encoder)
-}
-
 fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
-    let encoder = describe(encoder, name, help, MetricType::Gauge)?;
-    ConstGauge::new(i64::try_from(value).unwrap_or(i64::MAX)).encode(encoder)
+    metrics::gauge(encoder, name, help, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
 fn histogram<const N: usize>(

@@ -5,36 +5,45 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
+use kvatlas_prompt::Dialect;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, Standing};
+use crate::engine::{Engine, HealthState};
 use crate::error::Error;
 use crate::lock;
 
 /// The engines that there are, in order of their names.
 pub(crate) struct Fleet {
     engines: ArcSwap<Vec<Arc<Engine>>>,
+    /// The dialect of all engines, if they have one: then nobody has to look which engines serve a model.
+    dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
     shards: usize,
     tls: Arc<ClientConfig>,
 }
 
-/// Who adds an engine.
+/// The ways in which the engines of a model prepare its chats.
+pub(crate) struct Dialects {
+    pub(crate) main: Dialect,
+    pub(crate) others: Vec<Dialect>,
+}
+
+/// The one that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Adds {
+pub(crate) enum Adder {
     /// Whoever runs the router.
     Operator,
     /// A client: it can take no name from another engine, gets a key only if it asks for that, and adds so many.
     Client,
 }
 
-/// What a change of the fleet did.
-pub(crate) struct Changed {
+/// The engines that a change of the fleet added and replaced.
+pub(crate) struct FleetChange {
     pub(crate) added: Arc<Engine>,
     /// The engine of that name that it replaces.
     pub(crate) replaced: Option<Arc<Engine>>,
@@ -43,10 +52,11 @@ pub(crate) struct Changed {
 impl Fleet {
     pub(crate) fn new(config: Arc<Config>, shards: usize) -> Result<Self, Error> {
         let tls = Arc::new(client_tls(config.upstream.ca.as_deref())?);
-        Ok(Self { engines: ArcSwap::default(), changes: Mutex::default(), config, shards, tls })
+        let (engines, dialect) = (ArcSwap::default(), ArcSwap::from_pointee(Some(Dialect::default())));
+        Ok(Self { engines, dialect, changes: Mutex::default(), config, shards, tls })
     }
 
-    /// What checks the certificates of all that requests or questions go to.
+    /// The TLS configuration that checks the certificates of all that requests or questions go to.
     pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
         &self.tls
     }
@@ -65,32 +75,74 @@ impl Fleet {
         Some(engines[at].clone())
     }
 
-    /// An engine that serves a model and is up: the one with the fewest requests.
-    pub(crate) fn one_for(&self, model: Option<&str>) -> Option<Arc<Engine>> {
+    fn replace(&self, engines: Vec<Arc<Engine>>) {
+        self.engines.store(Arc::new(engines));
+        self.compare_dialects();
+    }
+
+    /// Notes the dialect of all engines, if they have one, when an engine's kind and version are known.
+    pub(crate) fn compare_dialects(&self) {
+        let engines = self.engines.load();
+        let first = engines.first().map(|engine| engine.dialect()).unwrap_or_default();
+        let is_one = engines.iter().all(|engine| engine.dialect() == first);
+        self.dialect.store(Arc::new(is_one.then_some(first)));
+    }
+
+    /// The dialects of the engines that serve a model: that of most of them, then the others.
+    pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
+        if let Some(one) = **self.dialect.load() {
+            return Dialects { main: one, others: Vec::new() };
+        }
+        let mut counts = Dialect::ALL.map(|dialect| (0, dialect));
+        for engine in self.engines.load().iter() {
+            if model.is_none_or(|model| engine.models.load().serves(model)) {
+                for (count, dialect) in &mut counts {
+                    *count += usize::from(engine.dialect() == *dialect);
+                }
+            }
+        }
+        // The newest of those that are equally many.
+        counts.sort_by_key(|(count, _)| *count);
+        let mut found = counts.into_iter().rev().filter(|(count, _)| *count > 0).map(|(_, dialect)| dialect);
+        Dialects { main: found.next().unwrap_or_default(), others: found.collect() }
+    }
+
+    /// True if all engines that serve a model call images by the `uuid` that a request has for them.
+    pub(crate) fn takes_image_ids(&self, model: Option<&str>) -> bool {
+        let engines = self.engines.load();
+        let mut serving =
+            engines.iter().filter(|engine| model.is_none_or(|model| engine.models.load().serves(model))).peekable();
+        serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
+    }
+
+    /// An engine that serves a model, prepares its chats in this way and is up: the one with the fewest requests.
+    pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
         let serving = engines.iter().filter(|engine| {
-            engine.health.standing() == Standing::Up && model.is_none_or(|model| engine.models.load().serves(model))
+            engine.dialect() == dialect
+                && engine.health.standing() == HealthState::Up
+                && model.is_none_or(|model| engine.models.load().serves(model))
         });
         serving.min_by_key(|engine| engine.counts.in_flight.load(Relaxed)).cloned()
     }
 
-    /// Whether prefill has engines of its own.
+    /// True if prefill has engines of its own.
     pub(crate) fn is_split(&self) -> bool {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// Whether a request could be sent anywhere, and it is known for which models, and how those that compute prompts hand
-    /// them over.
+    /// True if a request could be sent anywhere, and it is known for which models, and how those that compute prompts
+    /// hand them over.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
-        let is_well = |standing| matches!(standing, Standing::Up | Standing::Silent);
+        let is_well = |standing| matches!(standing, HealthState::Up | HealthState::Silent);
         let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
         let engines = self.engines.load();
         let is_settled = |role: Role| {
             let may_come = |engine: &Arc<Engine>| is_well(engine.health.standing());
             let mut of_role = engines.iter().filter(|it| it.config.role == role && may_come(it)).peekable();
-            of_role.peek().is_none() || of_role.any(|engine| is_up(engine) && !engine.config.awaits_kind)
+            of_role.peek().is_none() || of_role.any(|engine| is_up(engine) && engine.handover().is_some())
         };
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
@@ -100,15 +152,15 @@ impl Fleet {
     pub(crate) fn set(
         &self,
         mut config: EngineConfig,
-        adds: Adds,
+        adds: Adder,
         before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
-    ) -> Result<Changed, Error> {
+    ) -> Result<FleetChange, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
         let _lock = lock(&self.changes);
         let mut engines = Vec::clone(&self.engines.load());
         let (name, address) = Engine::place(&config)?;
         let old = engines.iter().find(|other| *other.name == name).cloned();
-        if adds == Adds::Client {
+        if adds == Adder::Client {
             if let Some(old) = old.as_deref().filter(|old| old.address != address) {
                 return Err(Error::Taken { name, url: old.config.url.clone() });
             }
@@ -133,8 +185,8 @@ impl Fleet {
                 None
             }
         };
-        self.engines.store(Arc::new(engines));
-        Ok(Changed { added: engine, replaced })
+        self.replace(engines);
+        Ok(FleetChange { added: engine, replaced })
     }
 
     /// Takes an engine out. What runs there goes on.
@@ -144,13 +196,13 @@ impl Fleet {
         let at = engines.iter().position(|engine| *engine.name == *name);
         let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         let engine = engines.remove(at);
-        self.engines.store(Arc::new(engines));
+        self.replace(engines);
         engine.pool.clear();
         Ok(engine)
     }
 }
 
-/// What checks the certificates of engines.
+/// Returns the TLS configuration that checks the certificates of engines.
 fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     let mut roots = RootCertStore::empty();
     // Where the systems that we run on keep the authorities that they trust.
@@ -176,4 +228,10 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
         .with_no_client_auth();
     config.alpn_protocols = vec![b"http/1.1".to_vec()];
     Ok(config)
+}
+
+/// The decision core's number for a worker's rank.
+pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
+    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
+    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
 }

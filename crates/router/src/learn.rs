@@ -1,31 +1,31 @@
-//! What an index learns by a request: what its prompt's blocks are, and what its engine says that it had of them. An index
-//! in the same process learns while a stream has begun late: otherwise no prompt is kept. One in another process says
-//! whether it could use what it was told ([`crate::observed`]).
+//! The prompts that an index learns by: what the blocks of a request's prompt are, and what its engine says that it had
+//! of them. An index in the same process learns while a stream has begun late: otherwise no prompt is kept. One in
+//! another process says whether it could use what it was told ([`crate::cache_reports`]).
 
 use std::sync::Arc;
 use std::time::Instant;
 
-use kvatlas_service::state::Keyspace;
+use kvatlas_follow::state::Keyspace;
 
+use crate::cache_reports::{CacheReport, CacheReporter};
 use crate::observe::Usage;
-use crate::observed::{Answered, Observed};
 
 /// A prompt that may tell the index something.
-pub(crate) struct Telling {
+pub(crate) struct PromptEvidence {
     to: To,
     tokens: Box<[u32]>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
 }
 
-/// Who learns.
+/// The index that learns.
 enum To {
     Here(Arc<Keyspace>),
-    /// By the name of the model.
-    Elsewhere(Arc<Observed>, String),
+    /// An index in another process, which knows of adapters by this name of the model.
+    Process(Arc<CacheReporter>, String),
 }
 
-impl Telling {
+impl PromptEvidence {
     /// None if nothing can be learnt by it.
     pub(crate) fn of<'t>(
         keyspace: &Arc<Keyspace>,
@@ -42,51 +42,51 @@ impl Telling {
         keyspace.learns().then(|| Arc::new(new()))
     }
 
-    /// The same for an index in another process, which knows of adapters by the model's name.
-    pub(crate) fn elsewhere<'t>(
-        observed: &Arc<Observed>,
+    /// Like [`of`](Self::of), for an index in another process, which knows of adapters by the model's name.
+    pub(crate) fn of_process<'t>(
+        cache_reporter: &Arc<CacheReporter>,
         model: &str,
         tokens: impl FnOnce() -> &'t [u32],
         salt: Option<&str>,
     ) -> Option<Arc<Self>> {
         let new = || Self {
-            to: To::Elsewhere(observed.clone(), model.to_owned()),
+            to: To::Process(cache_reporter.clone(), model.to_owned()),
             tokens: tokens().into(),
             adapter: None,
             salt: salt.map(str::to_owned),
         };
-        observed.wants().then(|| Arc::new(new()))
+        cache_reporter.wants().then(|| Arc::new(new()))
     }
 
-    /// Its request is placed: the index may look at it now.
+    /// Lets the index look at the prompt, as its request is placed.
     pub(crate) fn asked(&self) {
         if let To::Here(keyspace) = &self.to {
             keyspace.asked(&self.tokens, self.adapter.as_deref(), self.salt.as_deref());
         }
     }
 
-    /// It is about to be sent to a worker's rank. None if nothing can be learnt by the answer.
-    pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<Sent> {
-        let new = || Sent { telling: self.clone(), rank, at: Instant::now() };
+    /// Notes that the request is about to be sent to a worker's rank. None if nothing can be learnt by the answer.
+    pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
+        let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {
             To::Here(keyspace) => keyspace.wants_answers(worker, rank),
-            To::Elsewhere(..) => true,
+            To::Process(..) => true,
         };
         is_wanted.then(new)
     }
 }
 
-/// One that was sent to an engine.
-pub(crate) struct Sent {
-    telling: Arc<Telling>,
+/// A prompt that was sent to an engine.
+pub(crate) struct SentPrompt {
+    telling: Arc<PromptEvidence>,
     rank: u32,
     at: Instant,
 }
 
-impl Sent {
+impl SentPrompt {
     /// The engine has said what it had cached.
     pub(crate) fn answered(&self, worker: &str, usage: Usage) {
-        let Telling { to, tokens, adapter, salt } = &*self.telling;
+        let PromptEvidence { to, tokens, adapter, salt } = &*self.telling;
         let (Some(cached), Some(prompt)) = (usage.cached, usage.prompt) else { return };
         // If the engine counts other tokens than were counted here, what it says is of another prompt.
         if prompt as usize != tokens.len() {
@@ -97,7 +97,7 @@ impl Sent {
                 let prompt = (&**tokens, adapter.as_deref(), salt.as_deref());
                 keyspace.answered(worker, self.rank, prompt, cached as usize, self.at);
             }
-            To::Elsewhere(observed, model) => observed.tell(Answered {
+            To::Process(cache_reporter, model) => cache_reporter.tell(CacheReport {
                 worker: worker.to_owned(),
                 rank: self.rank,
                 model: model.clone(),

@@ -7,13 +7,18 @@
 //!                                                └─▶ admin, state, exposition, decisions
 //! ```
 //!
-//! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place` ▶ `fleet` ▶ `engine` ▶ `config`.
+//! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place`, `prompts`, `peers` ▶ `fleet` ▶ `engine` ▶ `config`. What
+//! `app` holds does not know it.
 
 #![forbid(unsafe_code)]
 
 mod admin;
 mod answer;
+mod answer_engines;
 mod app;
+mod aside;
+mod asking;
+mod cache_reports;
 mod clock;
 mod condition;
 pub mod config;
@@ -22,19 +27,20 @@ mod cors;
 mod counts;
 pub mod decisions;
 mod dispatch;
-mod elsewhere;
 mod encoding;
 pub mod engine;
 mod error;
 mod exposition;
+mod external_index;
 mod fleet;
 mod global;
 mod learn;
 mod media;
 mod names;
 mod observe;
-mod observed;
+mod peer_work;
 mod peers;
+mod pictures;
 mod place;
 mod prompts;
 mod proxy;
@@ -43,15 +49,17 @@ mod reading;
 pub mod record;
 mod refusal;
 mod remote;
+mod remote_service;
 mod router;
 mod routes;
 mod server;
+mod sessions;
 mod state;
-mod stored;
 mod ui;
 
 pub use config::Config;
 pub use error::Error;
+pub use prompts::prompt_tokens;
 pub use router::Router;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

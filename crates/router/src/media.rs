@@ -1,11 +1,13 @@
-//! How many tokens images, sounds and the like are, as far as engines have told: for each model a running mean by kind.
+//! Estimates of how many tokens images, sounds and the like are, as far as engines have told: for each model a running
+//! mean by kind.
 
 use std::collections::HashMap;
-use std::sync::Mutex;
+use std::sync::{Arc, Mutex};
 
 use kvatlas_prompt::{MEDIA_TOKENS, Media, MediaKind};
 
 use crate::lock;
+use crate::pictures::{Lengths, PictureCount};
 
 /// Tokens that one value is taken for at most, whatever an engine has counted: a video of some minutes.
 const MOST: f64 = 65_536.0;
@@ -17,17 +19,21 @@ const MODELS: usize = 1024;
 /// Means by kind, and how many answers they are of.
 type Means = ([f64; MediaKind::ALL.len()], [f64; MediaKind::ALL.len()]);
 
-/// What was learnt.
+/// The means that were learnt, by model.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTokens {
     by_model: Mutex<HashMap<String, Means>>,
+    /// The lengths of single pictures, where engines call them by a name that is known.
+    pub(crate) lengths: Lengths,
 }
 
-/// What is not text in a request, and for which model.
+/// The parts of a request that are not text, and its model.
 #[derive(Debug, Clone)]
 pub(crate) struct ModelMedia {
     pub(crate) model: String,
     pub(crate) media: Media,
+    /// The pictures of which an engine's count may tell the lengths.
+    pub(crate) counting: Option<Arc<PictureCount>>,
 }
 
 impl MediaTokens {
@@ -39,7 +45,8 @@ impl MediaTokens {
 
     /// An engine has counted the tokens of a prompt.
     pub(crate) fn learn(&self, of: &ModelMedia, counted: u32) {
-        let ModelMedia { model, media } = of;
+        let ModelMedia { model, media, counting } = of;
+        counting.iter().for_each(|counting| self.lengths.learn(counting, counted));
         let mut by_model = lock(&self.by_model);
         if by_model.len() >= MODELS && !by_model.contains_key(model) {
             by_model.clear();
@@ -67,7 +74,7 @@ mod tests {
     #[test]
     fn tokens_are_learnt_by_model_and_kind() {
         let learnt = MediaTokens::default();
-        let of = |items, text| ModelMedia { model: "m".into(), media: Media { text, items } };
+        let of = |items, text| ModelMedia { model: "m".into(), media: Media { text, items }, counting: None };
         let image = of([1, 0, 0, 0, 0], 400);
         assert_eq!(learnt.estimate("m", &image.media), 1124);
         for _ in 0..20 {

@@ -3,31 +3,28 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::time::Duration;
 
+use kvatlas_follow::Follower;
+use kvatlas_follow::state::Keyspace;
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Endpoint, Media, Options, Prompted, Prompter, Question, Recalled, Request, TOKENIZE_PATH, Turns, WhyNot,
-    tokenize_answer,
+    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptTokens, Prompter, RecalledBody, Request, Turns,
+    WhyNot,
 };
-use kvatlas_service::Follower;
-use kvatlas_service::state::Keyspace;
 use memchr::memmem;
 use tokio::sync::{Semaphore, SemaphorePermit};
 
-use crate::config::Config;
-use crate::control::ask;
-use crate::engine::Engine;
+use crate::cache_reports::CacheReporter;
+use crate::config::{Config, Handover, ImageIds};
 use crate::error::Error;
-use crate::learn::Telling;
+use crate::fleet::Dialects;
+use crate::learn::PromptEvidence;
 use crate::media::{MediaTokens, ModelMedia};
-use crate::observed::Observed;
+use crate::pictures::ExpandedPrompt;
+use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
-/// What a configuration names instead of a tokenizer to have engines asked.
+/// The word that a configuration has instead of a tokenizer to have engines asked.
 const ENGINE: &str = "engine";
-
-/// Within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
-const PATIENCE: Duration = Duration::from_millis(500);
 
 /// Tokens that sound, images and whatever else is not text are taken to be, at most.
 const UNREADABLE: u32 = 1_500;
@@ -37,33 +34,44 @@ const REMEMBERED: usize = 256 << 20;
 
 /// The prompters of all models.
 pub(crate) struct Prompts {
-    /// For models that have none of their own.
-    any: Arc<Prompter>,
-    by_model: HashMap<String, Arc<Prompter>>,
+    /// The prompters for models that have none of their own.
+    any: Prompters,
+    by_model: HashMap<String, Prompters>,
     turns: Turns,
-    /// Whether engines are asked for the tokens of prompts.
+    /// True if engines are asked for the tokens of prompts.
     asks_engines: bool,
-    /// What the policy looks at.
+    /// The forms of a prompt that the policy looks at.
     wants: Wants,
     /// The index in another process, if that learns by prompts.
-    observed: Option<Arc<Observed>>,
-    /// Whether the tokens of completions are kept, to be forwarded.
+    cache_reporter: Option<Arc<CacheReporter>>,
+    /// True if the tokens of completions are kept, to be forwarded.
     keeps_ids: bool,
+    /// Bytes of a prompt beyond which it takes long to read.
+    long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// As many long prompts are read at once as there are cores. Each thread that reads has a tokenizer's memory of
-    /// words, so more of them would be slower and larger.
+    /// The pictures that get a name, if any do.
+    names_pictures: Option<PictureScope>,
+    /// Permits to read long prompts: as many are read at once as there are cores. Each thread that reads has a
+    /// tokenizer's memory of words, so more of them would be slower and larger.
     helpers: Semaphore,
     /// Prompts without tokens, by [`Endpoint::ALL`] and [`WhyNot::ALL`].
     pub(crate) why_not: [[AtomicU64; WhyNot::ALL.len()]; Endpoint::ALL.len()],
-    /// What images and the like are taken for.
+    /// Prompts made once more, as engines of another kind or version make others of them.
+    pub(crate) again: AtomicU64,
+    /// Estimates of how many tokens images and the like are.
     pub(crate) media: MediaTokens,
 }
 
 /// Bytes of a body that no policy looks into, from which on it is worth to look for what is not text.
 const LARGE: usize = 16 << 10;
 
-/// What a policy looks at.
+/// Bytes of a prompt that were not seen before, beyond which reading it takes a millisecond or more: with the quick
+/// tokenizer library, and with the common one.
+const LONG_PROMPT: usize = 80 << 10;
+const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
+
+/// The forms of a prompt that a policy looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Wants {
     /// Content hashes.
@@ -72,80 +80,155 @@ pub(crate) struct Wants {
     pub(crate) text: bool,
 }
 
-/// What is known of a request before it is placed.
+/// A request, as far as it is known before it is placed.
 #[derive(Default)]
-pub(crate) struct Known {
+pub(crate) struct RequestFacts {
     /// The model, if the request names one.
     pub(crate) model: Option<String>,
     pub(crate) tokens: u32,
     pub(crate) block_size: u32,
+    /// The prompt's blocks, as most engines of the model make it.
     pub(crate) hashes: Arc<[u64]>,
+    /// The prompt's blocks as engines of other dialects make it.
+    pub(crate) others: Vec<Other>,
     pub(crate) text: Option<String>,
-    pub(crate) session: Option<u64>,
+    /// The sessions that fields of the body name.
+    pub(crate) in_body: BodyNames,
+    /// The session that it names.
+    pub(crate) session: Option<Name>,
+    /// The request as a part of its session, if that is known.
+    pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
     pub(crate) answers: u32,
-    /// Whether the answer comes token by token.
+    /// True if the answer comes token by token.
     pub(crate) streams: bool,
-    /// Whether it is a stream whose client has not asked how many tokens it has, though it could.
+    /// True if it is a stream whose client has not asked how many tokens it has, though it could.
     pub(crate) lacks_usage: bool,
-    /// Whether it has `stream_options` at all.
+    /// True if it has `stream_options` at all.
     pub(crate) has_stream_options: bool,
-    /// What is not text in it.
+    /// The parts of it that are not text.
     pub(crate) media: Option<ModelMedia>,
-    /// Whether `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
+    /// The pictures in it, if engines get it with names for them.
+    pub(crate) pictured: Option<RequestPictures>,
+    /// True if `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
     pub(crate) is_counted: bool,
     /// The answer that it goes on from.
     pub(crate) previous: Option<String>,
     /// True if an engine goes on with it when the client has left.
     pub(crate) in_background: bool,
+    /// True if engines of every dialect make the same of its prompt.
+    pub(crate) is_alike: bool,
     /// The one engine that can take it, as it keeps what the request goes on from.
     pub(crate) only: Option<Arc<str>>,
     /// The tokens, where they may be forwarded.
     pub(crate) ids: Option<Vec<u32>>,
-    /// Why it has no tokens, or not all, as long as an engine may still tell them.
+    /// The reason that it has no tokens, or not all, as long as an engine may still tell them.
     pub(crate) why_not: Option<WhyNot>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
-    /// What the index may learn by it.
-    pub(crate) telling: Option<Arc<Telling>>,
-    /// Where the index has the model's blocks.
+    /// The prompt that the index may learn by.
+    pub(crate) telling: Option<Arc<PromptEvidence>>,
+    /// The keyspace in which the index has the model's blocks.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
+}
+
+/// A request's pictures, by whose names its blocks are known.
+pub(crate) struct RequestPictures {
+    pub(crate) pictures: Pictures,
+    pub(crate) expanded: ExpandedPrompt,
+    /// The blocks before the first of them.
+    before: Arc<[u64]>,
+}
+
+/// The tokens that an engine told.
+pub(crate) struct EngineTokens {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompts: u32,
+    /// The reason why they end before the prompt does.
+    pub(crate) cut: Option<WhyNot>,
+}
+
+/// The reason why no engine told the tokens, and what it said instead.
+pub(crate) struct Silence {
+    pub(crate) why_not: WhyNot,
+    pub(crate) said: Option<String>,
+}
+
+impl From<WhyNot> for Silence {
+    fn from(why_not: WhyNot) -> Self {
+        Self { why_not, said: None }
+    }
+}
+
+/// A prompt's blocks as engines of a dialect make it.
+#[derive(Debug, Clone)]
+pub(crate) struct Other {
+    pub(crate) dialect: Dialect,
+    pub(crate) hashes: Arc<[u64]>,
+}
+
+/// The prompters of one model, which turn its prompts into tokens, by [`Dialect::ALL`].
+struct Prompters([Prompter; Dialect::ALL.len()]);
+
+impl Prompters {
+    fn new(first: &Prompter) -> Self {
+        Self(Dialect::ALL.map(|dialect| first.with_dialect(dialect)))
+    }
+
+    fn of(&self, dialect: Dialect) -> &Prompter {
+        &self.0[dialect as usize]
+    }
 }
 
 impl Prompts {
     /// Reads the tokenizers that the configuration names.
-    /// `observed`: the index in another process, if that learns by prompts.
-    pub(crate) fn new(config: &Config, wants: Wants, observed: Option<Arc<Observed>>) -> Result<Self, Error> {
-        let options = Options { text: wants.text, ..Options::default() };
+    /// `cache_reporter`: the index in another process, if that learns by prompts.
+    pub(crate) fn new(
+        config: &Config,
+        wants: Wants,
+        cache_reporter: Option<Arc<CacheReporter>>,
+    ) -> Result<Self, Error> {
+        let names_pictures = match config.image_ids {
+            ImageIds::Auto => Some(PictureScope::Data),
+            ImageIds::Addresses => Some(PictureScope::Addresses),
+            ImageIds::Off => None,
+        };
+        // What is looked at as text ends before a picture, and so do blocks.
+        let names_pictures = names_pictures.filter(|_| wants.hashes && !wants.text);
+        let options = Options { text: wants.text, images: names_pictures.is_some(), ..Options::default() };
         let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
         let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
-        let load = |path: &str| -> Result<Arc<Prompter>, Error> {
+        let load = |path: &str| -> Result<Prompters, Error> {
             let prompter = Prompter::open(path, options.clone()).map_err(|error| failed(path, error))?;
             prompter.notes().iter().for_each(|note| tracing::warn!(path, "{note}"));
-            Ok(Arc::new(prompter))
+            Ok(Prompters::new(&prompter))
         };
         let any = match &config.tokenizer {
             Some(path) if (wants.hashes || wants.text) && path != ENGINE => load(path)?,
-            _ => Arc::new(without()?),
+            _ => Prompters::new(&without()?),
         };
         let mut by_model = HashMap::new();
         for (model, path) in &config.tokenizers {
             let path = path.as_str().ok_or_else(|| Error::config(format!("tokenizers.{model} must be a path")))?;
             by_model.insert(model.clone(), load(path)?);
         }
+        let is_quick = by_model.values().chain([&any]).all(|prompters: &Prompters| prompters.0[0].is_quick());
         Ok(Self {
             any,
             by_model,
+            long_prompt: if is_quick { LONG_PROMPT } else { LONG_PROMPT_FOR_COMMON },
             turns: Turns::new(REMEMBERED),
             asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
-            observed,
+            cache_reporter,
             keeps_ids: config.forward_tokens,
+            names_pictures,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
             helpers: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             why_not: Default::default(),
+            again: AtomicU64::new(0),
             media: MediaTokens::default(),
         })
     }
@@ -155,31 +238,50 @@ impl Prompts {
         self.helpers.acquire().await.ok()
     }
 
-    /// What is known of a body from chats seen before.
-    pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> Recalled {
-        if self.wants.hashes || self.wants.text { self.turns.recall(endpoint, body) } else { Recalled::nothing(body) }
+    /// Returns what is known of a body from chats seen before.
+    pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
+        if self.wants.hashes || self.wants.text {
+            self.turns.recall(endpoint, body)
+        } else {
+            RecalledBody::nothing(body)
+        }
     }
 
-    /// What a body says. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
+    /// True if a body takes long to be read, beside what is known of it.
+    pub(crate) fn is_long(&self, recalled: &RecalledBody) -> bool {
+        self.wants.hashes && recalled.new_bytes() > self.long_prompt
+    }
+
+    /// Reads a body. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
+    ///
+    /// `takes_names`: whether all engines of a model call pictures by the names that a request has for them.
     pub(crate) fn read(
         &self,
         service: Option<&Follower>,
+        dialects: impl Fn(Option<&str>) -> Dialects,
+        takes_names: impl Fn(Option<&str>) -> bool,
         endpoint: Endpoint,
         body: &[u8],
-        recalled: &Recalled,
-    ) -> Known {
+        recalled: &RecalledBody,
+    ) -> RequestFacts {
         let request = match recalled.parse(endpoint, body) {
             Ok(request) => request,
             Err(why_not) => {
                 self.count(endpoint, why_not);
-                return Known { tokens: estimate(body), block_size: self.block_size, answers: 1, ..Known::default() };
+                return RequestFacts {
+                    tokens: estimate(body),
+                    block_size: self.block_size,
+                    answers: 1,
+                    ..RequestFacts::default()
+                };
             }
         };
-        let mut known = Known {
+        let is_response = endpoint == Endpoint::Responses;
+        let mut known = RequestFacts {
             model: request.model.as_deref().map(str::to_owned),
             tokens: estimate(body),
             block_size: self.block_size,
-            session: request.session.as_deref().map(session),
+            in_body: BodyNames::of(&request.session),
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
@@ -188,7 +290,9 @@ impl Prompts {
                 && !request.include_usage
                 && matches!(endpoint, Endpoint::Chat | Endpoint::Completions),
             has_stream_options: request.has_stream_options,
-            ..Known::default()
+            previous: request.previous_response.as_deref().filter(|_| is_response).map(str::to_owned),
+            in_background: is_response && request.in_background,
+            ..RequestFacts::default()
         };
         if !self.wants.hashes && !self.wants.text {
             if body.len() > LARGE {
@@ -199,10 +303,22 @@ impl Prompts {
         let model = known.model.as_deref().unwrap_or_default();
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
-        let prompter = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
-        let mut prompted = self.turns.prompt(prompter, &request, recalled, body);
-        if request.skips_cache && self.wants.hashes {
+        let prompters = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
+        let Dialects { main, others } = dialects(known.model.as_deref());
+        let mut prompted = self.turns.prompt(prompters.of(main), &request, recalled, body);
+        let skips_cache = main.engine().skips_cache(&request);
+        if skips_cache && self.wants.hashes {
             prompted.why_not = Some(WhyNot::SkipsCache);
+        }
+        let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
+        let pictures = self.names_pictures.filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
+        let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
+        let pictures = pictures.and_then(|named| Pictures::of(body, named));
+        let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {
+            Some((self.media.lengths.expanded(base, placeholders, &pictures)?, pictures))
+        });
+        if of_pictures.as_ref().is_some_and(|((expanded, _), _)| expanded.is_whole) {
+            prompted.why_not = None;
         }
         if self.is_asked_for(&prompted) {
             known.why_not = prompted.why_not;
@@ -225,10 +341,21 @@ impl Prompts {
         known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
         known.salt = request.cache_salt.as_deref().map(str::to_owned);
         known.keyspace = found.map(|found| found.keyspace);
-        if self.wants.hashes && prompted.token_count() > 0 && !request.skips_cache {
+        if self.wants.hashes && prompted.token_count() > 0 && !skips_cache {
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            known.hash(hashes, || prompted.tokens(), self.observed.as_ref());
+            known.hash(hashes, || prompted.tokens(), self.cache_reporter.as_ref());
         }
+        if let Some(((expanded, counting), pictures)) = of_pictures {
+            known.has_pictures(pictures, expanded);
+            if let Some(media) = &mut known.media {
+                media.counting = Some(Arc::new(counting));
+            }
+        }
+        if !known.hashes.is_empty() && !others.is_empty() && !prompted.is_alike(body) {
+            known.is_counted = false;
+            known.others = self.others(prompters, &others, endpoint, body, &known);
+        }
+        known.is_alike = prompted.is_alike(body);
         if self.wants.text && !prompted.text.is_empty() {
             known.text = Some(std::mem::take(&mut prompted.text));
         }
@@ -238,76 +365,82 @@ impl Prompts {
         known
     }
 
-    /// The question that tells an engine's tokens of a prompt.
-    ///
-    /// # Errors
-    /// Why there is none.
-    pub(crate) fn question(
+    /// The blocks of a prompt as engines of other dialects make it.
+    fn others(
+        &self,
+        prompters: &Prompters,
+        dialects: &[Dialect],
         endpoint: Endpoint,
         body: &[u8],
-        model: Option<&str>,
-        has_media: bool,
-    ) -> Result<Question, WhyNot> {
-        Question::of(&Request::parse(endpoint, body)?, model, has_media)
+        known: &RequestFacts,
+    ) -> Vec<Other> {
+        // What is known of turns is of the main dialect, and with that there is nothing to be read twice.
+        let Ok(request) = Request::parse(endpoint, body) else { return Vec::new() };
+        let made = dialects.iter().map(|dialect| {
+            self.again.fetch_add(1, Relaxed);
+            let prompted = prompters.of(*dialect).prompt(&request);
+            let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
+            Other { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
+        });
+        made.collect()
     }
 
-    /// Asks an engine for the tokens of a prompt, and counts what it does not tell.
-    pub(crate) async fn ask(
-        &self,
-        engine: Option<&Engine>,
-        endpoint: Endpoint,
-        question: Result<Question, WhyNot>,
-        known: &mut Known,
-    ) {
-        if let Some(why_not) = self.told_by(engine, question, known).await.err().or(known.why_not.take()) {
-            self.count(endpoint, why_not);
+    /// Takes what an engine was asked for the tokens of a prompt, and counts what it did not tell.
+    pub(crate) fn told(&self, endpoint: Endpoint, told: Result<EngineTokens, Silence>, known: &mut RequestFacts) {
+        let why_not = match told {
+            Ok(told) => {
+                let counted = u32::try_from(told.tokens.len()).unwrap_or(u32::MAX);
+                // Of one text or chat the engine has counted all; of others, what it has not is estimated.
+                let is_all = told.prompts == 1 && told.cut.is_none();
+                known.tokens = if is_all { counted } else { known.tokens.max(counted) };
+                let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
+                    content_hashes(&told.tokens, size as usize, adapter, salt)
+                };
+                known.hash(hashes, || &told.tokens, self.cache_reporter.as_ref());
+                told.cut.map(|cut| (cut, None)).or(known.why_not.take().map(|why_not| (why_not, None)))
+            }
+            Err(Silence { why_not, said }) => Some((why_not, said)),
+        };
+        if let Some((why_not, said)) = why_not {
+            self.count_as(endpoint, why_not, said.as_deref());
         }
     }
 
-    /// The tokens of a prompt as the engine tells them; what it is not asked for is left in `known.why_not`.
-    async fn told_by(
-        &self,
-        engine: Option<&Engine>,
-        question: Result<Question, WhyNot>,
-        known: &mut Known,
-    ) -> Result<(), WhyNot> {
-        let engine = engine.ok_or(WhyNot::NotAnswered)?;
-        let question = question?;
-        let asked = tokio::time::timeout(PATIENCE, ask(engine, "POST", TOKENIZE_PATH, &question.body)).await;
-        let tokens = match asked {
-            Ok(Ok((200, answer))) => tokenize_answer(&answer).ok_or(WhyNot::NotAnswered)?,
-            _ => return Err(WhyNot::NotAnswered),
+    /// Takes what an engine of another dialect told; nothing is known of the prompt there if it told nothing.
+    pub(crate) fn told_by_other(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
+        self.again.fetch_add(1, Relaxed);
+        let Some(told) = told else { return known.others.push(Other { dialect, hashes: Arc::default() }) };
+        let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
+            content_hashes(&told.tokens, size as usize, adapter, salt)
         };
-        let counted = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
-        // Of one text or chat the engine has counted all; of others, what it has not is estimated.
-        let is_all = question.prompts == 1 && question.cut.is_none();
-        known.tokens = if is_all { counted } else { known.tokens.max(counted) };
-        known.why_not = question.cut;
-        let hashes =
-            |size, adapter: Option<&str>, salt: Option<&str>| content_hashes(&tokens, size as usize, adapter, salt);
-        known.hash(hashes, || &tokens, self.observed.as_ref());
-        Ok(())
+        let hashes = known.words(hashes, || &told.tokens);
+        known.others.push(Other { dialect, hashes });
     }
 
-    /// Whether an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
-    fn is_asked_for(&self, prompted: &Prompted) -> bool {
+    /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
+    fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
         self.asks_engines && prompted.token_count() == 0 && prompted.why_not != Some(WhyNot::SkipsCache)
     }
 
     /// Notes what of a prompt is not text, and how many tokens it should have with that.
-    fn weigh(&self, known: &mut Known, media: Option<Media>) {
+    fn weigh(&self, known: &mut RequestFacts, media: Option<Media>) {
         let Some(media) = media else { return };
         let model = known.model.clone().unwrap_or_default();
         known.tokens = self.media.estimate(&model, &media);
-        known.media = Some(ModelMedia { model, media });
+        known.media = Some(ModelMedia { model, media, counting: None });
     }
 
-    /// Whether engines are asked for the tokens of prompts.
+    /// True if engines are asked for the tokens of prompts.
     pub(crate) fn asks_engines(&self) -> bool {
         self.asks_engines
     }
 
     fn count(&self, endpoint: Endpoint, why_not: WhyNot) {
+        self.count_as(endpoint, why_not, None);
+    }
+
+    /// `said`: what an engine said instead of the tokens.
+    fn count_as(&self, endpoint: Endpoint, why_not: WhyNot, said: Option<&str>) {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
         let at = WhyNot::ALL.iter().position(|other| *other == why_not);
         let Some(count) = of.zip(at).map(|(of, at)| &self.why_not[of][at]) else { return };
@@ -315,6 +448,7 @@ impl Prompts {
             tracing::info!(
                 endpoint = endpoint.word(),
                 reason = why_not.word(),
+                said,
                 "prompts are not tokenized, or only in part, and so placed with less knowledge of caches: {why_not}; \
                  further ones are only counted"
             );
@@ -322,8 +456,13 @@ impl Prompts {
     }
 }
 
-impl Known {
-    /// What is known of a request without a prompt that is read: it is work all the same, of some tokens.
+impl RequestFacts {
+    /// The prompt, as far as it tells which session it continues.
+    pub(crate) fn prompt(&self) -> Prompt<'_> {
+        Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
+    }
+
+    /// Returns what is known of a request without a prompt that is read: it is work all the same, of some tokens.
     pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
@@ -331,9 +470,42 @@ impl Known {
         Self { model, tokens: estimate(body).clamp(1, most), answers: 1, ..Self::default() }
     }
 
-    /// Whether it is for an adapter, as far as the index knows.
+    /// True if it is for an adapter, as far as the index knows.
     pub(crate) fn has_adapter(&self) -> bool {
         self.adapter.is_some()
+    }
+
+    /// Takes the pictures of a chat, of which everything before the first one is known.
+    fn has_pictures(&mut self, pictures: Pictures, expanded: ExpandedPrompt) {
+        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        let before = std::mem::replace(&mut self.hashes, expanded.content_hashes(self.block_size, adapter, salt));
+        let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
+        self.tokens = if expanded.is_whole { counted } else { self.tokens.max(counted) };
+        self.is_counted = expanded.is_whole && expanded.is_counted && self.answers == 1;
+        self.pictured = Some(RequestPictures { pictures, expanded, before });
+    }
+
+    /// Notes that engines get the request as it came: its pictures have no names.
+    pub(crate) fn is_passed_as_it_came(&mut self) {
+        self.lacks_usage = false;
+        if let Some(pictured) = self.pictured.take() {
+            self.hashes = pictured.before;
+        }
+    }
+
+    /// The names of the prompt's blocks in the index.
+    fn words<'t>(
+        &self,
+        hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
+        tokens: impl Fn() -> &'t [u32],
+    ) -> Arc<[u64]> {
+        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        match &self.keyspace {
+            Some(keyspace) if keyspace.identity().is_keyed() => {
+                keyspace.identity().words(tokens(), self.block_size as usize, adapter, salt).into()
+            }
+            _ => hashes(self.block_size, adapter, salt).into(),
+        }
     }
 
     /// `tokens` are asked for only where the index learns by them, or calls blocks under a key.
@@ -341,26 +513,39 @@ impl Known {
         &mut self,
         hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
         tokens: impl Fn() -> &'t [u32],
-        observed: Option<&Arc<Observed>>,
+        cache_reporter: Option<&Arc<CacheReporter>>,
     ) {
-        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
-        self.hashes = match &self.keyspace {
-            Some(keyspace) if keyspace.identity().is_keyed() => {
-                keyspace.identity().words(tokens(), self.block_size as usize, adapter, salt).into()
+        self.hashes = self.words(hashes, &tokens);
+        let salt = self.salt.as_deref();
+        self.telling = match (&self.keyspace, cache_reporter, &self.model) {
+            (Some(keyspace), ..) => PromptEvidence::of(keyspace, tokens, self.adapter.as_ref(), salt),
+            (None, Some(cache_reporter), Some(model)) => {
+                PromptEvidence::of_process(cache_reporter, model, tokens, salt)
             }
-            _ => hashes(self.block_size, adapter, salt).into(),
-        };
-        self.telling = match (&self.keyspace, observed, &self.model) {
-            (Some(keyspace), ..) => Telling::of(keyspace, tokens, self.adapter.as_ref(), salt),
-            (None, Some(observed), Some(model)) => Telling::elsewhere(observed, model, tokens, salt),
             _ => None,
         };
     }
 }
 
-/// What a session's name stands for.
-pub(crate) fn session(name: &str) -> u64 {
-    xxhash_rust::xxh3::xxh3_64(name.as_bytes())
+/// The tokens that the router makes of a request at a path, before an engine of a kind and version, if it does.
+///
+/// # Errors
+///
+/// The tokenizer cannot be read, or why the request has no tokens, or not all of them.
+pub fn prompt_tokens(
+    tokenizer: &str,
+    handover: Handover,
+    version: Option<&str>,
+    path: &str,
+    body: &[u8],
+) -> Result<Vec<u32>, Error> {
+    let options = Options { dialect: Dialect::of(handover.kind(), version), ..Options::default() };
+    let prompter = Prompter::open(tokenizer, options).map_err(|error| Error::config(error.to_string()))?;
+    let why = |why_not: WhyNot| Error::config(why_not.to_string());
+    let endpoint =
+        Endpoint::of_path(path).ok_or_else(|| Error::config(format!("requests at {path} have no prompt")))?;
+    let prompted = prompter.prompt(&Request::parse(endpoint, body).map_err(why)?);
+    prompted.why_not.map_or_else(|| Ok(prompted.tokens().to_vec()), |why_not| Err(why(why_not)))
 }
 
 /// Tokens that a body may be, where they cannot be counted.

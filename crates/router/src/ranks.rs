@@ -2,24 +2,25 @@
 
 use serde::Deserialize;
 
-/// Which ranks an engine has. Where several servers share the ranks of one deployment, those of a server begin anywhere.
+/// The ranks that an engine has. Where several servers share the ranks of one deployment, those of a server begin
+/// anywhere.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
 #[serde(untagged, expecting = "ranks must be how many there are, or a list of their numbers")]
 pub enum Ranks {
-    /// So many, from 0 on.
+    /// Number of ranks, which are counted from 0.
     Count(u32),
-    /// Those of these numbers, in ascending order.
+    /// Ranks of these numbers, in ascending order.
     Numbers(Vec<u32>),
 }
 
-/// By which numbers requests name a rank of an engine.
+/// The kind of numbers by which requests name a rank of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum RankHeader {
-    /// Counted from 0 in each server.
+    /// Numbers counted from 0 in each server.
     #[default]
     Local,
-    /// The ranks' own.
+    /// The ranks' own numbers.
     Global,
 }
 
@@ -30,7 +31,7 @@ impl Default for Ranks {
 }
 
 impl Ranks {
-    /// How many there are.
+    /// Number of ranks.
     #[must_use]
     pub fn count(&self) -> usize {
         match self {
@@ -39,7 +40,7 @@ impl Ranks {
         }
     }
 
-    /// Their numbers, in ascending order.
+    /// Numbers of the ranks, in ascending order.
     pub fn numbers(&self) -> impl Iterator<Item = u32> + '_ {
         let (count, numbers) = match self {
             Self::Count(count) => (*count, &[][..]),
@@ -48,7 +49,7 @@ impl Ranks {
         (0..count).chain(numbers.iter().copied())
     }
 
-    /// Where the rank of this number is among them.
+    /// Position of the rank of this number among the engine's ranks.
     #[must_use]
     pub fn place(&self, number: u32) -> Option<usize> {
         match self {
@@ -66,7 +67,7 @@ impl Ranks {
             }
     }
 
-    /// What a request calls the rank of this number; none where there is no choice.
+    /// The number by which a request names the rank of this number; none where there is no choice.
     pub(crate) fn header(&self, number: u32, header: RankHeader) -> Option<u32> {
         if self.count() < 2 {
             return None;

@@ -14,18 +14,19 @@ use std::sync::mpsc::{Receiver, SyncSender, TryRecvError, sync_channel};
 use std::thread::{Builder, JoinHandle};
 
 use crate::decisions::Record;
+use crate::observe::Stop;
 
 /// Requests that may wait to be written.
 const QUEUE: usize = 8192;
 
-/// What has become of records.
+/// Counts of records, by what has become of them.
 #[derive(Debug, Default)]
 pub struct RecordCounts {
-    /// Written to the file.
+    /// Records written to the file.
     pub written: AtomicU64,
-    /// Dropped, as too many waited to be written.
+    /// Records dropped, as too many waited to be written.
     pub dropped: AtomicU64,
-    /// Lost, as the file could not be written.
+    /// Records lost, as the file could not be written.
     pub failed: AtomicU64,
 }
 
@@ -57,14 +58,14 @@ impl Recorder {
         Ok(Self { queue: Some(queue), counts, thread: Some(thread) })
     }
 
-    /// Has a record written soon. Never waits.
+    /// Queues a record, which is written soon. Never waits.
     pub fn push(&self, record: Arc<Record>) {
         if self.queue.as_ref().is_none_or(|queue| queue.try_send(record).is_err()) {
             self.counts.dropped.fetch_add(1, Relaxed);
         }
     }
 
-    /// What has become of records so far.
+    /// Counts of the records so far, by what has become of them.
     #[must_use]
     pub fn counts(&self) -> &RecordCounts {
         &self.counts
@@ -122,7 +123,7 @@ fn write_all(file: File, path: &Path, records: &Receiver<Arc<Record>>, counts: &
 fn write_line(out: &mut Vec<u8>, record: &Record) {
     const DIGITS: &[u8; 16] = b"0123456789abcdef";
     let ended = record.ended.get();
-    let head = serde_json::json!({
+    let mut head = serde_json::json!({
         "t": to_micros(record.at),
         "id": record.number,
         "model": record.model,
@@ -135,9 +136,13 @@ fn write_line(out: &mut Vec<u8>, record: &Record) {
         "ended": ended.map(|ended| ended.how),
         "cached": ended.and_then(|ended| ended.cached),
         "output": ended.and_then(|ended| ended.output),
+        "stop": ended.and_then(|ended| ended.stop).map(Stop::word),
         "first_token": ended.and_then(|ended| ended.first_token).map(to_micros),
         "took": ended.map(|ended| to_micros(ended.took)),
     });
+    if let (Some(turn), Some(fields)) = (&record.turn, head.as_object_mut()) {
+        turn.record(fields);
+    }
     // The hashes by hand: they are most of the line.
     out.extend_from_slice(head.to_string().trim_end_matches('}').as_bytes());
     out.extend_from_slice(b",\"hashes\":[");
@@ -159,7 +164,7 @@ mod tests {
     use std::sync::OnceLock;
 
     use super::*;
-    use crate::decisions::Ended;
+    use crate::decisions::Outcome;
 
     fn record(id: u64) -> Arc<Record> {
         let record = Record {
@@ -177,13 +182,15 @@ mod tests {
             micros: 90,
             bounds: None,
             terms: None,
+            turn: None,
             ended: OnceLock::new(),
         };
-        let ended = Ended {
+        let ended = Outcome {
             how: "finished",
             cached: Some(32),
             counted: None,
             output: None,
+            stop: None,
             first_token: Some(0.0015),
             took: 2.0,
         };

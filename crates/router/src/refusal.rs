@@ -6,29 +6,36 @@ use std::time::Duration;
 
 use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
-use kvatlas_http::{BodyFault, Denied};
+use kvatlas_http::{BodyFault, Denial};
 
 use crate::answer::{Answer, json};
+use crate::observe::Dialect;
 
-/// When memory for a body may be free.
+/// Time after which memory for a body may be free.
 const AGAIN: Duration = Duration::from_secs(1);
 
-/// What was wrong and what would be right.
+/// A refusal of a request: what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
     /// A name for it that stays.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// When it is worth to try again.
+    /// Time after which it is worth trying again.
     pub(crate) retry_after: Option<Duration>,
-    /// Whether the connection cannot be used any more.
+    /// True if the connection cannot be used any more.
     pub(crate) closes: bool,
     /// The methods that would be right, for status 405.
     allow: Option<String>,
 }
 
 impl Refusal {
+    /// The refusal of a path that there is not.
+    pub(crate) fn unknown_path() -> Self {
+        let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
+    }
+
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
         Self { status, code, message: message.into(), retry_after: None, closes: false, allow: None }
     }
@@ -49,12 +56,12 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
-    /// The same, and the connection is closed.
+    /// Returns the refusal with the connection closed after it.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }
     }
 
-    /// The same, and worth to be tried again after a while.
+    /// Returns the refusal with a time after which it is worth trying again.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
     }
@@ -79,18 +86,27 @@ impl Refusal {
         refusal.closing()
     }
 
-    pub(crate) fn response(&self) -> Response<Answer> {
+    /// Makes the answer, in the form of the errors of this API.
+    pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
+        let is_message = dialect == Dialect::Messages;
         let kind = match self.status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
             404 => "not_found_error",
+            413 if is_message => "request_too_large",
             429 => "rate_limit_error",
+            503 if is_message => "overloaded_error",
+            504 if is_message => "timeout_error",
+            500.. if is_message => "api_error",
             500.. => "server_error",
             _ => "invalid_request_error",
         };
-        let body = serde_json::json!({
+        let mut body = serde_json::json!({
             "error": { "message": self.message, "type": kind, "param": null, "code": self.code }
         });
+        if is_message {
+            body["type"] = "error".into();
+        }
         let mut response = json(self.status, body.to_string());
         let headers = response.headers_mut();
         if let Some(pause) = self.retry_after {
@@ -109,8 +125,8 @@ impl Refusal {
     }
 }
 
-impl From<Denied> for Refusal {
-    fn from(denied: Denied) -> Self {
+impl From<Denial> for Refusal {
+    fn from(denied: Denial) -> Self {
         Self::new(denied.status, denied.code, denied.message)
     }
 }

@@ -5,21 +5,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
 
-use kvatlas_service::lookup::Held;
+use kvatlas_follow::lookup::RankDepths;
 use serde::Deserialize;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::{Config, EngineConfig};
-use crate::elsewhere::{BYTES, post, service_at};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::remote_service::{BYTES, post, service_at};
 
-/// Within which it must answer: a request does not wait longer to be placed well.
+/// Time within which the index must answer: a request does not wait longer to be placed well.
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An index in another process.
 pub(crate) struct Remote {
-    /// Where it is: connections to it are kept as those to engines are.
+    /// The index's address, and the connections to it, which are kept as those to engines are.
     at: Engine,
     routing_group: String,
     /// The shard of its connections for who serves no requests.
@@ -51,14 +51,14 @@ impl Remote {
         Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
 
-    /// What ranks hold of a prompt: None if nobody knows. `number`: the caller's number for a worker's rank.
+    /// Asks what ranks hold of a prompt: None if nobody knows. `number`: the caller's number for a worker's rank.
     pub(crate) async fn look_up(
         &self,
         shard: usize,
         model: &str,
         content: &[u64],
         number: impl Fn(&str, u32) -> Option<u32>,
-    ) -> Option<Vec<Held>> {
+    ) -> Option<Vec<RankDepths>> {
         let asked = tokio::time::timeout(PATIENCE, self.ask(shard, model, content)).await;
         let Ok(Some(answer)) = asked else {
             self.unanswered.fetch_add(1, Relaxed);
@@ -73,7 +73,7 @@ impl Remote {
                 let Some(number) = number(worker, rank) else { return };
                 // Other tiers are told of the worker as a whole: of one rank only that is its own.
                 let more = |tokens: u32| if alone { blocks(tokens).max(device) } else { device };
-                held.push(Held { number, device, host: more(its.cpu), any: more(its.longest_matched) });
+                held.push(RankDepths { number, device, host: more(its.cpu), any: more(its.longest_matched) });
             };
             if its.dp.is_empty() {
                 add(0, blocks(its.gpu));

@@ -5,37 +5,39 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use kvatlas_follow::Follower;
+use kvatlas_follow::log;
+use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::Policy;
-use kvatlas_service::Follower;
-use kvatlas_service::log;
-use kvatlas_service::shown::Page;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
+use crate::answer_engines::AnswerEngines;
 use crate::app::App;
+use crate::cache_reports::{self, CacheReporter};
 use crate::config::{Config, EngineConfig};
 use crate::control;
 use crate::counts::Counts;
-use crate::elsewhere::Elsewhere;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::fleet::{Adds, Fleet};
+use crate::external_index::ExternalIndex;
+use crate::fleet::{Adder, Fleet};
 use crate::global;
 use crate::lock;
-use crate::observed::{self, Observed};
-use crate::peers::{self, Peers};
+use crate::peer_work;
+use crate::peers::Peers;
 use crate::place::Places;
 use crate::prompts::Prompts;
 use crate::proxy::Tokens;
+use crate::sessions::Sessions;
 use crate::state;
-use crate::stored::Stored;
 use crate::ui;
 
-/// How long threads may take to end.
+/// The longest time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
 
-/// How long the index of this router may take for its last snapshot.
+/// The longest time that the index of this router may take for its last snapshot.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// A running router. Its methods wait, so they are not for calls from inside an async runtime.
@@ -43,10 +45,10 @@ pub struct Router {
     app: Arc<App>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
-    running: Mutex<Option<Running>>,
+    running: Mutex<Option<RouterThreads>>,
 }
 
-struct Running {
+struct RouterThreads {
     server: Server,
     control: Runtime,
 }
@@ -61,7 +63,7 @@ impl Router {
         Self::start_with(config, None)
     }
 
-    /// The same, with a policy of the caller's own if there is one.
+    /// Starts to listen, with a policy of the caller's own if there is one.
     ///
     /// # Errors
     /// As [`Router::start`].
@@ -72,34 +74,35 @@ impl Router {
         let (threads, gate) = (front.threads(), front.gate.clone());
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;
-        let elsewhere = Elsewhere::new(&config, threads, fleet.tls())?;
-        let observed = if places.wants().hashes { Observed::new(&config, fleet.tls())? } else { None };
+        let external_index = ExternalIndex::new(&config, threads, fleet.tls())?;
+        let cache_reporter = if places.wants().hashes { CacheReporter::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
             Some(service) => {
-                let config = kvatlas_service::Config::from_json(&service.to_string())?;
+                let config = kvatlas_follow::Config::from_json(&service.to_string())?;
                 Some(Follower::start(config, gate.asks_for_key_to_change())?)
             }
             None => None,
         };
         let app = Arc::new(App {
             fleet,
-            prompts: Prompts::new(&config, places.wants(), observed.clone())?,
+            prompts: Prompts::new(&config, places.wants(), cache_reporter.clone())?,
             places,
             service,
-            elsewhere,
-            observed,
+            external_index,
+            cache_reporter,
             counts: Counts::new(),
             front,
             gate,
             tokens: Tokens::default(),
-            stored: Stored::default(),
+            sessions: Sessions::new(&config)?,
+            answer_engines: AnswerEngines::default(),
             peers: Peers::new(&config)?,
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
         });
         for engine in &app.config.engines {
-            app.set_engine(engine.clone(), Adds::Operator)?;
+            app.set_engine(engine.clone(), Adder::Operator)?;
         }
         let control = Builder::new_multi_thread()
             .worker_threads(1)
@@ -111,12 +114,12 @@ impl Router {
         control.spawn(control::run(app.clone()));
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
-        control.spawn(peers::run(app.clone()));
-        if let Some(global) = app.elsewhere.as_ref().and_then(Elsewhere::global) {
+        control.spawn(peer_work::run(app.clone()));
+        if let Some(global) = app.external_index.as_ref().and_then(ExternalIndex::global) {
             control.spawn(global::run(global.clone()));
         }
-        if let Some(observed) = &app.observed {
-            control.spawn(observed::run(observed.clone()));
+        if let Some(cache_reporter) = &app.cache_reporter {
+            control.spawn(cache_reports::run(cache_reporter.clone()));
         }
         control.spawn(ui::run(app.clone()));
         let watching = app.clone();
@@ -124,10 +127,10 @@ impl Router {
         let (address, admin_address) = (server.address(), server.admin_address());
         let (tls, key) = (app.gate.tls().is_some(), app.gate.asks_for_key());
         tracing::info!(%address, tls, key, threads, policy = app.config.policy, "routing");
-        Ok(Self { app, address, admin_address, running: Mutex::new(Some(Running { server, control })) })
+        Ok(Self { app, address, admin_address, running: Mutex::new(Some(RouterThreads { server, control })) })
     }
 
-    /// Where it listens.
+    /// Address at which the router listens.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
@@ -145,7 +148,7 @@ impl Router {
         self.app.places.decisions.last(most).iter().map(|record| record.to_json()).collect()
     }
 
-    /// Where it listens for administrators, if it does.
+    /// Address at which the router listens for administrators, if it does.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
@@ -157,7 +160,7 @@ impl Router {
     /// [`Error::Config`] if it is none, or cannot be used.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
         let engine: EngineConfig = serde_json::from_str(engine).map_err(|error| Error::config(error.to_string()))?;
-        self.app.set_engine(engine, Adds::Operator).map(drop)
+        self.app.set_engine(engine, Adder::Operator).map(drop)
     }
 
     /// Takes an engine out. What runs there goes on.
@@ -176,13 +179,13 @@ impl Router {
         self.app.drain_engine(name, drain).map(drop)
     }
 
-    /// What `/workers` says.
+    /// Returns what `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
         state::workers(&self.app)
     }
 
-    /// What requests wait for, as `/ready` says it; nothing if they can come.
+    /// Returns what requests wait for, as `/ready` says it; nothing if they can come.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
@@ -207,7 +210,7 @@ impl Router {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(Running { server, control }) = lock(&self.running).take() else { return true };
+        let Some(RouterThreads { server, control }) = lock(&self.running).take() else { return true };
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();
@@ -230,7 +233,7 @@ impl Drop for Router {
 }
 
 impl App {
-    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adds) -> Result<Arc<Engine>, Error> {
+    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
         let changed = self.fleet.set(config, adds, |replaced, added| self.places.add(replaced, added))?;
         self.places.is_back();

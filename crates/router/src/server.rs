@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use hyper::{Request, Response};
-use kvatlas_http::{Call, Denied, Front, Handler, Incoming};
+use kvatlas_http::{Call, Denial, Front, Handler, RequestBody};
 
 use crate::answer::Answer;
 use crate::app::App;
 use crate::dispatch;
+use crate::observe::Dialect;
 use crate::refusal::Refusal;
 
 impl Handler for App {
@@ -15,7 +16,7 @@ impl Handler for App {
 
     const HTTP2: bool = true;
 
-    /// An engine's time is dear.
+    /// True, as an engine's time is dear.
     const LATE_END_IS_LEAVING: bool = true;
 
     fn front(&self) -> &Front {
@@ -25,14 +26,15 @@ impl Handler for App {
     fn answer(
         app: Arc<Self>,
         call: Call,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
     ) -> impl Future<Output = Response<Answer>> + Send + 'static {
         // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
         // as long as the connection is open.
         Box::pin(dispatch::answer(app, call, request))
     }
 
-    fn refuse(denied: Denied) -> Response<Answer> {
-        Refusal::from(denied).response()
+    fn refuse(denied: Denial) -> Response<Answer> {
+        // The path has not been read.
+        Refusal::from(denied).response(Dialect::Other)
     }
 }

@@ -1,4 +1,4 @@
-//! What the router says of itself and its engines, as values for answers and pages.
+//! The state of the router and its engines, as values for answers and pages.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -6,16 +6,15 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value, json};
 
 use crate::app::App;
-use crate::condition::Condition;
-use crate::engine::Engine;
+use crate::engine::{Condition, Engine};
 use crate::lock;
 
-/// The engines, and how they do.
+/// The state of all engines.
 pub(crate) fn workers(app: &App) -> Value {
     app.fleet.engines().iter().map(|engine| worker(app, engine)).collect()
 }
 
-/// One of them.
+/// The state of one engine.
 pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
     let counts = &engine.counts;
     let models = engine.models.load();
@@ -40,7 +39,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
     })
 }
 
-/// The router itself.
+/// The state of the router itself.
 pub(crate) fn router(app: &App) -> Value {
     let counts = &app.counts;
     let places = app.places.summary();
@@ -54,6 +53,7 @@ pub(crate) fn router(app: &App) -> Value {
         "expected_cached_tokens": places.counts.expected_cached,
         "reported_cached_tokens": places.counts.reported_cached,
         "placed": places.counts.placed,
+        "changing_prompts": app.sessions.habits(),
     })
 }
 

@@ -97,7 +97,8 @@ fn connections_are_kept_and_closed_ones_replaced() {
         assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
     }
     let connections = || engine.connections.load(std::sync::atomic::Ordering::SeqCst);
-    assert!(connections() <= 5, "{}", connections());
+    // One for requests, and one for each of the router's own questions.
+    assert!(connections() <= 8, "{}", connections());
     engine.set(Manner::ClosesIdle);
     for _ in 0..20 {
         assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);

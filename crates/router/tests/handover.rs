@@ -19,8 +19,8 @@ fn pair(prefill: &Engine, decode: &Engine) -> serde_json::Value {
 fn vllm_prefill_comes_first_and_its_parameters_go_to_decode() {
     let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
     let engines = json!([
-        { "name": "p", "url": prefill.url(), "role": "prefill" },
-        { "name": "d", "url": decode.url(), "role": "decode" },
+        { "name": "p", "url": prefill.url(), "role": "prefill", "handover": "vllm" },
+        { "name": "d", "url": decode.url(), "role": "decode", "handover": "vllm" },
     ]);
     let router = router(&[], json!({ "engines": engines, "decode_alone": 20 }));
     let mut client = Client::to(&router);
@@ -81,7 +81,7 @@ fn sglang_engines_meet_in_a_room() {
 #[test]
 fn a_prompt_that_kills_engines_goes_to_two_of_them() {
     let (prefills, decodes) = ([(); 3].map(|()| Engine::start("m")), [(); 2].map(|()| Engine::start("m")));
-    let told = |role: &'static str| move |(at, engine): (usize, &Engine)| json!({ "name": format!("{role}{at}"), "url": engine.url(), "role": role });
+    let told = |role: &'static str| move |(at, engine): (usize, &Engine)| json!({ "name": format!("{role}{at}"), "url": engine.url(), "role": role, "handover": "vllm" });
     let engines: Vec<_> = prefills
         .iter()
         .enumerate()
@@ -180,8 +180,8 @@ fn what_both_refuse_is_refused() {
 fn decode_has_the_last_word_where_prefill_comes_first() {
     let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
     let engines = json!([
-        { "name": "p", "url": prefill.url(), "role": "prefill" },
-        { "name": "d", "url": decode.url(), "role": "decode" },
+        { "name": "p", "url": prefill.url(), "role": "prefill", "handover": "vllm" },
+        { "name": "d", "url": decode.url(), "role": "decode", "handover": "vllm" },
     ]);
     let router = router(&[], json!({ "engines": engines, "decode_alone": 0 }));
     let mut client = Client::to(&router);
@@ -200,31 +200,4 @@ fn decode_has_the_last_word_where_prefill_comes_first() {
         assert_eq!(client.post("/v1/completions", &completion(more)).status, 200);
     }
     assert_eq!((prefill.count(), decode.count()), (2, 4));
-}
-
-#[test]
-fn engines_of_unknown_kind_are_not_split() {
-    let (prefill, decode) = (Engine::start("m"), Engine::start("m"));
-    let told = |awaits: bool| {
-        [
-            json!({ "name": "p", "url": prefill.url(), "role": "prefill", "handover": if awaits { "vllm" } else { "sglang" },
-                    "bootstrap_port": 8998, "awaits_kind": awaits }),
-            json!({ "name": "d", "url": decode.url(), "role": "decode", "handover": if awaits { "vllm" } else { "sglang" },
-                    "awaits_kind": awaits }),
-        ]
-    };
-    let router = router(&[], json!({ "engines": told(true), "decode_alone": 0 }));
-    let mut client = Client::to(&router);
-    eventually("both are up", || {
-        router.workers().as_array().is_some_and(|all| all.iter().all(|engine| engine["models"] != json!([])))
-    });
-    assert_eq!(client.get("/ready").status, 503);
-    let answer = client.post("/v1/completions", &completion(json!({})));
-    assert_eq!((answer.status, answer.header("retry-after")), (503, Some("1")));
-    for engine in told(false) {
-        router.set_engine(&engine.to_string()).expect("an engine");
-    }
-    eventually("it is ready", || client.get("/ready").status == 200);
-    assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
-    assert!(decode.last().json()["bootstrap_room"].is_u64());
 }

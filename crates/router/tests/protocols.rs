@@ -1,4 +1,4 @@
-//! What clients may speak, and how long they may take.
+//! Tests of what clients may speak, and how long they may take.
 
 mod support;
 

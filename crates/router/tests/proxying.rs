@@ -110,7 +110,8 @@ fn what_could_mean_two_things_is_refused() {
 fn what_an_engine_would_say_is_passed_on() {
     let engine = Engine::start("m");
     let router = router(&[&engine], json!({}));
-    eventually("models are known", || router.workers()[0]["models"] == json!(["m"]));
+    eventually("the router is ready", || router.waiting().is_none());
+    assert_eq!(router.workers()[0]["models"], json!(["m"]));
     let mut client = Client::to(&router);
     // A body that is no JSON is the engine's to refuse.
     client.send("POST /v1/completions HTTP/1.1\r\nHost: localhost\r\ncontent-length: 4\r\n\r\n{{{{");

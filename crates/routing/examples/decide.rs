@@ -1,22 +1,26 @@
-//! What a decision costs: nanoseconds for each `Router::choose`, by number of workers.
+//! A benchmark of decisions: nanoseconds for each `Router::choose`, by number of workers.
 //!
 //! `cargo run --release -p kvatlas-routing --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
-//! hold half of each. Each request gets its first token 64 requests later and ends 256 later. The lookup in the index is
-//! not part of it; making [`Depths`] from its answer is.
+//! hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets of up to
+//! 64 the caches are half full of what runs. The lookup in the index is not part of it; making [`Depths`] from its answer is. Names of policies after
+//! the number of rounds leave out all others.
 #![allow(clippy::print_stdout, reason = "it prints a table")]
 
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kvatlas_routing::{Config, Depth, Depths, Options, Outcome, Request, Router, Usage, by_name, names};
+use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, Request, Router, Usage, by_name, names};
 
 const BLOCKS: usize = 750;
 const PROMPTS: u64 = 512;
+/// Requests that are open at a time.
+const OPEN: usize = 256;
 
 fn main() -> Result<(), kvatlas_routing::Error> {
     let rounds: usize = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
     println!("{:<28} {:>10} {:>10} {:>10}   ns a choose, median of {rounds} rounds", "policy", 8, 64, 1_000);
-    for name in names() {
+    let only: Vec<String> = std::env::args().skip(2).collect();
+    for name in names().filter(|name| only.is_empty() || only.iter().any(|its| its == name)) {
         let mut line = format!("{name:<28}");
         for workers in [8, 64, 1_000] {
             let mut times: Vec<f64> =
@@ -33,7 +37,9 @@ fn round(name: &str, workers: u32, seed: u64) -> Result<f64, kvatlas_routing::Er
     let config = Config { queue_limit: 0, ..Config::default() };
     let mut router = Router::new(config, by_name(name, Options::default(), seed)?);
     for worker in 0..workers {
-        router.add_worker(&format!("worker-{worker}"), 0, 1.0, 0.0);
+        let worker = router.add_worker(&format!("worker-{worker}"), 0, 1.0, 0.0);
+        let capacity_blocks = Some((2 * OPEN * BLOCKS) as f64 / f64::from(workers.min(64)));
+        router.report(worker, &Load { capacity_blocks, ..Load::default() }, 0.0);
     }
     let prompts: Vec<Vec<u64>> = (0..PROMPTS)
         .map(|prompt| (0..BLOCKS as u64).map(|block| if block < 100 { block } else { prompt << 32 | block }).collect())
@@ -64,7 +70,7 @@ fn round(name: &str, workers: u32, seed: u64) -> Result<f64, kvatlas_routing::Er
         if open.len() > 64 {
             router.first_token(open[open.len() - 64], now);
         }
-        if open.len() > 256 {
+        if open.len() > OPEN {
             router.finish(open[0], Usage::default(), now);
             open.pop_front();
         }

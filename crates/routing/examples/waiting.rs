@@ -1,5 +1,5 @@
-//! What a decision costs while requests wait in the router, medians in nanoseconds: a `Router::choose`, a `Router::bind`
-//! that finds no room, and for each request that one places.
+//! A benchmark of decisions while requests wait in the router, medians in nanoseconds: a `Router::choose`, a
+//! `Router::bind` that finds no room, and for each request that one places.
 //!
 //! `cargo run --release -p kvatlas-routing --example waiting`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
 //! hold half of each. Arrivals are as fast as first tokens, so the number that waits stays as it is.

@@ -16,7 +16,9 @@ pub struct Candidates {
     pub any_blocks: Vec<u32>,
     /// Leading blocks that it will hold once it has computed the prompts just sent to it: at least `device_blocks`.
     pub predicted_blocks: Vec<u32>,
-    /// Whether what the index says about the worker can be trusted at present.
+    /// Leading blocks of the prompt that requests at the worker use: they cannot be pushed out before those have ended.
+    pub shared_blocks: Vec<u32>,
+    /// True if what the index says about the worker can be trusted at present.
     pub trusted: Vec<bool>,
     /// Requests that were sent to the worker and have not finished.
     pub requests: Vec<u32>,
@@ -30,8 +32,13 @@ pub struct Candidates {
     pub head_tokens: Vec<f64>,
     /// Seconds since that prompt's turn came, estimated: since the first token before it, or since it was sent.
     pub head_elapsed: Vec<f64>,
+    /// Prompt tokens to compute of requests that wait in the router for this worker.
+    pub held_tokens: Vec<f64>,
     /// Tokens of all requests at the worker: prompts and tokens generated so far.
     pub context_tokens: Vec<f64>,
+    /// Blocks of the prompts of all requests at the worker; what several share counts once. Prompts without hashes are
+    /// left out.
+    pub used_blocks: Vec<f64>,
     /// Tokens that requests at the worker may still generate, by their own limits or as past requests did.
     pub output_tokens_left: Vec<f64>,
     /// Requests waiting in the engine's queue, as reported by the engine.
@@ -69,6 +76,7 @@ macro_rules! columns {
             host_blocks,
             any_blocks,
             predicted_blocks,
+            shared_blocks,
             trusted,
             requests,
             waiting,
@@ -76,7 +84,9 @@ macro_rules! columns {
             queued_prompt_tokens,
             head_tokens,
             head_elapsed,
+            held_tokens,
             context_tokens,
+            used_blocks,
             output_tokens_left,
             reported_waiting,
             reported_running,
@@ -111,7 +121,7 @@ impl Candidates {
         self.worker.len()
     }
 
-    /// Whether no worker may take the request.
+    /// True if no worker may take the request.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.worker.is_empty()
@@ -129,6 +139,7 @@ impl Candidates {
         self.host_blocks[row] = 0;
         self.any_blocks[row] = 0;
         self.predicted_blocks[row] = 0;
+        self.shared_blocks[row] = 0;
         self.trusted[row] = true;
         self.requests[row] = 0;
         self.waiting[row] = 0;
@@ -136,7 +147,9 @@ impl Candidates {
         self.queued_prompt_tokens[row] = 0.0;
         self.head_tokens[row] = 0.0;
         self.head_elapsed[row] = 0.0;
+        self.held_tokens[row] = 0.0;
         self.context_tokens[row] = 0.0;
+        self.used_blocks[row] = 0.0;
         self.output_tokens_left[row] = 0.0;
         self.reported_waiting[row] = f64::NAN;
         self.reported_running[row] = f64::NAN;

@@ -1,4 +1,4 @@
-//! How much of a prompt each worker holds, by tier: what a lookup found, in a form that a router can use.
+//! Depths of a prompt at each worker, by tier: what a lookup found, in a form that a router can use.
 
 /// Leading blocks of one prompt that each worker holds. Keep one and fill it again for each request: it allocates only
 /// when the fleet grows.
@@ -11,11 +11,11 @@ pub struct Depths {
 /// Leading blocks that one worker holds, each tier counting those before it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Depth {
-    /// On the device.
+    /// Leading blocks on the device.
     pub device: u32,
-    /// The host's memory too.
+    /// Leading blocks on the device or in the host's memory.
     pub host: u32,
-    /// Every tier.
+    /// Leading blocks on any tier.
     pub any: u32,
 }
 
@@ -26,7 +26,7 @@ impl Depths {
         Self::default()
     }
 
-    /// Whether somebody looked.
+    /// True if somebody looked.
     #[must_use]
     pub fn is_known(&self) -> bool {
         self.known
@@ -55,7 +55,7 @@ impl Depths {
         self.known = true;
     }
 
-    /// What the worker with this number holds.
+    /// Returns what the worker with this number holds.
     #[must_use]
     pub fn get(&self, worker: u32) -> Depth {
         self.rows.get(worker as usize).copied().unwrap_or_default()

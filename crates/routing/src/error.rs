@@ -1,12 +1,12 @@
-//! What can be wrong with what a caller gives.
+//! The error for something wrong in what a caller gives.
 
 /// A refusal: what was wrong, and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{message}")]
 pub struct Error {
-    /// Stable, for programs: `unknown_policy`, `bad_option`, ...
+    /// The code, stable, for programs: `unknown_policy`, `bad_option`, ...
     pub code: &'static str,
-    /// For people.
+    /// The message, for people.
     pub message: String,
 }
 

@@ -43,11 +43,11 @@ pub use depths::{Depth, Depths};
 pub use error::Error;
 pub use names::{by_name, names};
 pub use options::Options;
-pub use policy::{Choice, Placed, Policy, Terms};
+pub use policy::{Choice, Placement, Policy, Terms};
 pub use predict::{Forgets, PredictedIndex};
-pub use request::Request;
+pub use request::{Kind, Request};
 pub use router::{
-    Config, Counts, Decision, Ended, Explanation, Load, Lookup, Order, Outcome, Refusal, RequestId, Router, Usage, Why,
-    Work, WorkerId,
+    Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal, RequestId, Router,
+    Usage, Why, Work, WorkerId,
 };
-pub use split::{Compared, Legs, PrefillDecode};
+pub use split::{Legs, PrefillDecode, SplitCosts};

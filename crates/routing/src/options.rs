@@ -14,7 +14,7 @@ pub struct Options {
 }
 
 impl Options {
-    /// From a JSON object. `""` and `{}` are no options.
+    /// Reads options from a JSON object. `""` and `{}` are no options.
     ///
     /// # Errors
     /// Code `bad_option` if it is not a JSON object.

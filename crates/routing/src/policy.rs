@@ -1,20 +1,28 @@
-//! What a policy is.
+//! The interface of policies.
 
 use crate::candidates::Candidates;
 use crate::request::Request;
 
-/// What a policy decides.
+/// The decision of a policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Choice {
     /// The row of the candidate that takes the request.
     Row(usize),
     /// Everybody has enough to do: ask again when something there has ended.
     Wait,
+    /// The candidate of `row` should take the request, but would not begin with it soon: ask again when something has
+    /// ended there, or after a while. `instead`: the row to take where others wait for it as well and no more may.
+    WaitFor {
+        /// The candidate that should take it.
+        row: usize,
+        /// The best of those that would begin soon, if there is one.
+        instead: usize,
+    },
 }
 
-/// What was placed, as policies are told of it.
+/// A placed request, as policies are told of it.
 #[derive(Debug, Clone, Copy)]
-pub struct Placed {
+pub struct Placement {
     /// The request's number.
     pub number: u64,
     /// The worker's number: [`Candidates::worker`].
@@ -23,10 +31,11 @@ pub struct Placed {
     pub uncached: u32,
 }
 
-/// Why a policy decided as it did: the same terms for each candidate, row by row.
+/// The reasons for a policy's decision: the same terms for each candidate, row by row.
 #[derive(Debug, Clone, Default)]
 pub struct Terms {
-    /// What the columns are, with their unit in the text: `ttft`, `delay to others`, ... The last one is what was compared.
+    /// Names of the columns, with their unit in the text: `ttft`, `delay to others`, ... The last one is what was
+    /// compared.
     pub names: Vec<&'static str>,
     /// `rows x names`, row by row.
     pub values: Vec<f64>,
@@ -34,10 +43,10 @@ pub struct Terms {
 
 /// Picks a worker for each request. One policy serves one router; calls come one at a time.
 pub trait Policy: Send {
-    /// Its name, as users give it.
+    /// Returns the policy's name, as users give it.
     fn name(&self) -> &str;
 
-    /// Whether it weighs what the index says. If not, nobody needs to look up the prompt.
+    /// True if the policy weighs what the index says. If not, nobody needs to look up the prompt.
     fn uses_index(&self) -> bool;
 
     /// Picks a row of `candidates`, of which there is at least one. `now`: seconds, never going back.
@@ -45,14 +54,15 @@ pub trait Policy: Send {
     /// Must not count on the request being sent: [`Policy::sent`] tells.
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice;
 
-    /// As [`Policy::choose`], where no request may wait. `None`: it has no opinion, and the least loaded takes it.
+    /// Picks a row as [`Policy::choose`] does, where no request may wait. `None`: it has no opinion, and the least
+    /// loaded takes it.
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let _ = (request, candidates, now);
         None
     }
 
-    /// Whether it might place a request that waits. `false` spares the router asking for each one; the columns that
-    /// depend on the prompt are 0.
+    /// True if the policy might place a request that waits. `false` spares the router asking for each one; the columns
+    /// that depend on the prompt are 0.
     fn has_room(&self, candidates: &Candidates) -> bool {
         let _ = candidates;
         true
@@ -64,12 +74,17 @@ pub trait Policy: Send {
     }
 
     /// A request has its first token.
-    fn first_token(&mut self, placed: &Placed, now: f64) {
+    fn first_token(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);
     }
 
+    /// A request is about to end well: each of its answers has so many tokens. Not called where nobody told how many.
+    fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
+        let _ = (placed, tokens, now);
+    }
+
     /// A request has ended, however. Called once for each that was sent.
-    fn ended(&mut self, placed: &Placed, now: f64) {
+    fn ended(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);
     }
 
@@ -78,7 +93,7 @@ pub trait Policy: Send {
         let _ = worker;
     }
 
-    /// Why it would choose as it would, without any effect. `None`: it has no terms to show.
+    /// Explains why the policy would choose as it would, without any effect. `None`: it has no terms to show.
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         let _ = (request, candidates, now);
         None

@@ -11,16 +11,54 @@ pub struct Request<'a> {
     pub content_hashes: &'a [u64],
     /// The prompt as text, where the caller has it: for policies that work on characters. Others use the hashes.
     pub text: Option<&'a str>,
-    /// What it belongs to: a hash of the session's name.
+    /// The session that the request belongs to: a hash of its name.
     pub session: Option<u64>,
+    /// The session that started this one, as an agent starts another: a hash of its name.
+    pub parent: Option<u64>,
+    /// The event that brought the request about, if its session is known.
+    pub kind: Option<Kind>,
     /// The most tokens that it may generate, if it says so.
     pub max_tokens: Option<u32>,
     /// Higher goes first where requests wait.
     pub priority: i32,
-    /// How many answers it wants (`n`): they share the prompt.
+    /// Number of answers that the request wants (`n`): they share the prompt.
     pub answers: u32,
+    /// Seconds for which it has waited in the router.
+    pub waited: f64,
     /// Tells requests apart: counted up by the router.
     pub number: u64,
+}
+
+/// The event that brought a request of a session about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A session begins.
+    Start,
+    /// An agent that another session started begins.
+    Subagent,
+    /// A tool that the previous answer called has ended.
+    Tool,
+    /// The previous answer called no tool: a person wrote, or a program went on.
+    User,
+    /// The client has its own context summed up; its next prompt begins with the summary.
+    Compaction,
+}
+
+impl Kind {
+    /// All kinds.
+    pub const ALL: [Self; 5] = [Self::Start, Self::Subagent, Self::Tool, Self::User, Self::Compaction];
+
+    /// The kind in a word.
+    #[must_use]
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Start => "start",
+            Self::Subagent => "subagent",
+            Self::Tool => "tool",
+            Self::User => "user",
+            Self::Compaction => "compaction",
+        }
+    }
 }
 
 impl Request<'_> {

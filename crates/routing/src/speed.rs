@@ -1,5 +1,5 @@
-//! How fast a worker has proved to be, from first tokens and the tokens after them. Robust: outliers are clipped, what
-//! cannot be is left out, and a worker of which little is known counts as the fleet does.
+//! Estimates of workers' speed, from first tokens and the tokens after them. Robust: outliers are clipped, what cannot
+//! be is left out, and a worker of which little is known counts as the fleet does.
 
 /// Samples of a worker that weigh as much as what the fleet says.
 const FLEET_WEIGHT: f64 = 3.0;
@@ -23,7 +23,7 @@ const LEAST_SECONDS: f64 = 1e-3;
 
 /// A running geometric mean, begun with a median.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Learnt {
+pub(crate) struct RunningMean {
     log: f64,
     samples: f64,
     /// The first samples, in order.
@@ -32,7 +32,7 @@ pub(crate) struct Learnt {
     strays: i8,
 }
 
-impl Learnt {
+impl RunningMean {
     pub(crate) fn new(start: f64) -> Self {
         Self { log: start.ln(), samples: 0.0, first: [f64::INFINITY; FIRST], strays: 0 }
     }
@@ -75,7 +75,7 @@ impl Learnt {
         false
     }
 
-    /// Its value, as far as its samples count beside those of the fleet.
+    /// Returns the learnt value, as far as its samples count beside those of the fleet.
     fn beside(&self, fleet: &Self) -> f64 {
         let own = self.samples.min(1.0 / SLOWEST);
         let other = if fleet.samples > 0.0 || own == 0.0 { FLEET_WEIGHT } else { 0.0 };
@@ -85,11 +85,11 @@ impl Learnt {
     }
 }
 
-/// What is known of the fleet as a whole.
+/// The speed of the fleet as a whole.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct FleetSpeed {
-    rate: Learnt,
-    step: Learnt,
+    rate: RunningMean,
+    step: RunningMean,
     /// Samples since the rows were last brought up to date.
     pub(crate) fresh: u32,
     /// Samples that were left out.
@@ -98,28 +98,28 @@ pub(crate) struct FleetSpeed {
 
 impl FleetSpeed {
     pub(crate) fn new(rate: f64, step: f64) -> Self {
-        Self { rate: Learnt::new(rate), step: Learnt::new(step), fresh: 0, left_out: 0 }
+        Self { rate: RunningMean::new(rate), step: RunningMean::new(step), fresh: 0, left_out: 0 }
     }
 
-    /// Whether one sample more changes it by little.
+    /// True if one sample more changes the speed by little.
     pub(crate) fn is_settled(&self) -> bool {
         [&self.rate, &self.step].iter().all(|it| it.samples == 0.0 || it.samples > 1.0 / SLOWEST)
     }
 }
 
-/// What is known of one worker.
+/// The speed of one worker.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Speed {
-    rate: Learnt,
-    step: Learnt,
-    /// Since when the tokens of `done` were computed.
+    rate: RunningMean,
+    step: RunningMean,
+    /// The time since when the tokens of `done` were computed.
     since: f64,
     done: f64,
 }
 
 impl Speed {
     pub(crate) fn new(fleet: &FleetSpeed) -> Self {
-        let none = |learnt: &Learnt| Learnt::new(learnt.log.exp());
+        let none = |learnt: &RunningMean| RunningMean::new(learnt.log.exp());
         Self { rate: none(&fleet.rate), step: none(&fleet.step), since: f64::NAN, done: 0.0 }
     }
 
@@ -129,7 +129,8 @@ impl Speed {
         self.done = 0.0;
     }
 
-    /// `tokens` of a prompt have led to a first token; `more`: there are others waiting. Whether something was learnt.
+    /// Learns from `tokens` of a prompt that have led to a first token; `more`: there are others waiting. Returns
+    /// whether something was learnt.
     pub(crate) fn computed(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
         self.done += tokens;
         let seconds = now - self.since;
@@ -143,8 +144,8 @@ impl Speed {
         good
     }
 
-    /// The same of a prompt that was sent at `sent` and whose whole answer has come: when it was computed nobody knows,
-    /// so that it can only have been quicker than this looks.
+    /// Learns from a prompt that was sent at `sent` and whose whole answer has come: when it was computed nobody knows,
+    /// so that it can only have been quicker than this looks. Returns whether something was learnt.
     pub(crate) fn came_whole(&mut self, tokens: f64, sent: f64, now: f64, fleet: &mut FleetSpeed) -> bool {
         if sent >= self.since {
             self.done += tokens;

@@ -56,7 +56,7 @@ struct World {
     workers: HashMap<u8, WorkerId>,
     up: HashSet<u8>,
     placed: Vec<RequestId>,
-    /// What waits, and where it may go.
+    /// The requests that wait, and where each may go.
     waits: HashMap<RequestId, Option<u8>>,
     log: Vec<String>,
     limit: f64,
@@ -242,10 +242,11 @@ impl World {
                 rows.queued_tokens[row],
                 rows.queued_prompt_tokens[row],
                 rows.context_tokens[row],
+                rows.used_blocks[row],
                 rows.output_tokens_left[row],
                 rows.head_tokens[row],
             ];
-            assert_eq!(sums, [0.0; 5], "row {row}");
+            assert_eq!(sums, [0.0; 6], "row {row}");
         }
         self.router.expire(self.now + self.limit);
         assert_eq!(self.router.predicted_blocks(), 0, "what was sent is not on its way for ever");
@@ -259,7 +260,7 @@ trait FailedPlaced {
 }
 
 impl FailedPlaced for kvatlas_routing::Counts {
-    /// Those that failed while they were with a worker.
+    /// Number of requests that failed while they were with a worker.
     fn failed_placed(&self) -> u64 {
         self.failed - self.withdrawn
     }

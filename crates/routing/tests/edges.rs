@@ -39,13 +39,13 @@ fn nobody_overtakes_those_who_wait() {
     for order in [Order::Fcfs, Order::LeastWork] {
         let mut router = router(Config { order, ..Config::default() });
         router.add_worker("a", 0, 1.0, 0.0);
-        placed(router.choose(&request(4_000), &Depths::unknown(), 0.0));
-        let first = waits(router.choose(&request(4_000), &Depths::unknown(), 0.01));
+        placed(router.choose(&request(8_000), &Depths::unknown(), 0.0));
+        let first = waits(router.choose(&request(8_000), &Depths::unknown(), 0.01));
         // The prompt there is worked off; as soon as little enough is left there is room for one.
         let mut bound = Vec::new();
-        for millisecond in 200..300 {
+        for millisecond in 450..550 {
             let now = f64::from(millisecond) * 1e-3;
-            let outcome = router.choose(&request(4_000), &Depths::unknown(), now);
+            let outcome = router.choose(&request(8_000), &Depths::unknown(), now);
             assert!(matches!(outcome, Outcome::Waits(_)), "{order:?}: {outcome:?} at {now} though {first:?} waits");
             bound.extend(router.bind(now));
         }

@@ -1,55 +1,32 @@
-//! What a service is told when it starts. Its JSON form is what `kvatlas serve` hands over, already checked there;
-//! durations are in seconds.
+//! The configuration of a service. Its JSON form is what `kvatlas serve` hands over, already checked there; durations
+//! are in seconds.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
-use kvatlas_adopt::Scheme;
+use kvatlas_follow::Error;
+use kvatlas_follow::seconds;
 use kvatlas_http::{Secret, TlsConfig};
-use kvatlas_wire::Identity;
 use serde::Deserialize;
+use serde_json::{Map, Value};
 
-use crate::adopt::Desk;
-use crate::endpoint::Endpoint;
-use crate::error::Error;
-use crate::limits::{LimitsConfig, Shared};
-use crate::log::LogConfig;
-use crate::relay::{Relay, RelayConfig};
-use crate::sites::SitesConfig;
-use crate::snapshot::{SnapshotConfig, Snapshots};
-
-/// Everything.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+/// The configuration of a service: how queries come in, and how engines are followed.
+#[derive(Debug, Clone, Default)]
 pub struct Config {
-    /// Queries.
+    /// Queries: the section `http` of the JSON form.
     pub http: HttpConfig,
-    /// Engines.
-    pub streams: StreamConfig,
-    /// What is learnt of blocks that were never announced.
-    pub adopt: AdoptConfig,
-    /// What is kept over a restart.
-    pub snapshot: SnapshotConfig,
-    /// A log between this service and others.
-    pub relay: RelayConfig,
-    /// How it goes together with other sites.
-    pub sites: SitesConfig,
-    /// What the service waits for, besides its streams, before it says that it is ready: names to be given to
-    /// [`Fleet::release`](crate::fleet::Fleet::release).
-    pub holds: Vec<String>,
-    /// How much is logged. The first service of a process decides.
-    pub log: LogConfig,
+    /// Engines: all its other sections.
+    pub follow: kvatlas_follow::Config,
 }
 
-/// How queries come in.
+/// Settings for how queries come in.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HttpConfig {
-    /// Where to listen; port 0 lets the system choose.
+    /// The address to listen on; port 0 lets the system choose.
     pub bind: SocketAddr,
-    /// Where to listen besides, for health, readiness and metrics only: without TLS and without a key.
+    /// An address to listen on besides, for health, readiness and metrics only: without TLS and without a key.
     pub admin_bind: Option<SocketAddr>,
     /// Threads that answer; 0 for one a core.
     pub threads: usize,
@@ -78,103 +55,28 @@ pub struct HttpConfig {
     /// Without a request, until a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// Whether each request is logged.
+    /// True if each request is logged.
     pub access_log: bool,
-    /// Whether answers leave out workers that are not trusted, or only list them.
+    /// The policy on workers that are not trusted: answers leave them out, or only list them.
     pub untrusted: UntrustedPolicy,
 }
 
-/// How blocks are adopted that engines announced before they were followed.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct AdoptConfig {
-    /// Which share of one core it may take, from 0 (nothing is adopted) to 1.
-    pub share: f64,
-    /// What engines were started with as `PYTHONHASHSEED`.
-    pub hash_seeds: Vec<String>,
-}
-
-/// What answers do with workers whose holdings may not be what the engine holds.
+/// The policy of answers on workers whose holdings may not be what the engine holds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UntrustedPolicy {
-    /// Their depths are left out, and the answer lists them.
+    /// The workers' depths are left out, and the answer lists them.
     #[default]
     LeaveOut,
-    /// Their depths are in, and the answer lists them.
+    /// The workers' depths are in, and the answer lists them.
     Flag,
-}
-
-/// How engines are followed.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
-pub struct StreamConfig {
-    /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
-    /// everything where registering needs a key, else loopback.
-    pub allow: Vec<String>,
-    /// Where engines may connect to that do not listen themselves.
-    pub bind: Vec<SocketAddr>,
-    /// Threads that apply events.
-    pub threads: usize,
-    /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
-    #[serde(with = "seconds")]
-    pub stale_after: Duration,
-    /// Silence after which an engine is asked whether anything is missing.
-    #[serde(with = "seconds")]
-    pub probe_interval: Duration,
-    /// Within which a replay must bring its next batch.
-    #[serde(with = "seconds")]
-    pub replay_timeout: Duration,
-    /// Within which all that is asked for one purpose must have come, however often something of it comes.
-    #[serde(with = "seconds")]
-    pub replay_total_timeout: Duration,
-    /// Replays asked for one gap before it is given up.
-    pub replay_attempts: u32,
-    /// Without a replay socket: how long to wait for batches that arrive out of order.
-    #[serde(with = "seconds")]
-    pub reorder_grace: Duration,
-    /// First wait before a connection is tried again; it doubles up to `reconnect_max`.
-    #[serde(with = "seconds")]
-    pub reconnect_min: Duration,
-    /// Longest wait before a connection is tried again.
-    #[serde(with = "seconds")]
-    pub reconnect_max: Duration,
-    /// How long an engine that was never heard holds back readiness.
-    #[serde(with = "seconds")]
-    pub settle_timeout: Duration,
-    /// Batches kept while a replay runs, a stream.
-    pub buffer_batches: usize,
-    /// Bytes of them.
-    pub buffer_bytes: usize,
-    /// Whether blocks are called by words that depend on a key of this process, instead of their content hashes.
-    pub keyed_identity: bool,
-    /// On what others can make grow.
-    pub limits: LimitsConfig,
-    /// What all streams share that have this configuration.
-    #[serde(skip)]
-    pub shared: Arc<Shared>,
-    /// What blocks are called in the indexes.
-    #[serde(skip)]
-    pub identity: Arc<Identity>,
-    /// How engines may compute the names of blocks.
-    #[serde(skip)]
-    pub schemes: Arc<[Scheme]>,
-    /// Where prompts are left that may tell what was never announced.
-    #[serde(skip)]
-    pub desk: Arc<Desk>,
-    /// What was kept over a restart, and is to be kept over the next.
-    #[serde(skip)]
-    pub snapshots: Arc<Snapshots>,
-    /// The log that streams are published to, or come by.
-    #[serde(skip)]
-    pub relay: Arc<Relay>,
 }
 
 /// Bytes and lines of a request's head at most.
 const MAX_HEAD: (usize, usize) = (64 << 10, 100);
 
 impl HttpConfig {
-    /// What the HTTP server is told.
+    /// The configuration of the HTTP server.
     pub(crate) fn front(&self) -> kvatlas_http::Config {
         let (max_head, max_headers) = MAX_HEAD;
         kvatlas_http::Config {
@@ -222,154 +124,25 @@ impl Default for HttpConfig {
     }
 }
 
-impl Default for AdoptConfig {
-    fn default() -> Self {
-        Self { share: 0.1, hash_seeds: Vec::new() }
-    }
-}
-
-impl Default for StreamConfig {
-    fn default() -> Self {
-        Self {
-            allow: Vec::new(),
-            bind: Vec::new(),
-            threads: 2,
-            stale_after: Duration::from_secs(30),
-            probe_interval: Duration::from_secs(5),
-            replay_timeout: Duration::from_secs(2),
-            replay_total_timeout: Duration::from_secs(300),
-            replay_attempts: 3,
-            reorder_grace: Duration::from_millis(100),
-            reconnect_min: Duration::from_millis(100),
-            reconnect_max: Duration::from_secs(5),
-            settle_timeout: Duration::from_secs(30),
-            buffer_batches: 100_000,
-            buffer_bytes: 256 << 20,
-            keyed_identity: false,
-            limits: LimitsConfig::default(),
-            identity: Arc::default(),
-            shared: Arc::default(),
-            schemes: Scheme::candidates(&[]).into(),
-            desk: Arc::default(),
-            snapshots: Arc::default(),
-            relay: Arc::default(),
-        }
-    }
-}
-
 impl Config {
-    /// From JSON. Missing fields have their defaults.
+    /// Reads the configuration from JSON. Missing fields have their defaults.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        let mut config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
-        if !(0.0..=1.0).contains(&config.adopt.share) {
-            return Err(Error::config(format!("adopt.share must be from 0 to 1, got {}", config.adopt.share)));
-        }
-        let seeds: Vec<Arc<str>> = config.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
-        config.streams.schemes = Scheme::candidates(&seeds).into();
-        if config.streams.keyed_identity {
-            // Its words mean nothing to another process, nor to this one once it has restarted.
-            if config.snapshot.dir.is_some() || config.snapshot.from_peer {
-                return Err(Error::config(
-                    "streams.keyed_identity goes with no snapshot, as the key ends with the process: leave out \
-                     snapshot.dir and snapshot.from_peer"
-                        .into(),
-                ));
-            }
-            config.streams.identity = Arc::new(Identity::keyed());
-        }
-        config.check_relay()?;
+        let wrong = |error: serde_json::Error| Error::Config { message: error.to_string() };
+        let mut sections: Map<String, Value> = serde_json::from_str(json).map_err(wrong)?;
+        let http = sections.remove("http").map(serde_json::from_value).transpose().map_err(wrong)?;
+        let http: HttpConfig = http.unwrap_or_default();
         for (name, zero) in [
-            ("http.max_body", config.http.max_body == 0),
-            ("http.max_connections", config.http.max_connections == 0),
-            ("http.request_timeout", config.http.request_timeout.is_zero()),
-            ("streams.threads", config.streams.threads == 0),
-            ("streams.replay_attempts", config.streams.replay_attempts == 0),
-            ("streams.replay_timeout", config.streams.replay_timeout.is_zero()),
-            ("streams.replay_total_timeout", config.streams.replay_total_timeout.is_zero()),
-            ("streams.probe_interval", config.streams.probe_interval.is_zero()),
-            ("streams.buffer_batches", config.streams.buffer_batches == 0),
-            ("sites.grain", config.sites.grain == 0),
-            ("sites.unknown_after", config.sites.unknown_after.is_zero()),
-            ("sites.forget_after", config.sites.forget_after.is_zero()),
-            ("snapshot.every", config.snapshot.every.is_zero()),
-            ("relay.max_age", config.relay.max_age.is_zero()),
-            ("relay.heartbeat", config.relay.heartbeat.is_zero()),
-            ("relay.buffer_bytes", config.relay.buffer_bytes == 0),
+            ("http.max_body", http.max_body == 0),
+            ("http.max_connections", http.max_connections == 0),
+            ("http.request_timeout", http.request_timeout.is_zero()),
         ] {
             if zero {
-                return Err(Error::config(format!("{name} must be above 0")));
+                return Err(Error::Config { message: format!("{name} must be above 0") });
             }
         }
-        Ok(config)
-    }
-
-    fn check_relay(&mut self) -> Result<(), Error> {
-        let RelayConfig { publish, from, key, key_file, .. } = &self.relay;
-        if publish.is_some() && from.is_some() {
-            let message = "relay.publish and relay.from are both set: what comes by a log is not published again";
-            return Err(Error::config(message.into()));
-        }
-        if self.relay.snapshots && from.is_none() {
-            let message = "relay.snapshots is for readers: it needs relay.from";
-            return Err(Error::config(message.into()));
-        }
-        if self.relay.snapshots && self.relay.is_ring() {
-            return Err(Error::config("relay.snapshots needs NATS's object store: relay.from has relays".into()));
-        }
-        if let (Some(relays), true) = (from, self.relay.is_ring()) {
-            for relay in relays.split(',') {
-                relay.trim().parse::<Endpoint>().map_err(|error| Error::config(format!("relay.from: {error}")))?;
-            }
-        }
-        let is_used = publish.is_some() || from.is_some();
-        if is_used && self.streams.keyed_identity {
-            let message = "streams.keyed_identity has a key of this process alone: for a log that several read, give \
-                           relay.key_file instead";
-            return Err(Error::config(message.into()));
-        }
-        if !is_used {
-            return Ok(());
-        }
-        self.relay.reader_key()?;
-        let (name, key) = match (key, key_file) {
-            (Some(_), Some(_)) => return Err(Error::config("relay.key and relay.key_file are both given".into())),
-            (None, None) => return Ok(()),
-            (Some(key), None) => ("relay.key".to_owned(), Ok(key.clone())),
-            (None, Some(file)) => (format!("relay.key_file: {}", file.display()), Secret::read(file)),
-        };
-        let key = key.and_then(|key| {
-            key_of(key.reveal()).ok_or_else(|| "a key has 64 hexadecimal digits: openssl rand -hex 32".to_owned())
-        });
-        let key = key.map_err(|error| Error::config(format!("{name}: {error}")))?;
-        self.streams.identity = Arc::new(Identity::with_key(key));
-        Ok(())
-    }
-}
-
-fn key_of(text: &str) -> Option<[u8; 32]> {
-    let mut key = [0; 32];
-    let digits = text.as_bytes().as_chunks::<2>().0;
-    if text.len() != 64 {
-        return None;
-    }
-    for (byte, digits) in key.iter_mut().zip(digits) {
-        let digit = |digit: u8| char::from(digit).to_digit(16);
-        *byte = (digit(digits[0])? << 4 | digit(digits[1])?) as u8;
-    }
-    Some(key)
-}
-
-pub(crate) mod seconds {
-    use std::time::Duration;
-
-    use serde::de::{Deserialize, Deserializer, Error};
-
-    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(from)?;
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|_| D::Error::custom(format!("a duration is a number of seconds from 0 on, got {seconds}")))
+        Ok(Self { http, follow: kvatlas_follow::Config::from_value(Value::Object(sections))? })
     }
 }

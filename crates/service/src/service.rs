@@ -1,16 +1,14 @@
 //! [`Service`]: a follower with an HTTP server in front of it, started, and stopped again in order.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use kvatlas_follow::{Error, Follower};
 use kvatlas_http::{Front, Server};
 
 use crate::config::Config;
-use crate::error::Error;
-use crate::follower::Follower;
 use crate::http::{self, App};
-use crate::state::lock;
 
 /// A running service. Its methods wait, so they are not for calls from inside an async runtime.
 pub struct Service {
@@ -26,14 +24,14 @@ impl Service {
     /// # Errors
     /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
     /// threads to be had.
-    pub fn start(mut config: Config) -> Result<Self, Error> {
-        let (http, sites) = (std::mem::take(&mut config.http), config.sites.clone());
-        let front = Front::new(http.front(), false)?;
-        let follower = Follower::start(config, front.gate.asks_for_key_to_change())?;
-        let app = App::new(follower, http, front, &sites);
+    pub fn start(config: Config) -> Result<Self, Error> {
+        let Config { http, follow } = config;
+        let front = Front::new(http.front(), false).map_err(not_started)?;
+        let follower = Follower::start(follow, front.gate.asks_for_key_to_change())?;
+        let app = App::new(follower, http, front);
         let pulse = app.pulses.ingest.clone();
         app.follower.spawn(async move { pulse.beat().await });
-        let server = http::start(&app)?;
+        let server = http::start(&app).map_err(not_started)?;
         let address = server.address();
         let (tls, key) = (app.config.tls.is_some(), app.gate.asks_for_key());
         let admin_key = app.gate.asks_for_key_to_change();
@@ -45,19 +43,19 @@ impl Service {
         Ok(Self { app, address, admin_address, server: Mutex::new(Some(server)) })
     }
 
-    /// Where it listens.
+    /// The address that it listens on.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// Where it listens for administrators, if it does.
+    /// The address that it listens on for administrators, if it does.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// Who follows the engines' events here.
+    /// The follower of the engines' events here.
     #[must_use]
     pub fn follower(&self) -> &Follower {
         &self.app.follower
@@ -68,7 +66,7 @@ impl Service {
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
     pub fn reload(&self) -> Result<(), Error> {
-        self.app.gate.reload().inspect_err(
+        self.app.gate.reload().map_err(not_started).inspect_err(
             |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
         )?;
         tracing::info!("keys and certificates were read again");
@@ -80,7 +78,7 @@ impl Service {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(server) = lock(&self.server).take() else { return true };
+        let Some(server) = self.server.lock().unwrap_or_else(PoisonError::into_inner).take() else { return true };
         self.app.follower.leave();
         std::thread::sleep(delay);
         self.app.page.close();
@@ -89,6 +87,10 @@ impl Service {
         tracing::info!(in_time, "stopped");
         in_time
     }
+}
+
+fn not_started(error: kvatlas_http::Error) -> Error {
+    Error::Start { message: error.0 }
 }
 
 impl Drop for Service {
@@ -129,7 +131,7 @@ mod tests {
     #[test]
     fn a_panic_in_a_registration_is_an_internal_error_and_leaves_nothing() {
         let service = start();
-        service.follower().fleet().fail_next_registration();
+        service.app.fail.store(true, Relaxed);
         let answer = ask(&service, "POST", "/register", ENGINE);
         assert!(answer.starts_with("HTTP/1.1 500") && answer.contains(r#""code":"internal""#), "{answer}");
         assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
@@ -138,10 +140,6 @@ mod tests {
         assert!(service.follower().fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
         let answer = ask(&service, "POST", "/register", ENGINE);
         assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
-        service.follower().fleet().fail_next_registration();
-        let other = ENGINE.replace("\"w\"", "\"v\"");
-        assert_eq!(service.follower().register(&other, None), Err(Error::Internal));
-        assert_eq!(service.follower().unregister("w", None), Ok(1));
     }
 
     #[test]
@@ -156,22 +154,13 @@ mod tests {
             "{whole}"
         );
         assert!(whole.ends_with("\r\n0\r\n\r\n"), "{whole}");
-        keyspace.fail.store(true, Relaxed);
+        service.app.fail.store(true, Relaxed);
         let cut = ask(&service, "GET", "/dump", "");
         assert!(cut.starts_with("HTTP/1.1 200") && !cut.ends_with("0\r\n\r\n"), "{cut}");
         assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
         // The next one has its turn.
         let body = |answer: &str| answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
         assert_eq!(body(&ask(&service, "GET", "/dump", "")), body(&whole));
-    }
-
-    #[test]
-    fn what_is_under_a_key_is_not_kept_for_another_process() {
-        for kept in [r#"{ "dir": "/d" }"#, r#"{ "from_peer": true }"#] {
-            let config = format!(r#"{{ "streams": {{ "keyed_identity": true }}, "snapshot": {kept} }}"#);
-            let error = Config::from_json(&config).expect_err("both").to_string();
-            assert!(error.contains("streams.keyed_identity goes with no snapshot"), "{error}");
-        }
     }
 
     #[test]

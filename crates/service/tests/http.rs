@@ -17,7 +17,7 @@ fn start() -> Service {
 }
 
 /// Registers a worker nobody can reach, so that there is a keyspace to put content into.
-fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_service::state::Keyspace> {
+fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_follow::state::Keyspace> {
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
     });

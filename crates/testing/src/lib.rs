@@ -1,4 +1,5 @@
-//! What the tests of several crates share: random numbers, how many random streams to try, and fuzzing for minutes.
+//! Helpers that the tests of several crates share: random numbers, the number of random streams to try, and fuzzing for
+//! minutes.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +10,7 @@ pub struct Random(
 );
 
 impl Random {
-    /// Any word.
+    /// Returns any word.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -31,7 +32,7 @@ impl Random {
         self.below(100) < percent
     }
 
-    /// One of a list.
+    /// Returns one of a list.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }

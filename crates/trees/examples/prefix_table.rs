@@ -1,4 +1,4 @@
-//! What a table of prefixes costs: a match, an event, an entry, as AIBrix's table is measured.
+//! Measures a table of prefixes: a match, an event, an entry, as AIBrix's table is measured.
 //!
 //! Blocks are 64 bytes (16 tokens) everywhere; a match hashes its tokens, as theirs does. Their figures are printed
 //! beside: as published for theirs, and as measured on a machine like this one.
@@ -54,7 +54,7 @@ fn full_hit(blocks: usize, pods: usize) -> (f64, f64) {
 }
 
 /// Microseconds of a new event of so many blocks, while a context fills to a million blocks or stays at its limit: the
-/// mean, with all growing, and the median of every 16 events, without what else the machine does.
+/// mean, with all growing, and the median of every 16 events, without the machine's other work.
 fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     let table = table(max_prefixes);
     let mix = |i: u64| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -75,7 +75,7 @@ fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     (spent / events as f64, middle / 16.0)
 }
 
-/// Bytes an entry over every size on the way to a million, at most and on average.
+/// Bytes of an entry over every size on the way to a million, at most and on average.
 fn bytes(pods: usize, agree: bool) -> (f64, f64) {
     let table = table(1 << 20);
     let (mut most, mut sum, mut looked) = (0_f64, 0.0, 0);

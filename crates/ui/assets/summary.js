@@ -47,6 +47,11 @@ function figures(state, rows, last) {
       ["Errors", count(state.errors ?? 0), `${count(state.retries ?? 0)} tried again`, state.errors > 0 ? "warn" : ""],
     );
   }
+  const changing = state.changing_prompts;
+  if (changing) {
+    const where = `differ from token ${whole(changing.differs_at_token)} of ${whole(changing.tokens)} on`;
+    all.push(["Changing prompts", whole(changing.sessions), `of sessions without use of a cache: ${where}`, "warn"]);
+  }
   all.push(
     ["Engines", `${good}/${rows.length}`, rows.length === 0 ? "none yet" : good === rows.length ? "all well" : `${rows.length - good} not well`,
       good === rows.length ? "" : isEmergency(rows) ? "bad" : "warn"],
@@ -72,7 +77,9 @@ export class Summary {
   }
 
   show(state, rows, last) {
-    for (const [name, value, note, tone] of figures(state, rows, last)) {
+    const all = figures(state, rows, last);
+    for (const [name, box] of this.boxes) box.element.hidden = !all.some((figure) => figure[0] === name);
+    for (const [name, value, note, tone] of all) {
       let box = this.boxes.get(name);
       if (!box) {
         box = { value: make("span", "value"), note: make("span", "note") };

@@ -3,13 +3,13 @@
 /// A file of the page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Asset {
-    /// Its media type, for `Content-Type`.
+    /// Media type of the file, for `Content-Type`.
     pub media_type: &'static str,
-    /// What is in it.
+    /// Content of the file.
     pub bytes: &'static [u8],
 }
 
-/// What the page may do: load what comes from where it came from, and nothing else.
+/// Policy of the page: it may load what comes from where it came from, and nothing else.
 pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
     img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 

@@ -15,8 +15,8 @@ const WAITING: usize = 1 << 20;
 
 /// There are as many viewers already as there may be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Full {
-    /// So many.
+pub struct TooManyViewers {
+    /// Number of viewers that are allowed.
     pub viewers: usize,
 }
 
@@ -36,12 +36,12 @@ struct Inner {
     closed: bool,
 }
 
-/// What waits for a viewer.
+/// Queue of what waits for a viewer.
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<Bytes>,
     bytes: usize,
-    /// It has to get everything before anything else.
+    /// True if the viewer has to get everything before anything else.
     behind: bool,
     closed: bool,
     waker: Option<Waker>,
@@ -65,7 +65,7 @@ impl Feed {
         Arc::new(Self { most, watching: AtomicUsize::new(0), inner: Mutex::default() })
     }
 
-    /// How many watch. With none, there is no need for [`Feed::update`].
+    /// Number of viewers. With none, there is no need for [`Feed::update`].
     #[must_use]
     pub fn viewers(&self) -> usize {
         self.watching.load(Relaxed)
@@ -74,11 +74,11 @@ impl Feed {
     /// A viewer more. It gets everything at the next [`Feed::update`].
     ///
     /// # Errors
-    /// [`Full`] if there are too many.
-    pub fn watch(self: &Arc<Self>) -> Result<Viewer, Full> {
+    /// [`TooManyViewers`] if there are too many.
+    pub fn watch(self: &Arc<Self>) -> Result<Viewer, TooManyViewers> {
         let mut inner = lock(&self.inner);
         if inner.queues.len() >= self.most {
-            return Err(Full { viewers: inner.queues.len() });
+            return Err(TooManyViewers { viewers: inner.queues.len() });
         }
         let queue = Queue { behind: true, closed: inner.closed, ..Queue::default() };
         let queue = Arc::new(Mutex::new(queue));
@@ -153,7 +153,7 @@ impl Inner {
 }
 
 impl Queue {
-    /// Whether it needs everything, and has read what it was given before.
+    /// True if the viewer needs everything, and has read what it was given before.
     fn wants_everything(&self) -> bool {
         self.behind && self.events.is_empty()
     }
@@ -213,7 +213,7 @@ impl Drop for Viewer {
     }
 }
 
-/// In the format of server-sent events. `data` must be one line, as JSON without white space is.
+/// Formats a server-sent event. `data` must be one line, as JSON without white space is.
 fn event(name: &str, data: &str) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
@@ -238,15 +238,15 @@ mod tests {
         events
     }
 
-    /// What a client knows.
+    /// State that a client knows.
     #[derive(Default)]
-    struct Known {
+    struct ClientState {
         state: Value,
         history: Vec<Value>,
         wholes: usize,
     }
 
-    impl Known {
+    impl ClientState {
         fn read(&mut self, viewer: &mut Viewer) {
             for (name, data) in read(viewer) {
                 match &*name {
@@ -286,7 +286,7 @@ mod tests {
     fn who_reads_too_slowly_ends_up_with_the_same() {
         let feed = Feed::new(4);
         let (mut quick, mut slow) = (feed.watch().expect("room"), feed.watch().expect("room"));
-        let mut known = [Known::default(), Known::default()];
+        let mut known = [ClientState::default(), ClientState::default()];
         let long = "x".repeat(WAITING / 10);
         for round in 0..100 {
             feed.update(json!({"round": round, "text": format!("{long}{round}"), (format!("only{round}")): 1}));
@@ -315,7 +315,7 @@ mod tests {
     fn so_many_and_no_more_and_an_end() {
         let feed = Feed::new(2);
         let (first, mut second) = (feed.watch().expect("room"), feed.watch().expect("room"));
-        assert_eq!(feed.watch().err(), Some(Full { viewers: 2 }));
+        assert_eq!(feed.watch().err(), Some(TooManyViewers { viewers: 2 }));
         drop(first);
         assert_eq!(feed.viewers(), 1);
         let _third = feed.watch().expect("room");

@@ -24,4 +24,4 @@ mod feed;
 mod patch;
 
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
-pub use feed::{Feed, Full, Viewer};
+pub use feed::{Feed, TooManyViewers, Viewer};

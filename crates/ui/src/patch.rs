@@ -1,4 +1,4 @@
-//! What changed between two states.
+//! Changes between two states.
 
 use serde_json::{Map, Value};
 

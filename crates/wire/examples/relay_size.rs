@@ -1,4 +1,4 @@
-//! How much smaller a relay's messages are than the batches of an engine: one message for each batch.
+//! Size of a relay's messages against the batches of an engine: one message for each batch.
 //!
 //! Reads batches from standard input, each after its length (32 bits, little-endian), as `benchmarks/relay/size.py`
 //! writes them. `relay_size BLOCK_SIZE`

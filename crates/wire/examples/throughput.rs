@@ -1,4 +1,4 @@
-//! How fast payloads become answers: decoding alone, and decoding with applying to the index, in blocks a second.
+//! Speed from payloads to answers: decoding alone, and decoding with applying to the index, in blocks a second.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

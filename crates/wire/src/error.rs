@@ -1,8 +1,9 @@
-//! What can be wrong: with a payload as a whole, and with one event.
+//! Faults of a payload as a whole, and of one event.
 
 use std::fmt;
 
-/// Why a payload is no batch. Whatever is wrong with single events is in [`Batch::refused`](crate::Batch::refused).
+/// Reason why a payload is no batch. Whatever is wrong with single events is in
+/// [`Batch::refused`](crate::Batch::refused).
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,16 +13,16 @@ pub enum Error {
     /// Something else than an array of timestamp and events.
     #[error("not a batch: {what}; a batch is a MessagePack array [timestamp, events, rank]")]
     NotABatch {
-        /// What is there instead.
+        /// Kind of what is there instead.
         what: String,
     },
     /// The bytes end before the first event.
     #[error("the payload ends before its events begin, after {bytes} bytes")]
     Truncated {
-        /// How many bytes there are.
+        /// Number of bytes that there are.
         bytes: usize,
     },
-    /// No MessagePack from the beginning.
+    /// The payload is no MessagePack from the beginning.
     #[error("not MessagePack: the byte 0xc1 begins no value")]
     Malformed,
 }
@@ -41,7 +42,7 @@ impl Error {
 
 macro_rules! reasons {
     ($($(#[$doc:meta])* $name:ident = $code:literal,)*) => {
-        /// Why an event was left out.
+        /// Reason why an event was left out.
         #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Debug)]
         #[non_exhaustive]
         pub enum Reason {
@@ -91,7 +92,7 @@ reasons! {
 }
 
 impl Reason {
-    /// How many reasons there are.
+    /// Number of reasons.
     pub const COUNT: usize = Self::ALL.len();
 }
 
@@ -103,15 +104,15 @@ impl fmt::Display for Reason {
 
 /// An event that could not be decoded.
 #[derive(Clone, PartialEq, Eq, Debug)]
-pub struct Refused {
-    /// Its number in the batch as sent, from 0.
+pub struct RefusedEvent {
+    /// Number of the event in the batch as sent, from 0.
     pub at: usize,
-    /// How many events this stands for: more than one where those after it went with it.
+    /// Number of events that this stands for: more than one where those after it went with it.
     pub events: u64,
-    /// Why.
+    /// Reason why the event was left out.
     pub reason: Reason,
-    /// Whether it may have removed blocks: all but a single store may.
+    /// True if the event may have removed blocks: all but a single store may.
     pub may_remove: bool,
-    /// What was found, for people.
+    /// Description of what was found, for people.
     pub detail: String,
 }

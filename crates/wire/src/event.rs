@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use kvatlas_index::Tier;
 
-use crate::error::Refused;
+use crate::error::RefusedEvent;
 use crate::keys::Key;
 use crate::medium;
 use crate::name::Name;
@@ -18,17 +18,17 @@ pub type Stored = StoredOf<Name>;
 /// A removal with names in the form they were sent in.
 pub type Removed = RemovedOf<Name>;
 
-/// What an engine publishes at once: the events of one step, in order. `N`: what its names are read as.
+/// Batch that an engine publishes at once: the events of one step, in order. `N`: what its names are read as.
 #[derive(Clone, PartialEq, Debug)]
 pub struct BatchOf<N> {
     /// The engine's clock in seconds, as sent. Which clock is the engine's affair.
     pub timestamp: f64,
     /// The data-parallel rank that the engine gives, if it gives one.
     pub rank: Option<u32>,
-    /// What could be decoded, in order.
+    /// Events that could be decoded, in order.
     pub events: Vec<EventOf<N>>,
-    /// What could not.
-    pub refused: Vec<Refused>,
+    /// Events that could not be decoded.
+    pub refused: Vec<RefusedEvent>,
 }
 
 /// One event.
@@ -120,22 +120,23 @@ pub struct StoredOf<N> {
     pub lora_id: Option<i64>,
     /// The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
     pub salt: Option<Box<str>>,
-    /// Whether the form that it was sent in has no place for a salt and other keys, as with the first engines that
-    /// published events. Then nobody knows whether the blocks have any.
+    /// True if the form that the event was sent in has no place for a salt and other keys, as with the first engines
+    /// that published events. Then nobody knows whether the blocks have any.
     pub bare: bool,
-    /// What else belongs to the blocks' contents: (number of the block in this event, key), in order of the blocks.
+    /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (number of the block in this event,
+    /// key), in order of the blocks.
     pub extra_keys: Vec<(u32, Key)>,
     /// The cache group.
     pub group: Option<u32>,
-    /// What kind of attention the group is for.
+    /// Kind of attention that the group is for.
     pub kind: Option<Cow<'static, str>>,
     /// The window of a sliding-window group, in tokens.
     pub window: Option<u64>,
-    /// Whether an offloaded block is on this host: `LOCAL` or `REMOTE`.
+    /// Host of an offloaded block: `LOCAL` for this one, or `REMOTE`.
     pub locality: Option<Box<str>>,
-    /// Which secondary offload tier has the block.
+    /// Secondary offload tier that has the block.
     pub ownership: Option<Box<str>>,
-    /// Whose request stored the blocks. Says nothing about their contents.
+    /// Session whose request stored the blocks. Says nothing about their contents.
     pub session_id: Option<Box<str>>,
     /// The tokens after each block, where the engine's names depend on them.
     pub lookahead: Option<Vec<Vec<u32>>>,
@@ -150,9 +151,9 @@ pub struct RemovedOf<N> {
     pub medium: Option<Cow<'static, str>>,
     /// The cache group.
     pub group: Option<u32>,
-    /// Whether an offloaded block was on this host: `LOCAL` or `REMOTE`.
+    /// Host that an offloaded block was on: `LOCAL` for this one, or `REMOTE`.
     pub locality: Option<Box<str>>,
-    /// Which secondary offload tier had the block.
+    /// Secondary offload tier that had the block.
     pub ownership: Option<Box<str>>,
 }
 
@@ -161,13 +162,13 @@ pub struct RemovedOf<N> {
 pub struct Cleared;
 
 impl<N> StoredOf<N> {
-    /// Where the blocks are.
+    /// Tier that the blocks are on.
     #[must_use]
     pub fn tier(&self) -> Tier {
         medium::tier(self.medium.as_deref(), self.locality.as_deref())
     }
 
-    /// What the LoRA adapter is called in the index: its name, or `lora-id:3` where an engine only has numbers.
+    /// Name of the LoRA adapter in the index: its own, or `lora-id:3` where an engine only has numbers.
     ///
     /// Numbers are the engine's own, so such blocks are found by those who ask for the number, never by a name and
     /// never without one. Engines count adapters from 1; 0 is none.
@@ -182,7 +183,7 @@ impl<N> StoredOf<N> {
 }
 
 impl<N> RemovedOf<N> {
-    /// Where the blocks were.
+    /// Tier that the blocks were on.
     #[must_use]
     pub fn tier(&self) -> Tier {
         medium::tier(self.medium.as_deref(), self.locality.as_deref())

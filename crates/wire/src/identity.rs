@@ -1,4 +1,4 @@
-//! What blocks are called in an index, and noticing two that are called the same.
+//! Identities of blocks: their names in an index, and how two blocks with one name are noticed.
 //!
 //! Ordinarily a block is called by its content hash ([`hash`]), which everybody can compute: engines' tools, clients,
 //! other replicas. Its seed is public and it has 64 bits, so whoever chooses prompts can make two blocks with one content
@@ -27,10 +27,10 @@ use xxhash_rust::xxh3::{xxh3_64_with_secret, xxh3_64_with_seed};
 
 use crate::keys::{self, Key};
 
-/// How the blocks of one or more indexes are called. See the module's text.
+/// Scheme of the names of blocks in one or more indexes. See the module's text.
 pub struct Identity {
     kind: Kind,
-    seen: Seen,
+    seen: RecentBlocks,
 }
 
 enum Kind {
@@ -38,7 +38,7 @@ enum Kind {
     Keyed([u8; 32]),
 }
 
-/// What belongs to all blocks of a prompt beside their tokens. An empty name is none.
+/// Space of the blocks of a prompt: what belongs to all of them beside their tokens. An empty name is none.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Space<'a> {
     pub(crate) lora: Option<&'a str>,
@@ -47,7 +47,7 @@ pub(crate) struct Space<'a> {
 
 /// A block's identity: the word is what the index knows, the check what the words of equal blocks agree in besides.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-struct Named {
+struct BlockIdentity {
     word: u64,
     check: u64,
 }
@@ -56,7 +56,7 @@ impl Identity {
     /// Blocks are called by their content hashes.
     #[must_use]
     pub fn public() -> Self {
-        Self { kind: Kind::Public(Check::new()), seen: Seen::new() }
+        Self { kind: Kind::Public(Check::new()), seen: RecentBlocks::new() }
     }
 
     /// Blocks are called by words that depend on a key, which is drawn here and never told.
@@ -64,13 +64,13 @@ impl Identity {
     pub fn keyed() -> Self {
         let mut key = [0; 32];
         key.as_chunks_mut().0.iter_mut().for_each(|word: &mut [u8; 8]| *word = random().to_le_bytes());
-        Self { kind: Kind::Keyed(key), seen: Seen::new() }
+        Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
     /// Blocks are called by words that depend on this key: the same in every process that has it.
     #[must_use]
     pub fn with_key(key: [u8; 32]) -> Self {
-        Self { kind: Kind::Keyed(key), seen: Seen::new() }
+        Self { kind: Kind::Keyed(key), seen: RecentBlocks::new() }
     }
 
     /// A number that says which key words depend on, and nothing of the key; 0 if they depend on none.
@@ -86,7 +86,7 @@ impl Identity {
         }
     }
 
-    /// Whether blocks are called by words that nobody else can compute.
+    /// True if blocks are called by words that nobody else can compute.
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         matches!(self.kind, Kind::Keyed(_))
@@ -98,7 +98,7 @@ impl Identity {
         self.seen.collisions.load(Relaxed)
     }
 
-    /// What the full blocks of `tokens` are called, as [`hash::content_hashes_into`] takes and gives them.
+    /// Computes the words of the full blocks of `tokens`, as [`hash::content_hashes_into`] takes and gives them.
     ///
     /// # Panics
     ///
@@ -132,8 +132,8 @@ impl Identity {
         words
     }
 
-    /// What the blocks of an event are called, whose tokens fill them. `extra`: the keys of some blocks, by block. Returns
-    /// how many of them are called as another one was.
+    /// Computes the words of the blocks of an event, whose tokens fill them. `extra`: the keys of some blocks, by
+    /// block. Returns how many of the words are those of other blocks too.
     pub(crate) fn words_of(
         &self,
         tokens: &[u32],
@@ -162,7 +162,7 @@ impl Identity {
                         *word = keys::content_hash(block, keys, space.lora, space.salt);
                     }
                     let check = check.block(block, keys.iter().map(|(_, key)| key));
-                    collisions += u64::from(self.seen.note(Named { word: *word, check }));
+                    collisions += u64::from(self.seen.note(BlockIdentity { word: *word, check }));
                 }
             }
             Kind::Keyed(key) => {
@@ -208,14 +208,14 @@ fn key_of(key: &[u8; 32], space: Space<'_>) -> [u8; 32] {
 }
 
 /// A block's identity under the key of its adapter and salt.
-fn keyed<'k>(key: &[u8; 32], tokens: &[u32], extra: impl IntoIterator<Item = &'k Key>) -> Named {
+fn keyed<'k>(key: &[u8; 32], tokens: &[u32], extra: impl IntoIterator<Item = &'k Key>) -> BlockIdentity {
     let mut bytes = little_endian(tokens);
     for extra in extra {
         extra.spell(bytes.to_mut());
     }
     let hash = blake3::keyed_hash(key, &bytes);
     let [word, check, ..] = *hash.as_bytes().as_chunks().0 else { unreachable!("32 bytes are four words") };
-    Named { word: u64::from_le_bytes(word), check: u64::from_le_bytes(check) }
+    BlockIdentity { word: u64::from_le_bytes(word), check: u64::from_le_bytes(check) }
 }
 
 fn little_endian(tokens: &[u32]) -> Cow<'_, [u8]> {
@@ -270,21 +270,21 @@ impl CheckOf<'_> {
 const REMEMBERED_BITS: u32 = 18;
 
 /// Recent blocks, each at the place that its word says.
-struct Seen {
+struct RecentBlocks {
     /// The rest of the word, and as many bits of the check as there is room for. Each is written by one store, so what is
     /// found is of one block.
     entries: Box<[AtomicU64]>,
     collisions: AtomicU64,
 }
 
-impl Seen {
+impl RecentBlocks {
     fn new() -> Self {
         Self { entries: (0..1 << REMEMBERED_BITS).map(|_| AtomicU64::new(0)).collect(), collisions: AtomicU64::new(0) }
     }
 
     /// Remembers a block; returns whether another one that is called the same was remembered.
     #[inline]
-    fn note(&self, Named { word, check }: Named) -> bool {
+    fn note(&self, BlockIdentity { word, check }: BlockIdentity) -> bool {
         let place = &self.entries[word as usize & ((1 << REMEMBERED_BITS) - 1)];
         let entry = word >> REMEMBERED_BITS << REMEMBERED_BITS | check >> (64 - REMEMBERED_BITS);
         let before = place.load(Relaxed);

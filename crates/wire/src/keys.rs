@@ -1,4 +1,4 @@
-//! What else belongs to a block besides its tokens, and the content hash of a block that has such keys.
+//! Keys: what belongs to a block besides its tokens, and the content hash of a block that has such keys.
 //!
 //! # The contract
 //!
@@ -20,9 +20,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 pub enum Key {
     /// An image, an audio clip or the like that overlaps the block.
     Item {
-        /// What the engine calls its content: a hash in hex, or a name that the client gave.
+        /// Engine's name for the item's content: a hash in hex, or a name that the client gave.
         identifier: Box<str>,
-        /// Where it begins, in tokens from the beginning of the block; negative if in a block before.
+        /// Offset of the item, in tokens from the beginning of the block; negative if it begins in a block before.
         offset: i64,
     },
     /// A digest of prompt embeddings, given instead of tokens.
@@ -34,7 +34,7 @@ pub enum Key {
 }
 
 impl Key {
-    /// What stands for the key in a block's content.
+    /// Word that stands for the key in a block's content.
     ///
     /// The first 16 digits of an identifier of 64 hexadecimal digits, as a number. XXH3-64 of anything else: with seed
     /// 2 of another identifier's UTF-8, 3 of the bytes of embeddings, 4 of a string's UTF-8, 5 of MessagePack.

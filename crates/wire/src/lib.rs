@@ -38,10 +38,10 @@ mod name;
 mod reader;
 
 pub use decode::{Decoder, decode};
-pub use error::{Error, Reason, Refused};
+pub use error::{Error, Reason, RefusedEvent};
 pub use event::{Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Stored, StoredOf};
 pub use hybrid::Hybrid;
 pub use identity::Identity;
 pub use keys::Key;
-pub use name::{Name, Named};
+pub use name::{BlockName, Name};
 pub use reader::{Reader, ReaderState, SaltedBlock, Tally};

@@ -1,4 +1,4 @@
-//! Which tier a medium is.
+//! Media of engines, and the tiers that they are.
 
 use std::borrow::Cow;
 

@@ -26,9 +26,9 @@ impl Name {
     }
 }
 
-/// What names of blocks are read as: [`Name`]s keep the form that they were sent in, [`BlockHash`]es are what the index
-/// wants.
-pub trait Named: Sized {
+/// Type that names of blocks are read as: [`Name`]s keep the form that they were sent in, [`BlockHash`]es are what the
+/// index wants.
+pub trait BlockName: Sized {
     /// An integer of 0 or more.
     fn unsigned(name: u64) -> Self;
     /// An integer below 0.
@@ -37,11 +37,11 @@ pub trait Named: Sized {
     fn digest(name: &[u8]) -> Self;
     /// The form that the index knows the block by.
     fn block_hash(&self) -> BlockHash;
-    /// That of many; `room` is for those that have to be made.
+    /// Returns the hashes of many names; `room` is for those that have to be made.
     fn block_hashes<'a>(names: &'a [Self], room: &'a mut Vec<BlockHash>) -> &'a [BlockHash];
 }
 
-impl Named for Name {
+impl BlockName for Name {
     fn unsigned(name: u64) -> Self {
         Self::Unsigned(name)
     }
@@ -61,7 +61,7 @@ impl Named for Name {
     }
 }
 
-impl Named for BlockHash {
+impl BlockName for BlockHash {
     fn unsigned(name: u64) -> Self {
         Self(name)
     }

@@ -1,11 +1,11 @@
-//! What a relay writes, read again by somebody else, makes an index that answers as the relay's does.
+//! Messages of a relay, read again by somebody else, make an index that answers as the relay's does.
 
 use std::sync::Arc;
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Copying, RankCopier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, CopyState, RankCopier, View};
 use kvatlas_testing::{Random, mix, seeds};
 use kvatlas_wire::compact::{
-    Change, Changes, Frame, MOST_BLOCKS, Malformed, Message, MessageWriter, Status, name_of, weight,
+    Change, Changes, FormatError, Frame, MOST_BLOCKS, Message, MessageWriter, Status, name_of, weight,
 };
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::{Batch, Event, Name, Reader, Removed, Stored, Tally, decode};
@@ -60,7 +60,7 @@ fn event(random: &mut Random) -> Event {
     }
 }
 
-fn apply(index: &BlockIndex, changes: &[u8]) -> Result<(), Malformed> {
+fn apply(index: &BlockIndex, changes: &[u8]) -> Result<(), FormatError> {
     let into = &mut index.changes();
     Changes::default().read(changes, |change: Change<'_>| {
         change.apply(into, "w", 0).expect("there is room");
@@ -86,8 +86,8 @@ fn copy(index: &Arc<BlockIndex>) -> kvatlas_index::RankCopy {
     let mut copier = RankCopier::new(index.clone(), "w", 0);
     loop {
         match copier.step(64) {
-            Copying::More(more) => copier = more,
-            Copying::Done(done) => return done.sorted(),
+            CopyState::More(more) => copier = more,
+            CopyState::Done(done) => return done.sorted(),
         }
     }
 }
@@ -238,7 +238,7 @@ fn nothing_that_is_damaged_does_harm() {
                     Change::StoreKnown { names, .. } | Change::Remove { names, .. } => names.len() as u64,
                     Change::Clear => 0,
                 };
-                Ok::<(), Malformed>(())
+                Ok::<(), FormatError>(())
             });
             let weighed = weight(&bytes);
             assert_eq!(weighed.is_err(), read.is_err(), "both read the same");
@@ -251,7 +251,7 @@ fn nothing_that_is_damaged_does_harm() {
     }
     let mut more = vec![2, 1 << 4];
     more.extend([0xff; 9]);
-    assert!(Changes::default().read(&more, |_| Ok::<(), Malformed>(())).is_err());
+    assert!(Changes::default().read(&more, |_| Ok::<(), FormatError>(())).is_err());
 }
 
 #[test]

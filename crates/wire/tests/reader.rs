@@ -1,4 +1,4 @@
-//! What events mean: groups, salts, tiers, sizes, clears, and what is left out.
+//! Meaning of events: groups, salts, tiers, sizes, clears, and what is left out.
 
 mod payload;
 

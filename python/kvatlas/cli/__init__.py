@@ -30,6 +30,8 @@ GROUPS: dict[str, dict[str, str]] = {
     "Simulate": {
         "simulate": "Run simulated engines that serve and publish like real ones.",
         "replay": "Replay a trace over simulated engines with each routing policy.",
+        "plan": "Say what limits a fleet, and what more cache, engines or speed would be worth.",
+        "trace": "Describe a trace, or make one of other records of traffic.",
         "demo": "Compare routing policies live on simulated engines.",
     },
     "Measure": {"bench": "Measure designs of the index under the load of a fleet."},

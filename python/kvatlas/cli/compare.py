@@ -99,7 +99,7 @@ def _words(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> 
 
 
 def _of_router(url: str, key_file: Path | None, ca: Path | None, timeout: float) -> list[WorkerStatus]:
-    """What a router follows, whose `/workers` are its engines; nothing if it is a service, or follows nothing."""
+    """The workers that a router follows (its `/workers` are engines); none if it is a service, or follows nothing."""
     set_up = options(url, key_of(key_file, os.environ), timeout, trust(ca))
     with contextlib.suppress(httpx.HTTPError), httpx.Client(**set_up) as client:
         answer = client.get("/streams")

@@ -1,4 +1,4 @@
-"""What commands share: where to print, how to stop, how to end, how to show progress."""
+"""Parts that commands share: where to print, how to stop, how to end, how to show progress."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """Within, the first Ctrl-C stops at once, too: for reads that nothing else would end."""
+        """A context in which the first Ctrl-C stops at once, too: for reads that nothing else would end."""
         self._at_once = True
         try:
             yield
@@ -91,9 +92,28 @@ def exit_status(function: _F) -> _F:
     return command  # type: ignore[return-value]
 
 
+def check_output(file: Path, inputs: Sequence[Path] = ()) -> None:
+    """Check before the work that a file can be written, and is none of those that are read. Raises `UsageError`."""
+    if file.is_dir():
+        raise click.UsageError(f"Cannot write {file}: it is a directory.")
+    if not file.absolute().parent.is_dir():
+        raise click.UsageError(f"Cannot write {file}: there is no directory {file.absolute().parent}.")
+    if any(file.absolute() == path.absolute() for path in inputs):
+        raise click.UsageError(f"{file} is the trace: it would be overwritten.")
+
+
+def write_output(file: Path, write: Callable[[], object]) -> Path:
+    """Write a file, with `write`. Raises `UsageError`."""
+    try:
+        write()
+    except OSError as error:
+        raise click.UsageError(f"Cannot write {file}: {error.strerror or error}.") from error
+    return file
+
+
 @contextmanager
 def on_interrupt() -> Iterator[Interrupt]:
-    """Within, Ctrl-C asks to stop instead of stopping."""
+    """A context in which Ctrl-C asks to stop instead of stopping."""
     interrupt = Interrupt()
     before = signal.signal(signal.SIGINT, interrupt.handle)
     try:

@@ -216,7 +216,7 @@ def _named(endpoint: str, topic: str) -> str:
 
 
 def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> Iterator[_Message]:
-    """All that the engine has kept, oldest first."""
+    """The messages that the engine has kept, oldest first."""
     import zmq  # noqa: PLC0415 - only this needs it
 
     with context.socket(zmq.DEALER) as dealer:
@@ -245,7 +245,7 @@ def _replay(context: zmq.Context[Any], endpoint: str, interrupt: Interrupt) -> I
 
 
 def _relayed(message: dict[str, Any], as_json: bool) -> str:
-    """What a relay has published."""
+    """A message of a relay, for people or, with `as_json`, for tools."""
     if as_json:
         return json.dumps(message)
     life, number = message["life"], message["id"]

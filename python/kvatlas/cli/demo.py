@@ -15,7 +15,7 @@ from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, on_interrupt
 from kvatlas.cli.engine_options import cache_option, engines_option, fleet_config, request_rate_option, seed_option
 from kvatlas.errors import KvatlasError
-from kvatlas.lab.demo import MOST_ENGINES, Demo, DemoConfig, Standing
+from kvatlas.lab.demo import MOST_ENGINES, Demo, DemoConfig, PolicyResults
 
 _CONFIG = DemoConfig()
 
@@ -50,7 +50,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
     out = console()
     quiet = not out.is_terminal
 
-    def show(standings: list[Standing]) -> None:
+    def show(standings: list[PolicyResults]) -> None:
         if not quiet:
             view.update(_table(standings, out.width), refresh=True)
 
@@ -79,7 +79,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
         sys.exit(INTERRUPTED)
 
 
-def _table(standings: list[Standing], width: int) -> Table:
+def _table(standings: list[PolicyResults], width: int) -> Table:
     best = min((one.first_token for one in standings if one.first_token is not None), default=None)
     rows = [
         (

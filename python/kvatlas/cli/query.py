@@ -28,7 +28,7 @@ _WAYS = ("tokens", "tokens_file", "text", "chat", "content_hashes")
 _FLAGS = "--tokens, --tokens-file, --text, --chat and --content-hashes"
 
 
-@click.command(short_help="Ask a running service how much of a prompt each worker holds.")
+@click.command(short_help="Ask a running service or router how much of a prompt each worker holds.")
 @asks
 @click.option("--model", metavar="NAME", help="Model name. Optional if the service has only one model.")
 @click.option("--routing-group", metavar="NAME", help="Routing group.  [default: the model's, if it has only one]")
@@ -80,10 +80,11 @@ def query(
     as_json: bool,
     **given: Any,
 ) -> None:
-    """Ask a running service how much of a prompt each worker holds.
+    """Ask a running service or router how much of a prompt each worker holds.
 
     Give the prompt with one of --text, --chat, --tokens, --tokens-file and --content-hashes. Text and chats are
-    tokenized with --tokenizer or --tokenize-url, as the engine would.
+    tokenized with --tokenizer or --tokenize-url, as the engine would. A router is asked about the engines that take
+    requests, in any way but --content-hashes; its own address works as --tokenize-url.
 
     usable: tokens that the engine can reuse; shown if fewer than it holds. It always computes a prompt's last token.
 
@@ -198,7 +199,11 @@ def _tokenizer(given: dict[str, Any], timeout: float, stack: ExitStack) -> Token
     if given["tokenize_url"] is not None:
         key = os.environ.get("KVATLAS_ENGINE_KEY")
         return stack.enter_context(EngineTokenizer(given["tokenize_url"], key=key, timeout=timeout))
-    name = given["tokenizer"]
+    return open_tokenizer(given["tokenizer"])
+
+
+def open_tokenizer(name: str) -> LocalTokenizer:
+    """The tokenizer in a file or directory, or of a model on the Hugging Face hub."""
     return LocalTokenizer(name) if Path(name).exists() else LocalTokenizer.from_hub(name)
 
 
@@ -239,7 +244,11 @@ def _numbers(text: str, flag: str) -> list[int]:
 def _keyspace(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:
     """The model and routing group, if only one matches."""
     fleet = client.workers(model=model, routing_group=routing_group if model is not None else None)
-    found = {(worker.model, worker.routing_group) for worker in fleet if routing_group in (None, worker.routing_group)}
+    found = {
+        (worker.model, worker.routing_group)
+        for worker in fleet
+        if worker.model and routing_group in (None, worker.routing_group)
+    }
     if len(found) == 1:
         name, group = found.pop()
         # What was asked for may be an alias, or an adapter of the model.

@@ -28,13 +28,13 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
                 default=DEFAULT_URL,
                 show_default=True,
                 show_envvar=True,
-                help="Address of the service.",
+                help="Address of the service, or of a router.",
             ),
             click.option(
                 "--key-file",
                 type=click.Path(path_type=Path),
                 metavar="FILE",
-                help="File with the service's key. Alternatively, set KVATLAS_KEY.",
+                help="File with its key. Alternatively, set KVATLAS_KEY.",
             ),
             click.option(
                 "--ca",
@@ -48,7 +48,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
                 default=10.0,
                 show_default=True,
                 metavar="SECONDS",
-                help="Time within which the service must answer.",
+                help="Time within which it must answer.",
             ),
         )
     ):
@@ -114,7 +114,7 @@ def no_workers(client: Client, model: str | None, routing_group: str | None) -> 
 
 
 def trust(ca: Path | None) -> ssl.SSLContext | None:
-    """What trusts the certificates of a file; None for the system's.
+    """The TLS context that trusts the certificates of a file; None without a file, for the system's.
 
     Raises:
         InvalidArgumentError: The file cannot be used.

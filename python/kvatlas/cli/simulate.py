@@ -305,7 +305,7 @@ def _show(fleet: Fleet, *, as_json: bool) -> None:
 
 @contextmanager
 def _stop_signals() -> Iterator[threading.Event]:
-    """Within, SIGINT and SIGTERM set the event."""
+    """A context in which SIGINT and SIGTERM set the event."""
     stop = threading.Event()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

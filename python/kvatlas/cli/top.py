@@ -115,7 +115,7 @@ class Asker:
         self._http.close()
 
     def look(self, decisions: int) -> Look:
-        """What there is to be seen now.
+        """The router's answers at this moment, with its last `decisions` decisions.
 
         Raises:
             UnreachableError: The router does not respond.

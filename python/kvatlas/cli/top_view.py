@@ -1,4 +1,4 @@
-"""What `kvatlas top` shows: a line about the router, a table of engines, the last decisions; as wide as fits."""
+"""The picture of `kvatlas top`: a line about the router, a table of engines, the last decisions; as wide as fits."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _CONDITIONS = ("down", "failing", "silent", "misconfigured", "refusing", "partia
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a router said at one moment: the answers of its routes."""
+    """The answers of a router's routes at one moment."""
 
     url: str
     at: float  # seconds
@@ -61,6 +61,8 @@ class View:
         if rows and all(row.standing == "down" for row in rows):
             why = next((row.condition["reason"] for row in rows if row.condition), "none of them answers")
             parts.insert(0, Text(f" EVERY ENGINE IS DOWN: {why} ", "bold white on red"))
+        if changing := look.router.get("changing_prompts"):
+            parts.append(_changing(changing))
         if rows:
             parts.append(_table(_ENGINES, rows[:_ROWS], out))
             if len(rows) > _ROWS:
@@ -99,9 +101,20 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
 
 
 def _advice(row: _Engine) -> Text:
-    """What is wrong with an engine, and what to do about it."""
+    """The line that says what is wrong with an engine, and what to do about it."""
     about = row.condition
     return Text(f"{row.name}: {about['reason']}; {about['advice']}: {about['runbook']}", "yellow")
+
+
+def _changing(about: dict[str, Any]) -> Text:
+    """The line about sessions to which no cache is of use."""
+    who = (
+        "The prompts of 1 session begin"
+        if about["sessions"] == 1
+        else f"The prompts of {about['sessions']:,} sessions begin"
+    )
+    where = f"the last one from token {about['differs_at_token']:,} of {about['tokens']:,} on"
+    return Text(f"{who} differently turn after turn, {where}: no cache is of use to them", "yellow")
 
 
 def _since(look: Look, first: Look, name: str) -> float:
@@ -141,12 +154,12 @@ class _Engine:
 
     @property
     def word(self) -> str:
-        """For how it does: the worst thing known of it."""
+        """The name of the engine's state: the worst thing known of it."""
         return str(self.condition.get("name", self.standing))
 
     @property
     def rank_of_condition(self) -> int:
-        """Its place where the worst comes first."""
+        """The engine's place where the worst comes first."""
         if self.word in _CONDITIONS:
             return _CONDITIONS.index(self.word)
         return len(_CONDITIONS) + (self.word == "up")
@@ -164,7 +177,7 @@ class _Engine:
         return self._since("cached_tokens")
 
     def sum(self, name: str) -> float | None:
-        """Of all ranks; None if none of them knows."""
+        """The sum of a number over all ranks; None if none of them knows it."""
         known = [float(rank[name]) for rank in self.ranks if _is_number(rank.get(name))]
         return sum(known) if known else None
 

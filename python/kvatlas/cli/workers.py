@@ -1,4 +1,4 @@
-"""`kvatlas workers`: the fleet that a service follows, and the state of its streams."""
+"""`kvatlas workers`: the fleet that a service or a router follows, and the state of its streams."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _COLORS = {
 }
 
 
-@click.command(short_help="Show the workers of a running service and their streams.")
+@click.command(short_help="Show the workers of a running service or router and their streams.")
 @asks
 @click.option("--model", metavar="NAME", help="Show only workers of this model.")
 @click.option("--routing-group", metavar="NAME", help="Show only workers of this routing group.")
@@ -67,13 +67,14 @@ def workers(
     interval: float,
     as_json: bool,
 ) -> None:
-    """Show the workers that a service follows, one line per event stream.
+    """Show the workers that a service or a router follows, one line per event stream.
 
     gaps: how often batches were missing. lost: batches that no replay recovered. refused: events that could not be
     used. unlinked: blocks below a missing one. lag: time from the engine's timestamp until a batch is visible in
     answers.
 
-    Engines that the service was told to follow, but could not register, are listed below the table with the reason.
+    Engines that the service was told to follow, but could not register, are listed below the table with the reason, and
+    engines to which a router sends requests without following their events.
 
     Untrusted streams come first. If the table is too wide, columns among gaps, lost, refused and unlinked that are 0 in
     every row are left out.
@@ -89,10 +90,17 @@ def workers(
         def shown() -> RenderableType:
             fleet, ready = look(), client.ready()
             table = _shown(out, fleet, ready)
+            if table is None and fleet:
+                table = Text(f"{client.url} follows no events of {counted(len(fleet), 'worker')}; {ready}")
             if table is None:
                 state = "" if ready else f"; {ready}"
                 table = Text(f"{client.url} has {no_workers(client, model, routing_group)}{state}.")
-            return Group(table, *(Text(_engine(engine), "red") for engine in ready.engines))
+            unfollowed = (worker for worker in fleet if not worker.streams)
+            return Group(
+                table,
+                *(Text(_unfollowed(worker), "yellow") for worker in unfollowed),
+                *(Text(_engine(engine), "red") for engine in ready.engines),
+            )
 
         try:
             if as_json:
@@ -120,8 +128,13 @@ def workers(
             sys.exit(INTERRUPTED)
 
 
+def _unfollowed(worker: WorkerStatus) -> str:
+    """The line about an engine of a router that publishes no events, or is followed elsewhere."""
+    return f"no event stream: {worker.worker}, {worker.status}, model {worker.model or 'not known yet'}"
+
+
 def _engine(engine: EngineStatus) -> str:
-    """What is wrong with one that is not registered."""
+    """The line that says what is wrong with an engine that is not registered."""
     which = engine.url if engine.rank is None else f"stream {engine.worker}, rank {engine.rank}, {engine.url}"
     named = "" if engine.rank is not None or engine.worker in engine.url else f"{engine.worker}, "
     state = engine.state.replace("_", " ")
@@ -199,7 +212,7 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 
 def _doubt(stream: StreamStatus) -> str | None:
-    """Why what a stream says is not the whole truth, the worst first."""
+    """The reason, in a word, that a stream's words are not the whole truth, the worst first; None if they are."""
     if stream.refused.get("block_size"):
         return "misconfigured"
     if any(stream.refused.values()):

@@ -19,7 +19,7 @@ from kvatlas.client.answers import (
     Readiness,
     Stored,
     StreamStatus,
-    Untrusted,
+    UntrustedRank,
     WorkerDepth,
     WorkerStatus,
 )
@@ -45,7 +45,7 @@ __all__ = [
     "SitesLevel",
     "Stored",
     "StreamStatus",
-    "Untrusted",
+    "UntrustedRank",
     "WorkerDepth",
     "WorkerStatus",
 ]

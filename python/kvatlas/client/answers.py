@@ -1,4 +1,4 @@
-"""What a service answers, as values."""
+"""The answers of a service, as values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True, slots=True)
 class WorkerDepth:
-    """How many leading tokens of a prompt a worker holds: its best rank, in whole blocks.
+    """The leading tokens of a prompt that a worker holds: those of its best rank, in whole blocks.
 
     Attributes:
         worker: The worker's name.
@@ -37,12 +37,12 @@ class WorkerDepth:
 
     @property
     def blocks(self) -> int:
-        """Blocks in the device's memory."""
+        """The number of blocks in the device's memory."""
         return self.tokens // self.block_size
 
 
 @dataclass(frozen=True, slots=True)
-class Untrusted:
+class UntrustedRank:
     """A rank whose holdings may not be what its engine holds, and the state of its stream."""
 
     worker: str
@@ -59,21 +59,21 @@ class _Match:
     block_size: int
 
     def token_scores(self) -> dict[str, int]:
-        """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
+        """The number of tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
         raise NotImplementedError
 
     @property
     def depth(self) -> int:
-        """Leading blocks of the prompt that the deepest worker holds; 0 if no worker holds any."""
+        """The number of leading blocks of the prompt that the deepest worker holds; 0 if no worker holds any."""
         return self.tokens // self.block_size
 
     @property
     def tokens(self) -> int:
-        """The same in tokens."""
+        """The number of leading tokens of the prompt that the deepest worker holds; 0 if no worker holds any."""
         return max(self.token_scores().values(), default=0)
 
     def scores(self) -> dict[str, int]:
-        """Blocks in the device's memory by worker, deepest first; workers that hold none are left out."""
+        """The number of blocks in the device's memory by worker, deepest first; workers that hold none are left out."""
         return {worker: tokens // self.block_size for worker, tokens in self.token_scores().items()}
 
     def levels(self) -> list[tuple[int, list[str]]]:
@@ -97,7 +97,7 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class Answer(_Match):
-    """How much of a prompt each worker holds.
+    """The leading part of a prompt that each worker holds.
 
     `depth`, `length`, `levels()`, `scores()` and `best()` are those of every match of kvatlas, in blocks. Figures in
     tokens have it in their names, and `workers` has all that is known of each worker.
@@ -124,7 +124,7 @@ class Answer(_Match):
     block_size: int
     length: int
     prompt_tokens: int | None = None
-    untrusted: tuple[Untrusted, ...] = ()
+    untrusted: tuple[UntrustedRank, ...] = ()
     upper_bound: bool = False
     partial: tuple[tuple[str, int], ...] = ()
     no_salts: tuple[tuple[str, int], ...] = ()
@@ -133,13 +133,13 @@ class Answer(_Match):
     unverified: tuple[tuple[str, int], ...] = ()
 
     def token_scores(self) -> dict[str, int]:
-        """Tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
+        """The number of tokens in the device's memory by worker, deepest first; workers that hold none are left out."""
         return {depth.worker: depth.tokens for depth in self.workers if depth.tokens}
 
 
 @dataclass(frozen=True, slots=True)
 class RankDepth:
-    """How many leading tokens of a prompt a rank holds, in the device's memory and in any tier.
+    """The leading tokens of a prompt that a rank holds, in the device's memory and in any tier.
 
     `usable` are those of `tokens` that the engine can reuse; None if the length of the prompt is not known.
     """
@@ -168,7 +168,7 @@ class RankMatch(_Match):
     prompt_tokens: int | None = None
 
     def token_scores(self) -> dict[str, int]:
-        """Tokens in the device's memory by worker, its best rank; workers that hold none are left out."""
+        """The number of tokens in the device's memory by worker, its best rank; workers that hold none are left out."""
         scores: dict[str, int] = {}
         for rank in self.ranks:
             if rank.tokens:
@@ -182,7 +182,7 @@ class BatchAnswer:
 
     answers: tuple[RankMatch, ...]
     block_size: int
-    untrusted: tuple[Untrusted, ...] = ()
+    untrusted: tuple[UntrustedRank, ...] = ()
     upper_bound: bool = False
     partial: tuple[tuple[str, int], ...] = ()
     no_salts: tuple[tuple[str, int], ...] = ()
@@ -302,7 +302,7 @@ class EngineStatus:
 
     @property
     def is_registered(self) -> bool:
-        """Whether the service follows it."""
+        """True if the service follows it."""
         return self.state == "registered"
 
 
@@ -330,7 +330,7 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """Whether a service is ready to be asked, and what its answers are still incomplete for.
+    """The readiness of a service: whether to ask it, and what its answers are still incomplete for.
 
     Attributes:
         ready: Whether to ask: answers are complete, or were once. With `strict`, whether they are complete now.
@@ -342,7 +342,7 @@ class Readiness:
 
     ready: bool
     holds: tuple[str, ...] = ()
-    streams: tuple[Untrusted, ...] = ()
+    streams: tuple[UntrustedRank, ...] = ()
     draining: bool = False
     engines: tuple[EngineStatus, ...] = ()
 

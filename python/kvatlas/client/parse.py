@@ -1,4 +1,4 @@
-"""What a service answers, from JSON: made into values, or refused with the reason."""
+"""The answers of a service in JSON: made into values, or refused with the reason."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvatlas.client.answers import (
     Readiness,
     Stored,
     StreamStatus,
-    Untrusted,
+    UntrustedRank,
     WorkerDepth,
     WorkerStatus,
 )
@@ -27,14 +27,11 @@ from kvatlas.errors import ClientError
 
 T = TypeVar("T")
 
-_A_ROUTER = (
-    "this is the address of a kvatlas router: `kvatlas top` shows its engines, POST /explain there says how it would "
-    "place a prompt, and `kvatlas workers` and `kvatlas query` are for a service (`kvatlas serve`)"
-)
+_A_ROUTER = "this is the address of a kvatlas router, which answers `workers()` and `query()` only"
 
 
 def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
-    """`make` of an answer in JSON.
+    """The value that `make` makes of an answer in JSON.
 
     Raises:
         ClientError: The answer is no JSON, or not what this version of kvatlas understands.
@@ -46,7 +43,7 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
 
 
 def _shown(url: httpx.URL) -> httpx.URL:
-    """Without what was asked: that may be long, and is in the message already if it matters."""
+    """The URL without the query: that may be long, and is in the message already if it matters."""
     return url.copy_with(query=None)
 
 
@@ -55,6 +52,8 @@ def refused(answer: httpx.Response) -> ClientError:
     status = answer.status_code
     try:
         body = json.loads(answer.content)
+        # A router answers in the form in which engines do.
+        body = body["error"] | {"error": body["error"]["message"]} if isinstance(body["error"], dict) else body
         code, message = str(body["code"]), str(body["error"])
     except (ValueError, LookupError, TypeError):
         said = " ".join(answer.text.split())[:200] or answer.reason_phrase
@@ -64,7 +63,7 @@ def refused(answer: httpx.Response) -> ClientError:
 
 
 def answer(data: Any, asked: Length) -> Answer:
-    """Of `/query` and `/query_by_hash`."""
+    """The answer of `/query` and `/query_by_hash`."""
     block_size = int(data["block_size"])
     depths = [_depth(worker, about, block_size, asked) for worker, about in data["instances"].items()]
     depths.sort(key=lambda depth: (-depth.tokens, -depth.host, -depth.any_tier))
@@ -94,12 +93,12 @@ def _depth(worker: str, about: Mapping[str, Any], block_size: int, asked: Length
         block_size=block_size,
         lag_ms=_optional(float, about.get("lag_ms")),
         state=_optional(str, about.get("state")),
-        usable=_usable(about.get("usable"), tokens, block_size, asked),
+        usable=usable_tokens(about.get("usable"), tokens, block_size, asked),
     )
 
 
-def _usable(told: Any, tokens: int, block_size: int, asked: Length) -> int | None:
-    """Those of `tokens` that an engine can reuse: what the service says. Batches say it where it is not `tokens`."""
+def usable_tokens(told: Any, tokens: int, block_size: int, asked: Length) -> int | None:
+    """The number of `tokens` that an engine can reuse, as the service says. Batches say it where it is not `tokens`."""
     if told is not None:
         return int(told)
     if asked.tokens is None:
@@ -108,7 +107,7 @@ def _usable(told: Any, tokens: int, block_size: int, asked: Length) -> int | Non
 
 
 def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
-    """Of `/query_batch`."""
+    """The answer of `/query_batch`."""
     block_size = int(data["block_size"])
     ranks = [(str(each["instance_id"]), int(each["dp_rank"])) for each in data["workers"]]
     answers = tuple(
@@ -119,7 +118,7 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
                     ranks[rank][1],
                     int(tokens),
                     int(any_tier),
-                    _usable(usable, int(tokens), block_size, length),
+                    usable_tokens(usable, int(tokens), block_size, length),
                 )
                 for rank, tokens, any_tier, usable in zip(
                     each["ranks"],
@@ -150,13 +149,12 @@ def batch_answer(data: Any, asked: Sequence[Length]) -> BatchAnswer:
 
 
 def worker_statuses(data: Any) -> list[WorkerStatus]:
-    """Of `/workers`.
+    """The workers of `/workers`.
 
     Raises:
         ClientError: A router answered.
     """
-    if isinstance(data, list) and data and isinstance(data[0], dict) and "standing" in data[0]:
-        raise ClientError(_A_ROUTER, "router")
+    _check_service(data)
     return [
         WorkerStatus(
             worker=str(each["instance_id"]),
@@ -205,8 +203,18 @@ def _stream(rank: int, about: Mapping[str, Any]) -> StreamStatus:
     )
 
 
+def _check_service(data: Any) -> None:
+    if isinstance(data, list) and data and isinstance(data[0], dict) and "standing" in data[0]:
+        raise ClientError(_A_ROUTER, "router")
+
+
 def engine_statuses(data: Any) -> list[EngineStatus]:
-    """Of `/engines`, and of what `/ready` names."""
+    """The engines of `/engines`, and those that `/ready` names.
+
+    Raises:
+        ClientError: A router answered.
+    """
+    _check_service(data)
     return [
         EngineStatus(
             worker=str(each["instance_id"]),
@@ -222,7 +230,7 @@ def engine_statuses(data: Any) -> list[EngineStatus]:
 
 
 def dump(data: Any) -> list[KeyspaceDump]:
-    """Of `/dump`."""
+    """The contents of `/dump`."""
     return [
         KeyspaceDump(
             str(each["model_name"]),
@@ -247,19 +255,20 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 
 def readiness(data: Any) -> Readiness:
-    """Of `/ready`."""
+    """The readiness of `/ready`. A router's is that of the index in it."""
     waiting = data.get("waiting", {})
+    is_incomplete = data.get("index_ready") is False
     return Readiness(
-        ready=bool(data["ready"]),
-        holds=tuple(map(str, waiting.get("holds", ()))),
+        ready=bool(data["ready"]) and not is_incomplete,
+        holds=("index",) if is_incomplete else tuple(map(str, waiting.get("holds", ()))),
         streams=_ranks(waiting.get("streams", ())),
-        draining=bool(waiting.get("draining")),
+        draining=bool(waiting.get("draining") or data.get("leaving")),
         engines=tuple(engine_statuses(waiting.get("engines", ()))),
     )
 
 
-def _ranks(each: Iterable[Mapping[str, Any]]) -> tuple[Untrusted, ...]:
-    return tuple(Untrusted(str(one["instance_id"]), int(one["dp_rank"]), str(one["state"])) for one in each)
+def _ranks(each: Iterable[Mapping[str, Any]]) -> tuple[UntrustedRank, ...]:
+    return tuple(UntrustedRank(str(one["instance_id"]), int(one["dp_rank"]), str(one["state"])) for one in each)
 
 
 def _listed(data: Mapping[str, Any], name: str) -> tuple[tuple[str, int], ...]:

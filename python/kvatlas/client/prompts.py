@@ -26,13 +26,13 @@ _ONE_OF = f"{', '.join(f'{name}=' for name in _INPUTS[:-1])} or {_INPUTS[-1]}="
 
 @dataclass(frozen=True)
 class Length:
-    """How long a prompt is."""
+    """The length of a prompt."""
 
     tokens: int | None
     hashes: int | None = None
 
     def blocks(self, block_size: int) -> int:
-        """Its whole blocks."""
+        """The number of the prompt's whole blocks."""
         return (self.tokens or 0) // block_size if self.hashes is None else self.hashes
 
 
@@ -104,7 +104,7 @@ class Prompt:
 
     @classmethod
     def of(cls, query: Query, name: str = "") -> Prompt:
-        """Of a query that `prepare` has returned.
+        """The prompt of a query that `prepare` has returned.
 
         Raises:
             InvalidArgumentError: A number is out of range (code "out_of_range").
@@ -122,18 +122,18 @@ class Prompt:
         return cls(tokens.astype(np.uint32, copy=False), False, Length(len(tokens)), query.lora, query.salt)
 
     def hashed(self, block_size: int | None) -> Prompt:
-        """The same in content hashes of its whole blocks; itself if the block size is not known."""
+        """The prompt in content hashes of its whole blocks; itself if the block size is not known."""
         if block_size is None or self.is_hashed:
             return self
         return Prompt(content_hashes(self.numbers, block_size, self.lora, self.salt), True, self.length)
 
     @property
     def hashed_tokens(self) -> int | None:
-        """How many tokens were hashed, which hashes do not tell. None if they are tokens still, or if nobody knows."""
+        """The number of tokens that were hashed, which hashes do not tell; None for tokens, or if nobody knows."""
         return self.length.tokens if self.is_hashed else None
 
     def body(self) -> dict[str, Any]:
-        """Its fields of a request in JSON."""
+        """The prompt's fields of a request in JSON."""
         body: dict[str, Any] = {"content_hashes" if self.is_hashed else "token_ids": self.numbers.tolist()}
         if self.hashed_tokens is not None:
             body["prompt_tokens"] = self.hashed_tokens
@@ -144,7 +144,7 @@ class Prompt:
         return body
 
     def content(self) -> bytes:
-        """Its numbers as the body of a request: 4 bytes a token or 8 a hash, little-endian on every machine."""
+        """The prompt's numbers as a request's body: 4 bytes a token or 8 a hash, little-endian on every machine."""
         return self.numbers.astype("<u8" if self.is_hashed else "<u4", copy=False).tobytes()
 
 
@@ -167,7 +167,7 @@ def prepare(query: Query, tokenizer: Tokenizer | None, name: str = "") -> Query:
 
 
 async def prepare_async(query: Query, tokenizer: AnyTokenizer | None, name: str = "") -> Query:
-    """The same for asyncio: an asynchronous tokenizer is awaited, another one works in a thread."""
+    """The query as `prepare` makes it, for asyncio: an asynchronous tokenizer is awaited, others work in a thread."""
     query.check(name)
     if query.text is None and query.messages is None:
         return query
@@ -195,7 +195,7 @@ def _with_tokens(query: Query, tokens: Sequence[int]) -> Query:
 
 
 def _array(numbers: Numbers, name: str, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
-    """The numbers, checked here: floats and bools are no tokens. What is negative is given in two's complement."""
+    """The numbers as an array, checked: floats and bools are no tokens. A negative one gives its two's complement."""
     import numpy as np  # noqa: PLC0415
 
     if isinstance(numbers, np.ndarray):

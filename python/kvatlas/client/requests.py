@@ -1,4 +1,4 @@
-"""Requests to a service, and what is made of their answers: all that the two clients share.
+"""Requests to a service, and the values made of their answers: all that the two clients share.
 
 Each function makes a `Call`; a client sends it and gives `Call.finish` the answer.
 """
@@ -19,7 +19,7 @@ import httpx
 from kvatlas._http import failure
 from kvatlas.client import answers, parse
 from kvatlas.client import sites as of_sites
-from kvatlas.client.learnt import Keyspace, Way
+from kvatlas.client.knowledge import Keyspace, Way
 from kvatlas.client.prompts import Prompt
 from kvatlas.errors import ClientError, InvalidTypeError, UnreachableError
 
@@ -52,11 +52,11 @@ class Deadline:
         self._end = time.monotonic() + timeout
 
     def passed(self) -> bool:
-        """Whether it is over."""
+        """True if the deadline is over."""
         return time.monotonic() > self._end
 
     def check(self, ready: answers.Readiness) -> None:
-        """Raise `ClientError` if it is over."""
+        """Raise `ClientError` if the deadline is over."""
         if self.passed():
             raise ClientError(f"{self._url} is not ready after {self._timeout:g} s: {ready}", "not_ready")
 
@@ -72,7 +72,7 @@ class Call(Generic[T]):
         self.headers = {} if body is None else {"Content-Type": kind}
 
     def finish(self, answer: httpx.Response) -> T:
-        """What the answer says.
+        """The value of an answer.
 
         Raises:
             ClientError: It is a refusal, or cannot be understood.
@@ -86,7 +86,9 @@ class Call(Generic[T]):
         raise NotImplementedError
 
 
-class _Json(Call[T]):
+class Json(Call[T]):
+    """A request whose answer is JSON, of which `make` makes a value."""
+
     def __init__(self, make: Any, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         super().__init__(method, path, body)
         self._make = make
@@ -98,7 +100,7 @@ class _Json(Call[T]):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """Where a query looks, and what it wants to be told."""
+    """The part of the index that a query looks at, and the parts of the answer that it wants."""
 
     keyspace: Keyspace
     top_k: int | None
@@ -117,7 +119,7 @@ class Scope:
         age: bool = False,
         strict: bool = False,
     ) -> Scope:
-        """Checked: in a URL, any value would look like a string.
+        """Make a scope, checked: in a URL, any value would look like a string.
 
         Raises:
             InvalidTypeError: An argument is of the wrong type.
@@ -131,7 +133,7 @@ class Scope:
         return cls(Keyspace(model, routing_group), top_k, workers, age, strict)
 
     def body(self) -> dict[str, Any]:
-        """Its fields of a request in JSON."""
+        """The scope's fields of a request in JSON."""
         body: dict[str, Any] = {"model_name": self.keyspace.model, "routing_group": self.keyspace.routing_group}
         if self.top_k is not None:
             body["top_k"] = self.top_k
@@ -144,7 +146,7 @@ class Scope:
         return body
 
     def search(self, prompt: Prompt) -> str | None:
-        """The same as the query string of a URL, with the rest of the prompt; None if it has no place there."""
+        """The scope as the query string of a URL, with the rest of the prompt; None if it has no place there."""
         body = self.body()
         among = body.pop("among", None)
         if among is not None:
@@ -171,15 +173,15 @@ def query(prompt: Prompt, scope: Scope, way: Way) -> Call[answers.Answer]:
     make = partial(parse.answer, asked=prompt.length)
     # URLs are written to the logs of proxies, where a salt is nobody's business.
     if way.as_bytes and not prompt.salt and (search := scope.search(prompt)) is not None:
-        return _Json(make, "POST", f"{path}?{search}", prompt.content())
-    return _Json(make, "POST", path, prompt.body() | scope.body())
+        return Json(make, "POST", f"{path}?{search}", prompt.content())
+    return Json(make, "POST", path, prompt.body() | scope.body())
 
 
 def query_batch(prompts: list[Prompt], scope: Scope, way: Way) -> Call[answers.BatchAnswer]:
     """POST /query_batch."""
     body = {"queries": [prompt.hashed(way.block_size).body() for prompt in prompts]} | scope.body()
     asked = [prompt.length for prompt in prompts]
-    return _Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
+    return Json(partial(parse.batch_answer, asked=asked), "POST", "/query_batch", body)
 
 
 def registration(
@@ -221,10 +223,10 @@ def registration(
 
 def register(stream: Mapping[str, Any]) -> Call[bool]:
     """POST /register, with what `registration` made. True if it was not registered."""
-    return _Registered("POST", "/register", dict(stream))
+    return _Registration("POST", "/register", dict(stream))
 
 
-class _Registered(Call[bool]):
+class _Registration(Call[bool]):
     def made(self, answer: httpx.Response) -> bool:
         return answer.status_code == httpx.codes.CREATED
 
@@ -233,10 +235,10 @@ def unregister(worker: str, *, model: str | None, routing_group: str | None, ran
     """POST /unregister."""
     given = {"model_name": model, "routing_group": routing_group, "dp_rank": rank}
     body = {"instance_id": worker_id(worker)} | {name: value for name, value in given.items() if value is not None}
-    return _Done("POST", "/unregister", body)
+    return _EmptyAnswer("POST", "/unregister", body)
 
 
-class _Done(Call[None]):
+class _EmptyAnswer(Call[None]):
     def made(self, answer: httpx.Response) -> None:
         return None
 
@@ -245,34 +247,34 @@ def workers(*, model: str | None, routing_group: str | None) -> Call[list[answer
     """GET /workers."""
     given = {"model_name": model, "routing_group": routing_group}
     search = urlencode({name: value for name, value in given.items() if value is not None})
-    return _Json(parse.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
+    return Json(parse.worker_statuses, "GET", "/workers" + (f"?{search}" if search else ""))
 
 
 def engines() -> Call[list[answers.EngineStatus]]:
     """GET /engines."""
-    return _Json(parse.engine_statuses, "GET", "/engines")
+    return Json(parse.engine_statuses, "GET", "/engines")
 
 
 def sites(prompt: Prompt, keyspace: Keyspace) -> Call[of_sites.SitesAnswer]:
     """POST /sites."""
     body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **prompt.body()}
-    return _Json(of_sites.answer, "POST", "/sites", body)
+    return Json(of_sites.answer, "POST", "/sites", body)
 
 
 def compare_site(keyspace: Keyspace, **claim: Any) -> Call[bool]:
     """POST /sites/compare."""
     body = {"model_name": keyspace.model, "routing_group": keyspace.routing_group, **claim}
-    return _Json(of_sites.known, "POST", "/sites/compare", body)
+    return Json(of_sites.known, "POST", "/sites/compare", body)
 
 
 def site_statuses() -> Call[list[of_sites.SiteStatus]]:
     """GET /sites/status."""
-    return _Json(of_sites.statuses, "GET", "/sites/status")
+    return Json(of_sites.statuses, "GET", "/sites/status")
 
 
 def dump() -> Call[list[answers.KeyspaceDump]]:
     """GET /dump."""
-    return _Json(parse.dump, "GET", "/dump")
+    return Json(parse.dump, "GET", "/dump")
 
 
 class _Text(Call[str]):

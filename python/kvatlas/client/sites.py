@@ -1,4 +1,4 @@
-"""What a service above many sites answers: which sites hold how much of a prompt, and the sites themselves."""
+"""The answers of a service above many sites: which sites hold how much of a prompt, and the sites themselves."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class SiteStatus:
 
 
 def answer(data: dict[str, Any]) -> SitesAnswer:
-    """What `POST /sites` says."""
+    """The answer of `POST /sites`."""
     probe = data["probe"] or {}
     return SitesAnswer(
         tuple(SitesLevel(it["at_least"], it["at_most"], tuple(it["sites"])) for it in data["levels"]),
@@ -93,10 +93,10 @@ def answer(data: dict[str, Any]) -> SitesAnswer:
 
 
 def statuses(data: list[dict[str, Any]]) -> list[SiteStatus]:
-    """What `GET /sites/status` says."""
+    """The answer of `GET /sites/status`."""
     return [SiteStatus(model=it.pop("model_name"), **it) for it in map(dict, data)]
 
 
 def known(data: dict[str, Any]) -> bool:
-    """What `POST /sites/compare` says."""
+    """The answer of `POST /sites/compare`: True if the site is known."""
     return bool(data["known"])

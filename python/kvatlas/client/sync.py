@@ -11,9 +11,9 @@ from typing import Any, Self, TypeVar
 import httpx
 
 from kvatlas._http import ClientCert, options
-from kvatlas.client import requests
+from kvatlas.client import at_router, requests
 from kvatlas.client.answers import Answer, BatchAnswer, EngineStatus, KeyspaceDump, Readiness, WorkerStatus
-from kvatlas.client.learnt import Keyspace, Learnt, Way
+from kvatlas.client.knowledge import Keyspace, ServiceKnowledge, Way
 from kvatlas.client.prompts import Numbers, Prompt, Query, prepare
 from kvatlas.client.requests import DEFAULT_GROUP, DEFAULT_URL, Call, Deadline, Scope, errors
 from kvatlas.client.sites import SitesAnswer, SiteStatus
@@ -64,7 +64,7 @@ class Client:
         """
         self._http = httpx.Client(**options(url, key, timeout, ssl_context, client_cert))
         self._tokenizer = tokenizer
-        self._learnt = Learnt(local_hashing=local_hashing)
+        self._knowledge = ServiceKnowledge(local_hashing=local_hashing)
         self.url = url.strip().rstrip("/")
 
     def __repr__(self) -> str:
@@ -112,7 +112,14 @@ class Client:
         query = Query(tokens, content_hashes, text, messages, tools, lora, salt)
         prompt = Prompt.of(prepare(query, self._tokenizer))
         scope = Scope.of(model, routing_group, top_k, among, age=age, strict=strict)
-        return self._ask(lambda way: requests.query(prompt, scope, way), scope.keyspace, [prompt])
+        try:
+            return self._ask(lambda way: requests.query(prompt, scope, way), scope.keyspace, [prompt])
+        except ClientError as error:
+            if error.code != "unknown_path":
+                raise
+        # It is a router.
+        explained = self._send(at_router.explain(prompt, scope))
+        return at_router.answer(explained, self._send(at_router.streams()), prompt, scope)
 
     def query_batch(
         self,
@@ -199,13 +206,19 @@ class Client:
         self._send(requests.unregister(worker, model=model, routing_group=routing_group, rank=rank))
 
     def workers(self, *, model: str | None = None, routing_group: str | None = None) -> list[WorkerStatus]:
-        """The fleet: each worker and the status of its streams."""
-        fleet = self._send(requests.workers(model=model, routing_group=routing_group))
-        self._learnt.workers(fleet)
+        """Return the fleet: each worker and the status of its streams."""
+        try:
+            fleet = self._send(requests.workers(model=model, routing_group=routing_group))
+        except ClientError as error:
+            if error.code != "router":
+                raise
+            engines = self._send(at_router.engines())
+            return at_router.workers(engines, self._send(at_router.streams()), model, routing_group)
+        self._knowledge.workers(fleet)
         return fleet
 
     def engines(self) -> list[EngineStatus]:
-        """The engines and streams that the service was told to follow, registered or not, and why not."""
+        """Return the engines and streams that the service was told to follow, registered or not, and why not."""
         return self._send(requests.engines())
 
     def sites(
@@ -262,19 +275,19 @@ class Client:
         return self._send(requests.compare_site(Keyspace(model, routing_group), **claim))
 
     def site_statuses(self) -> list[SiteStatus]:
-        """The sites whose digests a service above many sites takes in."""
+        """Return the sites whose digests a service above many sites takes in."""
         return self._send(requests.site_statuses())
 
     def dump(self) -> list[KeyspaceDump]:
-        """All blocks held. The result may be large."""
+        """Return all blocks held. The result may be large."""
         return self._send(requests.dump())
 
     def health(self) -> bool:
-        """Whether the service is alive."""
+        """Return whether the service is alive."""
         return self._send(requests.health())
 
     def ready(self, *, strict: bool = False) -> Readiness:
-        """Whether the service is ready to be asked, and what its answers are still incomplete for.
+        """Return whether the service is ready to be asked, and what its answers are still incomplete for.
 
         A service is ready from when its answers are first complete until it shuts down.
 
@@ -285,7 +298,7 @@ class Client:
         return self._send(requests.ready(strict=strict))
 
     def metrics(self) -> str:
-        """Metrics in Prometheus' text format."""
+        """Return the metrics in Prometheus' text format."""
         return self._send(requests.metrics())
 
     def wait_ready(self, timeout: float = 60.0) -> None:
@@ -322,16 +335,16 @@ class Client:
 
     def _ask(self, make: Callable[[Way], Call[A]], keyspace: Keyspace, prompts: list[Prompt]) -> A:
         """Ask in the best way known, and again in another way if the service is not as it was."""
-        way = self._learnt.way(keyspace, prompts)
+        way = self._knowledge.way(keyspace, prompts)
         while True:
             try:
                 answer = self._send(make(way))
             except ClientError as error:
-                other = self._learnt.refused(keyspace, way, error)
+                other = self._knowledge.refused(keyspace, way, error)
                 if other is None:
                     raise
             else:
-                other = self._learnt.answered(keyspace, way, answer)
+                other = self._knowledge.answered(keyspace, way, answer)
                 if other is None:
                     return answer
             way = other

@@ -1,9 +1,9 @@
-"""What the figures of replays and benchmarks share: colours, axes, labels that keep out of each other's way, files."""
+"""Parts that figures of replays and benchmarks share: colours, axes, labels that keep clear of each other, files."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -110,3 +110,13 @@ def check_plot(path: Path) -> None:
     """Raise `PlotError` if the name of `path` is not that of a picture or a page: do this before the work."""
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f"cannot plot to {path}: its name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
+
+
+def write_figure(path: Path, draw: Callable[[], Figure], page: Callable[[], str]) -> None:
+    """Write a picture or a page of HTML, as the name of `path` says. Raises `PlotError` or `OSError`."""
+    check_plot(path)
+    kind = path.suffix.lower()
+    if kind == ".html":
+        path.write_text(page(), encoding="utf-8")
+    else:
+        draw().savefig(path, format=kind[1:], dpi=150)

@@ -7,7 +7,7 @@ configuration and the documentation are made from one list.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar, Literal
@@ -21,6 +21,8 @@ from kvatlas.service.config.kinds import (
     Duration,
     File,
     Integer,
+    Number,
+    OnOff,
     Origins,
     Pairs,
     Size,
@@ -48,6 +50,33 @@ class _AnyText(Text):
     def convert(self, value: object) -> str:
         if isinstance(value, str):
             return value.strip()
+        raise self.bad(value)
+
+
+SESSION_SOURCES = (
+    "own-header",
+    "dynamo",
+    "claude-code",
+    "codex",
+    "common-headers",
+    "body",
+    "metadata",
+    "cache-key",
+    "prefix",
+)
+"""The places of a request where its session may be named, in the order in which they are looked at."""
+
+
+class _Sources(Texts):
+    """Places of a request where its session may be named, or none: `off`."""
+
+    wanted = f"a list of {', '.join(SESSION_SOURCES)}, each once, or off"
+    metavar = "PLACE[,PLACE...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        found = () if value in ("off", ["off"], ("off",)) else super().convert(value)
+        if len(set(found)) == len(found) and set(found) <= set(SESSION_SOURCES):
+            return found
         raise self.bad(value)
 
 
@@ -112,7 +141,7 @@ class RouterHttpConfig(HttpConfig):
 
 @dataclass(frozen=True)
 class RouterSection(Section):
-    """How requests are placed.
+    """The placing of requests.
 
     `index_key`, `global_key` and `peer_key` are the keys of the services at `index` and `global_url` and of the routers
     at `peers` themselves, for programs.
@@ -160,6 +189,7 @@ class RouterSection(Section):
             "--index-key-file",
             "File with the key of that service; with its admin key, it is also told what engines had cached. "
             "Alternatively, set KVATLAS_INDEX_KEY.",
+            native=False,
         ),
     )
     global_url: str | None = field(
@@ -177,6 +207,7 @@ class RouterSection(Section):
             File(),
             "--global-key-file",
             "File with the admin key of the service at --global. Alternatively, set KVATLAS_GLOBAL_KEY.",
+            native=False,
         ),
     )
     global_timeout: float = field(
@@ -202,11 +233,24 @@ class RouterSection(Section):
             File(),
             "--peer-key-file",
             "File with the key that those routers ask for. Alternatively, set KVATLAS_PEER_KEY.",
+            native=False,
+        ),
+    )
+    session_sources: tuple[str, ...] = field(
+        default=SESSION_SOURCES,
+        metadata=about(
+            _Sources(),
+            "--session-sources",
+            "Places of a request where its session may be named, the first found wins; `off` for no sessions.",
         ),
     )
     session_header: str = field(
-        default="x-session-id",
-        metadata=about(_AnyText(), "--session-header", "Request header that names a session; empty for none."),
+        default="",
+        metadata=about(
+            _AnyText(),
+            "--session-header",
+            "Your own request header that names a session (`own-header`); empty for none.",
+        ),
     )
     session_ttl: float = field(
         default=0.0,
@@ -239,7 +283,7 @@ class RouterSection(Section):
     response_headers: Literal["on", "off"] = field(
         default="on",
         metadata=about(
-            Choice("on", "off"),
+            OnOff("on", "off"),
             "--response-headers",
             "Say in the headers of each answer which engine gave it, and why.",
         ),
@@ -247,9 +291,27 @@ class RouterSection(Section):
     ask_usage: Literal["on", "off"] = field(
         default="on",
         metadata=about(
-            Choice("on", "off"),
+            OnOff("on", "off"),
             "--ask-usage",
             "Ask engines for the usage of every stream, and keep it from clients that did not ask for it.",
+        ),
+    )
+    image_ids: Literal["auto", "addresses", "off"] = field(
+        default="auto",
+        metadata=about(
+            Choice("auto", "addresses", "off"),
+            "--image-ids",
+            "Give images of chats a uuid where engines know them by it (vLLM from 0.11 on), so that cached blocks "
+            "behind them are found: images sent as data (auto), or by address too, if what is there never changes.",
+        ),
+    )
+    hedge_after: float = field(
+        default=0.0,
+        metadata=about(
+            Number(0.0, 0.9999),
+            "--hedge-after",
+            "Quantile of the times to the first token, such as 0.99, after which a streamed request of which no byte "
+            "has come is sent to another engine too. The first answer wins. 0 turns this off.",
         ),
     )
     decode_alone: int = field(
@@ -327,7 +389,7 @@ class RouterSection(Section):
             raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
 
     def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
-        """The URL of a service, and that there is one if there is a key."""
+        """Check the URL of a service, and that there is one if there is a key."""
         url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
         if url is None:
             if key is not None or key_file is not None:
@@ -337,6 +399,11 @@ class RouterSection(Section):
             object.__setattr__(self, name, checked_url(url))
         except ValueError as error:
             raise ConfigError(f"router.{name} must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
+
+    def for_native(self) -> dict[str, Any]:
+        """The settings for the native router, with the keys of other services and routers."""
+        keys = {"index_key": self.index_bearer(), "global_key": self.global_bearer(), "peer_key": self.peer_bearer()}
+        return super().for_native() | keys
 
     def index_bearer(self) -> str | None:
         """The key of the service at `index`, if there is one.
@@ -370,7 +437,7 @@ class RouterSection(Section):
 
     @property
     def is_own_policy(self) -> bool:
-        """Whether the policy is a Python class of the user's."""
+        """True if the policy is a Python class of the user's."""
         return ":" in self.policy
 
 
@@ -514,17 +581,22 @@ class RouterConfig(Config):
                 raise ConfigError(f"there are {role} engines but none for {other}: add --{other} URL")
 
     @property
+    def sends_requests(self) -> bool:
+        """True: streams may have the name of an engine."""
+        return True
+
+    @property
     def follows_events(self) -> bool:
-        """Whether the engines' events are followed here."""
+        """True if the engines' events are followed here."""
         own = self.router
         return own.index is None and own.global_url is None and not own.no_events
 
-    def engine_for_native(self, engine: Engine, *, is_asked: bool = False) -> dict[str, Any]:
+    def engine_for_native(self, engine: Engine, ranks: Collection[int] = ()) -> dict[str, Any]:
         """An engine as the native router takes it.
 
         Args:
             engine: The engine.
-            is_asked: Whether it will be asked of which kind it is: until then it is part of no pair.
+            ranks: The ranks whose streams are given by hand.
         """
         about_it = {
             "name": engine.worker,
@@ -534,8 +606,7 @@ class RouterConfig(Config):
             "model": engine.model or self.model,
             "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
             "block_size": engine.block_size or self.block_size,
-            "ranks": engine.ranks,
-            "awaits_kind": (is_asked and engine.role not in (None, "both")) or None,
+            "ranks": engine.ranks or (sorted(ranks) or None),
         }
         if not engine.model:
             about_it["models"] = []  # it is asked, all of it
@@ -553,47 +624,22 @@ class RouterConfig(Config):
             log: Whether the native part writes its log.
         """
         service = self.for_native(holds, log=log)
-        own, http = self.router, service.pop("http")
-        del http["untrusted"]
-        http |= {name: getattr(self.http, name) for name in ("max_head", "max_headers", "write_timeout")}
-        http["origins"] = list(self.http.origins)
-        upstream = dataclasses.asdict(self.upstream) | {
-            "ca": None if self.upstream.ca is None else str(self.upstream.ca),
-            "key": self.discovery.bearer(),
-        }
+        sections = {"http": service.pop("http")}
+        sections |= {name: getattr(self, name).for_native() for name in ("upstream", "health")}
+        sections["upstream"]["key"] = self.discovery.bearer()
+        own = self.router.for_native() | {"tokenizer": tokenizer, "tokenizers": dict(tokenizers)}
         return {
-            "http": http,
-            "engines": [self.engine_for_native(engine, is_asked=True) for engine in self.engines],
-            "upstream": upstream,
-            "health": dataclasses.asdict(self.health),
+            **sections,
+            **own,
+            "engines": [
+                self.engine_for_native(
+                    engine, [stream.rank for stream in self.static_streams if stream.worker == engine.worker]
+                )
+                for engine in self.engines
+            ],
             "service": service if self.follows_events else None,
-            "index": own.index,
-            "index_key": own.index_bearer(),
-            "global_url": own.global_url,
-            "global_key": own.global_bearer(),
-            "global_timeout": own.global_timeout,
-            "peers": list(own.peers),
-            "peer_key": own.peer_bearer(),
             "routing_group": self.routing_group,
-            "policy": own.policy,
-            "policy_options": dict(own.policy_options),
-            "seed": own.seed,
-            "routing": {"queue": own.queue, "queue_timeout": own.queue_timeout},
-            "no_events": own.no_events,
-            "tokenizer": tokenizer,
-            "tokenizers": dict(tokenizers),
             "block_size": self.block_size or DEFAULT_BLOCK_SIZE,
-            "session_header": own.session_header,
-            "session_ttl": own.session_ttl,
-            "priority_header": own.priority_header,
-            "response_headers": own.response_headers == "on",
-            "ask_usage": own.ask_usage == "on",
-            "decode_alone": own.decode_alone,
-            "forward_tokens": own.forward_tokens,
-            "record": None if own.record is None else str(own.record),
-            "decisions": own.decisions,
-            "forward": list(own.forward),
-            "max_ranks": own.max_ranks,
             "log": service["log"],
         }
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Collection
 from typing import Any, Protocol
 
 from kvatlas.errors import ServiceError
 from kvatlas.router.config import RouterConfig
 from kvatlas.service.config import Engine
-from kvatlas.service.discovery.probe import Found, Prober
+from kvatlas.service.discovery.probe import EngineDescription
 from kvatlas.service.native import Native
 
 
 class NativeRouter(Native, Protocol):
-    """What `kvatlas._native.RouterServer` does. Every call may be made from any thread."""
+    """The interface of `kvatlas._native.RouterServer`. Every call may be made from any thread."""
 
     @property
     def follows(self) -> bool: ...
@@ -26,7 +27,7 @@ class NativeRouter(Native, Protocol):
 
 
 def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
-    """Start it.
+    """Start the native router.
 
     Args:
         config: What `RouterConfig.router_for_native` gives.
@@ -44,7 +45,7 @@ def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
     return made
 
 
-class Unfollowed:
+class EngineRegistry:
     """The native router for discovery where no events are followed here: it is told of engines only."""
 
     def __init__(self, native: NativeRouter) -> None:
@@ -105,13 +106,12 @@ class Engines:
         self._config = config
         self._told: dict[str, dict[str, Any]] = {}
 
-    def listed(self, engine: Engine, /) -> None:
-        """An engine is in the list: send it requests, unless it is there already as it is."""
-        is_new = engine.worker not in self._told
-        self._tell(engine.worker, self._config.engine_for_native(engine, is_asked=is_new))
+    def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
+        """Take an engine that is in the list: send it requests, unless it is there already as it is."""
+        self._tell(engine.worker, self._config.engine_for_native(engine, ranks))
 
-    def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
-        """It was asked: now its ranks, its block size and its kind are known."""
+    def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
+        """Take an engine that was asked: now its ranks and its block size are known."""
         about = dict(self._config.engine_for_native(engine))
         if found is not None:
             about["ranks"] = found.ranks
@@ -119,18 +119,12 @@ class Engines:
                 about["rank_header"] = found.rank_header
             about["block_size"] = found.block_size
             about.setdefault("model", found.model)
-        if prober.kind == "sglang":
-            about["handover"] = "sglang"
-            if prober.bootstrap_port is not None:
-                about["bootstrap_port"] = prober.bootstrap_port
-        if prober.kind is not None:
-            about["awaits_kind"] = False
-        elif found is None and engine.worker in self._told:
+        elif engine.worker in self._told:
             return  # nothing new
         self._tell(engine.worker, about)
 
     def left(self, engine: Engine, /) -> None:
-        """It is not in the list any more."""
+        """Take out an engine that is not in the list any more."""
         self._told.pop(engine.worker, None)
         with contextlib.suppress(ServiceError):  # somebody else may have
             self._native.remove_engine(engine.worker)

@@ -15,10 +15,10 @@ from kvatlas.routing.policies import check_name, own_policy
 from kvatlas.service.config import Engine
 from kvatlas.service.config.kinds import shown
 from kvatlas.service.discovery.watch import HOLD, Discovery
-from kvatlas.service.running import Running, registration_of
+from kvatlas.service.server_handle import ServerHandle, registration_of
 
 
-class Router(Running[native.NativeRouter]):
+class Router(ServerHandle[native.NativeRouter]):
     """Stands in front of engines and sends each request where it does the least harm, like `kvatlas router`.
 
     It runs from when it is made until `close`, or to the end of a `with` or `async with` block. Point any OpenAI client
@@ -91,14 +91,14 @@ class Router(Running[native.NativeRouter]):
                     self._native.register(registration_of(stream, config))
             if asks:
                 discovery.watcher = native.Engines(self._native, config)
-                self._discover(self._native if config.follows_events else native.Unfollowed(self._native))
+                self._discover(self._native if config.follows_events else native.EngineRegistry(self._native))
         except BaseException:
             self._native.close()
             raise
 
     @property
     def config(self) -> RouterConfig:
-        """Its configuration."""
+        """The router's configuration."""
         return self._config
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ def _greet(router: Router) -> None:
 
 
 def _knows(config: RouterConfig) -> str:
-    """How it knows what engines hold."""
+    """The way by which the router knows what engines hold, in words."""
     own = config.router
     if own.no_events:
         return "what engines hold is predicted from what was sent to them (--no-events)"

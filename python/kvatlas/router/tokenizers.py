@@ -1,4 +1,4 @@
-"""Where a tokenizer is: a path as it stands, or the files of a model on the Hugging Face hub."""
+"""The place of a tokenizer: a path as it stands, or the files of a model on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NONE = "none"
 
 
 def resolve(tokenizer: str) -> str | None:
-    """What the native router takes: a path, `engine`, or None to go without tokens.
+    """The tokenizer as the native router takes it: a path, `engine`, or None to go without tokens.
 
     Raises:
         TokenizerError: There is no such file, and the hub has no such model, or cannot be reached.

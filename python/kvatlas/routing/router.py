@@ -20,6 +20,14 @@ class ArrayPolicy(Protocol):
     Name it as `module:Class`: the router creates `Class(seed)`, with the options as keywords; or without the seed, if
     it takes none. If it does not use depths, set the attribute `uses_index = False`: prompts are then not looked up for
     it.
+
+    It is told what becomes of the requests if it has these methods, each of which is optional. `number` is the
+    request's, as in `RoutedRequest`; `now` is in seconds and never goes back.
+
+    - `sent(request, worker, now)`: a request goes to `worker`, a pair of name and rank, whoever chose it.
+    - `first_token(number, now)`: its prompt is computed.
+    - `ended(number, output_tokens, now)`: it is over, however. `output_tokens` is what each of its answers has, None if
+      nobody told.
     """
 
     def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
@@ -73,7 +81,7 @@ class Router(_native.Router):
         )
 
     async def choose_async(self, **request: Any) -> Decision:
-        """As `choose`, but a request that waits in the router is awaited: the decision never `waits`.
+        """Choose as `choose` does, but await a request that waits in the router: the decision never `waits`.
 
         Cancelling takes the request out of the queue.
         """

@@ -28,7 +28,7 @@ class Source(Protocol):
     def site_digests(self, site: str, whole: Iterable[Name] = ..., /) -> list[tuple[str, str, int, bytes]]: ...
 
 
-class Pushing:
+class DigestPusher:
     """Sends the digests of a service in a thread, until it is stopped."""
 
     def __init__(self, config: SitesConfig, of: Source) -> None:
@@ -58,7 +58,7 @@ class Pushing:
                     self._was = problem
 
     def _push(self, client: httpx.Client) -> str | None:
-        """Send what is new. Returns what went wrong."""
+        """Send the digests of what is new. Returns the problem if there is one."""
         site = self._config.site or ""
         problem = None
         try:
@@ -91,7 +91,7 @@ class Pushing:
         return problem
 
     def stop(self) -> None:
-        """Send no more."""
+        """Stop sending."""
         self._stop.set()
         self._thread.join()
 

@@ -12,7 +12,7 @@ from kvatlas.service.config import Config, Stream
 
 
 class Native(Protocol):
-    """What `kvatlas._native.Service` does. Every call may be made from any thread."""
+    """The methods of `kvatlas._native.Service` that a router has, too. Every call may be made from any thread."""
 
     @property
     def address(self) -> str: ...
@@ -36,7 +36,7 @@ class Native(Protocol):
 
 
 class NativeService(Native, Protocol):
-    """What only the service does."""
+    """The methods of `kvatlas._native.Service` that only the service has."""
 
     def site_digests(
         self, site: str, whole: Iterable[tuple[str, str]] = (), /
@@ -44,7 +44,7 @@ class NativeService(Native, Protocol):
 
 
 def start(config: dict[str, Any]) -> NativeService:
-    """Start it.
+    """Start the native service.
 
     Raises:
         ServiceError: It cannot listen, a certificate cannot be used, or this build has no service.
@@ -58,12 +58,12 @@ def start(config: dict[str, Any]) -> NativeService:
 
 
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
-    """What the native service registers, in JSON: a client's registration (`about`), and who says so."""
+    """The registration for the native service, in JSON: a client's registration (`about`), and who says so."""
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
 
 
 def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
-    """What a stream is registered with besides its worker and endpoint; `config` has what the stream leaves out."""
+    """The registration of a stream besides its worker and endpoint; `config` has what the stream leaves out."""
     return {
         "model": stream.model or config.model or "",
         "block_size": stream.block_size or config.block_size or 0,

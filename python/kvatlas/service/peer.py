@@ -41,11 +41,11 @@ _RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+)", re.ASCII)
 _PATIENT = (408, 429, 502, 503, 504)  # answers after which the same request may succeed
 
 
-class Fetching:
+class SnapshotFetcher:
     """Fetches the snapshot in a thread, and hands it to the native service, whose streams wait for it."""
 
     def __init__(self, config: SnapshotConfig, to: native.Native, own: str) -> None:
-        """Begin.
+        """Begin to fetch the snapshot.
 
         Args:
             config: Where the snapshot comes from.
@@ -95,7 +95,7 @@ class Fetching:
         return given_by
 
     def stop(self) -> None:
-        """Give up, if it is not done."""
+        """Give up, if the snapshot is not fetched yet."""
         self._stop.set()
         self._thread.join()
 
@@ -269,7 +269,7 @@ def fetch(
 
 
 def _write(answer: httpx.Response, out: IO[bytes], at: int, most: int, deadline: float, stop: threading.Event) -> int:
-    """Write what an answer has to a place in a file, whose end that is then.
+    """Write an answer's body to a place in a file, whose end that is then.
 
     Returns how much that is. No more is read than shows that it is more than `most`.
 
@@ -304,7 +304,7 @@ def _too_large(url: str, most: int) -> ServiceError:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """As much of an answer as an error has."""
+    """The beginning of an answer, as much as an error has."""
     read = b""
     for piece in answer.iter_raw(_PIECE):
         read += piece
@@ -314,7 +314,7 @@ def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _said(answer: httpx.Response) -> str:
-    """What an answer that is no snapshot says."""
+    """The message of an answer that is no snapshot."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         error = json.loads(_beginning(answer))["error"]
         # A router says it in the form in which engines do.

@@ -17,12 +17,12 @@ _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
 def is_name(peer: str) -> bool:
-    """Whether this is `dns:…`, not a URL."""
+    """True if this is `dns:…`, not a URL."""
     return peer.startswith("dns:")
 
 
 def checked_name(peer: str) -> tuple[str, int]:
-    """Name and port of `dns:NAME:PORT`.
+    """The name and the port of `dns:NAME:PORT`.
 
     Raises:
         ValueError: It is not that; the message says what is wrong.

@@ -25,11 +25,11 @@ _POLL = 0.1  # seconds between looks at readiness, until it is there
 _LOOK = 0.5  # and afterwards between looks at signals
 _CUT_OFF = 1  # the exit status if requests were cut off
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
-_R = TypeVar("_R", bound="Running")
+_R = TypeVar("_R", bound="StoppableServer")
 
 
-class Running(Protocol):
-    """What is run: a service or a router."""
+class StoppableServer(Protocol):
+    """A service or a router that is run."""
 
     @property
     def config(self) -> Config: ...
@@ -39,7 +39,7 @@ class Running(Protocol):
 
 
 class _Stop:
-    """Set by the first signal; the second one ends the process at once."""
+    """The requests to stop or to reload: the first signal asks to stop; the second one ends the process at once."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -146,7 +146,7 @@ def _ready(service: Service) -> None:
     logger.info("ready: %s, %s%s", counted(len(workers), "worker"), counted(streams, "stream"), without)
 
 
-def _drain(running: Running) -> int:
+def _drain(running: StoppableServer) -> int:
     if running.config.drain_delay:
         logger.info("stopping: not ready, but accepting requests for %g s", running.config.drain_delay)
     logger.info("stopping: finishing open requests, for at most %g s", running.config.drain_timeout)

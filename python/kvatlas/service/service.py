@@ -12,13 +12,13 @@ from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import native
 from kvatlas.service.config import Config, Engine, Stream
 from kvatlas.service.config.kinds import shown
-from kvatlas.service.digests import Pushing
+from kvatlas.service.digests import DigestPusher
 from kvatlas.service.discovery.watch import HOLD, Discovery
-from kvatlas.service.running import Running, registration_of
+from kvatlas.service.server_handle import ServerHandle, registration_of
 from kvatlas.tokenize import AnyTokenizer, Tokenizer
 
 
-class Service(Running[native.NativeService]):
+class Service(ServerHandle[native.NativeService]):
     """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
 
     It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
@@ -66,7 +66,7 @@ class Service(Running[native.NativeService]):
         started = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
         super().__init__(started, config, discovery)
         self._clients: list[Client] = []
-        self._pushing: Pushing | None = None
+        self._pushing: DigestPusher | None = None
         try:
             self._fetch_snapshot()
             self._push_digests()
@@ -86,7 +86,7 @@ class Service(Running[native.NativeService]):
 
     @property
     def config(self) -> Config:
-        """Its configuration."""
+        """The configuration of the service."""
         return self._config
 
     def client(
@@ -130,7 +130,7 @@ class Service(Running[native.NativeService]):
         return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust(client_cert))
 
     def _trust(self, client_cert: ClientCert | None) -> dict[str, Any]:
-        """What a client needs: the key, and a context that trusts the certificate and shows the client's own."""
+        """The credentials of a client: the key, and a context that trusts the certificate and shows its own."""
         context: ssl.SSLContext | None = None
         if self._config.http.tls_cert is not None:
             context = tls_context(client_cert, str(self._config.http.tls_cert))
@@ -195,7 +195,7 @@ class Service(Running[native.NativeService]):
 
     def _push_digests(self) -> None:
         if self._config.sites.url is not None:
-            self._pushing = Pushing(self._config.sites, self._native)
+            self._pushing = DigestPusher(self._config.sites, self._native)
 
     def _stop_discovery(self) -> None:
         pushing, self._pushing = self._pushing, None

@@ -20,18 +20,18 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class BurstConfig:
-    """What to generate. Lengths are medians in tokens (log-normal).
+    """The settings of a workload of bursts. Lengths are medians in tokens (log-normal).
 
     Attributes:
-        requests: How many in all.
-        seed: Of everything left to chance.
+        requests: Number of requests in all.
+        seed: Seed of everything left to chance.
         request_rate: Requests a second, siblings and single ones together.
         fewest: Siblings of the smallest burst.
-        most: Siblings of the largest: sizes are spread evenly over the logarithm.
+        most: Siblings of the largest burst: sizes are spread evenly over the logarithm.
         within: Seconds in which the siblings of a burst come.
         singles: Share of the requests that belong to no burst.
         apps: Applications, each with its system prompt.
-        system_prompt: Tokens of those.
+        system_prompt: Tokens of a system prompt.
         shared: Tokens that the siblings of a burst share below the system prompt.
         own: Tokens of each sibling's end.
         output: Tokens that each generates.

@@ -61,7 +61,7 @@ class Engine(Scheduler):
     # Prefill
 
     def _admit(self, now: float) -> None:
-        while self._prefilling is None and (request := self._admit_first()) is not None:
+        while self._prefilling is None and (request := self._admit_first(now)) is not None:
             self._prefilling = request
             self._start_chunk(request, now)
 

@@ -1,4 +1,4 @@
-"""Where an engine's announcements go."""
+"""The interface that takes an engine's announcements."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvatlas.events import Clear, Event, Remove, Store
 
 
 class Sink(Protocol):
-    """What listens to engines. Calls come in the order in which the engine would have sent them."""
+    """An object that listens to engines. Calls come in the order in which the engine would have sent them."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
         """`worker` now holds these blocks, chained one to the next; the first hangs on `parent` (None: the root)."""

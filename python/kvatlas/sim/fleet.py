@@ -1,4 +1,4 @@
-"""What a simulated fleet is."""
+"""The configuration of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ class FleetConfig:
     """A simulated fleet: so many engines, all alike.
 
     Attributes:
-        engines: How many.
-        engine: What each is.
-        own_names: Whether every engine names blocks in its own way, as with hash seeds of their own.
-        seed: Of everything left to chance.
+        engines: Number of engines.
+        engine: Settings of each engine.
+        own_names: True if every engine names blocks in its own way, as with hash seeds of their own.
+        seed: Seed of everything left to chance.
     """
 
     engines: int = 16

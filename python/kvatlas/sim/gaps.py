@@ -9,7 +9,7 @@ _LOWEST = -1_000  # the bin of 45 microseconds, and all below
 
 
 class Gaps:
-    """How many gaps of which length. One gap lies between each two tokens of a request that follow each other."""
+    """A histogram of the lengths of gaps. One gap lies between each two tokens of a request that follow each other."""
 
     def __init__(self) -> None:
         self.bins: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Made-up content: 64-bit numbers that stand for the tokens of a block.
+"""Content that is made up: 64-bit numbers that stand for the tokens of a block.
 
 A trace tells which prompts share blocks, not what they say. So a block's content hash is made here from the trace's
 own ids: equal ids give equal content, everything else is different. All functions work on whole uint64 arrays.

@@ -46,11 +46,11 @@ class BlockPool:
         return found
 
     def depth(self, names: Iterable[int]) -> int:
-        """How many of `names`, from the start, are cached without a gap."""
+        """The number of leading `names` that are cached without a gap."""
         return len(self.lookup(names))
 
     def idle(self, blocks: Iterable[int]) -> int:
-        """How many of `blocks` are in the free queue: using them uses up free room."""
+        """The number of `blocks` that are in the free queue: using them uses up free room."""
         refs = self._refs
         return sum(1 for block in blocks if refs[block] == 0)
 
@@ -139,7 +139,7 @@ class BlockPool:
         return len(self._first)
 
     def copies(self, name: int) -> int:
-        """How many physical blocks hold what `name` names."""
+        """The number of physical blocks that hold what `name` names."""
         return (name in self._first) + len(self._others.get(name, ()))
 
     def queue_order(self) -> list[int]:

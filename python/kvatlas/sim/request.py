@@ -9,7 +9,7 @@ from kvatlas._hashes import Hashes
 
 
 class State(Enum):
-    """Where a request is in its life."""
+    """The stage of its life that a request is in."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -38,6 +38,9 @@ class Request:
     finished: float | None = None
     hit_tokens: int = 0  # found in the cache when first admitted
     preempted: int = 0
+    session: str | None = None  # what it belongs to, if the trace says
+    admitted: float | None = None  # when an engine first let it in
+    room: float = 0.0  # seconds in the engine's queue while the first of it had no room
 
     # Owned by the engine.
     target: int = 0  # tokens to prefill in this life: the prompt, and what was generated before a preemption
@@ -47,6 +50,8 @@ class Request:
     stored: int = 0  # blocks announced in this life
     generation: int = 0  # timers of earlier lives are void
     blocks: list[int] = field(default_factory=list)
+    loaded: int = 0  # blocks loaded from the host tier in this life
+    blocked: float = 0.0  # seconds for which the engine's queue had been without room when it came
 
     @property
     def cacheable_tokens(self) -> int:

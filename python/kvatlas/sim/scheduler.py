@@ -22,13 +22,14 @@ from typing import Protocol
 
 from kvatlas.errors import ConfigError
 from kvatlas.sim.events import Sink
+from kvatlas.sim.host import HostTier
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """What an engine is. The defaults are about what a 70B model does on four accelerators of 80 GB.
+    """The settings of an engine. The defaults are about what a 70B model does on four accelerators of 80 GB.
 
     Attributes:
         block_size: Tokens of a block.
@@ -63,7 +64,7 @@ class EngineConfig:
 
 
 class Listener(Protocol):
-    """Told of a request's milestones, at the virtual time of each."""
+    """An object that is told of a request's milestones, at the virtual time of each."""
 
     def first_token(self, request: Request) -> None:
         """The prefill is done (not told again after a preemption)."""
@@ -74,7 +75,7 @@ class Listener(Protocol):
 
 @dataclass(slots=True)
 class Counters:
-    """What an engine did, in tokens and occurrences."""
+    """Counts of what an engine did, in tokens and occurrences."""
 
     prompt_tokens: int = 0  # of admitted requests, once each
     hit_tokens: int = 0  # of those, found in the cache
@@ -85,19 +86,28 @@ class Counters:
 
 
 class Scheduler(ABC):
-    """Who waits, who runs, and on which blocks. When is for a subclass to say."""
+    """The requests of an engine that wait or run, and their blocks. A subclass says when what happens."""
 
     def __init__(
-        self, worker: str, config: EngineConfig, sink: Sink, listener: Listener | None, pool: BlockPool | None = None
+        self,
+        worker: str,
+        config: EngineConfig,
+        sink: Sink,
+        listener: Listener | None,
+        pool: BlockPool | None = None,
+        host: HostTier | None = None,
     ) -> None:
-        """`pool`: a cache to share with other engines; None: one of its own."""
+        """`pool`: a cache to share with other engines; None: one of its own. `host`: a tier behind it."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
         self.pool = pool or BlockPool(config.blocks)
         self.running: list[Request] = []  # in order of admission
         self.waiting: deque[Request] = deque()
-        self._sink = sink
+        self._blocked = 0.0  # seconds for which the first of the queue had no room, until `_blocked_since`
+        self._blocked_since: float | None = None  # None: it has room, or nobody waits
+        self.host = host
+        self._sink: Sink = host if host is not None else sink
         self._listener = listener
 
     # Driving it
@@ -111,7 +121,7 @@ class Scheduler(ABC):
         self.run_until(math.inf)
 
     def depth(self, block_hashes: list[int]) -> int:
-        """How many leading blocks of a prompt are cached here, right now."""
+        """The number of leading blocks of a prompt that are cached here, right now."""
         return self.pool.depth(block_hashes)
 
     def reset(self) -> bool:
@@ -131,35 +141,67 @@ class Scheduler(ABC):
             self.counters.refused += 1
             return False
         request.target = request.prompt_tokens
+        request.blocked = self._blocked_until(now)
         self.waiting.append(request)
         return True
 
-    def _admit_first(self) -> Request | None:
-        """The first that waits, admitted. None: nobody waits, or there is no room."""
-        if not self.waiting or len(self.running) >= self.config.max_running:
+    def _blocked_until(self, now: float) -> float:
+        """Seconds until `now` for which the first of the queue had no room."""
+        return self._blocked + (now - self._blocked_since if self._blocked_since is not None else 0.0)
+
+    def _room_of_first(self) -> list[int] | None:
+        """The blocks that the first that waits finds cached. None: there is no room for it."""
+        if len(self.running) >= self.config.max_running:
             return None
-        request = self.waiting[0]
-        size = self.config.block_size
+        request, size = self.waiting[0], self.config.block_size
         hits = self.pool.lookup(request.block_hashes[: (request.target - 1) // size])
         new = -(-request.target // size) - len(hits)
-        if new + self.pool.idle(hits) > self.pool.free:
+        return hits if new + self.pool.idle(hits) <= self.pool.free else None
+
+    def _admit_first(self, now: float) -> Request | None:
+        """The first that waits, admitted. None: nobody waits, or there is no room."""
+        if not self.waiting:
             return None
-        self.waiting.popleft()
+        hits = self._room_of_first()
+        if hits is None:
+            if self._blocked_since is None:
+                self._blocked_since = now
+            return None
+        self._blocked, self._blocked_since = self._blocked_until(now), None
+        size = self.config.block_size
+        request = self.waiting.popleft()
         self.pool.touch(hits)
         request.state = State.PREFILL
         request.blocks = hits
         request.stored = len(hits)
         request.computed = len(hits) * size
+        self.running.append(request)
+        if self.host is not None:
+            self._load(request, self.host, now)
         if not request.preempted:
+            request.admitted = now
+            request.room = self._blocked - request.blocked
             request.hit_tokens = request.computed
             self.counters.prompt_tokens += request.prompt_tokens
             self.counters.hit_tokens += request.computed
-        self.running.append(request)
         self.counters.peak_running = max(self.counters.peak_running, len(self.running))
         return request
 
+    def _load(self, request: Request, host: HostTier, now: float) -> None:
+        """Load what the tier holds of a prompt behind what the cache does. There is room for all of the prompt."""
+        size, at = self.config.block_size, len(request.blocks)
+        names = request.block_hashes[: (request.target - 1) // size]
+        end = at + host.leading(names[at:])
+        host.use(names[:end])
+        request.loaded = end - at
+        if request.loaded:
+            self._grow(request, end, now)
+            self._store_full(request, end * size)
+            request.computed = end * size
+            host.loaded += request.loaded
+
     def _is_prefilled(self, request: Request, now: float) -> bool:
-        """Its prompt is computed. Returns whether that gave the first token, and not one after a preemption."""
+        """Note that a prompt is computed. Returns whether that gave the first token, and not one after a preemption."""
         request.state = State.DECODE
         if request.first_token is not None:
             return False

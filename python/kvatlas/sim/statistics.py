@@ -1,4 +1,4 @@
-"""What a trace contains, and how much of it one big cache would serve."""
+"""Statistics of a trace: what it contains, and how much of it one big cache would serve."""
 
 from __future__ import annotations
 

@@ -20,6 +20,7 @@ from collections import deque
 from kvatlas.sim.events import Sink
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.host import LOAD, HostTier
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
@@ -39,9 +40,10 @@ class SteppedEngine(Scheduler):
         sink: Sink,
         listener: Listener | None = None,
         pool: BlockPool | None = None,
+        host: HostTier | None = None,
     ) -> None:
-        """`pool`: a cache to share with other engines; None: one of its own."""
-        super().__init__(worker, config, sink, listener, pool)
+        """`pool`: a cache to share with other engines; None: one of its own. `host`: a tier behind it."""
+        super().__init__(worker, config, sink, listener, pool, host)
         self.steps = steps
         self.gaps = Gaps()
         self.decoding = 0  # requests that get a token in each step
@@ -79,6 +81,15 @@ class SteppedEngine(Scheduler):
             self._done(now)
             self._plan(now)
 
+    def look_for_room(self, now: float) -> None:
+        """Look again at the queue: another engine that shares the pool may have given blocks back."""
+        if not self.waiting:
+            return
+        if self.due is None:
+            self._plan(now)
+        elif self._count > 1:
+            self._stop_after(now)
+
     def die(self, now: float) -> list[Request]:
         """Stop for good. Returns the requests that were not finished, in the order in which they had come."""
         self.run_until(now)
@@ -88,10 +99,12 @@ class SteppedEngine(Scheduler):
             if request.state is State.DECODE:
                 self._catch_up(request)
             request.generation += 1
+            self.pool.release(request.blocks)  # the pool may be others' too
             request.blocks = []
         self.running, self.waiting, self.due, self._partial = [], deque(), None, None
         self.decoding = self.context = self._count = 0
         self._prompts, self._full, self._agenda = [], [], []
+        self._blocked_since = None
         return lost
 
     @property
@@ -121,16 +134,17 @@ class SteppedEngine(Scheduler):
         self._prompts = prompts = []
         size, limit = self.config.block_size, self.config.chunk
         left = limit - self.decoding if limit is not None else 1 << 60
-        tokens = read = 0
+        tokens = read = loaded = 0
         # One token of a prompt at least, or decoding could keep prompts out for ever.
         left = max(left, 1)
         while left > 0:
             request = self._partial
             if request is None:
-                request = None if preempted else self._admit_first()
+                request = None if preempted else self._admit_first(now)
                 if request is None:
                     break
                 self._partial = request
+                loaded += request.loaded
             some = min(left, request.target - request.computed)
             end = request.computed + some
             before = self.counters.preemptions
@@ -149,7 +163,7 @@ class SteppedEngine(Scheduler):
         steps = self.steps
         if prompts:
             self._count, self._growth = 1, 0.0
-            self._first = steps.of(tokens, self.decoding + len(prompts), self.context + read)
+            self._first = steps.of(tokens, self.decoding + len(prompts), self.context + read) + LOAD * loaded * size
             self.busy += self._first
         elif self.decoding:
             agenda = self._agenda

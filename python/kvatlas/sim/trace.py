@@ -4,8 +4,10 @@
 
 `timestamp` is in milliseconds and does not go back; lengths are in tokens; `hash_ids` names the prompt's blocks of 512
 tokens, the last of which may be partial. Equal ids mean equal blocks. A line may have a `session_id`, a string or a
-number: the conversation that the prompt belongs to. A smaller `block_size` cuts each trace block into
-equal parts, each with content of its own.
+number: the conversation that the prompt belongs to. It may also say which requests it waits for: see
+`kvatlas.sim.dependencies`. A file may be compressed with gzip. A smaller `block_size` cuts each trace block into
+equal parts, each with content of its own. A first line `{"block_size": 64}` says that ids stand for as many tokens
+instead of 512.
 
 Two things the format cannot say, so no replay of it can know: where two prompts part *inside* a trace block (the part
 they share is lost), and that a later prompt repeats an earlier output (its ids are new ones).
@@ -13,18 +15,30 @@ they share is lost), and that a later prompt repeats an earlier output (its ids 
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import stat
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 
 from kvatlas import prefix_hashes
 from kvatlas._hashes import Hashes
 from kvatlas.errors import ConfigError, TraceError
+from kvatlas.sim.dependencies import (
+    Dependency,
+    Header,
+    check_dependencies,
+    parse_after,
+    parse_header,
+    parse_id,
+)
 from kvatlas.sim.hashing import expand, output_blocks, rename
 from kvatlas.sim.request import Request, cacheable_tokens
 
@@ -53,6 +67,8 @@ class TraceRequest:
     output_length: int  # tokens
     hash_ids: tuple[int, ...]
     session_id: str | int | None = None  # what it belongs to, in traces that say
+    id: str | int | None = None  # its own name, for those that wait for it
+    after: tuple[Dependency, ...] = ()  # what it waits for
 
 
 @dataclass(slots=True)
@@ -65,10 +81,22 @@ class Trace:
     first_skipped: str | None = None  # what was wrong with the first of them
     facts: dict[str, float] = field(default_factory=dict)  # what only a generator knows
     block: int = TRACE_BLOCK  # tokens that an id stands for
+    timed: bool = True  # False: only requests that wait for nothing have a time
+
+    @property
+    def closed(self) -> bool:
+        """True if some request waits for another one."""
+        return any(request.after for request in self.requests)
+
+    def check_timed(self) -> Trace:
+        """The trace itself. Raises `TraceError` if not all of its requests have a time."""
+        if not self.timed:
+            raise TraceError(f"{self.name} has no times but those of first requests: kvatlas replay can replay it")
+        return self
 
 
 def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
-    """How many blocks of `block_size` tokens make a trace block. Raises `ConfigError` if it is not a whole number."""
+    """The number of blocks of `block_size` tokens in a trace block. Raises `ConfigError` if it is not whole."""
     if block_size < 1 or trace_block % block_size:
         raise ConfigError(f"block size {block_size} does not divide {trace_block}, the tokens of a trace block")
     return trace_block // block_size
@@ -84,7 +112,9 @@ def make_request(line: TraceRequest, number: int, block_size: int, trace_block: 
     content = np.concatenate([known, output_blocks(number, known.size, total - known.size)])
     # A block hash must tell the whole prefix and nothing else: the prefix hash will do for all engines.
     names: Hashes = prefix_hashes(content)
-    return Request(number, line.input_length, line.output_length, content, names.tolist())
+    request = Request(number, line.input_length, line.output_length, content, names.tolist())
+    request.session = None if line.session_id is None else str(line.session_id)
+    return request
 
 
 def use_own_names(request: Request, engine: int) -> None:
@@ -100,15 +130,21 @@ def read_trace(path: str | os.PathLike[str], *, skip_bad: bool = False, limit: i
     Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
     """
     path = Path(path)
+    with open_trace(path) as file:
+        return parse_trace(_lines(file), name=path.name, where=str(path), skip_bad=skip_bad, limit=limit)
+
+
+@contextmanager
+def open_trace(path: Path) -> Iterator[IO[bytes]]:
+    """A file as bytes, unpacked if it is compressed with gzip. Raises `TraceError`, also of what fails inside."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
             raise TraceError(f"{path} is a directory, not a trace file")
         with path.open("rb") as file:
-            trace = parse_trace(_lines(file), name=path.name, where=str(path), skip_bad=skip_bad, limit=limit)
-    except OSError as error:
-        raise TraceError(f"cannot read {path}: {error.strerror or error}") from error
-    return trace
+            yield gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file  # type: ignore[misc]
+    except (OSError, EOFError, zlib.error) as error:
+        raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 def parse_trace(
@@ -118,14 +154,23 @@ def parse_trace(
     trace = Trace([], name=name)
     previous = 0
     number = 0
+    header: Header | None = None
     for number, line in enumerate(lines, 1):
         if limit is not None and len(trace.requests) >= limit:
             break
         if not line.strip():
             continue
         try:
-            request = parse_line(line)
-            if request.timestamp < previous:
+            row = _parse_object(line)
+            if "schema" in row and header is None and not trace.requests:
+                header = parse_header(row, _number)
+                trace.block, trace.timed = header.block, False
+                continue
+            if row.keys() == {"block_size"} and not trace.requests:
+                trace.block = _number(row, "block_size", 1, 1 << 20)
+                continue
+            request = _parse_row(row, header, trace.block)
+            if header is None and request.timestamp < previous:
                 raise TraceError(f"timestamp {request.timestamp} is earlier than the previous one, {previous}")
         except TraceError as error:
             message = f"{where}, line {number}: {error}"
@@ -142,11 +187,17 @@ def parse_trace(
                 f"no line of {where} is a request ({trace.skipped} skipped; the first: {trace.first_skipped})"
             )
         raise TraceError(f"{where} is empty" if number == 0 else f"{where} holds no requests")
+    if trace.closed:
+        check_dependencies(trace.requests, where)
     return trace
 
 
 def parse_line(line: bytes) -> TraceRequest:
-    """Read one line. Raises `TraceError` that says what is wrong with it."""
+    """Read one line of Mooncake's format. Raises `TraceError` that says what is wrong with it."""
+    return _parse_row(_parse_object(line), None, TRACE_BLOCK)
+
+
+def _parse_object(line: bytes) -> dict[str, object]:
     try:
         text = line.decode()
     except UnicodeDecodeError:
@@ -157,9 +208,16 @@ def parse_line(line: bytes) -> TraceRequest:
         raise TraceError(f"not JSON: {other_format(line) or _brief(error)}") from None
     if not isinstance(row, dict):
         raise TraceError(f"a JSON object was expected, not {_kind(row)}")
+    return row
+
+
+def _parse_row(row: dict[str, object], header: Header | None, block: int) -> TraceRequest:
     if "timestamp" not in row and {"t", "worker", "hashes"} <= row.keys():
         raise TraceError("a decision of a router's record, not a request of a trace: use --decisions")
-    timestamp = _number(row, "timestamp", 0, 1 << 53)
+    if header is None:
+        timestamp = _number(row, "timestamp", 0, 1 << 53)
+    else:
+        timestamp = _number(row, "not_before_ms", 0, 1 << 53) if row.get("not_before_ms") is not None else 0
     input_length = _number(row, "input_length", 1, _MAX_TOKENS)
     output_length = _number(row, "output_length", 0, _MAX_TOKENS)
     ids = _field(row, "hash_ids")
@@ -168,15 +226,13 @@ def parse_line(line: bytes) -> TraceRequest:
     for position, value in enumerate(ids):
         if type(value) is not int or not 0 <= value < 1 << 64:
             raise TraceError(f"hash_ids[{position}] must be a whole number from 0 to 2**64 - 1, not {_show(value)}")
-    full, needed = input_length // TRACE_BLOCK, -(-input_length // TRACE_BLOCK)
+    full, needed = input_length // block, -(-input_length // block)
     if not full <= len(ids) <= needed:
-        raise TraceError(
-            f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {TRACE_BLOCK}"
-        )
-    session = row.get("session_id")
-    if session is not None and type(session) not in (str, int):
-        raise TraceError(f"session_id must be a string or a whole number, not {_show(session)}")
-    return TraceRequest(timestamp, input_length, output_length, tuple(ids), session)
+        raise TraceError(f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {block}")
+    session = parse_id(row, "session_id")
+    names = header.global_ids(row, ids) if header is not None else tuple(ids)
+    own = parse_id(row, "id" if header is None else "request_id")
+    return TraceRequest(timestamp, input_length, output_length, names, session, own, parse_after(row, _number))
 
 
 def other_format(line: bytes) -> str | None:
@@ -189,13 +245,16 @@ def other_format(line: bytes) -> str | None:
     if line.strip() in (b"[", b"[{"):
         return f"the file is a single JSON array; {_WANTED}"
     if any(separator in line for separator in b",;\t") and not any(bracket in line for bracket in b"{}[]"):
-        return f"the file looks like CSV; {_WANTED}"
+        return "the file looks like CSV: `kvatlas trace FILE --save trace.jsonl` makes a trace of it"
     return None
 
 
-def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest]) -> None:
-    """Write a trace. Raises `OSError`."""
-    with Path(path).open("w", encoding="utf-8") as file:
+def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest], block: int = TRACE_BLOCK) -> None:
+    """Write a trace whose ids stand for `block` tokens; compressed with gzip if its name ends so. Raises `OSError`."""
+    opened = gzip.open if Path(path).suffix == ".gz" else open
+    with opened(path, "wt", encoding="utf-8") as file:
+        if block != TRACE_BLOCK:
+            file.write(json.dumps({"block_size": block}) + "\n")
         for r in requests:
             row: dict[str, object] = {
                 "timestamp": r.timestamp,
@@ -205,6 +264,20 @@ def write_trace(path: str | os.PathLike[str], requests: Sequence[TraceRequest]) 
             }
             if r.session_id is not None:
                 row["session_id"] = r.session_id
+            if r.id is not None:
+                row["id"] = r.id
+            if len({each.delay for each in r.after}) > 1 or any(each.on_start for each in r.after):
+                row["dependencies"] = [
+                    {
+                        "request_id": each.id,
+                        "trigger": "dispatch" if each.on_start else "completion",
+                        "delay_ms": each.delay,
+                    }
+                    for each in r.after
+                ]
+            elif r.after:
+                row["after"] = [each.id for each in r.after]
+                row["delay"] = r.after[0].delay
             file.write(json.dumps(row) + "\n")
 
 

@@ -23,7 +23,7 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """What to generate. Lengths are medians in tokens (log-normal), times means in seconds (exponential)."""
+    """The settings of a workload. Lengths are medians in tokens (log-normal), times means in seconds (exponential)."""
 
     requests: int = 4_000
     seed: int = 0

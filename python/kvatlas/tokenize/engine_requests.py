@@ -1,4 +1,4 @@
-"""What is sent to an engine's `/tokenize`, and what its answers mean."""
+"""The requests to an engine's `/tokenize`, and the token ids in its answers."""
 
 from __future__ import annotations
 

@@ -184,7 +184,7 @@ def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
-    """What templates call `bos_token` and so on."""
+    """The special tokens by the names that templates have for them: `bos_token` and so on."""
     found: dict[str, str] = {}
     for name in _SPECIAL:
         token = config.get(name)

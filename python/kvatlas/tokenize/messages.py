@@ -99,7 +99,13 @@ def _tool_call(call: object, name: str) -> object:
             arguments = json.loads(arguments)
         except ValueError as error:
             raise _invalid(f"{name}.function.arguments is not JSON: {error}") from error
-    return {**call, "function": {**call["function"], "arguments": arguments or {}}}
+    # vLLM puts the fields that it knows first.
+    function = _ordered({**call["function"], "arguments": arguments or {}}, ("arguments", "name"))
+    return _ordered({**call, "function": function}, ("id", "function", "type"))
+
+
+def _ordered(fields: dict[str, object], first: tuple[str, ...]) -> dict[str, object]:
+    return {**{name: fields[name] for name in first if name in fields}, **fields}
 
 
 def _invalid(message: str) -> InvalidArgumentError:

@@ -21,7 +21,7 @@ class Tokenizer(Protocol):
 
 
 class AsyncTokenizer(Protocol):
-    """The same for asyncio."""
+    """Turns text and chat messages into token ids, for asyncio."""
 
     async def encode(self, text: str, /) -> Sequence[int]:
         """The token ids of a completion's prompt, with the special tokens that engines add."""

@@ -1,4 +1,4 @@
-"""Chat templates: Jinja with what Hugging Face's transformers offers them, which is what engines render with."""
+"""Chat templates: Jinja with the extensions of Hugging Face's transformers, which is what engines render with."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class ChatTemplate:
     """
 
     def __init__(self, source: str, special_tokens: Mapping[str, str] | None = None) -> None:
-        """Compile it.
+        """Compile the template.
 
         Args:
             source: The template.
@@ -95,7 +95,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         raise MissingExtraError("chat templates need the package jinja2: pip install 'kvatlas[tokenizer]'") from error
 
     class Generation(Extension):
-        """`{% generation %}`, with which training marks what the assistant wrote. Here only its content counts."""
+        """The tag `{% generation %}`, with which training marks the assistant's words. Here only its content counts."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own way
 
@@ -135,7 +135,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
-    """Whether a template loops over the content of a message, be it by another name."""
+    """True if a template loops over the content of a message, be it by another name."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     lists = _names_for(template, {"messages"}, None)
@@ -176,7 +176,7 @@ def _targets(assigned: nodes.Assign) -> Iterator[nodes.Name]:
 
 
 def _reads(node: nodes.Node, names: set[str], key: str | None) -> bool:
-    """Whether an expression is one of the variables, or that key of one, be it filtered or cut."""
+    """True if an expression is one of the variables, or that key of one, be it filtered or cut."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     if isinstance(node, nodes.Filter | nodes.Test):

@@ -59,7 +59,7 @@ class Wrong(Right):
         return {worker: depth + worker % 2 for worker, depth in super().find(content_hashes).items()}
 
 
-class Broken(Right):
+class FailingIndex(Right):
     def find(self, content_hashes: Sequence[int]) -> dict[int, int]:
         raise LookupError("out of paper")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from kvatlas.errors import PageError
-from kvatlas.lab.bench.fill import fill, main
+from kvatlas.lab.bench.fill import fill, grow_table, main, sweep_table
 from kvatlas.lab.bench.sweep import SweepConfig, Sweeper
 
 from .fake import MACHINE, PLAN, Designs
@@ -35,6 +35,19 @@ def test_a_sweep_gets_into_a_document(tmp_path: Path) -> None:
     assert "2.9" in text.split("`high`")[1].split("|")[1]
     assert "no rate passes" in text.split("`none`")[1]
     assert "medians of 2" in text
+    assert "of the repeats" in text
+    once = sweep.as_json() | {"config": sweep.as_json()["config"] | {"repeats": 1}}
+    assert "of the repeats" not in sweep_table(once)
+
+
+def test_growth_is_shown_at_three_sizes() -> None:
+    points = [
+        {"series": "depth", "index": "dict", "size": size, "p50": 10.0 * size, "skipped": ""}
+        for size in (8, 32, 128, 512)
+    ]
+    series = [{"name": "depth", "label": "blocks of a query"}]
+    text = grow_table({"series": series, "points": points, "complete": True, "machine": MACHINE})
+    assert "| index | 8 | 128 | 512 |" in text
 
 
 def test_what_cannot_be_filled_in_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

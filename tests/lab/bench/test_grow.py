@@ -1,4 +1,4 @@
-"""How designs grow: the shapes are what they say, and every design gives the right answers on them."""
+"""Tests of how designs grow: the shapes are what they say, and every design gives the right answers on them."""
 
 import json
 import subprocess

@@ -218,11 +218,11 @@ def test_an_index_that_is_slow_does_not_keep_up() -> None:
 
 
 def test_what_an_index_raises_is_told() -> None:
-    class Failing(Literal):
+    class FailingSubject(Literal):
         def clear(self, worker: int) -> None:
             raise RuntimeError(f"cannot clear {worker}")
 
-    result = run(Failing())
+    result = run(FailingSubject())
     assert result["ok"] is False
     assert result["counts"]["errors"] == 1
     assert "RuntimeError('cannot clear" in result["counts"]["first_error"]

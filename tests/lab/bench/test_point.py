@@ -80,7 +80,7 @@ def test_a_wrong_design_is_found_out(plan: Path) -> None:
 
 
 def test_a_design_that_raises_is_quoted(plan: Path) -> None:
-    verdict = judge(measured(plan, f"{MINE}:Broken"))
+    verdict = judge(measured(plan, f"{MINE}:FailingIndex"))
     assert not verdict.passed
     assert "out of paper" in verdict.reason
 

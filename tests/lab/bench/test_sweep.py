@@ -110,7 +110,7 @@ def test_a_failure_near_the_border_is_tried_again() -> None:
     assert len(hopeless) == len(set(hopeless))
 
 
-class Stopping(Designs):
+class InterruptedDesigns(Designs):
     """Ctrl-C at some call."""
 
     def __init__(self, capacities: dict[str, float], at: int) -> None:
@@ -128,7 +128,9 @@ def test_a_sweep_goes_on_where_it_was_stopped(tmp_path: Path, at: int) -> None:
     path = tmp_path / "points.jsonl"
     whole = Designs(CAPACITIES)
     expected = run(whole).as_json()
-    stopped = Sweeper(list(CAPACITIES), CONFIG, PLAN, Stopping(CAPACITIES, at), MACHINE, journal=Journal(path))
+    stopped = Sweeper(
+        list(CAPACITIES), CONFIG, PLAN, InterruptedDesigns(CAPACITIES, at), MACHINE, journal=Journal(path)
+    )
     with pytest.raises(KeyboardInterrupt):
         stopped.run()
     assert not stopped.result.complete
@@ -216,7 +218,7 @@ def test_known_deviations_do_not_count_as_wrong_but_are_told() -> None:
     assert row[6] == "7 of 100"
 
 
-class Failing(Designs):
+class FailingDesigns(Designs):
     def answer(self, index: str, rate: float, seconds: float) -> dict[str, Any]:
         if index == "bad":
             raise MeasurementError("bad: panicked")
@@ -224,7 +226,7 @@ class Failing(Designs):
 
 
 def test_a_design_that_fails_does_not_stop_the_others() -> None:
-    designs = Failing({"bad": 1e6, "good": 1e6})
+    designs = FailingDesigns({"bad": 1e6, "good": 1e6})
     bad, good = run(designs).indexes
     assert (bad.threshold, bad.note) == (None, "error: bad: panicked")
     assert sum(name == "bad" for name, _ in designs.calls) == 1
@@ -232,11 +234,11 @@ def test_a_design_that_fails_does_not_stop_the_others() -> None:
 
 
 def test_a_threshold_that_the_generator_ends_is_a_lower_bound() -> None:
-    class Lagging(Designs):
+    class LaggingDesigns(Designs):
         def answer(self, index: str, rate: float, seconds: float) -> dict[str, Any]:
             return {**super().answer(index, rate, seconds), "valid": rate < 2e6}
 
-    sweep = run(Lagging({"a": 1e9}))
+    sweep = run(LaggingDesigns({"a": 1e9}))
     assert sweep.indexes[0].bound_by == "invalid"
     row = sweep_rows(sweep)[0]
     assert row[1].startswith("≥ 1.9")

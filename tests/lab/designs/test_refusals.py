@@ -1,4 +1,4 @@
-"""What rungs refuse: with which error and code, and without a trace."""
+"""Tests of what rungs refuse: with which error and code, and without a trace."""
 
 from collections.abc import Callable
 from typing import Any

@@ -19,7 +19,7 @@ WORKERS = ["a", "b", "c", "å"]
 SMALL: dict[str, Any] = {"event_threads": 2, "jump_size": 3, "group_size": 2}
 
 EXACT = [name for name, rung in RUNGS.items() if rung.strict_deviations == ()]
-"""Those that get everything right if strict."""
+"""The rungs that get everything right if strict."""
 
 
 def apply(index: Rung | NestedDict | ReferenceIndex, event: Event) -> None:
@@ -35,7 +35,7 @@ def apply(index: Rung | NestedDict | ReferenceIndex, event: Event) -> None:
 
 
 def well_behaved(seed: int) -> Iterator[tuple[Event, list[list[int]]]]:
-    """What a worker holds is closed under prefixes, a content is at one place only, names are each worker's own."""
+    """Events of workers whose blocks are closed under prefixes, each content at one place only and names their own."""
     rng = random.Random(seed)
     held: dict[str, dict[tuple[int, ...], int]] = {worker: {} for worker in WORKERS}
 

@@ -1,4 +1,4 @@
-"""What the tests of the replay share."""
+"""Settings and fixtures that the tests of the replay share."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What another policy would have done with what a router recorded."""
+"""Tests of what another policy would have done with what a router recorded."""
 
 import json
 from dataclasses import replace

@@ -13,11 +13,16 @@ from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.lab.replay.check import watched_workers
 from kvatlas.lab.replay.results import as_json
 from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.summary import about_trace
 from kvatlas.lab.replay.workloads import WORKLOADS, find_workload
 from kvatlas.routing import policy_names
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest, read_trace
+from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
+from kvatlas.sim.conversations import ConversationConfig, generate_conversations
+from kvatlas.sim.documents import DocumentConfig, generate_documents
 from kvatlas.sim.statistics import trace_statistics
+from kvatlas.sim.workload import WorkloadConfig, generate
 
 from .conftest import POLICIES
 
@@ -249,6 +254,22 @@ def test_a_cache_without_limit_hits_as_much_as_anything_can(trace: Trace, config
     assert ours.hit_rate <= infinite.hit_rate
 
 
+def test_an_idle_engine_takes_room_that_another_gives_back_to_the_shared_cache() -> None:
+    # The first and the third decode at one engine and hold six of eight blocks. The last comes to the other, idle one,
+    # and needs three.
+    trace = Trace(
+        [
+            TraceRequest(0, 1_100, 400, (1, 2)),
+            TraceRequest(1_000, 1_000, 1, (11,)),
+            TraceRequest(1_020, 1_100, 400, (21, 22)),
+            TraceRequest(6_000, 1_100, 10, (31, 32)),
+        ]
+    )
+    fleet = FleetConfig(2, EngineConfig(512, 4, chunk=512))
+    config = ReplayConfig(fleet=fleet, policies=("shared-cache",), check=0.0)
+    assert replay(trace, config).policies[0].first_tokens == 4
+
+
 def test_late_events_are_late_and_lost_ones_come_again(trace: Trace, config: ReplayConfig) -> None:
     one = replace(config, policies=("kvatlas",))
     late = replay(trace, replace(one, scenario=Scenario(event_delay=1e6))).policies[0]
@@ -298,11 +319,29 @@ def test_workloads_follow_from_their_seed() -> None:
     for name in ("chat", "bursts"):
         workload = find_workload(name)
         assert workload.make(1).requests == workload.make(1).requests != workload.make(2).requests
-    for name in ("agents", "retrieval", "mixed"):
+    for name in ("agents", "documents", "code-generation", "reasoning", "b2b-saas", "retrieval", "mixed"):
         assert find_workload(name).make(1).requests
+    assert find_workload("agents").make(1).closed
     with pytest.raises(ConfigError, match="retrieval"):
         find_workload("nothing")
     assert all(name == workload.name and workload.text for name, workload in WORKLOADS.items())
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        generate(WorkloadConfig(requests=20)),
+        generate_agents(AgentConfig(requests=20)),
+        generate_bursts(BurstConfig(requests=20)),
+        generate_conversations(ConversationConfig(requests=20, clients=4)),
+        generate_documents(DocumentConfig(requests=20)),
+    ],
+    ids=lambda trace: trace.name.split()[0],
+)
+def test_a_report_says_what_was_generated(made: Trace) -> None:
+    config = ReplayConfig(policies=("least-loaded",), fleet=FleetConfig(engines=2), check=0.0)
+    lines = about_trace(replay(made, config))
+    assert sum(line.startswith("Generated: ") for line in lines) == 1
 
 
 def test_bursts_are_of_the_asked_size_and_rate() -> None:

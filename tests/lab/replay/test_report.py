@@ -1,4 +1,4 @@
-"""What people read at the end."""
+"""Tests of the report that people read at the end."""
 
 import io
 import json

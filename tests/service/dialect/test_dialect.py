@@ -1,4 +1,4 @@
-"""What a client of the dialect relies on, of our service and of the released one alike.
+"""Tests of what a client of the dialect relies on, of our service and of the released one alike.
 
 Where the two differ on purpose, nothing is asked here; `docs/guides/service.md` lists it.
 """

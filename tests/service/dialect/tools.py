@@ -1,4 +1,4 @@
-"""What the tests of the HTTP side share: the service in this process, an engine's publisher, a client."""
+"""Tools that the tests of the HTTP side share: the service in this process, an engine's publisher, a client."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def running(streams: dict[str, Any] | None = None, **http: Any) -> Iterator[Serv
 
 @dataclass
 class Answer:
-    """What came back."""
+    """An answer of the service, as it came back."""
 
     status: int
     headers: dict[str, str]
@@ -96,7 +96,7 @@ class Connection:
         return Answer(int(first.split()[1]), headers, body)
 
     def is_closed(self) -> bool:
-        """Whether the service closes it, without a further word, before the deadline."""
+        """True if the service closes the connection, without a further word, before the deadline."""
         try:
             return self.socket.recv(1) == b""
         except ConnectionError:
@@ -207,7 +207,7 @@ class Publisher:
 
 
 def until(condition: Any) -> Any:
-    """What the condition gives, as soon as it gives something."""
+    """Wait until the condition gives something, and return that."""
     end = time.monotonic() + DEADLINE
     while not (given := condition()):
         assert time.monotonic() < end, "it did not happen in time"

@@ -77,7 +77,7 @@ def number(frames: Frames) -> int:
 
 
 def ask(endpoint: str | None, request: Frames, seconds: float = PATIENCE) -> list[Frames] | None:
-    """What a DEALER that sends `request` gets, up to the end marker; None if that does not come."""
+    """The messages that a DEALER that sends `request` gets, up to the end marker; None if that does not come."""
     assert endpoint is not None
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     try:

@@ -234,7 +234,7 @@ def test_restart(engine: EngineHandle, live: Subscriber) -> None:
 
 
 def test_restart_with_time_to_notice(engine: EngineHandle) -> None:
-    """For so long nobody listens where the events come from."""
+    """While an engine is down for a restart, nobody listens where its events come from."""
     port = int(engine.endpoint().rpartition(":")[2])
     took: list[float] = []
 

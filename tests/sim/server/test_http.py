@@ -1,4 +1,4 @@
-"""What engines answer over HTTP: OpenAI's requests, discovery, errors."""
+"""Tests of what engines answer over HTTP: OpenAI's requests, discovery, errors."""
 
 import http.client
 import json

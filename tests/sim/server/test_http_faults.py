@@ -1,4 +1,4 @@
-"""What goes wrong with answers over HTTP, on purpose; and another model."""
+"""Tests of what goes wrong with answers over HTTP, on purpose; and of another model."""
 
 import http.client
 import json

@@ -1,4 +1,4 @@
-"""What an engine says it holds is what its stream says, at every quiet point."""
+"""Tests that an engine holds, by its own words, what its stream says, at every quiet point."""
 
 import asyncio
 import random

@@ -12,10 +12,10 @@ use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, RadixTree,
 use super::{Adapter, Concurrent};
 use crate::specs::Spec;
 use crate::wait::wait;
-use crate::workload::Spelled;
+use crate::workload::PlainEvent;
 
 /// Event ids are only carried along; both indexes take events in any numbering.
-fn event(spelled: &Spelled) -> RouterEvent {
+fn event(spelled: &PlainEvent) -> RouterEvent {
     let names = spelled.names.iter().map(|&n| ExternalSequenceBlockHash(n));
     let data = if spelled.store {
         let block = |(block_hash, &c)| KvCacheStoredBlockData {
@@ -57,7 +57,7 @@ impl Adapter for Radix {
         Ok(Self(RadixTree::new()))
     }
 
-    fn event(spelled: &Spelled) -> Self::Event {
+    fn event(spelled: &PlainEvent) -> Self::Event {
         Some(event(spelled))
     }
 
@@ -98,7 +98,7 @@ impl Adapter for Crtc {
         Ok(Self { pool, nothing: () })
     }
 
-    fn event(spelled: &Spelled) -> Self::Event {
+    fn event(spelled: &PlainEvent) -> Self::Event {
         Some(event(spelled))
     }
 

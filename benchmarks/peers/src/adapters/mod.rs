@@ -10,13 +10,13 @@ pub mod ours;
 pub mod smg;
 
 use crate::specs::Spec;
-use crate::workload::Spelled;
+use crate::workload::PlainEvent;
 
 pub trait Adapter: Sized {
     const NAME: &'static str;
-    /// What is measured, in a few words.
+    /// A description of what is measured, in a few words.
     const ABOUT: &'static str;
-    /// Whether an event has been applied when [`Adapter::apply`] returns. If not, store and remove cannot be timed
+    /// True if an event has been applied when [`Adapter::apply`] returns. If not, store and remove cannot be timed
     /// apart, and only their sum is reported, with the time to drain.
     const INLINE: bool = true;
     /// Not measured with fewer engines than this, for an index that is only for more.
@@ -28,7 +28,7 @@ pub trait Adapter: Sized {
     /// An index for the engines of a workload, or why it cannot be had.
     fn build(spec: &Spec) -> Result<Self, String>;
 
-    fn event(spelled: &Spelled) -> Self::Event;
+    fn event(spelled: &PlainEvent) -> Self::Event;
     fn query(contents: &[u64]) -> Self::Query;
 
     /// Applies one event, once: some interfaces consume it. `false` if the index refused it.
@@ -41,7 +41,7 @@ pub trait Adapter: Sized {
     /// The depth of every engine that has any, sorted by engine; off the clock.
     fn depths(&self, contents: &[u64]) -> Vec<(u32, u32)>;
 
-    /// What the index itself says about its memory.
+    /// Returns the index's own account of its memory, if it gives one.
     fn accounting(&self) -> Option<String> {
         None
     }
@@ -49,7 +49,7 @@ pub trait Adapter: Sized {
 
 /// An index that can be read while it is written.
 pub trait Concurrent: Adapter<Event: Send, Query: Send> {
-    /// Whether an event can be applied many times (not consumed).
+    /// True if an event can be applied many times (not consumed).
     const REUSABLE: bool;
 
     type Reader: Sync;

@@ -8,7 +8,7 @@ use kvatlas_index::{BlockHash, BlockIndex, Config, RankHandle, Tier, View};
 
 use super::{Adapter, Concurrent, engine_name};
 use crate::specs::Spec;
-use crate::workload::Spelled;
+use crate::workload::PlainEvent;
 
 pub struct Event {
     engine: u32,
@@ -23,7 +23,7 @@ pub struct Fleet {
     ranks: Vec<RankHandle>,
 }
 
-/// How a lookup ends: with a match as it is found, or with the score of every worker, as the peers' do.
+/// The ends of a lookup: with a match as it is found, or with the score of every worker, as the peers' do.
 const LEVELS: u8 = 0;
 const SCORES: u8 = 1;
 const NAMES: u8 = 2;
@@ -79,10 +79,16 @@ impl<const END: u8> Adapter for Kvatlas<END> {
     fn build(spec: &Spec) -> Result<Self, String> {
         let config = Config { block_size: 512 / u32::from(spec.per_id), count_copies: true };
         let index = BlockIndex::new(config).map_err(|e| e.to_string())?;
-        Ok(Self { fleet: Fleet { index, ranks: (0..spec.engines).map(|engine| RankHandle::new(&engine_name(engine), 0)).collect() }, nothing: () })
+        Ok(Self {
+            fleet: Fleet {
+                index,
+                ranks: (0..spec.engines).map(|engine| RankHandle::new(&engine_name(engine), 0)).collect(),
+            },
+            nothing: (),
+        })
     }
 
-    fn event(spelled: &Spelled) -> Event {
+    fn event(spelled: &PlainEvent) -> Event {
         Event {
             engine: spelled.engine,
             store: spelled.store,

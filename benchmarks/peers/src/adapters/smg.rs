@@ -8,7 +8,7 @@ use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash, ShardedChai
 
 use super::{Adapter, Concurrent, engine_name};
 use crate::specs::Spec;
-use crate::workload::Spelled;
+use crate::workload::PlainEvent;
 
 pub struct Smg {
     index: ChainIndex,
@@ -32,7 +32,7 @@ fn apply(index: &ChainIndex, maps: &mut [ChainBlockMap], event: &Event) -> bool 
     }
 }
 
-fn event(spelled: &Spelled) -> Event {
+fn event(spelled: &PlainEvent) -> Event {
     let names = spelled.names.iter().map(|&n| SequenceHash(n));
     if spelled.store {
         let blocks =
@@ -69,7 +69,7 @@ impl Adapter for Smg {
         Ok(Self { index, maps: (0..spec.engines).map(|_| ChainBlockMap::new()).collect() })
     }
 
-    fn event(spelled: &Spelled) -> Event {
+    fn event(spelled: &PlainEvent) -> Event {
         event(spelled)
     }
 
@@ -145,7 +145,7 @@ impl Adapter for Shards {
         Ok(Self { index, ids, maps: (0..spec.engines).map(|_| ChainBlockMap::new()).collect() })
     }
 
-    fn event(spelled: &Spelled) -> Event {
+    fn event(spelled: &PlainEvent) -> Event {
         event(spelled)
     }
 

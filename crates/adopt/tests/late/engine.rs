@@ -38,7 +38,7 @@ impl Sequence {
 }
 
 /// A request that runs.
-struct Running {
+struct ActiveRequest {
     sequence: Sequence,
     names: Vec<BlockHash>,
     /// Tokens computed.
@@ -47,7 +47,7 @@ struct Running {
     blocks: Vec<usize>,
 }
 
-/// What was cached of a prompt when its request began.
+/// Blocks of a prompt that were cached when its request began.
 pub(crate) struct Hit {
     pub(crate) sequence: Sequence,
     pub(crate) blocks: usize,
@@ -60,7 +60,7 @@ pub(crate) struct Engine {
     physical: Vec<(Option<BlockHash>, u32)>,
     free: VecDeque<usize>,
     by_name: HashMap<BlockHash, Vec<usize>>,
-    running: Vec<Running>,
+    running: Vec<ActiveRequest>,
     /// Conversations that may be continued.
     pub(crate) past: Vec<Sequence>,
     events: Vec<EventOf<BlockHash>>,
@@ -152,7 +152,7 @@ impl Engine {
         let output = 1 + self.random.below(16);
         sequence.tokens.extend((0..output).map(|_| self.random.below(u64::from(self.vocabulary)) as u32));
         let names = sequence.names(&self.dialect);
-        self.running.push(Running { sequence, names, done: cached * BLOCK, blocks });
+        self.running.push(ActiveRequest { sequence, names, done: cached * BLOCK, blocks });
         Some(hit)
     }
 
@@ -235,7 +235,7 @@ impl Engine {
     }
 
     fn finish(&mut self, i: usize) {
-        let Running { sequence, blocks, .. } = self.running.swap_remove(i);
+        let ActiveRequest { sequence, blocks, .. } = self.running.swap_remove(i);
         for block in blocks.into_iter().rev() {
             self.physical[block].1 -= 1;
             if self.physical[block].1 == 0 {

@@ -5,7 +5,7 @@ mod engine;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kvatlas_adopt::{At, Chain, Dialect, Form, Kept, Late, Outcome, Scheme};
+use kvatlas_adopt::{At, Chain, Dialect, Form, FrontierState, Late, Outcome, Scheme};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
 use kvatlas_testing::{Random, seeds};
@@ -20,7 +20,7 @@ pub(crate) struct Listener {
     pub(crate) index: BlockIndex,
     reader: Reader,
     pub(crate) late: Option<Late>,
-    /// Whether the engine may hold more than it has announced here.
+    /// True if the engine may hold more than it has announced here.
     partial: bool,
     schemes: Vec<Scheme>,
     block_size: usize,
@@ -114,17 +114,17 @@ pub(crate) fn chain(tokens: &[u32], salt: Option<&str>, dialect: &Dialect, block
     }
 }
 
-/// What has been proved since the start, literally: for each name when it was proved last and when it was removed last,
-/// counted in events, and how many announced copies there are.
+/// Literal account of what has been proved since the start: for each name when it was proved last and when it was
+/// removed last, counted in events, and how many announced copies there are.
 #[derive(Default)]
-struct Proved {
+struct ProofLog {
     clock: u64,
     proved: HashMap<BlockHash, u64>,
     removed: HashMap<BlockHash, u64>,
     copies: HashMap<BlockHash, u64>,
 }
 
-impl Proved {
+impl ProofLog {
     fn hear(&mut self, batch: &BatchOf<BlockHash>, parents: &HashMap<BlockHash, Option<BlockHash>>) {
         for event in &batch.events {
             self.clock += 1;
@@ -165,7 +165,7 @@ impl Proved {
     }
 }
 
-/// How many blocks the engine has of prompts, and how many of these are found.
+/// Numbers of blocks of prompts that the engine has, and of those of them that are found.
 #[derive(Default, Debug)]
 pub(crate) struct Shares {
     pub(crate) engine: usize,
@@ -185,7 +185,7 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
     let mut all = Listener::new(None, BLOCK);
     let start = random.index(150);
     let mut listeners: Vec<Listener> = Vec::new();
-    let mut proved = [Proved::default(), Proved::default()];
+    let mut proved = [ProofLog::default(), ProofLog::default()];
     let mut told: Vec<(engine::Hit, Duration)> = Vec::new();
     // When batches came, and how many events there were before.
     let mut times: Vec<(Duration, u64)> = Vec::new();
@@ -373,7 +373,7 @@ fn a_stream_that_is_whole_and_goes_on_proves_nothing_new() {
         }
         let mut late = Late::default();
         if resumes {
-            late.resume([], &Kept::default());
+            late.resume([], &FrontierState::default());
         }
         let mut listener = Listener { partial: false, ..Listener::new(Some(late), BLOCK) };
         let is_below = |event: &EventOf<BlockHash>| matches!(event, EventOf::Stored(stored) if stored.parent.is_some());

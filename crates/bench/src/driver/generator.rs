@@ -9,21 +9,21 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use super::lanes::Shared;
+use super::lanes::SharedState;
 use super::schedule::Schedule;
 use crate::clock::nanoseconds;
 use crate::subject::Subject;
 
-/// Operations between two readings of the clock while everything is due already.
+/// Number of operations between two readings of the clock while everything is due already.
 const BATCH: usize = 32;
-/// Between two looks at how many events are queued.
+/// The time between two looks at the number of queued events, in ns.
 const LOOK: u64 = 1_000_000;
-/// Between two looks at whether the queues are empty.
+/// The time between two looks for empty queues.
 const POLL: Duration = Duration::from_micros(50);
-/// From now to the first deadline: time for all threads to be there.
+/// The time from now to the first deadline, enough for all threads to be there.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// For tests: what to do before an operation is issued.
+/// The actions of tests, before an operation is issued.
 #[derive(Default)]
 pub(crate) struct Hooks {
     #[cfg(test)]
@@ -33,7 +33,7 @@ pub(crate) struct Hooks {
 pub(crate) struct Generator<S: Subject> {
     pub(crate) subject: Arc<S>,
     pub(crate) messages: Vec<S::Message>,
-    pub(crate) lanes: Arc<Shared>,
+    pub(crate) lanes: Arc<SharedState>,
     pub(crate) interrupt: Arc<AtomicBool>,
     pub(crate) schedule: Schedule,
     pub(crate) burst: Duration,
@@ -41,19 +41,19 @@ pub(crate) struct Generator<S: Subject> {
     pub(crate) hooks: Hooks,
 }
 
-/// What the generator saw. All in ns from the origin.
+/// The observations of the generator, with all times in ns from the origin.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// (number of operations issued before, by when).
+    /// The batches as (number of operations issued before, time by which they were).
     pub(crate) batches: Vec<(u32, u64)>,
     pub(crate) lookups: u64,
     pub(crate) events: u64,
     pub(crate) applied: u64,
     pub(crate) answered: u64,
-    /// Events and lookups applied and answered when the window closed.
+    /// Number of events applied and of lookups answered when the window closed.
     pub(crate) at_close: (u64, u64),
     pub(crate) max_queued: u64,
-    /// When all queues were empty.
+    /// The time at which all queues were empty.
     pub(crate) drained_at: Option<u64>,
     pub(crate) trouble: Option<String>,
 }

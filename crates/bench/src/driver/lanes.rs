@@ -1,5 +1,5 @@
-//! The query threads. Lookups wait in no queue of their own: the plan is the queue. The generator moves one number
-//! up ("issued"), whichever thread is free claims the next by moving another ("claimed").
+//! The query threads. Lookups wait in no queue of their own: the plan is the queue. The generator moves one number up
+//! ("issued"), whichever thread is free claims the next by moving another ("claimed").
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -9,19 +9,19 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::schedule::Schedule;
-use super::wait_for;
 use crate::clock::between;
 use crate::error::Error;
 use crate::machine;
 use crate::options::Options;
 use crate::subject::Subject;
 
-/// On cache lines of its own (two, as processors fetch pairs), since other threads write beside it all the time.
+/// A value on cache lines of its own (two, as processors fetch pairs), since other threads write beside it all the
+/// time.
 #[repr(align(128))]
 #[derive(Default)]
-struct Padded<T>(T);
+struct CacheLines<T>(T);
 
-/// What one query thread tells the others.
+/// The state of one query thread, which the others read.
 #[derive(Default)]
 struct State {
     done: AtomicU64,
@@ -29,30 +29,30 @@ struct State {
     thread: OnceLock<Thread>,
 }
 
-/// What generator and query threads share.
-pub(crate) struct Shared {
-    issued: Padded<AtomicUsize>,
-    claimed: Padded<AtomicUsize>,
+/// The state that generator and query threads share.
+pub(crate) struct SharedState {
+    issued: CacheLines<AtomicUsize>,
+    claimed: CacheLines<AtomicUsize>,
     stopped: AtomicBool,
-    threads: Vec<Padded<State>>,
-    /// Deadlines count from here. Set before anything is issued.
+    threads: Vec<CacheLines<State>>,
+    /// The moment that deadlines count from, set before anything is issued.
     origin: OnceLock<Instant>,
 }
 
-impl Shared {
-    /// Says from when deadlines count.
+impl SharedState {
+    /// Sets the moment that deadlines count from.
     pub(crate) fn begin(&self, origin: Instant) {
         let _ = self.origin.set(origin);
     }
 
-    /// All lookups up to this one may be answered. Wakes as many sleepers as there are lookups to claim.
+    /// Releases all lookups up to this one for answering. Wakes as many sleepers as there are lookups to claim.
     #[inline]
     pub(crate) fn issue(&self, upto: usize) {
         self.issued.0.store(upto, Ordering::Release);
         // Either this sees a thread asleep, or that thread, after saying so, sees the new number.
         fence(Ordering::SeqCst);
         let mut unclaimed = upto.saturating_sub(self.claimed.0.load(Ordering::Relaxed));
-        for Padded(state) in &self.threads {
+        for CacheLines(state) in &self.threads {
             if unclaimed == 0 {
                 break;
             }
@@ -69,12 +69,12 @@ impl Shared {
         }
     }
 
-    /// Lookups answered so far.
+    /// Number of lookups answered so far.
     pub(crate) fn done(&self) -> u64 {
         self.threads.iter().fold(0, |sum: u64, state| sum.saturating_add(state.0.done.load(Ordering::Acquire)))
     }
 
-    /// No more lookups are claimed.
+    /// Stops the claiming of lookups.
     pub(crate) fn stop(&self) {
         self.stopped.store(true, Ordering::SeqCst);
         self.threads.iter().for_each(|state| self.wake(&state.0));
@@ -123,7 +123,7 @@ impl Default for Times {
     }
 }
 
-/// Up to an hour in ns, three digits.
+/// Makes a histogram of times up to an hour in ns, with three digits.
 pub(crate) fn histogram() -> Histogram<u64> {
     // The bounds are constants within what the library takes; the second way cannot fail either.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).unwrap_or_else(|_| unreachable!("constant bounds"))
@@ -131,7 +131,7 @@ pub(crate) fn histogram() -> Histogram<u64> {
 
 /// The query threads of one run.
 pub(crate) struct Lanes<S: Subject> {
-    pub(crate) shared: Arc<Shared>,
+    pub(crate) shared: Arc<SharedState>,
     threads: Vec<JoinHandle<Result<Times, Error>>>,
     _subject: std::marker::PhantomData<S>,
 }
@@ -152,11 +152,11 @@ impl<S: Subject> Lanes<S> {
     ) -> Result<Self, Error> {
         let (due, first) = schedule.of_lookups();
         let work = Arc::new(Work { subject: Arc::clone(subject), queries, due, first });
-        let shared = Arc::new(Shared {
-            issued: Padded::default(),
-            claimed: Padded::default(),
+        let shared = Arc::new(SharedState {
+            issued: CacheLines::default(),
+            claimed: CacheLines::default(),
             stopped: AtomicBool::new(false),
-            threads: (0..options.query_threads).map(|_| Padded::default()).collect(),
+            threads: (0..options.query_threads).map(|_| CacheLines::default()).collect(),
             origin: OnceLock::new(),
         });
         let mut lanes = Self { shared, threads: Vec::new(), _subject: std::marker::PhantomData };
@@ -181,7 +181,7 @@ impl<S: Subject> Lanes<S> {
         Ok(lanes)
     }
 
-    /// Ends the threads. Their times, unless one did not end or end well; and what went wrong.
+    /// Ends the threads. Returns their times, unless one did not end or end well, and the troubles in words.
     pub(crate) fn finish(self, patience: Duration) -> (Option<Times>, Vec<String>) {
         self.shared.stop();
         let mut all = Times::default();
@@ -205,17 +205,17 @@ impl<S: Subject> Lanes<S> {
     }
 }
 
-impl Shared {
-    /// Whether a query thread has ended, which none does by itself before it is stopped.
+impl SharedState {
+    /// True if a query thread has ended, which none does by itself before it is stopped.
     pub(crate) fn broken(&self) -> bool {
         self.threads.iter().any(|state| state.0.done.load(Ordering::Relaxed) == BROKEN)
     }
 }
 
-/// In place of a number of lookups: the thread has panicked.
+/// The mark, in place of a number of lookups, of a thread that has panicked.
 const BROKEN: u64 = 1 << 63;
 
-/// Tells that a thread ended by a panic, however it came to it.
+/// A guard that tells that a thread ended by a panic, however it came to it.
 struct Watch<'a>(&'a State);
 
 impl Drop for Watch<'_> {
@@ -226,7 +226,7 @@ impl Drop for Watch<'_> {
     }
 }
 
-fn answer_all<S: Subject>(work: &Work<S>, shared: &Shared, state: &State) -> Times {
+fn answer_all<S: Subject>(work: &Work<S>, shared: &SharedState, state: &State) -> Times {
     let _watch = Watch(state);
     let mut times = Times::default();
     let mut lane = work.subject.lane();
@@ -252,4 +252,16 @@ fn answer_all<S: Subject>(work: &Work<S>, shared: &Shared, state: &State) -> Tim
         done += 1;
         state.done.store(done, Ordering::Release);
     }
+}
+
+/// Waits for the end of a thread. Returns true if it came in time.
+pub(super) fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
+    let start = Instant::now();
+    while !thread.is_finished() {
+        if start.elapsed() > patience {
+            return false;
+        }
+        std::thread::sleep(Duration::from_micros(200));
+    }
+    true
 }

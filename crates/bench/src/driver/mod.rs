@@ -11,8 +11,7 @@ mod verdict;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use crate::clock::Clock;
 use crate::compare;
@@ -23,22 +22,22 @@ use crate::plan::{Op, Plan};
 use crate::result::{Memory, RunResult};
 use crate::subject::Subject;
 use generator::{Generator, Hooks, Outcome};
-use lanes::Lanes;
+use lanes::{Lanes, wait_for};
 use schedule::Schedule;
 
-/// How an index is called in its result.
+/// The description of an index in its result.
 #[derive(Clone, Debug)]
 pub struct Label {
-    /// Its name.
+    /// The index's name.
     pub name: String,
-    /// What is measured, in a few words.
+    /// A description of what is measured, in a few words.
     pub about: String,
-    /// What it comes from, with its version.
+    /// The index's origin, with its version.
     pub version: String,
 }
 
-/// How long the end of a thread is waited for that should have ended: a lookup that never returns must not keep the
-/// result from being told.
+/// The time that is waited for the end of a thread that should have ended: a lookup that never returns must not keep
+/// the result from being told.
 const LAST_LOOKUP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 /// Runs a plan against the index that `build` makes.
@@ -138,7 +137,7 @@ pub(crate) fn run_with<S: Subject>(
     }))
 }
 
-/// Makes the index on a thread of its own, pinned to where its threads shall be.
+/// Makes the index on a thread of its own, pinned to the processors of the index's threads.
 fn built<S: Subject>(options: &Options, build: impl FnOnce() -> Result<S, Error> + Send) -> Result<S, Error> {
     let cpus = options.pin.get(1 + options.query_threads..).unwrap_or_default();
     let make = || {
@@ -177,18 +176,6 @@ fn bury<S: Subject>(subject: Arc<S>) {
     if let Ok(grave) = grave {
         wait_for(&grave, LAST_LOOKUP);
     }
-}
-
-/// Whether the thread ended in time.
-fn wait_for<T>(thread: &JoinHandle<T>, patience: Duration) -> bool {
-    let start = Instant::now();
-    while !thread.is_finished() {
-        if start.elapsed() > patience {
-            return false;
-        }
-        std::thread::sleep(Duration::from_micros(200));
-    }
-    true
 }
 
 #[cfg(test)]

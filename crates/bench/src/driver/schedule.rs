@@ -1,4 +1,4 @@
-//! When each operation is due.
+//! The schedule of a run: the time at which each operation is due.
 
 use crate::error::Error;
 use crate::options::Options;
@@ -7,9 +7,9 @@ use crate::plan::{Columns, Facts, Kind, Plan};
 /// The plan's times, stretched so that the measured part fills the window. All in ns from the origin, the moment the
 /// warm-up begins.
 pub(crate) struct Schedule {
-    /// For each operation.
+    /// The deadline of each operation.
     pub(crate) due: Vec<u64>,
-    /// For each operation, whether it is a lookup.
+    /// One item for each operation: true for a lookup.
     pub(crate) lookups: Vec<bool>,
     /// The first measured operation; those before are the warm-up.
     pub(crate) first: usize,
@@ -50,12 +50,12 @@ impl Schedule {
         })
     }
 
-    /// When the window closes.
+    /// The time at which the window closes.
     pub(crate) fn close(&self) -> u64 {
         self.start + self.window
     }
 
-    /// The deadlines of the lookups alone, and which of them is the first measured one.
+    /// The deadlines of the lookups alone, and the number of those before the first measured one.
     pub(crate) fn of_lookups(&self) -> (Vec<u64>, usize) {
         let due = self.due.iter().zip(&self.lookups).filter(|(_, lookup)| **lookup).map(|(&due, _)| due).collect();
         let before = self.lookups[..self.first].iter().filter(|lookup| **lookup).count();

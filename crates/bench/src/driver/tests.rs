@@ -1,7 +1,9 @@
-//! The run's own honesty: indexes that are slow, wrong, stuck or broken by design, and a generator that stalls.
+//! Tests of the run's own honesty: indexes that are slow, wrong, stuck or broken by design, and a generator that
+//! stalls.
 
 use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
+use std::time::Instant;
 
 use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
@@ -13,28 +15,28 @@ use crate::plan::Columns;
 use crate::subject::Counts;
 use crate::testing::{Mix, plan};
 
-/// What the index under test does other than it should.
+/// The faults of the index under test.
 #[derive(Clone, Copy, Default)]
 struct Faults {
-    /// Each event takes so long.
+    /// The time that each event takes.
     slow_event: Duration,
-    /// Each lookup takes so long.
+    /// The time that each lookup takes.
     slow_lookup: Duration,
-    /// Events from this one on are counted and forgotten.
+    /// The first event of those that are counted and forgotten.
     forget_from: Option<u64>,
-    /// Says that everybody holds one block more.
+    /// True if the index says that everybody holds one block more.
     boast: bool,
-    /// Events from this one on are never applied.
+    /// The first event of those that are never applied.
     stuck_from: Option<u64>,
-    /// Lookups panic.
+    /// True if lookups panic.
     panic: bool,
-    /// Lookups never return (for a minute).
+    /// True if lookups never return (for a minute).
     hang: bool,
-    /// Does not tell what is held.
+    /// True if the index does not tell what is held.
     silent: bool,
 }
 
-/// The reference, applied where the events are sent, with faults. What it takes and answers is kept for the tests.
+/// The reference with faults, fed by a thread of its own. The events that it takes are kept for the tests.
 struct Faulty {
     faults: Faults,
     index: Mutex<ReferenceIndex>,
@@ -75,9 +77,9 @@ impl Faulty {
 }
 
 /// The index and its thread, ended together.
-struct Subjected(Arc<Faulty>, Option<std::thread::JoinHandle<()>>);
+struct FaultySubject(Arc<Faulty>, Option<std::thread::JoinHandle<()>>);
 
-impl Subjected {
+impl FaultySubject {
     fn new(faults: Faults, log: &Arc<Mutex<Vec<Change>>>) -> Self {
         let (queue, received) = std::sync::mpsc::channel();
         let index = Arc::new(Faulty {
@@ -95,14 +97,14 @@ impl Subjected {
     }
 }
 
-impl Drop for Subjected {
+impl Drop for FaultySubject {
     fn drop(&mut self) {
         self.0.given_up.store(true, Ordering::Relaxed);
         self.1.take().unwrap().join().unwrap();
     }
 }
 
-impl Subject for Subjected {
+impl Subject for FaultySubject {
     type Message = Change;
     type Query = Vec<u64>;
     type Lane = ();
@@ -187,7 +189,7 @@ fn options() -> Options {
 fn with(plan: &Plan, options: &Options, faults: Faults, hooks: Hooks) -> (RunResult, Vec<Change>) {
     let log = Arc::new(Mutex::new(Vec::new()));
     let interrupt = Arc::new(AtomicBool::new(false));
-    let result = run_with(plan, options, label(), &interrupt, || Ok(Subjected::new(faults, &log)), hooks).unwrap();
+    let result = run_with(plan, options, label(), &interrupt, || Ok(FaultySubject::new(faults, &log)), hooks).unwrap();
     let log = log.lock().unwrap().clone();
     (result, log)
 }
@@ -367,7 +369,7 @@ fn an_interrupt_ends_it() {
             interrupt.store(true, Ordering::Relaxed);
         })
     };
-    let build = || Ok(Subjected::new(Faults::default(), &log));
+    let build = || Ok(FaultySubject::new(Faults::default(), &log));
     let ended = run_with(&plan, &options, label(), &interrupt, build, Hooks::default());
     assert!(matches!(ended, Err(Error::Interrupted)));
     assert!(start.elapsed() < Duration::from_secs(20));
@@ -378,8 +380,8 @@ fn an_interrupt_ends_it() {
 fn what_cannot_be_made_is_an_error() {
     let plan = plan(1, Mix::default());
     let interrupt = Arc::new(AtomicBool::new(false));
-    let failing = || Err::<Subjected, _>(Error::Index("no".to_owned()));
+    let failing = || Err::<FaultySubject, _>(Error::Index("no".to_owned()));
     assert!(matches!(run(&plan, &options(), label(), &interrupt, failing), Err(Error::Index(_))));
-    let panicking = || -> Result<Subjected, Error> { panic!("as it shall") };
+    let panicking = || -> Result<FaultySubject, Error> { panic!("as it shall") };
     assert!(matches!(run(&plan, &options(), label(), &interrupt, panicking), Err(Error::Index(_))));
 }

@@ -1,4 +1,4 @@
-//! Whether a run is a result, and the result.
+//! The result of a run, with the verdict on whether it counts.
 
 use hdrhistogram::Histogram;
 
@@ -10,7 +10,7 @@ use crate::clock::Clock;
 use crate::compare::Comparison;
 use crate::options::Options;
 use crate::plan::Plan;
-use crate::result::{self, Issued, Memory, PlanFacts, Queued, Rates, RunResult};
+use crate::result::{self, BacklogCounts, IssuedCounts, Memory, PlanFacts, Rates, RunResult};
 use crate::subject::Counts;
 
 /// Everything that a run left behind.
@@ -28,11 +28,11 @@ pub(crate) struct Run<'a> {
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// The last operation may be issued so late.
+/// The time by which the last operation must be issued, in windows.
 const ISSUE_SPAN: f64 = 1.01;
-/// Everything must be done by then.
+/// The time by which everything must be done, in windows.
 const KEPT_UP: f64 = 1.1;
-/// What may be queued at the window's close.
+/// The share of the events, and of the lookups, that may be queued at the window's close.
 const QUEUED: f64 = 0.05;
 
 pub(crate) fn verdict(run: Run<'_>) -> RunResult {
@@ -128,7 +128,7 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
             meta: serde_json::from_str(&plan.columns().meta).unwrap_or_default(),
         },
         measured,
-        issued: Issued { lookups: outcome.lookups, events: outcome.events },
+        issued: IssuedCounts { lookups: outcome.lookups, events: outcome.events },
         applied: outcome.applied,
         answered: outcome.answered,
         window_ns: window,
@@ -151,7 +151,7 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
     }
 }
 
-/// How late each measured operation was: by when its batch had been issued, against its own deadline.
+/// The lateness of each measured operation: the time by which its batch had been issued, against its own deadline.
 fn lag(schedule: &Schedule, outcome: &Outcome) -> Option<Histogram<u64>> {
     let mut lag = histogram();
     let mut next = 0;
@@ -164,12 +164,12 @@ fn lag(schedule: &Schedule, outcome: &Outcome) -> Option<Histogram<u64>> {
     (!lag.is_empty()).then_some(lag)
 }
 
-fn queued(schedule: &Schedule, outcome: &Outcome, all: &result::Facts) -> Queued {
+fn queued(schedule: &Schedule, outcome: &Outcome, all: &result::Facts) -> BacklogCounts {
     let (applied, answered) = outcome.at_close;
     let events = all.events().saturating_sub(applied);
     let lookups = all.lookups.saturating_sub(answered);
     let share = |queued: u64, of: u64| if of == 0 { 0.0 } else { queued as f64 / of as f64 };
-    Queued {
+    BacklogCounts {
         events,
         lookups,
         events_share: share(events, schedule.measured.events()),

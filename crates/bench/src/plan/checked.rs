@@ -10,41 +10,41 @@ use super::format::checksum;
 use super::ops::Op;
 use crate::error::Error;
 
-/// How much there is of everything in a plan, or in a part of it.
+/// Numbers of everything in a plan, or in a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
-    /// Operations.
+    /// Number of operations.
     pub ops: u64,
-    /// Lookups among them.
+    /// Number of lookups among the operations.
     pub lookups: u64,
-    /// Stores among them.
+    /// Number of stores among the operations.
     pub stores: u64,
-    /// Removals among them.
+    /// Number of removals among the operations.
     pub removes: u64,
-    /// Clears among them.
+    /// Number of clears among the operations.
     pub clears: u64,
-    /// Blocks of all lookups.
+    /// Number of blocks of all lookups.
     pub lookup_blocks: u64,
-    /// Blocks of all stores.
+    /// Number of blocks of all stores.
     pub stored_blocks: u64,
-    /// Blocks of all removals.
+    /// Number of blocks of all removals.
     pub removed_blocks: u64,
-    /// Workers.
+    /// Number of workers.
     pub workers: u64,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u64,
-    /// ns from the first operation to the last.
+    /// The time from the first operation to the last, in ns.
     pub span_ns: u64,
 }
 
 impl Facts {
-    /// Operations that change something.
+    /// Number of operations that change something.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.stores + self.removes + self.clears
     }
 
-    /// Blocks asked for, stored and removed.
+    /// Number of blocks asked for, stored and removed.
     #[must_use]
     pub fn block_ops(&self) -> u64 {
         self.lookup_blocks + self.stored_blocks + self.removed_blocks
@@ -94,7 +94,7 @@ impl Plan {
         self.columns.times.len()
     }
 
-    /// Whether there are no operations.
+    /// True if there are no operations.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.columns.times.is_empty()
@@ -106,13 +106,13 @@ impl Plan {
         &self.columns
     }
 
-    /// How much there is of everything.
+    /// Numbers of everything in the plan.
     #[must_use]
     pub fn facts(&self) -> Facts {
         self.facts
     }
 
-    /// How much there is in a part of the plan. O(operations in it).
+    /// Numbers of everything in a part of the plan. O(operations in it).
     ///
     /// # Panics
     /// If the range is not within the plan.
@@ -121,13 +121,14 @@ impl Plan {
         facts(&self.columns, ops)
     }
 
-    /// 32 hexadecimal digits that two plans share only if all their columns are equal: XXH3-128 of the file's contents.
+    /// The plan's digest: 32 hexadecimal digits that two plans share only if all their columns are equal. XXH3-128 of
+    /// the file's contents.
     #[must_use]
     pub fn digest(&self) -> String {
         format!("{:032x}", self.digest.get_or_init(|| checksum(&self.columns)))
     }
 
-    /// When an operation is due, in ns from the plan's start.
+    /// The time at which an operation is due, in ns from the plan's start.
     ///
     /// # Panics
     /// If there is no such operation.

@@ -1,10 +1,10 @@
-//! The columns of a plan, and what must be right about them.
+//! The columns of a plan, and the checks that they must pass.
 
-/// What one operation is.
+/// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// Which worker holds how much of a prompt?
+    /// A request asks which worker holds how much of a prompt.
     Lookup = 0,
     /// Consecutive blocks from the start of a prompt were cached.
     StoreRoot = 1,
@@ -25,30 +25,30 @@ impl Kind {
 /// The columns of a plan, unchecked. `times` to `parents` have one item for each operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// ns from the plan's start, never falling.
+    /// The times of the operations, in ns from the plan's start, never falling.
     pub times: Vec<u64>,
-    /// See [`Kind`].
+    /// The kinds of the operations: see [`Kind`].
     pub kinds: Vec<u8>,
-    /// Whose event it is, or which worker the request of a lookup runs on.
+    /// The workers of the operations: whose event it is, or the one that a lookup's request runs on.
     pub workers: Vec<u32>,
-    /// Where the blocks of an operation begin: in `contents` (lookup), in `names` and `contents` alike (stores), in
-    /// `removed` (remove). 0 for a clear.
+    /// The places where the blocks of an operation begin: in `contents` (lookup), in `names` and `contents` alike
+    /// (stores), in `removed` (remove). 0 for a clear.
     pub starts: Vec<u64>,
-    /// How many blocks. 0 for a clear.
+    /// The numbers of blocks of the operations, 0 for a clear.
     pub lengths: Vec<u32>,
     /// The block that a store continues; 0 for everything else.
     pub parents: Vec<u64>,
-    /// Content hashes.
+    /// Content hashes of the blocks of lookups and stores.
     pub contents: Vec<u64>,
-    /// Block hashes, as long as `contents`.
+    /// Block hashes of the stores' blocks, as long as `contents`.
     pub names: Vec<u64>,
     /// Block hashes that are evicted.
     pub removed: Vec<u64>,
-    /// Workers are numbered from 0 to one less.
+    /// Number of workers, numbered from 0.
     pub worker_count: u32,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
-    /// A JSON object that says what the plan was made from.
+    /// A JSON object that says from what the plan was made.
     pub meta: String,
 }
 

@@ -1,4 +1,4 @@
-//! A plan is saved to a file and loaded from one.
+//! Saving a plan to a file, and loading it.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};

@@ -18,10 +18,10 @@ pub(super) const MAGIC: [u8; 8] = *b"KVAPLAN\0";
 pub(super) const VERSION: u32 = 1;
 pub(super) const HEAD: usize = 56;
 pub(super) const CHECKSUM: usize = 16;
-/// Bytes converted at once.
+/// Number of bytes converted at once.
 pub(super) const CHUNK: usize = 1 << 16;
 
-/// XXH3-128 of what a file of the plan contains before its checksum.
+/// The XXH3-128 of a plan file's contents before its checksum.
 pub(super) fn checksum(columns: &Columns) -> u128 {
     let mut sink = Sink { out: io::sink(), sum: Xxh3Default::new() };
     // A sink takes everything.

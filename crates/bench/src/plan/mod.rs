@@ -1,4 +1,4 @@
-//! A plan: what happens to an index, and when. Columns, because a plan has millions of operations.
+//! A plan: the operations on an index, each at its time. Columns, because a plan has millions of operations.
 
 mod checked;
 mod columns;

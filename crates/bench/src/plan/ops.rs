@@ -6,40 +6,40 @@ use kvatlas_index::BlockHash;
 /// One operation of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Op<'p> {
-    /// See [`Kind::Lookup`](super::Kind::Lookup).
+    /// A lookup: see [`Kind::Lookup`](super::Kind::Lookup).
     Lookup {
-        /// Which worker the request runs on.
+        /// The worker that the request runs on.
         worker: WorkerId,
         /// The content hash of each block of the prompt.
         contents: &'p [u64],
     },
-    /// See [`Kind::StoreRoot`](super::Kind::StoreRoot) and [`Kind::StoreAfter`](super::Kind::StoreAfter).
+    /// A store: see [`Kind::StoreRoot`](super::Kind::StoreRoot) and [`Kind::StoreAfter`](super::Kind::StoreAfter).
     Store {
-        /// Who.
+        /// The worker that cached the blocks.
         worker: WorkerId,
         /// The block before the first, or `None` at the start of a prompt.
         parent: Option<u64>,
-        /// Block hashes.
+        /// Block hashes, in chain order.
         names: &'p [u64],
-        /// Content hashes, as many.
+        /// Content hashes, as many as block hashes.
         contents: &'p [u64],
     },
-    /// See [`Kind::Remove`](super::Kind::Remove).
+    /// A removal: see [`Kind::Remove`](super::Kind::Remove).
     Remove {
-        /// Who.
+        /// The worker that evicted the blocks.
         worker: WorkerId,
         /// Block hashes.
         names: &'p [u64],
     },
-    /// See [`Kind::Clear`](super::Kind::Clear).
+    /// A clear: see [`Kind::Clear`](super::Kind::Clear).
     Clear {
-        /// Who.
+        /// The worker that lost everything.
         worker: WorkerId,
     },
 }
 
 impl Op<'_> {
-    /// Whose operation it is.
+    /// The worker whose operation it is.
     #[must_use]
     pub fn worker(&self) -> WorkerId {
         match *self {
@@ -50,7 +50,7 @@ impl Op<'_> {
         }
     }
 
-    /// The change that it is, owned; `None` for a lookup.
+    /// The operation as an owned change; `None` for a lookup.
     #[must_use]
     pub fn change(&self) -> Option<Change> {
         let owned = |names: &[u64]| names.iter().copied().map(BlockHash).collect();

@@ -53,14 +53,14 @@ use parking_lot::{Mutex, RwLock};
 
 use self::nodes::{Nodes, ROOTS, make_chain, unmake_chain};
 use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
-use crate::radix::{Ended, Names, NodeId, Running};
+use crate::radix::{ActiveWorkers, NameEnd, Names, NodeId};
 use kvatlas_index::BlockHash;
 
 /// A worker's side of the tree.
 #[derive(Debug, Default)]
 struct Member {
     names: Names,
-    /// It was dropped: whoever waited for it must look for its successor.
+    /// True once the worker was dropped: whoever waited for its side must look for the next one.
     gone: bool,
 }
 
@@ -79,7 +79,7 @@ impl Default for ConcurrentRadixTree {
     }
 }
 
-/// Where other threads may come between. The tests make them, and have it be true at times.
+/// Marks a place where other threads may come between. Returns false, except in tests, which make it true at times.
 #[inline]
 fn pause() -> bool {
     #[cfg(test)]
@@ -88,14 +88,14 @@ fn pause() -> bool {
     false
 }
 
-/// Where chains begin with this block.
+/// The root at which chains begin with this block.
 fn root_of(content: u64) -> NodeId {
     // Content hashes may be small numbers in tests and replays: their low bits are as good as any.
     (content % u64::from(ROOTS)) as NodeId
 }
 
 impl ConcurrentRadixTree {
-    /// An empty tree.
+    /// Makes an empty tree.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -106,7 +106,7 @@ impl ConcurrentRadixTree {
         }
     }
 
-    /// Calls `change` with a worker's names, made if `register`; `None` when the worker is not known.
+    /// Calls `change` with a worker's names, made if `register`; returns `None` when the worker is not known.
     fn with<R>(&self, worker: WorkerId, register: bool, change: impl FnOnce(&mut Names) -> R) -> Option<R> {
         loop {
             let known = self.members.read().get(&worker).cloned();
@@ -160,8 +160,8 @@ impl ConcurrentRadixTree {
         self.leave_all(worker, left.into_iter().filter(|&node| names.lost(node)));
     }
 
-    /// Makes `worker` a holder of the nodes that are there already, from below `at` on, and `at` the last of them. How
-    /// many there were.
+    /// Makes `worker` a holder of the nodes that are there already, from below `at` on, and `at` the last of them.
+    /// Returns the number of these nodes.
     fn join(
         &self,
         worker: WorkerId,
@@ -189,7 +189,7 @@ impl ConcurrentRadixTree {
         blocks.len()
     }
 
-    /// `worker` no longer holds these nodes; what nobody needs any more is taken out of the tree.
+    /// Takes `worker` from these nodes, and out of the tree what nobody needs any more.
     fn leave_all(&self, worker: WorkerId, nodes: impl IntoIterator<Item = NodeId>) {
         let mut freed = Vec::new();
         for node in nodes {
@@ -263,9 +263,9 @@ impl Concurrent for ConcurrentRadixTree {
         let unknown = self.with(worker, false, |names| {
             let mut unknown = 0;
             let ended = block_hashes.iter().filter_map(|&name| match names.end(name) {
-                Ended::Left(node) => Some(node),
-                Ended::StillHeld => None,
-                Ended::Unknown => {
+                NameEnd::Left(node) => Some(node),
+                NameEnd::StillHeld => None,
+                NameEnd::Unknown => {
                     unknown += 1;
                     None
                 }
@@ -303,7 +303,7 @@ impl Concurrent for ConcurrentRadixTree {
         let Some(first) = root.children.get(first) else { return };
         let mut at = self.nodes.at(first).read();
         drop(root);
-        let mut running = Running::new(&at.holders);
+        let mut running = ActiveWorkers::new(&at.holders);
         let mut depth = 1;
         for &content in rest {
             let Some(child) = at.children.get(content) else { break };

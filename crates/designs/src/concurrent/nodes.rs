@@ -13,27 +13,27 @@ use parking_lot::{Mutex, RwLock};
 use crate::interface::WorkerId;
 use crate::radix::{Children, NodeId, WorkerSet};
 
-/// Parents of the first blocks. Several, so that prompts that have nothing in common do not meet at one lock.
+/// Number of parents of the first blocks: several, so that prompts that have nothing in common do not meet at one lock.
 pub(super) const ROOTS: NodeId = 64;
 
 /// Number of slots in each of the first chunks, and of chunks while the number of slots doubles.
 const FIRST: usize = 64;
 const FINENESS: u32 = 4;
-/// Slots for all numbers of 32 bits.
+/// Number of doublings that make slots for all numbers of 32 bits.
 const DOUBLINGS: usize = 23;
 
-/// What is behind the lock of a slot.
+/// The contents of a slot, behind its lock.
 #[derive(Debug, Default)]
 pub(super) struct Node {
     pub(super) holders: WorkerSet,
     pub(super) children: Children,
-    /// Under which content hash `parent` knows this node.
+    /// The content hash under which `parent` knows this node.
     pub(super) content: u64,
     pub(super) parent: NodeId,
 }
 
 impl Node {
-    /// Nobody needs it. Of a slot that is not in the tree this is true as well.
+    /// True if nobody needs the node, or the slot is not in the tree.
     pub(super) fn is_dead(&self) -> bool {
         self.holders.is_empty() && self.children.is_empty()
     }
@@ -44,11 +44,11 @@ impl Node {
 #[repr(align(64))]
 pub(super) struct Slot(pub(super) RwLock<Node>);
 
-/// Which slots are not in the tree.
+/// The slots that are not in the tree.
 #[derive(Debug)]
 struct Free {
     returned: Vec<NodeId>,
-    /// All slots from here on were never used.
+    /// The first slot that was never used, like all after it.
     unused: usize,
 }
 
@@ -56,11 +56,11 @@ struct Free {
 pub(super) struct Nodes {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<Free>,
-    /// A copy of the number in `free`, to look at without the lock.
+    /// A copy of `unused` in `free`, to look at without the lock.
     unused: AtomicUsize,
 }
 
-/// In which chunk a slot is, and where in it. Chunks are numbered like floating point numbers: the place of the
+/// The chunk of a slot, and its place in the chunk. Chunks are numbered like floating point numbers: the place of the
 /// leading one, then the next bits.
 #[inline]
 fn locate(id: NodeId) -> (usize, usize) {
@@ -70,7 +70,7 @@ fn locate(id: NodeId) -> (usize, usize) {
     (chunk, number & ((1 << shift) - 1))
 }
 
-/// How many slots a chunk has.
+/// Number of slots in a chunk.
 fn chunk_size(chunk: usize) -> usize {
     FIRST << (chunk >> FINENESS)
 }
@@ -95,7 +95,7 @@ impl Nodes {
         free.unused - ROOTS as usize - free.returned.len()
     }
 
-    /// Whether a store of so many blocks may begin. Half of all numbers are kept for those that have begun: a store
+    /// True if a store of so many blocks may begin. Half of all numbers are kept for those that have begun: a store
     /// would have to bring two thousand million blocks to use them up.
     pub(super) fn has_room(&self, blocks: usize) -> bool {
         self.unused.load(Ordering::Relaxed) + blocks <= NodeId::MAX as usize / 2
@@ -127,7 +127,7 @@ impl Nodes {
     }
 }
 
-/// A chain of nodes that is not in the tree yet, all held by `worker`; the first is to hang under `parent`.
+/// Makes a chain of nodes that is not in the tree yet, all held by `worker`; the first is to hang under `parent`.
 ///
 /// It is made from its end, so that a slot is never empty while another leads to it: who still has an old number of
 /// such a slot and looks whether it may be taken out of the tree finds it held.
@@ -140,7 +140,8 @@ pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent
     }
 }
 
-/// Empties a chain that was never hung into the tree, from its beginning, for the same reason.
+/// Empties a chain that was never hung into the tree, from its beginning, so that a slot is never empty while another
+/// leads to it.
 pub(super) fn unmake_chain(nodes: &Nodes, ids: &[NodeId]) {
     for &id in ids {
         *nodes.at(id).write() = Node::default();

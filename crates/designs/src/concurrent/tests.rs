@@ -13,11 +13,11 @@ use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 
 thread_local! {
-    /// Percent of pauses in which this thread lets others go first, and what decides.
+    /// Percent of pauses in which this thread lets others go first, and the state of the dice.
     static COURTESY: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Called where another thread's change may come between. True a few times: then a lock counts as taken.
+/// Lets another thread's change come between, at times. Returns true then: the lock counts as taken.
 pub(super) fn come_between() -> bool {
     COURTESY.with(|courtesy| {
         let (percent, state) = courtesy.get();
@@ -50,7 +50,7 @@ fn holds_what_the_reference_holds_whatever_names_do() {
     check(alone, Habits { orphans: 50, chaos: 100 }, true, false);
 }
 
-/// Where the two trees part from the reference they do so alike.
+/// Compares the two trees, which part from the reference in the same way.
 #[test]
 fn answers_like_the_tree_of_one_thread_whatever_names_do() {
     for seed in 0..seeds(100) {
@@ -81,8 +81,8 @@ fn a_million_blocks_deep() {
     drop(tree);
 }
 
-/// Threads grow and cut the same few chains. What each worker holds in the end does not depend on how they met, so it
-/// must be what one thread makes of the same changes: no node lost with somebody's child, none left behind.
+/// Lets threads grow and cut the same few chains. What each worker holds in the end does not depend on how they met, so
+/// it must be what one thread makes of the same changes: no node lost with somebody's child, none left behind.
 #[test]
 fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     const THREADS: u64 = 4;
@@ -130,7 +130,7 @@ fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     }
 }
 
-/// The same change, of a worker that belongs to the thread; some are turned around, so that threads store while others
+/// Gives the change to a worker that belongs to the thread; some are turned around, so that threads store while others
 /// remove.
 fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     let worker = (change.worker() % 5) + thread as WorkerId * 40;
@@ -147,16 +147,16 @@ fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     }
 }
 
-/// What a worker holds of one chain lies between these while a change is on its way.
+/// The two bounds on what a worker holds of one chain while a change is on its way.
 #[derive(Default)]
-struct Known {
-    /// Odd while a change is on its way.
+struct Bounds {
+    /// Number of beginnings and ends of changes: odd while a change is on its way.
     version: AtomicU64,
     before: AtomicU64,
     after: AtomicU64,
 }
 
-impl Known {
+impl Bounds {
     fn range(&self) -> (u64, u64) {
         let (before, after) = (self.before.load(Ordering::SeqCst), self.after.load(Ordering::SeqCst));
         (before.min(after), before.max(after))
@@ -166,22 +166,22 @@ impl Known {
 const DEPTH: u64 = 40;
 const CHAINS: u64 = 6;
 
-/// Chains part early, late and at the root.
+/// The content hashes of a chain. Chains part early, late and at the root.
 fn chain(number: u64) -> Vec<u64> {
     (0..DEPTH)
         .map(|at| if at < [0, 1, 5, 20, 38, 39][number as usize] { at + 1 } else { (number + 1) << 32 | at })
         .collect()
 }
 
-/// One worker's holdings stay a prefix of each chain, as an engine's do. Then every depth lies between the smallest and
-/// the largest that was true during the call, whatever the others do to the same nodes.
+/// Looks up while one worker's holdings stay a prefix of each chain, as an engine's do. Then every depth lies between
+/// the smallest and the largest that was true during the call, whatever the others do to the same nodes.
 #[test]
 fn depths_lie_between_the_smallest_and_the_largest_true_ones() {
     const WRITERS: u64 = 3;
     const EACH: u64 = 30; // more than fit into a word in all
     let tree = &ConcurrentRadixTree::new();
     // A worker keeps to one chain, so that its depth there is known.
-    let known: &Vec<Known> = &(0..WRITERS * EACH).map(|_| Known::default()).collect();
+    let known: &Vec<Bounds> = &(0..WRITERS * EACH).map(|_| Bounds::default()).collect();
     let stop = &AtomicBool::new(false);
     let checked = &AtomicU64::new(0);
     thread::scope(|scope| {
@@ -233,8 +233,8 @@ fn depths_lie_between_the_smallest_and_the_largest_true_ones() {
     assert_eq!(tree.stats().entries, 0);
 }
 
-/// A worker's chain grows or shrinks at its end, or goes altogether.
-fn change(tree: &ConcurrentRadixTree, it: &Known, random: &mut Random, worker: WorkerId) {
+/// Grows or shrinks a worker's chain at its end, or removes it altogether.
+fn change(tree: &ConcurrentRadixTree, it: &Bounds, random: &mut Random, worker: WorkerId) {
     let contents = chain(u64::from(worker) % CHAINS);
     let all = names(u64::from(worker % 3), &contents);
     let held = it.after.load(Ordering::SeqCst);

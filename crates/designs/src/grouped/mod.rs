@@ -34,16 +34,17 @@ use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalInde
 use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
-/// How the levels are laid out.
+/// The layout of the levels.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct GroupOptions {
-    /// Workers `0..n` are the first group, the next `n` the second, and so on. At least 1.
+    /// Number of workers in a group, at least 1: workers `0..n` are the first group, the next `n` the second, and so
+    /// on.
     pub workers_per_group: u32,
     /// The positions that the top knows about.
     pub sparse: Sparse,
-    /// How each group's index works.
+    /// The options of each group's index.
     pub inner: Options,
-    /// How many of the deepest workers [`answer`](crate::Concurrent::answer) finds.
+    /// Number of the deepest workers that [`answer`](crate::Concurrent::answer) finds.
     pub best: usize,
 }
 
@@ -53,14 +54,15 @@ impl Default for GroupOptions {
     }
 }
 
-/// The deepest workers of a query, and what it took to find them.
+/// The deepest workers of a query, with the numbers of groups that it took to find them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct Best {
-    /// Deepest first. Of workers that are equally deep at the end of the list, any may be left out.
+    /// The workers with their depths, deepest first. Of workers that are equally deep at the end of the list, any may
+    /// be left out.
     pub scores: Scores,
-    /// Groups that hold the first block.
+    /// Number of groups that hold the first block.
     pub candidates: usize,
-    /// Groups that were asked.
+    /// Number of groups that were asked.
     pub probed: usize,
 }
 
@@ -70,21 +72,21 @@ pub struct GroupedIndex {
     options: GroupOptions,
     top: Arc<Top>,
     groups: RwLock<HashMap<u32, Arc<PositionalIndexer>>>,
-    /// Probes sent and answers received.
+    /// Number of probes sent and answers received.
     asked: AtomicU64,
-    /// Refusals of workers whose group does not exist yet.
+    /// Number of refusals of workers whose group does not exist yet.
     refused: AtomicU64,
-    /// Removals from groups that do not exist.
+    /// Number of removals from groups that do not exist.
     unknown_removals: AtomicU64,
 }
 
-/// Locks of the top's map.
+/// Number of locks of the top's map.
 const TOP_SHARDS: usize = 256;
-/// Locks of a group's map: there are many groups.
+/// Number of locks of a group's map: few, since there are many groups.
 const GROUP_SHARDS: usize = 32;
 
 impl GroupedIndex {
-    /// An empty index.
+    /// Makes an empty index.
     ///
     /// # Errors
     /// If an option is 0 that must be at least 1.
@@ -109,8 +111,8 @@ impl GroupedIndex {
         })
     }
 
-    /// The `k` deepest workers of all that hold the first block. Asks the groups that the top shows to be the most
-    /// promising, in that order, until none of the others can hold anyone deeper than the `k`-th found.
+    /// Finds the `k` deepest workers of all that hold the first block. Asks the groups that the top shows to be the
+    /// most promising, in that order, until none of the others can hold anyone deeper than the `k`-th found.
     #[must_use]
     pub fn find_best(&self, content_hashes: &[u64], k: usize) -> Best {
         let mut scores = Scores::new();
@@ -118,7 +120,7 @@ impl GroupedIndex {
         Best { scores, candidates, probed }
     }
 
-    /// Replaces `scores` by the `k` deepest, and returns how many groups there were to ask and how many were asked.
+    /// Replaces `scores` by the `k` deepest, and returns the numbers of groups to ask and of groups asked.
     fn find_deepest(&self, content_hashes: &[u64], k: usize, scores: &mut Scores) -> (usize, usize) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -145,13 +147,13 @@ impl GroupedIndex {
         (bounds.len(), probed)
     }
 
-    /// The options it was made with.
+    /// The options that the index was made with.
     #[must_use]
     pub fn options(&self) -> GroupOptions {
         self.options
     }
 
-    /// Every group that holds the first block, and more than which depth nobody in it can have.
+    /// The groups that hold the first block, each with a depth that none of its workers can exceed.
     fn bounds(&self, query: &mut Query<'_>) -> Scores {
         let mut bounds = Scores::new();
         self.walk(query).run_sparse(self.top.sparse, &mut bounds);
@@ -220,7 +222,7 @@ impl Concurrent for GroupedIndex {
         }
     }
 
-    /// The depth of every worker, from every group that holds the first block.
+    /// Replaces `scores` by the depth of every worker, from every group that holds the first block.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -234,7 +236,7 @@ impl Concurrent for GroupedIndex {
         self.asked.fetch_add(2 * holders.len() as u64, Ordering::Relaxed);
     }
 
-    /// What the design is for: the deepest workers only, as [`GroupedIndex::find_best`] finds them.
+    /// Finds the deepest workers only, as [`GroupedIndex::find_best`] does: this is what the design is for.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find_deepest(content_hashes, self.options.best.max(1), scores);
         scores.first().map_or(0, |&(_, depth)| depth)

@@ -1,4 +1,4 @@
-//! What an index over one group of workers tells the level above: at a few positions, which prefixes anyone holds.
+//! Reports of an index over one group of workers to the level above: at a few positions, which prefixes anyone holds.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
@@ -8,14 +8,14 @@ use super::table::{Place, Table};
 /// The positions that the level above knows about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Sparse {
-    /// 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
+    /// The level above knows the positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
     Doubling,
-    /// 0, n, 2n, …: coarser or finer, the same everywhere. Never 0.
+    /// The level above knows the positions 0, n, 2n, …: coarser or finer, the same everywhere. Never 0.
     Every(u32),
 }
 
 impl Sparse {
-    /// Whether the level above knows about a position.
+    /// True if the level above knows about a position.
     #[must_use]
     pub fn has(self, position: u32) -> bool {
         match self {
@@ -38,7 +38,7 @@ impl Sparse {
 pub(crate) struct Top {
     pub(crate) table: Table,
     pub(crate) sparse: Sparse,
-    /// Updates that came, a batch for each event that changed the coverage.
+    /// Number of updates that came, a batch for each event that changed the coverage.
     pub(crate) updates: AtomicU64,
 }
 
@@ -50,12 +50,12 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// The first of the group holds a place. Returns whether the level above had to know.
+    /// Reports that the first of the group holds a place. Returns whether the level above had to know.
     pub(crate) fn gained(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
-    /// Nobody of the group holds a place any more.
+    /// Reports that nobody of the group holds a place any more. Returns whether the level above had to know.
     pub(crate) fn lost(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }

@@ -1,10 +1,10 @@
-//! What stands at one (position, content hash): one or several prefixes, each with the workers that hold it.
+//! The entry at one (position, content hash): one or several prefixes, each with the workers that hold it.
 
 use hashbrown::HashMap;
 
 use super::member_set::MemberSet;
 
-/// The prefixes under which one content is held at one position, and by whom.
+/// The prefixes under which one content is held at one position, each with its holders.
 ///
 /// With a single prefix a lookup may take it on trust; that is the *lazy* hash. Once there were several the entry
 /// stays a map until it is empty, so that what has been told apart once stays told apart.
@@ -14,21 +14,21 @@ pub(crate) enum Entry {
     Multi(Box<HashMap<u64, MemberSet>>),
 }
 
-/// What an insertion changed.
+/// The changes that an insertion made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Added {
-    /// The member was not there.
+pub(crate) struct Insertion {
+    /// True if the member was not there before.
     pub(crate) fresh: bool,
-    /// Nobody was there under this prefix.
+    /// True if nobody was there before under this prefix.
     pub(crate) first: bool,
 }
 
-/// What a removal changed.
+/// The changes that a removal made.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Taken {
-    /// Nobody is left under this prefix.
+pub(crate) struct Removal {
+    /// True if nobody is left under this prefix.
     pub(crate) last: bool,
-    /// Nobody is left at all.
+    /// True if nobody is left at all.
     pub(crate) empty: bool,
 }
 
@@ -37,7 +37,7 @@ impl Entry {
         Self::Single(prefix, MemberSet::of(member))
     }
 
-    /// Who holds it under `prefix`.
+    /// The members that hold the content under `prefix`.
     pub(crate) fn under(&self, prefix: u64) -> Option<&MemberSet> {
         match self {
             Self::Single(known, set) => (*known == prefix).then_some(set),
@@ -45,13 +45,13 @@ impl Entry {
         }
     }
 
-    pub(crate) fn insert(&mut self, prefix: u64, member: u32) -> Added {
+    pub(crate) fn insert(&mut self, prefix: u64, member: u32) -> Insertion {
         match self {
-            Self::Single(known, set) if *known == prefix => Added { fresh: set.insert(member), first: false },
+            Self::Single(known, set) if *known == prefix => Insertion { fresh: set.insert(member), first: false },
             Self::Single(known, set) => {
                 let sets = [(*known, std::mem::take(set)), (prefix, MemberSet::of(member))];
                 *self = Self::Multi(Box::new(HashMap::from_iter(sets)));
-                Added { fresh: true, first: true }
+                Insertion { fresh: true, first: true }
             }
             Self::Multi(sets) => {
                 let mut first = false;
@@ -59,19 +59,19 @@ impl Entry {
                     first = true;
                     MemberSet::default()
                 });
-                Added { fresh: set.insert(member), first }
+                Insertion { fresh: set.insert(member), first }
             }
         }
     }
 
-    /// `None` if the member was not there.
-    pub(crate) fn remove(&mut self, prefix: u64, member: u32) -> Option<Taken> {
+    /// Takes a member from a prefix; returns `None` if the member was not there.
+    pub(crate) fn remove(&mut self, prefix: u64, member: u32) -> Option<Removal> {
         match self {
             Self::Single(known, set) => {
                 if *known != prefix || !set.remove(member) {
                     return None;
                 }
-                Some(Taken { last: set.is_empty(), empty: set.is_empty() })
+                Some(Removal { last: set.is_empty(), empty: set.is_empty() })
             }
             Self::Multi(sets) => {
                 let set = sets.get_mut(&prefix)?;
@@ -85,7 +85,7 @@ impl Entry {
                         sets.shrink_to(2 * sets.len());
                     }
                 }
-                Some(Taken { last, empty: sets.is_empty() })
+                Some(Removal { last, empty: sets.is_empty() })
             }
         }
     }

@@ -1,4 +1,4 @@
-//! Where workers have holes, for a strict search: the cuts to make in an answer.
+//! The holes of workers, for a strict search: the cuts to make in an answer.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -16,7 +16,7 @@ pub(crate) type Spot = (u32, u64);
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
-    /// Workers that have any, readable without the lock.
+    /// Number of workers that have any, readable without the lock.
     workers: AtomicUsize,
 }
 

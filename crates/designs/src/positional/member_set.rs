@@ -7,16 +7,16 @@ use smallvec::SmallVec;
 
 use crate::bits::{each_bit, has_bit, to_words};
 
-/// The set. The same members may be a list in one set and bits in another: nothing compares forms.
+/// A set of members. The same members may be a list in one set and bits in another: nothing compares forms.
 #[derive(Clone, Debug)]
 pub(crate) enum MemberSet {
-    /// Sorted.
+    /// The members, sorted.
     List(SmallVec<[u32; 4]>),
-    /// Bit `i % 64` of word `i / 64`; the last word is not zero.
+    /// The members as bits: bit `i % 64` of word `i / 64` is member `i`; the last word is not zero.
     Bits { words: Vec<u64>, count: u32 },
 }
 
-/// Below this a list is quicker than bits, whatever the numbers.
+/// The number of members below which a list is quicker than bits, whatever the numbers.
 const FEW: usize = 8;
 
 impl Default for MemberSet {
@@ -26,7 +26,7 @@ impl Default for MemberSet {
 }
 
 impl MemberSet {
-    /// The set of one.
+    /// Makes the set of one member.
     pub(crate) fn of(member: u32) -> Self {
         Self::List(SmallVec::from_slice(&[member]))
     }
@@ -61,7 +61,7 @@ impl MemberSet {
         }
     }
 
-    /// Whether it was not in before.
+    /// Adds a member. Returns whether it is new.
     pub(crate) fn insert(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -93,7 +93,7 @@ impl MemberSet {
         }
     }
 
-    /// Whether it was in.
+    /// Takes a member away. Returns whether it was one.
     pub(crate) fn remove(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -116,7 +116,7 @@ impl MemberSet {
         }
     }
 
-    /// Whether `other` has every member of this set.
+    /// True if `other` has every member of this set.
     pub(crate) fn is_within(&self, other: &Self) -> bool {
         if self.len() > other.len() {
             return false;
@@ -136,7 +136,7 @@ impl MemberSet {
         }
     }
 
-    /// How many are in both.
+    /// Number of members that are in both.
     pub(crate) fn common(&self, other: &Self) -> usize {
         match (self, other) {
             (Self::List(mine), Self::List(others)) => {
@@ -161,7 +161,7 @@ impl MemberSet {
         }
     }
 
-    /// Keeps what is also in `other`, and calls `dropped` with every other member, in order.
+    /// Keeps the members that are also in `other`, and calls `dropped` with every other member, in order.
     pub(crate) fn keep_within(&mut self, other: &Self, mut dropped: impl FnMut(u32)) {
         match (&mut *self, other) {
             (Self::Bits { words: mine, count }, Self::Bits { words: others, .. }) => {
@@ -227,7 +227,7 @@ impl MemberSet {
     }
 }
 
-/// Whether the longer of two sorted lists has every member of the shorter.
+/// True if the longer of two sorted lists has every member of the shorter.
 fn list_within(short: &[u32], long: &[u32]) -> bool {
     if long.len() > 8 * short.len() {
         return short.iter().all(|member| long.binary_search(member).is_ok());

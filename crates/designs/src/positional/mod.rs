@@ -41,12 +41,12 @@
 
 mod coverage;
 mod entry;
-mod held;
 mod holes;
 mod member_set;
 mod options;
 mod search;
 mod table;
+mod worker_blocks;
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -61,19 +61,19 @@ pub use options::{InvalidOption, Layout, Options, Search};
 pub(crate) use search::{Query, Walk};
 pub(crate) use table::Table;
 
-use self::held::{Ground, Held};
 use self::holes::Holes;
 use self::search::next_prefix;
 use self::table::Place;
+use self::worker_blocks::{Ground, WorkerBlocks};
 use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// A block of a store.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct StoredBlock {
-    /// The engine's name of it.
+    /// The engine's name of the block.
     pub block_hash: BlockHash,
-    /// The content hash of its tokens.
+    /// The content hash of the block's tokens.
     pub content_hash: u64,
 }
 
@@ -83,17 +83,17 @@ pub struct PositionalIndexer {
     options: Options,
     table: Table,
     holes: Holes,
-    workers: RwLock<HashMap<WorkerId, Arc<Mutex<Held>>>>,
+    workers: RwLock<HashMap<WorkerId, Arc<Mutex<WorkerBlocks>>>>,
     coverage: Option<Coverage>,
     refused: AtomicU64,
     unknown_removals: AtomicU64,
 }
 
-/// Locks of the one map: more than threads ever meet, few enough to be cheap when empty (16 KiB).
+/// Number of locks of the one map: more than threads ever meet, few enough to be cheap when empty (16 KiB).
 const SHARDS: usize = 256;
 
 impl PositionalIndexer {
-    /// An empty index.
+    /// Makes an empty index.
     ///
     /// # Errors
     /// If `jump_size` is 0.
@@ -104,7 +104,7 @@ impl PositionalIndexer {
         Ok(Self::assemble(options, SHARDS, None))
     }
 
-    /// With options that were checked; `shards` is a power of two.
+    /// Makes an index with options that were checked; `shards` is a power of two.
     pub(crate) fn assemble(options: Options, shards: usize, coverage: Option<Coverage>) -> Self {
         Self {
             options,
@@ -117,8 +117,8 @@ impl PositionalIndexer {
         }
     }
 
-    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
-    /// No blocks change nothing, whatever the parent.
+    /// Records that a worker cached consecutive blocks of one chain; the first continues `parent`, each other the one
+    /// before it. No blocks change nothing, whatever the parent.
     ///
     /// # Errors
     /// [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would be longer
@@ -132,7 +132,7 @@ impl PositionalIndexer {
         self.store_blocks(worker, parent, blocks.iter().map(|block| (block.block_hash, block.content_hash)))
     }
 
-    /// Blocks were evicted, in any order. Names that are not held change nothing, and are counted.
+    /// Records that a worker evicted blocks, in any order. Names that are not held change nothing, and are counted.
     pub fn apply_removed(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
         let held = self.held(worker);
         let Some(mut held) = held.as_deref().map(Mutex::lock) else {
@@ -147,14 +147,14 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    /// A worker lost everything and stays known.
+    /// Records that a worker lost everything and stays known.
     pub fn apply_cleared(&self, worker: WorkerId) {
         if let Some(held) = self.held(worker) {
             self.clear_held(worker, &mut held.lock());
         }
     }
 
-    /// A worker is gone; its next store makes it known anew.
+    /// Records that a worker is gone; its next store makes it known anew.
     pub fn remove_worker(&self, worker: WorkerId) {
         let held = self.workers.write().remove(&worker);
         if let Some(held) = held {
@@ -164,7 +164,7 @@ impl PositionalIndexer {
         }
     }
 
-    /// How many leading blocks of the query each worker holds, for every worker that holds the first.
+    /// Number of leading blocks of the query that each worker holds, for every worker that holds the first.
     #[must_use]
     pub fn find_matches(&self, content_hashes: &[u64]) -> Scores {
         let mut scores = Scores::new();
@@ -172,13 +172,13 @@ impl PositionalIndexer {
         scores
     }
 
-    /// The options it was made with.
+    /// The options that the index was made with.
     #[must_use]
     pub fn options(&self) -> Options {
         self.options
     }
 
-    /// Adds to `scores` instead of replacing them.
+    /// Adds to `scores` the depth of every worker that holds the first block, instead of replacing them.
     pub(crate) fn find_more(&self, query: &mut Query<'_>, scores: &mut Scores) {
         let before = scores.len();
         Walk { table: &self.table, options: self.options, query }.run(scores);
@@ -228,7 +228,7 @@ impl PositionalIndexer {
     fn enter(
         &self,
         worker: WorkerId,
-        held: &mut Held,
+        held: &mut WorkerBlocks,
         parent: Option<Place>,
         blocks: impl ExactSizeIterator<Item = (BlockHash, u64)>,
     ) {
@@ -248,7 +248,7 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    fn clear_held(&self, worker: WorkerId, held: &mut Held) {
+    fn clear_held(&self, worker: WorkerId, held: &mut WorkerBlocks) {
         let ground = self.ground(worker);
         held.clear(&ground);
         self.report(&ground);
@@ -259,25 +259,25 @@ impl PositionalIndexer {
         Ground { worker, table: &self.table, holes: &self.holes, coverage, told: Cell::new(false) }
     }
 
-    /// An event's updates of the level above travel together.
+    /// Counts one update of the level above for all that an event reported: they travel together.
     fn report(&self, ground: &Ground<'_>) {
         if let (Some(coverage), true) = (&self.coverage, ground.told.get()) {
             coverage.top.updates.fetch_add(1, Ordering::Relaxed);
         }
     }
 
-    fn held(&self, worker: WorkerId) -> Option<Arc<Mutex<Held>>> {
+    fn held(&self, worker: WorkerId) -> Option<Arc<Mutex<WorkerBlocks>>> {
         self.workers.read().get(&worker).cloned()
     }
 
-    /// Calls `with` with what the worker holds; it is known from then on.
-    fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut Held)) {
+    /// Calls `with` with the holdings of a worker, which is known from then on.
+    fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut WorkerBlocks)) {
         loop {
             let held = self.held(worker).unwrap_or_else(|| {
-                let new = || Arc::new(Mutex::new(Held::new(self.options.strict)));
+                let new = || Arc::new(Mutex::new(WorkerBlocks::new(self.options.strict)));
                 self.workers.write().entry(worker).or_insert_with(new).clone()
             });
-            let mut held: MutexGuard<'_, Held> = held.lock();
+            let mut held: MutexGuard<'_, WorkerBlocks> = held.lock();
             if !held.gone {
                 return with(&mut held);
             }

@@ -1,6 +1,6 @@
-//! How a positional index is to work.
+//! Options of a positional index.
 
-/// How to find where in a leap a worker dropped.
+/// The way to find the place of a leap at which a worker dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
     /// Looks at every place of the leap, from its beginning.
@@ -10,7 +10,7 @@ pub enum Search {
     Bisect,
 }
 
-/// Where entries are kept.
+/// The structure in which entries are kept.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
     /// One map by position and content hash.
@@ -21,16 +21,16 @@ pub enum Layout {
     Arrays,
 }
 
-/// How the index is to work.
+/// The options of a positional index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Blocks a leap goes ahead, at least 1. Larger is quicker until leaps often fail.
+    /// Number of blocks that a leap goes ahead, at least 1. Larger is quicker until leaps often fail.
     pub jump_size: usize,
-    /// What to do when a leap fails.
+    /// The way to go on when a leap fails.
     pub search: Search,
-    /// Where entries are kept.
+    /// The structure in which entries are kept.
     pub layout: Layout,
-    /// Always compare prefix hashes, and mind holes.
+    /// True if prefix hashes are always compared, and holes minded.
     pub strict: bool,
 }
 
@@ -40,17 +40,17 @@ impl Default for Options {
     }
 }
 
-/// An option that cannot be.
+/// The reason why an option cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidOption {
-    /// A leap of no blocks does not move.
+    /// The leaps have no blocks, so none moves.
     #[error("jump_size must be at least 1, got 0")]
     JumpSize,
-    /// A group of no workers.
+    /// The groups have no workers.
     #[error("workers_per_group must be at least 1, got 0")]
     GroupSize,
-    /// Every 0th position.
+    /// The sparse positions have a step of 0.
     #[error("the step between sparse positions must be at least 1, got 0")]
     SparseStep,
 }

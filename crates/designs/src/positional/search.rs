@@ -52,7 +52,7 @@ pub(crate) fn next_prefix(before: u64, content: u64) -> u64 {
     hashes[1]
 }
 
-/// One search under way.
+/// A search that is under way.
 pub(crate) struct Walk<'t, 'q, 'a> {
     pub(crate) table: &'t Table,
     pub(crate) options: Options,
@@ -79,7 +79,7 @@ impl Walk<'_, '_, '_> {
         active.for_each(|worker| scores.push((worker, blocks as u32)));
     }
 
-    /// Who holds the first block.
+    /// The members that hold the first block.
     pub(crate) fn holders(&mut self) -> MemberSet {
         if self.query.contents.is_empty() {
             return MemberSet::default();
@@ -87,8 +87,8 @@ impl Walk<'_, '_, '_> {
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
 
-    /// Adds, for everyone that holds the first block, the first of the sparse positions that it does not hold: of a
-    /// table with nothing at other positions.
+    /// Adds, for everyone that holds the first block, the first of the sparse positions that it does not hold. The
+    /// table must have nothing at other positions.
     pub(crate) fn run_sparse(&mut self, sparse: Sparse, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -100,7 +100,7 @@ impl Walk<'_, '_, '_> {
         active.for_each(|member| scores.push((member, blocks as u32)));
     }
 
-    /// Lets everyone drop that does not get from `near`, where all are, to `far`, where not all are.
+    /// Drops everyone that does not get from `near`, where all are, to `far`, where not all are.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = Leap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
@@ -111,7 +111,7 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// The same by halves: finds the first place where one is missing, and again for those that go on.
+    /// Drops the same members by halves: finds the first place where one is missing, and again for those that go on.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = Leap { arrive: self.common_at(far, active), far };
         let mut near = near;
@@ -142,7 +142,7 @@ impl Walk<'_, '_, '_> {
         self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
     }
 
-    /// Shows who holds the query's block at a position, as far as the design tells prefixes apart.
+    /// Shows the holders of the query's block at a position, as far as the design tells prefixes apart.
     fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&MemberSet>) -> R) -> R {
         let (position, content) = (at as u32, self.query.contents[at]);
         let strict = self.options.strict;
@@ -166,13 +166,13 @@ impl Walk<'_, '_, '_> {
 
 /// A leap that fell short.
 struct Leap {
-    /// How many get to the far end.
+    /// Number of members that get to the far end.
     arrive: usize,
     far: usize,
 }
 
 impl Leap {
-    /// Whether everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
+    /// True if everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();

@@ -12,10 +12,10 @@ use hashbrown::DefaultHashBuilder;
 use hashbrown::hash_table::{self, HashTable};
 use parking_lot::RwLock;
 
-use super::entry::{Added, Entry, Taken};
+use super::entry::{Entry, Insertion, Removal};
 use super::options::Layout;
 
-/// Where a block stands: what is announced for it, and the prefix that it ends.
+/// The place of a block: its position, its contents, and the prefix that it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) position: u32,
@@ -36,7 +36,7 @@ enum Buckets {
     Arrays(Box<Positions>),
 }
 
-/// A cache line of its own, so that neighbours' locks do not slow each other down.
+/// A part of the table on a cache line of its own, so that neighbours' locks do not slow each other down.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket<K>(RwLock<HashTable<(K, Entry)>>);
@@ -51,9 +51,9 @@ impl<K> Default for Bucket<K> {
 #[derive(Debug, Default)]
 struct Positions([OnceLock<Box<[Bucket<u64>]>>; SEGMENTS]);
 
-/// Positions in the first segment.
+/// Number of positions in the first segment.
 const FIRST: u64 = 64;
-/// As many segments as it takes to number every position.
+/// Number of segments that it takes to number every position.
 const SEGMENTS: usize = 27;
 
 impl Positions {
@@ -94,7 +94,7 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
             hash_table::Entry::Occupied(mut slot) => slot.get_mut().1.insert(prefix, member),
             hash_table::Entry::Vacant(slot) => {
                 slot.insert((key, Entry::new(prefix, member)));
-                Added { fresh: true, first: true }
+                Insertion { fresh: true, first: true }
             }
         };
         if added.first {
@@ -113,7 +113,7 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
     ) -> bool {
         let mut table = self.0.write();
         let Ok(mut slot) = table.find_entry(hash, |(known, _)| *known == key) else { return false };
-        let Some(Taken { last, empty }) = slot.get_mut().1.remove(prefix, member) else { return false };
+        let Some(Removal { last, empty }) = slot.get_mut().1.remove(prefix, member) else { return false };
         if empty {
             slot.remove();
             if table.capacity() > 64 && table.len() < table.capacity() / 8 {
@@ -129,7 +129,7 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
 }
 
 impl Table {
-    /// `shards` is a power of two; an array of maps has no use for it.
+    /// Makes an empty table. `shards` is a power of two; an array of maps has no use for it.
     pub(crate) fn new(layout: Layout, shards: usize) -> Self {
         let buckets = match layout {
             Layout::Map => Buckets::Map(std::iter::repeat_with(Bucket::default).take(shards).collect()),
@@ -138,7 +138,7 @@ impl Table {
         Self { hasher: DefaultHashBuilder::default(), buckets }
     }
 
-    /// Shows what stands at a position with a content.
+    /// Shows the entry at a position with a content.
     pub(crate) fn read<R>(&self, position: u32, content: u64, look: impl FnOnce(Option<&Entry>) -> R) -> R {
         match &self.buckets {
             Buckets::Map(shards) => {
@@ -187,7 +187,7 @@ impl Table {
         }
     }
 
-    /// Number of entries. Takes time in proportion to the locks.
+    /// Number of entries, found in time proportional to the number of locks.
     pub(crate) fn len(&self) -> usize {
         match &self.buckets {
             Buckets::Map(shards) => shards.iter().map(|bucket| bucket.0.read().len()).sum(),
@@ -199,7 +199,7 @@ impl Table {
     }
 }
 
-/// Which shard, by bits of the hash that the table within does not look at first (it starts at both ends).
+/// The shard of a hash, by bits that the table within does not look at first (it starts at both ends).
 fn shard(hash: u64, shards: usize) -> usize {
     (hash >> 40) as usize & (shards - 1)
 }

@@ -6,10 +6,10 @@ use smallvec::SmallVec;
 /// A node's place in its tree. Four bytes instead of eight make a node fit in a cache line.
 pub(crate) type NodeId = u32;
 
-/// Beyond this many children a map finds one sooner than a look at each.
+/// The number of children beyond which a map finds one sooner than a look at each.
 const FEW: usize = 8;
 
-/// Content hash → node. Boxes keep the many nodes with one child small.
+/// The map of content hash → node. Boxes keep the many nodes with one child small.
 #[derive(Debug, Default)]
 pub(crate) enum Children {
     #[default]

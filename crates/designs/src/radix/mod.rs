@@ -39,9 +39,9 @@
 //! its names beside the tree of contents, and to move parts of the one in the other: another design, and
 //! [`kvatlas_index::BlockIndex`] is it.
 
+mod active_workers;
 mod children;
 mod names;
-mod running;
 #[cfg(test)]
 pub(crate) mod testing;
 #[cfg(test)]
@@ -50,14 +50,14 @@ mod worker_set;
 
 use hashbrown::HashMap;
 
+pub(super) use self::active_workers::ActiveWorkers;
 pub(super) use self::children::{Children, NodeId};
-pub(super) use self::names::{Ended, Names};
-pub(super) use self::running::Running;
+pub(super) use self::names::{NameEnd, Names};
 pub(super) use self::worker_set::WorkerSet;
 use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
-/// Where every chain begins. It has no block, no holders and no end.
+/// The node at which every chain begins, without a block, holders or an end.
 const ROOT: NodeId = 0;
 
 /// A block under its parent.
@@ -65,20 +65,20 @@ const ROOT: NodeId = 0;
 struct Node {
     holders: WorkerSet,
     children: Children,
-    /// Under which content hash `parent` knows this node.
+    /// The content hash under which `parent` knows this node.
     content: u64,
-    /// Of a free node: the next free one.
+    /// The parent; of a free node the next free one.
     parent: NodeId,
 }
 
 impl Node {
-    /// Nobody needs it.
+    /// True if nobody needs the node.
     fn is_dead(&self) -> bool {
         self.holders.is_empty() && self.children.is_empty()
     }
 }
 
-/// The nodes, and which of them are free.
+/// The nodes, with a list of the free ones.
 #[derive(Debug)]
 struct Nodes {
     all: Vec<Node>,
@@ -111,7 +111,7 @@ impl Nodes {
         id
     }
 
-    /// `worker` no longer holds a node; what nobody needs any more is freed.
+    /// Takes `worker` from the holders of a node, and frees what nobody needs any more.
     fn leave(&mut self, worker: WorkerId, node: NodeId) {
         self.all[node as usize].holders.remove(worker);
         let mut at = node;
@@ -139,7 +139,7 @@ pub struct RadixTree {
 }
 
 impl RadixTree {
-    /// An empty tree.
+    /// Makes an empty tree.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -197,9 +197,9 @@ impl Local for RadixTree {
         };
         for &name in block_hashes {
             match names.end(name) {
-                Ended::Unknown => self.unknown_removals += 1,
-                Ended::StillHeld => {}
-                Ended::Left(node) => self.nodes.leave(worker, node),
+                NameEnd::Unknown => self.unknown_removals += 1,
+                NameEnd::StillHeld => {}
+                NameEnd::Left(node) => self.nodes.leave(worker, node),
             }
         }
     }
@@ -221,7 +221,7 @@ impl Local for RadixTree {
         let Some((&first, rest)) = content_hashes.split_first() else { return };
         let Some(first) = self.nodes.all[ROOT as usize].children.get(first) else { return };
         let mut at = &self.nodes.all[first as usize];
-        let mut running = Running::new(&at.holders);
+        let mut running = ActiveWorkers::new(&at.holders);
         let mut depth = 1;
         for &content in rest {
             let Some(child) = at.children.get(content) else { break };

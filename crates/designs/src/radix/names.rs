@@ -1,11 +1,11 @@
-//! What one worker calls the nodes that it holds.
+//! The names that one worker has for the nodes that it holds.
 
 use hashbrown::HashMap;
 
 use super::children::NodeId;
 use kvatlas_index::BlockHash;
 
-/// Block hash → node, for one worker.
+/// The map of block hash → node, for one worker.
 ///
 /// An engine has one name for a block, so a worker that holds a node does so by one name. Names beyond the first are
 /// counted in a map of their own: the worker holds the node until it has removed them all.
@@ -15,9 +15,9 @@ pub(crate) struct Names {
     more: HashMap<NodeId, u32>,
 }
 
-/// What the end of a name means for the node.
+/// The meaning of a name's end for the node.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum NameEnd {
     /// The worker does not know the name.
     Unknown,
     /// The worker holds the node by another name.
@@ -39,8 +39,8 @@ impl Names {
         self.nodes.keys().copied()
     }
 
-    /// The worker calls `node` by `name` from now on; `first`: it did not hold the node. If the name was another node's,
-    /// that node is returned, and [`lost`](Self::lost) must be told.
+    /// Records that the worker calls `node` by `name` from now on; it did not hold the node if `first`. If the name was
+    /// another node's, that node is returned, and [`lost`](Self::lost) must be told.
     #[must_use]
     pub(crate) fn announce(&mut self, name: BlockHash, node: NodeId, first: bool) -> Option<NodeId> {
         let before = self.nodes.insert(name, node);
@@ -53,16 +53,17 @@ impl Names {
         before
     }
 
-    /// A name is gone.
-    pub(crate) fn end(&mut self, name: BlockHash) -> Ended {
-        let Some(node) = self.nodes.remove(&name) else { return Ended::Unknown };
+    /// Removes a name.
+    pub(crate) fn end(&mut self, name: BlockHash) -> NameEnd {
+        let Some(node) = self.nodes.remove(&name) else { return NameEnd::Unknown };
         if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {
             self.nodes.shrink_to(2 * self.nodes.len());
         }
-        if self.lost(node) { Ended::Left(node) } else { Ended::StillHeld }
+        if self.lost(node) { NameEnd::Left(node) } else { NameEnd::StillHeld }
     }
 
-    /// A name is no longer that of `node`. Whether it was the last, so that the worker does not hold the node any more.
+    /// Records that a name is no longer that of `node`. Returns whether it was the last, so that the worker does not
+    /// hold the node any more.
     #[must_use]
     pub(crate) fn lost(&mut self, node: NodeId) -> bool {
         if self.more.is_empty() {
@@ -76,7 +77,7 @@ impl Names {
         false
     }
 
-    /// Forgets everything. The nodes that were held, each once, in no order.
+    /// Forgets everything, and returns the nodes that were held, each once, in no order.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = NodeId> + use<> {
         let Self { nodes, mut more } = std::mem::take(self);
         nodes.into_values().filter(move |node| {

@@ -7,7 +7,7 @@ use kvatlas_index::{BlockHash, Tier, View};
 use kvatlas_testing::seeds;
 pub(crate) use kvatlas_testing::{Random, mix};
 
-/// What an engine with this salt calls the blocks of a prompt.
+/// The names that an engine with this salt has for the blocks of a prompt.
 pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
     let chain = prompt.iter().scan(salt, |chain, content| {
         *chain = mix(*chain ^ content.wrapping_mul(31));
@@ -16,7 +16,7 @@ pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
     chain.collect()
 }
 
-/// What a stream may contain besides stores, and removals in any order.
+/// The kinds of changes that a stream may contain besides stores, and removals in any order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Habits {
     /// Percent of stores that continue a block at random, held or not.
@@ -25,7 +25,7 @@ pub(crate) struct Habits {
     pub(crate) chaos: u64,
 }
 
-/// Changes, and what to ask.
+/// Changes, with the queries to ask.
 pub(crate) struct Stream {
     pub(crate) changes: Vec<Change>,
     pub(crate) queries: Vec<Vec<u64>>,
@@ -132,7 +132,7 @@ pub(crate) fn expected(reference: &ReferenceIndex, query: &[u64]) -> Scores {
     scores
 }
 
-/// A change for the reference.
+/// Applies a change to the reference.
 pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     let worker = change.worker().to_string();
     match change {
@@ -145,8 +145,8 @@ pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     }
 }
 
-/// Runs a stream through a tree and the reference, which is not told of what the tree refuses. `exact`: the answers
-/// must agree, too. At the end everything goes, and nothing may be left.
+/// Runs a stream through a tree and the reference, which is not told of what the tree refuses. The answers must agree,
+/// too, if `exact`. At the end everything goes, and nothing may be left.
 pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
     let mut reference = ReferenceIndex::new(false);
     let mut refused = 0;
@@ -197,7 +197,7 @@ pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exa
     Ok(refused)
 }
 
-/// Compares on many streams; a difference comes with the fewest changes found that show it.
+/// Compares a tree and the reference on many streams; a difference comes with the fewest changes found that show it.
 pub(crate) fn check<T: Local>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
     let mut refused = 0;
     for seed in 0..seeds(100) {

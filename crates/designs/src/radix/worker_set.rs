@@ -11,13 +11,13 @@ use crate::interface::WorkerId;
 /// A set of workers.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum WorkerSet {
-    /// All members are below 64. What an empty set is.
+    /// The members as bits, if all are below 64. An empty set has this form.
     Word(u64),
-    /// Sorted; the rest are zeros.
+    /// The members, sorted, up to three; the rest are zeros.
     Few { len: u32, ids: [WorkerId; 3] },
-    /// Sorted, more than fit in place.
+    /// The members, sorted, more than fit in place.
     List(Vec<WorkerId>),
-    /// A bit for each worker up to the greatest member: the last word is not zero.
+    /// The members as bits, one for each worker up to the greatest member: the last word is not zero.
     Bits(Box<[u64]>),
 }
 
@@ -71,7 +71,7 @@ impl WorkerSet {
         }
     }
 
-    /// The members below 64.
+    /// The members below 64, as bits.
     pub(super) fn low(&self) -> u64 {
         match self {
             Self::Word(word) => *word,
@@ -92,7 +92,7 @@ impl WorkerSet {
         ids
     }
 
-    /// In the form that suits the members best.
+    /// Makes a set in the form that suits the members best.
     pub(super) fn from_sorted(members: Vec<WorkerId>) -> Self {
         let Some(&greatest) = members.last() else { return Self::default() };
         if greatest < 64 {
@@ -108,7 +108,7 @@ impl WorkerSet {
         if 2 * words > members.len() { Self::List(members) } else { Self::Bits(to_words(&members).into()) }
     }
 
-    /// Adds a member. Whether it is new.
+    /// Adds a member. Returns whether it is new.
     pub(crate) fn insert(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -145,7 +145,7 @@ impl WorkerSet {
         true
     }
 
-    /// Takes a member away. Whether it was one.
+    /// Takes a member away. Returns whether it was one.
     pub(crate) fn remove(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {

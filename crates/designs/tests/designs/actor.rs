@@ -1,4 +1,4 @@
-//! Actors: answers between changes, shards that together say what one would.
+//! Tests of actors: answers between changes, shards that together say what one would.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, mpsc};
@@ -14,7 +14,7 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, check_feed, check_under_load, remove, store};
 use crate::streams::{Family, Names, stream, streams};
 
-/// Each store waits for a token. A removal panics, and so does a lookup of block 13.
+/// A design in which each store waits for a token. A removal panics, and so does a lookup of block 13.
 struct Gate(Mutex<mpsc::Receiver<()>>, u64);
 
 impl Local for Gate {

@@ -1,4 +1,4 @@
-//! Rung 7.
+//! Tests of rung 7.
 
 use kvatlas_designs::Concurrent;
 use kvatlas_designs::block_index::BlockIndexRung;

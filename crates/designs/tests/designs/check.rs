@@ -1,4 +1,4 @@
-//! Holding a rung against the reference. See the functions that begin with `check`.
+//! Comparisons of a rung with the reference: see the functions that begin with `check`.
 #![allow(dead_code, reason = "a helper for many files")]
 
 use std::collections::BTreeMap;
@@ -11,16 +11,16 @@ use kvatlas_index::{BlockHash, Event, Tier, View};
 
 use crate::streams::{Random, Stream};
 
-/// What a rung promises besides the right depths and holdings.
+/// The promises of a rung besides the right depths and holdings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
-    /// Stores that continue a block which the worker does not hold are refused; else they are kept.
+    /// True if stores that continue a block which the worker does not hold are refused; else they are kept.
     pub(crate) refuses_orphans: bool,
-    /// When every worker is dropped, no entry is left.
+    /// True if no entry is left when every worker is dropped.
     pub(crate) tidy: bool,
 }
 
-/// Keeps everything, forgets everything.
+/// The promise to keep everything and to forget everything.
 pub(crate) const EXACT: Promise = Promise { refuses_orphans: false, tidy: true };
 
 /// Runs each stream through a fresh design and the reference and compares all answers on the way, what is held in the
@@ -29,7 +29,7 @@ pub(crate) fn check_local<T: Local>(make: impl Fn() -> T, promise: Promise, stre
     check(&|| Box::new(OfLocal(make())), promise, streams);
 }
 
-/// The same for a concurrent design, on one thread.
+/// Does the same as [`check_local`] for a concurrent design, on one thread.
 pub(crate) fn check_concurrent<I: Concurrent>(
     make: impl Fn() -> I,
     promise: Promise,
@@ -38,8 +38,8 @@ pub(crate) fn check_concurrent<I: Concurrent>(
     check(&|| Box::new(OfConcurrent(make())), promise, streams);
 }
 
-/// The same for a design at work, flushed before each comparison. Its refusals must be counted and right in number,
-/// so it takes streams without orphans if it refuses them.
+/// Does the same as [`check_local`] for a design at work, flushed before each comparison. Its refusals must be counted
+/// and right in number, so it takes streams without orphans if it refuses them.
 pub(crate) fn check_feed(
     make: impl Fn() -> Box<dyn Feed>,
     promise: Promise,
@@ -56,7 +56,7 @@ pub(crate) fn after_local(mut design: impl Local, changes: &[Change], query: &[u
     OfLocal(design).found(query)
 }
 
-/// As [`after_local`].
+/// Does the same as [`after_local`] for a concurrent design.
 pub(crate) fn after_concurrent(design: impl Concurrent, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
@@ -64,7 +64,7 @@ pub(crate) fn after_concurrent(design: impl Concurrent, changes: &[Change], quer
     OfConcurrent(design).found(query)
 }
 
-/// What the reference says after some changes, sorted.
+/// The scores of the reference after some changes, sorted.
 pub(crate) fn truth(changes: &[Change], query: &[u64]) -> Scores {
     let mut oracle = Oracle::new();
     changes.iter().for_each(|change| oracle.apply(change));
@@ -197,7 +197,7 @@ impl Oracle {
         self.0.apply(&event).unwrap();
     }
 
-    /// Sorted by worker.
+    /// The scores of the reference, sorted by worker.
     pub(crate) fn find(&self, query: &[u64]) -> Scores {
         let found = self.0.find(query).by_rank(View::Device);
         let mut scores: Scores = found.iter().map(|(worker, _, depth)| (worker.parse().unwrap(), *depth)).collect();
@@ -302,7 +302,7 @@ fn check(make: Make<'_>, promise: Promise, streams: impl IntoIterator<Item = Str
     assert!(checked > 0, "no streams");
 }
 
-/// Leaves out ever smaller stretches for as long as it still fails and is of its family.
+/// Shortens a stream: leaves out ever smaller stretches for as long as it still fails and is of its family.
 fn shorten(stream: &Stream, what: String, fails: impl Fn(&[Change]) -> Option<String>) -> (Vec<Change>, String) {
     let (mut changes, mut what) = (stream.changes.clone(), what);
     let mut step = changes.len().div_ceil(2);

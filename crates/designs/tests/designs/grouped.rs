@@ -1,4 +1,4 @@
-//! The sparse top level over groups: the full answer, the pruned one, and the messages.
+//! Tests of the sparse top level over groups: the full answer, the pruned one, and the messages.
 
 use std::cmp::Reverse;
 
@@ -38,7 +38,7 @@ fn the_full_answer_is_exact_where_the_positional_index_is() {
     }
 }
 
-/// The depths of the deepest are those of the full answer, with the workers that have them there.
+/// Checks that the depths of the deepest are those of the full answer, with the workers that have them there.
 fn check_best(index: &GroupedIndex, query: &[u64], k: usize) -> Best {
     let best = index.find_best(query, k);
     let mut full = Scores::new();
@@ -76,7 +76,7 @@ fn the_deepest_are_found_though_not_everybody_is_asked() {
     assert_eq!(index(GroupOptions::default()).find_best(&[1], 0), Best::default());
 }
 
-/// 64 workers in groups of 4; worker w holds 2w + 1 blocks of one prompt.
+/// Asks 64 workers in groups of 4, of which worker w holds 2w + 1 blocks of one prompt.
 #[test]
 fn asks_only_who_can_win_and_counts_what_travels() {
     let query: Vec<u64> = (0..200).map(mix).collect();
@@ -154,7 +154,7 @@ fn options_that_cannot_be_are_refused() {
     assert_eq!((stats.workers, stats.refused, stats.unknown_removals), (0, 2, 2));
 }
 
-/// The groups' reports to the top stay in order when workers of one group change on different threads.
+/// Changes workers of one group on different threads: the groups' reports to the top stay in order.
 #[test]
 fn the_top_is_right_after_a_load() {
     for (seed, options) in (0..).zip(forms(true)) {

@@ -1,4 +1,4 @@
-//! Rung 3, and what it gets wrong.
+//! Tests of rung 3, and of the errors that it makes.
 
 use kvatlas_designs::inverted::InvertedIndex;
 

@@ -1,4 +1,4 @@
-//! Rung 1, and what it gets wrong.
+//! Tests of rung 1, and of the errors that it makes.
 
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::{Change, Scores};
@@ -6,7 +6,7 @@ use kvatlas_designs::{Change, Scores};
 use crate::check::{EXACT, after_local, check_local, remove, store, truth};
 use crate::streams::{Family, streams};
 
-/// What, after which changes, to which query, which answer, and what is true.
+/// A deviation: its name, the changes before it, the query, the answer, and the true answer.
 pub(crate) type Deviation = (&'static str, Vec<Change>, Vec<u64>, Scores, Scores);
 
 /// The deviations that rungs 1 and 3 share, each with its smallest example.

@@ -19,7 +19,7 @@ fn every_rung_gets_well_behaved_streams_right() {
     }
 }
 
-/// Everything but what a rung gets wrong.
+/// The family of everything but what a rung gets wrong.
 fn family(deviations: &[Deviation]) -> Family {
     let right = |deviation| !deviations.contains(&deviation);
     Family {

@@ -1,4 +1,4 @@
-//! The pool: a worker's changes in order, on one thread; nobody waits; nothing hangs.
+//! Tests of the pool: a worker's changes in order, on one thread; nobody waits; nothing hangs.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, ThreadId};
 
 use kvatlas_designs::block_index::BlockIndexRung;
-use kvatlas_designs::locked::Locked;
+use kvatlas_designs::locked::RwLocked;
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::pool::EventPool;
 use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Refusal, Scores, WorkerId};
@@ -15,7 +15,8 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, check_feed, check_under_load, store};
 use crate::streams::{Family, Names, Random, stream, streams};
 
-/// Writes down what it is told, by whom, and on which thread. A store of block 13 panics, one of 99 waits.
+/// A design that writes down what it is told, by whom, and on which thread. A store of block 13 panics, one of 99
+/// waits.
 #[derive(Default)]
 struct Recorder {
     seen: Mutex<HashMap<WorkerId, Vec<(ThreadId, u64)>>>,
@@ -130,7 +131,7 @@ fn dropping_it_leaves_the_backlog() {
 
 #[test]
 fn a_flush_ends_while_others_go_on_sending() {
-    let pool = EventPool::new(Locked::new(NestedMap::new(false)), 1);
+    let pool = EventPool::new(RwLocked::new(NestedMap::new(false)), 1);
     let stop = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -160,7 +161,7 @@ fn refusals_are_counted() {
 #[test]
 fn feeds_every_concurrent_rung() {
     check_feed(
-        || Box::new(EventPool::new(Locked::new(NestedMap::new(true)), 2)),
+        || Box::new(EventPool::new(RwLocked::new(NestedMap::new(true)), 2)),
         EXACT,
         streams(Family::ANYTHING, 0..20),
     );
@@ -173,9 +174,9 @@ fn ends_where_one_thread_alone_would() {
         let threads = 1 + seed as usize % 3;
         let tame = stream(Family::WELL_BEHAVED, Names::Alike, seed, 150);
         check_under_load(&EventPool::new(BlockIndexRung::new(), threads), &tame, 3, true);
-        check_under_load(&EventPool::new(Locked::new(NestedMap::new(false)), threads), &tame, 3, true);
+        check_under_load(&EventPool::new(RwLocked::new(NestedMap::new(false)), threads), &tame, 3, true);
         let wild = stream(Family::ANYTHING, Names::Own, seed, 150);
         check_under_load(&EventPool::new(BlockIndexRung::new(), threads), &wild, 3, true);
-        check_under_load(&EventPool::new(Locked::new(NestedMap::new(true)), threads), &wild, 3, true);
+        check_under_load(&EventPool::new(RwLocked::new(NestedMap::new(true)), threads), &wild, 3, true);
     }
 }

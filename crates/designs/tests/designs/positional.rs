@@ -1,4 +1,4 @@
-//! Rung 6: what it promises in each of its forms, and each of its deviations with the smallest example.
+//! Tests of rung 6: its promises in each of its forms, and each of its deviations with the smallest example.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,14 +11,14 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, Promise, after_concurrent, check_concurrent, check_under_load, remove, store, truth};
 use crate::streams::{Family, Names, Random, mix, stream as stream_of, streams};
 
-/// No place for orphans; else everything is kept and forgotten.
+/// The promise of a design with no place for orphans; else everything is kept and forgotten.
 pub(crate) const REFUSES_ORPHANS: Promise = Promise { refuses_orphans: true, ..EXACT };
 
-/// What a strict positional index gets right: everything but names that come to mean something else and several names
-/// for one block (of a worker).
+/// The family that a strict positional index gets right: everything but names that come to mean something else and
+/// several names for one block (of a worker).
 pub(crate) const STRICT: Family = Family { replaced: false, aliases: false, ..Family::ANYTHING };
 
-/// What the idea itself gets right.
+/// The family that the idea itself gets right.
 const LAZY: Family = Family { conflation: false, holes: false, replaced: false, ..Family::ANYTHING };
 
 /// The query's block names, as an engine may name them.
@@ -71,7 +71,7 @@ fn without_leaps_holes_are_seen() {
     }
 }
 
-/// Whatever comes: no panic, every name accounted for, and nothing left in the end.
+/// Runs streams of any kind: no panic, every name accounted for, and nothing left in the end.
 #[test]
 fn nothing_is_left_of_any_stream() {
     for options in all_forms(false).chain(all_forms(true)) {
@@ -257,7 +257,7 @@ fn keeps_a_workers_order_under_load() {
     }
 }
 
-/// A worker that grows and shrinks between two depths is never seen outside them, while others come and go.
+/// Looks at a worker that grows and shrinks between two depths while others come and go: it is never seen outside them.
 #[test]
 fn answers_stay_between_what_was_true() {
     for options in all_forms(false).chain(all_forms(true)).filter(|options| options.jump_size > 2) {
@@ -306,7 +306,7 @@ fn answers_stay_between_what_was_true() {
     }
 }
 
-/// Not the intended use, but it must come to no harm: several threads change one worker.
+/// Changes one worker from several threads, which is not the intended use, but must come to no harm.
 #[test]
 fn one_worker_from_many_threads_loses_nothing() {
     let index = Arc::new(index(Options { strict: true, ..Options::default() }));

@@ -13,28 +13,28 @@ use kvatlas_index::{BlockHash, hash};
 use kvatlas_testing::seeds;
 pub(crate) use kvatlas_testing::{Random, mix};
 
-/// What may happen in a stream.
+/// The kinds of things that may happen in a stream.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// One content in several places: under other prefixes, and again within a prompt.
+    /// True if one content may be in several places: under other prefixes, and again within a prompt.
     pub(crate) conflation: bool,
-    /// Blocks are removed that others continue, and may come back.
+    /// True if blocks may be removed that others continue, and come back.
     pub(crate) holes: bool,
-    /// Blocks are announced whose parent is not held.
+    /// True if blocks may be announced whose parent is not held.
     pub(crate) orphans: bool,
-    /// Blocks are announced that are held already.
+    /// True if blocks may be announced that are held already.
     pub(crate) duplicates: bool,
-    /// Names come to mean other blocks; they are few, so that they meet and form cycles, too.
+    /// True if names may come to mean other blocks; they are few, so that they meet and form cycles, too.
     pub(crate) replaced: bool,
-    /// One worker has several names for one block.
+    /// True if one worker may have several names for one block.
     pub(crate) aliases: bool,
-    /// Names are removed that are not held, and workers cleared that are not known.
+    /// True if names may be removed that are not held, and workers cleared that are not known.
     pub(crate) unknown: bool,
 }
 
 impl Family {
-    /// What every rung must get right: what a worker holds is closed under prefixes at every moment, a content occurs
-    /// at one place only, a block has one name, is announced while not held and removed while held.
+    /// The family that every rung must get right: what a worker holds is closed under prefixes at every moment, a
+    /// content occurs at one place only, a block has one name, is announced while not held and removed while held.
     pub(crate) const WELL_BEHAVED: Self = Self {
         conflation: false,
         holes: false,
@@ -44,7 +44,7 @@ impl Family {
         aliases: false,
         unknown: false,
     };
-    /// Everything.
+    /// The family of streams in which everything may happen.
     pub(crate) const ANYTHING: Self = Self {
         conflation: true,
         holes: true,
@@ -66,25 +66,25 @@ impl Family {
             && (self.unknown || !unknown)
     }
 
-    /// Whether these changes are of this family. Conflation is a matter of what the generator chose, not checked here.
+    /// True if these changes are of this family. Conflation is a matter of what the generator chose, not checked here.
     pub(crate) fn allows(self, changes: &[Change]) -> bool {
         let mut fleet = Fleet::default();
         changes.iter().all(|change| self.covers(fleet.apply(change)))
     }
 }
 
-/// How engines name blocks.
+/// The ways in which engines name blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Names {
-    /// By the prefix hash of the contract: `hash::prefix_hashes` of the content hashes.
+    /// Engines name blocks by the prefix hash of the contract: `hash::prefix_hashes` of the content hashes.
     Prefix,
-    /// By something else that all agree on.
+    /// Engines name blocks by something else that all agree on.
     Alike,
-    /// Each worker in a way of its own.
+    /// Each worker names blocks in a way of its own.
     Own,
 }
 
-/// A stream, and what to ask.
+/// A stream, with the queries to ask.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) seed: u64,
@@ -101,18 +101,18 @@ pub(crate) fn streams(family: Family, seeds: Range<u64>) -> impl Iterator<Item =
     })
 }
 
-/// Streams whose blocks are named by prefix hashes.
+/// Streams of a family, one a seed, with the names in one of the three ways.
 pub(crate) fn streams_named(family: Family, names: Names, seeds: Range<u64>) -> impl Iterator<Item = Stream> {
     at_least(seeds).map(move |seed| stream(family, names, seed, 30 + seed as usize * 7 % 150))
 }
 
-/// Not fewer than a third, nor than ten if there are as many: some tests want to have seen enough.
+/// The seeds to run, not fewer than a third, nor than ten if there are as many: some tests want to have seen enough.
 fn at_least(usual: Range<u64>) -> Range<u64> {
     let few = usual.end - usual.start;
     usual.start..usual.start + seeds(few).max(few.div_ceil(3)).max(few.min(10))
 }
 
-/// One stream.
+/// Makes one stream.
 pub(crate) fn stream(family: Family, names: Names, seed: u64, length: usize) -> Stream {
     let mut random = Random(seed);
     let mut maker = Maker {
@@ -147,15 +147,15 @@ pub(crate) fn stream(family: Family, names: Names, seed: u64, length: usize) -> 
     Stream { seed, family, changes, queries: maker.prompts }
 }
 
-/// What one worker holds: name → (parent, content).
+/// The blocks that one worker holds: name → (parent, content).
 type Held = BTreeMap<BlockHash, (Option<BlockHash>, u64)>;
 
-/// What everybody holds.
+/// The blocks that everybody holds.
 #[derive(Clone, Debug, Default)]
 struct Fleet(BTreeMap<WorkerId, Held>);
 
 impl Fleet {
-    /// Applies a change and tells what it took.
+    /// Applies a change, and returns the family that it took.
     fn apply(&mut self, change: &Change) -> Family {
         let mut took = Family::WELL_BEHAVED;
         match change {
@@ -192,7 +192,7 @@ impl Fleet {
     }
 }
 
-/// Blocks whose chain to the root is not complete.
+/// The blocks whose chain to the root is not complete.
 fn unlinked(held: &Held) -> BTreeSet<BlockHash> {
     let mut linked = BTreeSet::new();
     loop {
@@ -222,7 +222,7 @@ struct Maker {
 }
 
 impl Maker {
-    /// A prompt that shares its beginning with another, as most do.
+    /// Adds a prompt that shares its beginning with another, as most do.
     fn add_prompt(&mut self) {
         let mut prompt = Vec::new();
         if !self.prompts.is_empty() && self.random.chance(80) {
@@ -240,7 +240,7 @@ impl Maker {
         self.prompts.push(prompt);
     }
 
-    /// What a worker calls the blocks of a prompt.
+    /// The names that a worker has for the blocks of a prompt.
     fn names(&mut self, worker: WorkerId, prompt: &[u64]) -> Vec<BlockHash> {
         let alias = if self.family.aliases && self.random.chance(20) { 77 } else { 0 };
         if self.names == Names::Prefix && alias == 0 {
@@ -277,7 +277,7 @@ impl Maker {
         }
     }
 
-    /// How many leading blocks of these a worker holds.
+    /// Number of leading blocks of these that a worker holds.
     fn held(&self, worker: WorkerId, names: &[BlockHash]) -> usize {
         let held = self.fleet.0.get(&worker);
         names.iter().take_while(|name| held.is_some_and(|held| held.contains_key(name))).count()

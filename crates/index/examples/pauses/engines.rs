@@ -10,7 +10,7 @@ use crate::times::Times;
 
 /// Blocks of the prompt that all conversations of a group begin with.
 const SYSTEM: u64 = 8;
-/// Groups.
+/// Number of groups.
 const GROUPS: u64 = 64;
 
 /// A fleet.
@@ -19,14 +19,14 @@ pub(crate) struct Shape {
     pub(crate) engines: u64,
     /// Engines that each conversation is on.
     pub(crate) copies: u32,
-    /// Whether every engine has block hashes of its own.
+    /// True if every engine has block hashes of its own.
     pub(crate) own_names: bool,
     /// Blocks that all hold together.
     pub(crate) blocks: u64,
 }
 
 /// One engine's part of a conversation.
-struct Held {
+struct CachedPart {
     conversation: u64,
     blocks: u64,
 }
@@ -35,7 +35,7 @@ struct Engine {
     name: String,
     salt: u64,
     /// Least recently used first.
-    held: VecDeque<Held>,
+    held: VecDeque<CachedPart>,
     blocks: u64,
     room: u64,
     is_full: bool,
@@ -45,7 +45,7 @@ struct Engine {
 pub(crate) struct Fleet {
     engines: Vec<Engine>,
     copies: u64,
-    /// Those that go on: number and length.
+    /// Conversations that go on: number and length.
     conversations: Vec<(u64, u64)>,
     next: u64,
     /// Engines that have had to evict.
@@ -82,7 +82,7 @@ impl Fleet {
         }
     }
 
-    /// Whether nearly all engines are full.
+    /// True if nearly all engines are full.
     pub(crate) fn is_full(&self) -> bool {
         self.full * 20 >= self.engines.len() * 19
     }
@@ -147,6 +147,6 @@ impl Engine {
             .time("store", || index.store_once(&self.name, 0, Tier::Gpu, parent, &names, &contents))
             .expect("lists of one length");
         self.blocks += new;
-        self.held.push_back(Held { conversation, blocks: length });
+        self.held.push_back(CachedPart { conversation, blocks: length });
     }
 }

@@ -1,5 +1,5 @@
-//! How long one event holds the writer: a histogram for each workload at millions of held blocks, and for events that
-//! were chosen to be as bad as can be. Names the longest.
+//! Pauses: how long one event holds the writer, as a histogram for each workload at millions of held blocks, and for
+//! events that were chosen to be as bad as can be. Names the longest.
 //!
 //! `cargo run --release -p kvatlas-index --features jemalloc --example pauses [-- --blocks 10000000] [--only NAME]`
 //!

@@ -9,7 +9,7 @@ use crate::times::Times;
 const WORKERS: u64 = 32;
 /// Blocks of a chain, and of an event.
 const CHAIN: u64 = 256;
-/// How often what can be repeated is.
+/// Number of times that what can be repeated is.
 const TIMES: u64 = 10;
 
 struct Setting<'a> {
@@ -210,8 +210,8 @@ impl Setting<'_> {
         self.tell(times);
     }
 
-    /// What takes long for who has much is done in parts, between which others have their turn: of w3, and of w1, which has
-    /// names of its own.
+    /// Does in parts, between which others have their turn, what takes long for who has much: for w3, and for w1, which
+    /// has names of its own.
     fn offloading(&mut self) {
         for (worker, first) in [("w3", 3 << 20), ("w1", 1 << 20)] {
             let chain = |chain: u64| (names(first | chain, 0..CHAIN), contents(first | chain, 0..CHAIN));

@@ -17,15 +17,15 @@ struct Longest {
     what: String,
 }
 
-/// What the events of one kind took.
+/// Times that the events of one kind took.
 #[derive(Clone)]
 pub(crate) struct Times {
     name: String,
     nanoseconds: Vec<u64>,
     longest: Longest,
-    /// Whether these are times that others waited.
+    /// True if these are times that others waited.
     are_waits: bool,
-    /// What reading the clock takes.
+    /// Time that reading the clock takes.
     clock: u64,
 }
 

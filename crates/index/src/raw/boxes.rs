@@ -1,11 +1,11 @@
 //! Boxes whose content readers look at: replaced as a whole by the writer, freed when no reader can have them.
 //!
-//! **Protocol.** A [`Published`] holds one pointer. The writer swaps it and gets the old content back as an [`Owned`],
+//! **Protocol.** A [`Swappable`] holds one pointer. The writer swaps it and gets the old content back as an [`SharedBox`],
 //! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
-//! it beside its guard as a [`Held`].
+//! it beside its guard as a [`GuardedPointer`].
 //!
 //! **Invariants.** The pointer is never null and always made by `Box`; content is never changed while it is linked,
-//! but by its own atomics; an `Owned` is dropped by the writer alone, after [`super::reclaim::Retired`] handed it back
+//! but by its own atomics; an `SharedBox` is dropped by the writer alone, after [`super::reclaim::Retired`] handed it back
 //! (rules 1 and 2 of the room). A guard or a token of another index protects nothing here, and is refused by a panic.
 //!
 //! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
@@ -22,14 +22,14 @@ use crate::sync::{AtomicPtr, Ordering};
 /// A box whose address may be known to readers.
 ///
 /// Unlike `Box` it may be moved while others point to its content.
-pub(crate) struct Owned<T>(pub(super) NonNull<T>);
+pub(crate) struct SharedBox<T>(pub(super) NonNull<T>);
 
 // SAFETY: it owns its content as a Box does.
-unsafe impl<T: Send> Send for Owned<T> {}
+unsafe impl<T: Send> Send for SharedBox<T> {}
 // SAFETY: as above.
-unsafe impl<T: Sync> Sync for Owned<T> {}
+unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
-impl<T> Owned<T> {
+impl<T> SharedBox<T> {
     /// As a box that is the writer's alone: no reader has it any more.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
@@ -38,7 +38,7 @@ impl<T> Owned<T> {
     }
 }
 
-impl<T> Deref for Owned<T> {
+impl<T> Deref for SharedBox<T> {
     type Target = T;
 
     fn deref(&self) -> &T {
@@ -47,7 +47,7 @@ impl<T> Deref for Owned<T> {
     }
 }
 
-impl<T> Drop for Owned<T> {
+impl<T> Drop for SharedBox<T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::leak`; by rule 1 no reader has it any more.
         drop(unsafe { Box::from_raw(self.0.as_ptr()) });
@@ -56,13 +56,13 @@ impl<T> Drop for Owned<T> {
 
 /// A thing that the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
 /// it: hence the bounds, without which the pointer in it would let anything through.
-pub(crate) struct Published<T: Send + Sync> {
+pub(crate) struct Swappable<T: Send + Sync> {
     it: AtomicPtr<T>,
     index: IndexId,
 }
 
-impl<T: Send + Sync> Published<T> {
-    /// Published in the index of this writer.
+impl<T: Send + Sync> Swappable<T> {
+    /// Makes a thing published in the index of this writer.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
@@ -74,10 +74,10 @@ impl<T: Send + Sync> Published<T> {
         unsafe { &*self.it.load(Ordering::Acquire) }
     }
 
-    /// Like [`Self::load`], for a reader that keeps its guard beside the result.
+    /// Loads the thing like [`Self::load`], for a reader that keeps its guard beside the result.
     #[inline]
-    pub(super) fn hold(&self, guard: &Guard<'_>) -> Held<T> {
-        Held(ptr::from_ref(self.load(guard)))
+    pub(super) fn hold(&self, guard: &Guard<'_>) -> GuardedPointer<T> {
+        GuardedPointer(ptr::from_ref(self.load(guard)))
     }
 
     /// For the writer, which needs no guard as it alone replaces.
@@ -89,31 +89,32 @@ impl<T: Send + Sync> Published<T> {
     }
 
     /// Links `it`; the result is for the writer to retire.
-    pub(crate) fn replace(&self, it: T, writer: &mut WriterToken) -> Owned<T> {
+    pub(crate) fn replace(&self, it: T, writer: &mut WriterToken) -> SharedBox<T> {
         writer.assert_of(self.index);
         let old = self.it.swap(Box::into_raw(Box::new(it)), Ordering::AcqRel);
         // SAFETY: never null, made by `Box::into_raw` as all that is ever linked.
-        Owned(unsafe { NonNull::new_unchecked(old) })
+        SharedBox(unsafe { NonNull::new_unchecked(old) })
     }
 }
 
-impl<T: Send + Sync> Drop for Published<T> {
+impl<T: Send + Sync> Drop for Swappable<T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw`; `&mut self` means there are no readers.
         drop(unsafe { Box::from_raw(self.it.load(Ordering::Relaxed)) });
     }
 }
 
-/// What was published when a reader looked, good for as long as that reader's guard. It stays in this room, beside it.
-pub(super) struct Held<T>(*const T);
+/// Pointer to what was published when a reader looked, good for as long as that reader's guard. The pointer stays in
+/// this room, beside the guard.
+pub(super) struct GuardedPointer<T>(*const T);
 
-impl<T> PartialEq for Held<T> {
+impl<T> PartialEq for GuardedPointer<T> {
     fn eq(&self, other: &Self) -> bool {
         ptr::eq(self.0, other.0)
     }
 }
 
-impl<T> Held<T> {
+impl<T> GuardedPointer<T> {
     /// # Safety
     /// `guard` is the one it was held under.
     #[inline]
@@ -154,7 +155,7 @@ mod tests {
     #[should_panic(expected = "a guard of one index, and things of another")]
     fn a_guard_of_another_index_is_refused() {
         let (one, other) = (Readers::new(1), Readers::new(1));
-        let published = Published::new(7, &WriterToken::of(&one));
+        let published = Swappable::new(7, &WriterToken::of(&one));
         assert_eq!(*published.load(&one.enter()), 7);
         published.load(&other.enter());
     }
@@ -163,7 +164,7 @@ mod tests {
     #[should_panic(expected = "the writer of one index changes another")]
     fn a_writer_of_another_index_is_refused() {
         let (one, other) = (Readers::new(1), Readers::new(1));
-        let published = Published::new(7, &WriterToken::of(&one));
+        let published = Swappable::new(7, &WriterToken::of(&one));
         drop(published.replace(8, &mut WriterToken::of(&other)));
     }
 }
@@ -173,7 +174,7 @@ mod loom_tests {
     use loom::sync::atomic::AtomicBool;
 
     use super::*;
-    use crate::raw::reclaim::Retired;
+    use crate::raw::reclaim::RetiredList;
 
     struct Thing {
         number: u32,
@@ -187,7 +188,7 @@ mod loom_tests {
             let readers = Arc::new(Readers::new(1));
             let mut writer = WriterToken::of(&readers);
             let thing = |number| Thing { number, freed: Arc::new(AtomicBool::new(false)) };
-            let published = Arc::new(Published::new(thing(0), &writer));
+            let published = Arc::new(Swappable::new(thing(0), &writer));
             let reader = {
                 let (readers, published) = (readers.clone(), published.clone());
                 loom::thread::spawn(move || {
@@ -202,7 +203,7 @@ mod loom_tests {
             for number in 1..=2 {
                 retired.push(published.replace(thing(number), &mut writer));
                 // Freed as far as readers may know; really when nobody can be mistaken any more.
-                retired.advance(&readers, usize::MAX, |old: Owned<Thing>| {
+                retired.advance(&readers, usize::MAX, |old: SharedBox<Thing>| {
                     old.freed.store(true, Ordering::Relaxed);
                     given_back.push(old);
                 });

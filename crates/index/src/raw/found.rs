@@ -1,11 +1,11 @@
-//! What a lookup has found, beside the guard that keeps it.
+//! Findings of a lookup, beside the guard that keeps them.
 //!
 //! **Protocol.** A lookup goes under a guard, walks, and notes the sets that it found as words. The answer keeps them
 //! together with the guard, so that who wants the members can have them for as long as the answer lives. Who a holder
 //! is must be known as of the walk: what says so is loaded before it and looked at again after it, and the walk is
 //! repeated if it was replaced meanwhile (a worker came or went, or first offloaded).
 //!
-//! **Invariants.** The words in a [`Found`] were linked while its guard lived, as was what says who is who. The types see
+//! **Invariants.** The words in a [`WalkResult`] were linked while its guard lived, as was what says who is who. The types see
 //! to that: a walk can note only a [`SetRef`] of its own `'p`, whatever other guards there are.
 //!
 //! **Checked by** the loom model below (`make loom`), and by `tests/concurrency.rs` under Valgrind and the address
@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
-use super::boxes::{Held, Published};
+use super::boxes::{GuardedPointer, Swappable};
 use super::reclaim::{Guard, Readers};
 use super::set::{Members, SetRef, SetWord};
 
@@ -26,11 +26,11 @@ struct Reach {
     set: SetWord,
 }
 
-/// What a walk under a guard that lives for `'p` has found so far: depths rise, sets shrink.
+/// Findings so far of a walk under a guard that lives for `'p`: depths rise, sets shrink.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// All of `set` reach `depth`.
+    /// Adds that all of `set` reach `depth`.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
@@ -43,19 +43,19 @@ impl<'p> Reaches<'_, 'p> {
 }
 
 /// The answer to a walk. `W` says who the holders are.
-pub(crate) struct Found<'i, W> {
+pub(crate) struct WalkResult<'i, W> {
     reaches: SmallVec<[Reach; 12]>,
-    /// As of the walk.
-    who: Held<W>,
+    /// Account of who the holders are, as of the walk.
+    who: GuardedPointer<W>,
     guard: Guard<'i>,
 }
 
-impl<'i, W: Send + Sync> Found<'i, W> {
-    /// What `walk` finds, and who the holders were then.
+impl<'i, W: Send + Sync> WalkResult<'i, W> {
+    /// Collects what `walk` finds, and who the holders were then.
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
-        who: &Published<W>,
+        who: &Swappable<W>,
         mut walk: impl for<'p> FnMut(&'p Guard<'i>, Reaches<'_, 'p>),
     ) -> Self {
         let guard = readers.enter();
@@ -72,7 +72,7 @@ impl<'i, W: Send + Sync> Found<'i, W> {
         }
     }
 
-    /// Who the holders are.
+    /// Account of who the holders are.
     #[inline]
     pub(crate) fn who(&self) -> &W {
         // SAFETY: held under this guard.
@@ -85,7 +85,7 @@ impl<'i, W: Send + Sync> Found<'i, W> {
         self.reaches.last().map_or(0, |reach| reach.depth)
     }
 
-    /// Who reaches each depth, deepest first.
+    /// Returns the holders that reach each depth, deepest first.
     #[inline]
     pub(crate) fn reached(&self) -> impl DoubleEndedIterator<Item = (u32, Members<'_>)> {
         // SAFETY: found under this guard, which lives as long as the borrow.
@@ -98,11 +98,11 @@ mod loom_tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::raw::boxes::{Owned, WriterToken};
-    use crate::raw::reclaim::Retired;
+    use crate::raw::boxes::{SharedBox, WriterToken};
+    use crate::raw::reclaim::RetiredList;
 
     enum Garbage {
-        /// Who holders 0 and 1 are.
+        /// Account of who holders 0 and 1 are.
         Who(#[allow(dead_code, reason = "kept until the model ends")] Owned<[u32; 2]>),
         Number(usize),
     }
@@ -121,13 +121,13 @@ mod loom_tests {
         model.check(|| {
             let readers = Arc::new(Readers::new(1));
             let mut writer = WriterToken::of(&readers);
-            let who = Arc::new(Published::new([FIRST, NOBODY], &writer));
-            let truth = Arc::new(Published::new(FIRST, &writer));
+            let who = Arc::new(Swappable::new([FIRST, NOBODY], &writer));
+            let truth = Arc::new(Swappable::new(FIRST, &writer));
             let reader = {
                 let (readers, who, truth) = (readers.clone(), who.clone(), truth.clone());
                 loom::thread::spawn(move || {
                     let mut seen = NOBODY;
-                    let found = Found::by(&readers, &who, |guard, _| seen = *truth.load(guard));
+                    let found = WalkResult::by(&readers, &who, |guard, _| seen = *truth.load(guard));
                     let named = found.who()[0];
                     assert!(seen == NOBODY || named == NOBODY || seen == named, "{seen} is taken for {named}");
                 })

@@ -56,14 +56,14 @@ impl<'p> LevelsRef<'p> {
         }
     }
 
-    /// Where each level ends, and who holds all up to there.
+    /// Returns the end of each level, and the set of those who hold all up to there.
     #[inline]
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
         // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
         self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
     }
 
-    /// Where the last level ends.
+    /// End of the last level.
     #[inline]
     pub(super) fn end(&self) -> u32 {
         self.as_slice().last().map_or(0, |level| level.end)
@@ -122,7 +122,7 @@ struct Words {
 pub(super) struct UnderChange {
     /// Odd while this is being written.
     version: AtomicU32,
-    /// Which change: the address of the head, and the odd version that it has during the change.
+    /// Address of the head that is being changed, and the odd version that it has during the change.
     change: AtomicU32,
     head: AtomicUsize,
     words: Words,
@@ -160,7 +160,7 @@ impl Words {
         }
     }
 
-    /// In how many words the first levels differ from these.
+    /// Number of words in which the first levels differ from these.
     #[inline]
     fn differences(&self, levels: &[Level]) -> usize {
         let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
@@ -233,7 +233,7 @@ impl RunHead {
         NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
 
-    /// Whether any run hangs off this one.
+    /// True if any run hangs off this one.
     #[inline]
     pub(crate) fn has_children(&self) -> bool {
         self.words.info.load(Ordering::Acquire) & HAS_CHILDREN != 0
@@ -334,7 +334,7 @@ mod tests {
     use std::thread;
 
     use super::*;
-    use crate::raw::reclaim::{Readers, Retired};
+    use crate::raw::reclaim::{Readers, RetiredList};
 
     const CHANGES: u32 = if cfg!(miri) { 200 } else { 100_000 };
 
@@ -350,7 +350,7 @@ mod tests {
         let (mut writer, mut spares) = (WriterToken::of(&readers), Spares::new());
         head.publish(&version(0), &mut spares, &mut writer);
         // Outlives the readers: what is left in it when the writer is done may still be read.
-        let mut retired = Retired::new();
+        let mut retired = RetiredList::new();
         thread::scope(|scope| {
             for _ in 0..2 {
                 scope.spawn(|| {

@@ -43,12 +43,12 @@ mod thin;
 #[cfg(not(loom))]
 mod zeroed;
 
-pub(crate) use boxes::{Owned, Published, WriterToken};
+pub(crate) use boxes::{SharedBox, Swappable, WriterToken};
 pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
-pub(crate) use found::{Found, Reaches};
+pub(crate) use found::{Reaches, WalkResult};
 pub(crate) use head::{Level, LevelsNow, Spilled};
-pub(crate) use reclaim::{Guard, Readers, Retired};
+pub(crate) use reclaim::{Guard, Readers, RetiredList};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};
 pub(crate) use thin::Spares;

@@ -1,4 +1,4 @@
-//! When may memory that readers could still see be freed?
+//! Reclamation: when memory that readers could still see may be freed.
 //!
 //! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they wait
 //! for nobody and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been seen at
@@ -31,13 +31,13 @@ struct Cell(AtomicU64);
 pub(crate) struct Readers {
     /// `[stripe * 2 + parity]`.
     cells: Box<[Cell]>,
-    /// Which parity new readers use (its lowest bit).
+    /// Parity that new readers use (the lowest bit).
     parity: AtomicUsize,
     index: IndexId,
     under_change: Arc<UnderChange>,
 }
 
-/// Which index a thing belongs to: no two that ever were in this process have the same.
+/// Identity of the index that a thing belongs to: no two that ever were in this process have the same.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct IndexId(u64);
 
@@ -133,25 +133,25 @@ impl Drop for Guard<'_> {
 }
 
 /// The writer's half: what is retired and not yet free.
-pub(crate) struct Retired<T> {
-    /// Retired since the current wait began.
+pub(crate) struct RetiredList<T> {
+    /// Things that were retired since the current wait began.
     fresh: Vec<T>,
-    /// Retired before it began.
+    /// Things that were retired before it began.
     waiting: Vec<T>,
-    /// Nobody can hold these any more.
+    /// Things that nobody can hold any more.
     ready: Vec<T>,
     /// Counters not yet seen at zero since it began: a bit each.
     unseen: u128,
-    /// Whether new readers have been steered back once in this wait.
+    /// True if new readers have been steered back once in this wait.
     flipped_back: bool,
 }
 
-impl<T> Retired<T> {
+impl<T> RetiredList<T> {
     pub(crate) fn new() -> Self {
         Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
     }
 
-    /// Whether there is something that nobody can hold any more.
+    /// True if there is something that nobody can hold any more.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -242,7 +242,7 @@ mod tests {
     #[test]
     fn frees_at_once_without_readers_and_later_with() {
         let readers = Readers::new(2);
-        let mut retired = Retired::new();
+        let mut retired = RetiredList::new();
         let mut freed = Vec::new();
         retired.push(1);
         assert!(!retired.advance(&readers, usize::MAX, |x| freed.push(x)));
@@ -262,7 +262,7 @@ mod tests {
     #[test]
     fn a_steady_stream_of_readers_does_not_stop_freeing() {
         let readers = Readers::new(1);
-        let mut retired = Retired::new();
+        let mut retired = RetiredList::new();
         let mut freed = 0;
         let mut guard = readers.enter();
         retired.push(());
@@ -301,7 +301,7 @@ mod loom_tests {
                     drop(guard);
                 })
             };
-            let mut retired = Retired::new();
+            let mut retired = RetiredList::new();
             linked.store(0, Ordering::Release);
             retired.push(());
             for _ in 0..2 {
@@ -335,7 +335,7 @@ mod loom_tests {
                     })
                 })
                 .collect();
-            let mut retired = Retired::new();
+            let mut retired = RetiredList::new();
             for thing in 0..THINGS {
                 linked.store(thing + 1, Ordering::Release);
                 retired.push(thing);

@@ -99,13 +99,13 @@ impl Run {
         unsafe { self.hashes().add(self.room() + at).write(name) };
     }
 
-    /// Whether blocks of these contents can be added without moving the run.
+    /// True if blocks of these contents can be added without moving the run.
     #[inline]
     pub(crate) fn has_room_for(&self, contents: &[u64]) -> bool {
         self.len() + contents.len() <= self.room() && self.continues_with(contents)
     }
 
-    /// Whether adding these contents would leave every block that ever was at its offset the same.
+    /// True if adding these contents would leave every block that ever was at its offset the same.
     #[inline]
     pub(crate) fn continues_with(&self, contents: &[u64]) -> bool {
         let written = (self.written - self.len) as usize;

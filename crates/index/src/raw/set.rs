@@ -60,22 +60,24 @@ pub(crate) enum Members<'a> {
     Bits(&'a [u64]),
 }
 
-/// What goes before the members of a set that does not fit into a word.
+/// Head that goes before the members of a set that does not fit into a word.
 pub(crate) struct SetHead {
     /// The xor of its members' words.
     pub(crate) key: u64,
-    /// How many levels and copies mean it; the writer's own, an atomic only because readers may look beside it.
+    /// Number of levels and copies that mean the set; the writer's own, an atomic only because readers may look beside
+    /// it.
     references: AtomicU32,
     /// Number of members.
     members: u32,
-    /// Whether they have a bit each, up to the highest; else they are listed, rising, two to a word, with 0 to fill it.
+    /// True if the members have a bit each, up to the highest; else they are listed, rising, two to a word, with 0 to
+    /// fill it.
     bits: bool,
 }
 
 /// A set that does not fit into a word.
 pub(crate) type SetBox = ThinBox<SetHead, u64>;
 
-/// Such a set, to be looked at.
+/// Set that does not fit into a word, to be looked at.
 #[derive(Clone, Copy)]
 pub(crate) struct Set<'a> {
     head: &'a SetHead,
@@ -124,14 +126,14 @@ impl<'a> Set<'a> {
         }
     }
 
-    /// One reference more. There is one writer, so no locked instruction.
+    /// Adds a reference. There is one writer, so no locked instruction.
     #[inline]
     pub(crate) fn retain(self, _: &CountedToken) {
         let references = self.head.references.load(Ordering::Relaxed);
         self.head.references.store(references + 1, Ordering::Relaxed);
     }
 
-    /// One reference less; returns whether it was the last.
+    /// Takes a reference away; returns whether it was the last.
     #[inline]
     pub(crate) fn release(self, _: &CountedToken) -> bool {
         let references = self.head.references.load(Ordering::Relaxed);

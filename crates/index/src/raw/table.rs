@@ -21,7 +21,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::boxes::WriterToken;
 #[cfg(not(loom))]
-use super::zeroed::{Zeroable, Zeroed};
+use super::zeroed::{Zeroable, ZeroedList};
 use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
@@ -50,7 +50,7 @@ unsafe impl Zeroable for Line {}
 #[cfg(loom)]
 type Lines = Box<[Line]>;
 #[cfg(not(loom))]
-type Lines = Zeroed<Line>;
+type Lines = ZeroedList<Line>;
 
 /// See the module's text.
 pub(crate) struct Table {
@@ -68,7 +68,7 @@ impl Table {
         #[cfg(loom)]
         let lines = (0..lines).map(|_| Line::default()).collect();
         #[cfg(not(loom))]
-        let lines = Zeroed::new(lines);
+        let lines = ZeroedList::new(lines);
         Self { lines, beyond: Mutex::default() }
     }
 
@@ -80,7 +80,7 @@ impl Table {
         self.lines.shed()
     }
 
-    /// How many entries it holds before it should grow.
+    /// Number of entries that the table holds before it should grow.
     pub(crate) fn room(&self) -> usize {
         self.lines.len() * FULL
     }
@@ -191,7 +191,7 @@ impl Table {
         true
     }
 
-    /// Where `value` is: line, slot, and lines from its home.
+    /// Finds `value`: line, slot, and lines from its home.
     fn at(&self, hash: u64, value: u64) -> Option<(usize, usize, usize)> {
         let tag = tag(hash);
         let mut at = self.home(hash);
@@ -310,7 +310,7 @@ mod loom_tests {
 
     const STAYS: u64 = 7;
 
-    /// What a reader was offered while it looked for [`STAYS`], which it must find.
+    /// Values that a reader was offered while it looked for [`STAYS`], which it must find.
     fn look(table: &Arc<Table>, hash: u64) -> loom::thread::JoinHandle<Vec<u64>> {
         let table = table.clone();
         loom::thread::spawn(move || {

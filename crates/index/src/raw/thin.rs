@@ -131,14 +131,14 @@ impl<'p, H, T> Thin<'p, H, T> {
 
 /// Boxes that no reader has any more, to be written anew: most of those that come are as large as one that went.
 pub(crate) struct Spares<H, T: Copy> {
-    /// By their room.
+    /// Boxes by their room.
     classes: Vec<Vec<ThinBox<H, T>>>,
     bytes: usize,
 }
 
 /// Larger ones are not kept.
 const MOST_CLASSES: usize = 64;
-/// More than this is not kept.
+/// Bytes beyond which spares are not kept.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<H, T: Copy> Spares<H, T> {

@@ -15,14 +15,14 @@ use std::marker::PhantomData;
 use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
-/// What may begin as zeros.
+/// Type whose values may begin as zeros.
 ///
 /// # Safety
 /// Zeros must be a value of it, and nothing must be done when it is dropped.
 pub(super) unsafe trait Zeroable {}
 
 /// See the module's text.
-pub(super) struct Zeroed<T: Zeroable> {
+pub(super) struct ZeroedList<T: Zeroable> {
     first: NonNull<T>,
     len: usize,
     memory: NonNull<u64>,
@@ -34,11 +34,11 @@ pub(super) struct Zeroed<T: Zeroable> {
 const PIECE: usize = 256 << 10;
 
 // SAFETY: it owns its elements as a Box does.
-unsafe impl<T: Zeroable + Send> Send for Zeroed<T> {}
+unsafe impl<T: Zeroable + Send> Send for ZeroedList<T> {}
 // SAFETY: as above.
-unsafe impl<T: Zeroable + Sync> Sync for Zeroed<T> {}
+unsafe impl<T: Zeroable + Sync> Sync for ZeroedList<T> {}
 
-impl<T: Zeroable> Zeroed<T> {
+impl<T: Zeroable> ZeroedList<T> {
     pub(super) fn new(len: usize) -> Self {
         let aligned = align_of::<T>().div_ceil(size_of::<u64>());
         let words = (len * size_of::<T>()).div_ceil(size_of::<u64>()) + aligned - 1;
@@ -76,7 +76,7 @@ impl<T: Zeroable> Zeroed<T> {
     }
 }
 
-impl<T: Zeroable> Deref for Zeroed<T> {
+impl<T: Zeroable> Deref for ZeroedList<T> {
     type Target = [T];
 
     #[inline]
@@ -86,7 +86,7 @@ impl<T: Zeroable> Deref for Zeroed<T> {
     }
 }
 
-impl<T: Zeroable> Drop for Zeroed<T> {
+impl<T: Zeroable> Drop for ZeroedList<T> {
     fn drop(&mut self) {
         drop(self.take());
     }

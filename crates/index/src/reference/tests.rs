@@ -1,4 +1,4 @@
-//! What the reference must say in cases small enough to be checked by hand.
+//! Answers that the reference must give in cases small enough to be checked by hand.
 
 use super::*;
 

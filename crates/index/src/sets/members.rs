@@ -15,7 +15,7 @@ pub(crate) enum OwnedMembers {
 }
 
 impl Members<'_> {
-    /// How many there are.
+    /// Number of members.
     #[inline]
     pub(crate) fn len(self) -> usize {
         match self {
@@ -70,22 +70,22 @@ impl Members<'_> {
 
 /// Numbers met so far: of holders, whose sets in a match shrink with depth but for what a writer did between two; or
 /// of workers.
-pub(crate) struct Seen(SmallVec<[u64; 32]>);
+pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
-impl Seen {
+impl NumberSet {
     /// Nothing yet, of so many words of 64 numbers each.
     #[inline]
     pub(crate) fn none_of(words: usize) -> Self {
         Self(SmallVec::from_elem(0, words))
     }
 
-    /// Whether it is new. Numbers beyond the last word never are.
+    /// Adds a number; true if it is new. Numbers beyond the last word never are.
     #[inline]
     pub(crate) fn insert(&mut self, number: u32) -> bool {
         self.insert_word(number as usize / 64, 1 << (number % 64)) != 0
     }
 
-    /// Those of the numbers `64 * word..` given by `bits` that are new.
+    /// Adds the numbers `64 * word..` given by `bits`; returns those that are new.
     #[inline]
     pub(crate) fn insert_word(&mut self, word: usize, bits: u64) -> u64 {
         let Some(seen) = self.0.get_mut(word) else { return 0 };

@@ -7,5 +7,5 @@
 mod members;
 mod table;
 
-pub(crate) use members::{Bits, OwnedMembers, Seen};
+pub(crate) use members::{Bits, NumberSet, OwnedMembers};
 pub(crate) use table::Sets;

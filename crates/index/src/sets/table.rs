@@ -6,8 +6,8 @@ use smallvec::SmallVec;
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::Secret;
 
-/// Whether so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
-/// through and to change. Of the members alone, so that equal sets have equal bodies.
+/// True if so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
+/// through and to change. Only the members decide, so that equal sets have equal bodies.
 fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members
 }
@@ -17,11 +17,11 @@ pub(crate) struct Sets {
     /// With the key beside: most look-ups end without a look at the set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
-    /// Of all sets.
+    /// Bytes of all sets.
     set_bytes: usize,
-    /// Unlinked: the writer retires them.
+    /// Sets that were unlinked: the writer retires them.
     pub(crate) dead: Vec<SetBox>,
-    /// For sets to come.
+    /// Spare memory for sets to come.
     pub(crate) spares: Spares<SetHead, u64>,
     /// The body of the set that is being looked for.
     body: Vec<u64>,
@@ -68,7 +68,7 @@ impl Sets {
         set.object(&self.counted)
     }
 
-    /// One more reference to a set.
+    /// Adds a reference to a set.
     #[inline]
     pub(crate) fn retain(&mut self, set: SetWord) -> SetWord {
         if let Some(object) = self.object_of(set) {
@@ -77,7 +77,7 @@ impl Sets {
         set
     }
 
-    /// One reference less.
+    /// Takes a reference to a set away.
     #[inline]
     pub(crate) fn release(&mut self, set: SetWord) {
         if set.is_object() {

@@ -9,8 +9,8 @@ use crate::error::Error;
 use crate::position::NO_NAME;
 use crate::types::{BlockHash, Tier};
 
-/// Where chains were found to begin whose first blocks are not held, so that a chain which grows is not walked from its
-/// end each time. What it says is looked at before it is believed.
+/// Blocks where chains were found to begin whose first blocks are not held, so that a chain which grows is not walked
+/// from its end each time. Each entry is looked at before it is believed.
 #[derive(Debug, Default)]
 pub struct Roots {
     /// A block that waits → the missing block that it waits for.
@@ -19,7 +19,7 @@ pub struct Roots {
     replaced: u64,
 }
 
-/// More of them are begun anew.
+/// Entries beyond which the roots are begun anew.
 const MOST_ROOTS: usize = 1 << 16;
 
 impl Roots {
@@ -29,12 +29,12 @@ impl Roots {
     }
 }
 
-/// What came of an adoption.
+/// Outcome of an adoption.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Adopted {
-    /// So many blocks are held now that were not before.
+pub enum Adoption {
+    /// Number of blocks that are held now and were not before.
     Blocks(usize),
-    /// What is held under one of the names is something else. Nothing has changed.
+    /// Something else is held under one of the names. Nothing has changed.
     Contrary,
 }
 
@@ -115,13 +115,13 @@ impl Writer {
         chain: &Chain<'_>,
         gone: &[bool],
         certain: bool,
-    ) -> Result<Adopted, Error> {
+    ) -> Result<Adoption, Error> {
         let (names, contents) = (chain.block_hashes, chain.content_hashes);
         if let Some(rank) = self.workers.rank(worker, rank) {
             self.finish_clearing(rank);
         }
         let Some(device) = self.known_device(worker, rank) else {
-            return Ok(Adopted::Contrary);
+            return Ok(Adoption::Contrary);
         };
         let mut wanted = Vec::with_capacity(names.len());
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
@@ -130,7 +130,7 @@ impl Writer {
                 None => !gone.get(i).copied().unwrap_or(false),
                 Some(block) if block == (parent, content) => false,
                 Some((known, _)) if certain && known == parent => true,
-                Some(_) => return Ok(Adopted::Contrary),
+                Some(_) => return Ok(Adoption::Contrary),
             });
         }
         let mut blocks = 0;
@@ -145,10 +145,10 @@ impl Writer {
                 blocks += stretch.len();
             }
         }
-        Ok(Adopted::Blocks(blocks))
+        Ok(Adoption::Blocks(blocks))
     }
 
-    /// Which of these blocks a rank holds on its device.
+    /// Tells, for each of these blocks, if a rank holds it on its device.
     pub(crate) fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         let device = self.known_device(worker, rank);
         let is_held = |&name: &BlockHash| device.is_some_and(|device| self.block(device, inner(name)).is_some());
@@ -173,7 +173,7 @@ impl Writer {
         Some((names, contents))
     }
 
-    /// Whether a rank has shown that it names blocks as others do: at least so many blocks that it announced bear the
+    /// True if a rank has shown that it names blocks as others do: at least so many blocks that it announced bear the
     /// same name for others, continue the same block and contain the same, and none was ever named otherwise.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };

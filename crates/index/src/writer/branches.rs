@@ -14,6 +14,7 @@
 
 use smallvec::SmallVec;
 
+use super::branch::Branch;
 use super::holder::Holder;
 use super::irregular::IrregularBlock;
 use super::state::Writer;
@@ -23,42 +24,13 @@ use crate::steps::step;
 
 /// More holes than these of one holder are kept one by one, however large they are.
 const MOST: usize = 8;
-/// So many blocks below a hole are kept as a branch.
-pub(super) const LEAST: u64 = 1 << 7;
-
-/// One of them.
-#[derive(Clone, Copy)]
-pub(super) struct Branch {
-    pub(super) number: u32,
-    /// The missing block, and where it was.
-    pub(super) awaits: u64,
-    at: Position,
-}
-
-/// All branches of a holder: at least one.
-#[derive(Default)]
-pub(crate) struct Branches {
-    pub(super) all: Vec<Branch>,
-    /// Blocks of them all.
-    blocks: u64,
-}
-
-impl Branches {
-    pub(super) fn blocks(&self) -> u64 {
-        self.blocks
-    }
-
-    pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.all.capacity() * size_of::<Branch>()
-    }
-}
 
 impl Writer {
     pub(super) fn branches(&self, holder: u32) -> &[Branch] {
         self.holders[holder as usize].branches.as_ref().map_or(&[], |it| &it.all)
     }
 
-    /// How far a position is from the root.
+    /// Blocks from the root to a position.
     fn depth(&self, at: Position) -> u32 {
         self.runs.start(at.run) + at.offset
     }
@@ -74,7 +46,7 @@ impl Writer {
         branches.iter().find(has).map(|it| (*it, at))
     }
 
-    /// Whether a name is a branch's, or its missing block's.
+    /// True if a name is a branch's, or its missing block's.
     pub(super) fn concerns_branches(&self, holder: u32, name: u64) -> bool {
         self.branches(holder).iter().any(|it| it.awaits == name) || self.find_in_branches(holder, name).is_some()
     }
@@ -90,7 +62,7 @@ impl Writer {
         runs.map(|(run, to)| (run, self.branch_start(branch, run), to)).filter(|(_, from, to)| from < to).collect()
     }
 
-    /// Whether anyone whom readers have a name for holds a position.
+    /// True if anyone whom readers have a name for holds a position.
     pub(super) fn is_linked(&self, at: Position) -> bool {
         let levels = self.runs.levels(at.run);
         let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
@@ -133,7 +105,7 @@ impl Writer {
         true
     }
 
-    /// What is below a block that goes is a branch's from now on. `from` has it until then: the holder, or a branch of it.
+    /// Gives a branch what is below a block that goes. `from` has it until then: the holder, or a branch of it.
     fn take_over(&mut self, holder: u32, from: u32, at: Position, name: u64, mut below: Vec<(Position, u32)>) {
         if !self.watches.is_empty() {
             let names = |(from, to): &(Position, u32)| {
@@ -200,7 +172,7 @@ impl Writer {
         self.tidy_irregular(holder);
     }
 
-    /// Whether a position is the only one of a branch that comes right after the missing block.
+    /// True if a position is the only one of a branch that comes right after the missing block.
     fn is_first_and_only(&self, branch: &Branch, at: Position) -> bool {
         let Branch { number, at: missing, .. } = *branch;
         let first = Place { run: missing.run, blocks: missing.offset + 1 };

@@ -1,6 +1,6 @@
-//! What a holder holds, as chains.
+//! Chains: consecutive blocks that a holder holds.
 
-use super::leaving::Table;
+use super::departing::Table;
 use super::state::Writer;
 use crate::position::Position;
 

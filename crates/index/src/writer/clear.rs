@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use super::leaving::Table;
+use super::departing::Table;
 use super::state::Writer;
 use crate::retire::Garbage;
 use crate::types::Tier;
@@ -48,7 +48,7 @@ impl Writer {
         ranks
     }
 
-    /// Whether what a rank loses with a tier depends on what it has on others.
+    /// True if what a rank loses with a tier depends on what it has on others.
     fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
         let books = self.rank_mut(rank);
         match (tier as usize).checked_sub(1) {

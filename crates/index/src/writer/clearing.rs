@@ -7,11 +7,11 @@
 use super::chains::RUN_STEPS;
 use super::in_order::InOrder;
 use super::state::Writer;
-use super::workers::Clearing;
+use super::workers::TierClear;
 use crate::position::Position;
 use crate::types::Tier;
 
-/// What a block costs, in steps.
+/// Cost of a block, in steps.
 const BLOCK_STEPS: isize = 4;
 
 impl Writer {
@@ -21,7 +21,7 @@ impl Writer {
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
         let runs = InOrder::leaves_first(self.holders[holder as usize].runs.clone());
         let names = self.names_not_in_runs(holder);
-        self.rank_mut(rank).clearing = Some(Box::new(Clearing { tier, holder, runs, at: None, names }));
+        self.rank_mut(rank).clearing = Some(Box::new(TierClear { tier, holder, runs, at: None, names }));
     }
 
     /// Does all that is left of a tier that is being cleared.
@@ -51,7 +51,7 @@ impl Writer {
     }
 
     /// Returns whether there is more.
-    fn clear_some(&mut self, rank: u32, it: &mut Clearing, steps: usize) -> bool {
+    fn clear_some(&mut self, rank: u32, it: &mut TierClear, steps: usize) -> bool {
         let mut spent = 0;
         let device = self.device_of(rank);
         if ![device, it.holder].iter().all(|holder| self.gather_places(*holder, steps, &mut spent)) {

@@ -1,4 +1,4 @@
-//! How far holders cover runs: the levels that readers see, and the names that go with them.
+//! Covers: how far holders cover runs, as the levels that readers see, and the names that go with them.
 
 use super::state::Writer;
 use crate::levels;
@@ -135,7 +135,8 @@ impl Writer {
         }
     }
 
-    /// Whether a position is or can be called `name` by everybody, once what only leaving holders have is out of the way.
+    /// True if a position is or can be called `name` by everybody, once what only leaving holders have is out of the
+    /// way.
     pub(super) fn make_shared(&mut self, name: u64, existing: Option<Position>) -> bool {
         self.may_share(name, existing) || {
             self.take_from_leaving(name, existing);
@@ -143,7 +144,7 @@ impl Writer {
         }
     }
 
-    /// Whether a position is or can be called `name` by everybody.
+    /// True if a position is or can be called `name` by everybody.
     fn may_share(&self, name: u64, existing: Option<Position>) -> bool {
         let current = existing.map_or(NO_NAME, |at| self.runs.name(at));
         current == name || (current == NO_NAME && self.find_shared(name).is_none())

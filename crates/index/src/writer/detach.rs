@@ -64,7 +64,8 @@ impl Writer {
         all.filter(|&at| !it.covers_irregularly(at)).collect()
     }
 
-    /// What the holder covers of the position's run from there on, and of all runs below it: from where, and how far.
+    /// Returns what the holder covers of the position's run from there on, and of all runs below it: from where, and
+    /// how far.
     pub(super) fn runs_at_and_below(&self, holder: u32, at: Position) -> Vec<(Position, u32)> {
         let mut found = Vec::new();
         let it = &self.holders[holder as usize];

@@ -4,6 +4,7 @@
 //! list is out of date it is gone through from its beginning, a few entries whenever a run is entered or left, and what is
 //! right moves up. Until the end, the entries that have moved stand in both places: the list may say a run twice anyway.
 
+use super::list_cleanup::ListCleanup;
 use super::state::Writer;
 use crate::position::Position;
 use crate::steps::step;
@@ -12,32 +13,6 @@ use crate::steps::step;
 const FEW: usize = 1 << 9;
 /// Entries looked at for each run that is entered or left.
 const PACE: usize = 4;
-
-/// How far a list has been put right.
-pub(super) struct Tidying {
-    /// The next entry to be looked at, and where the next that is right goes.
-    next: usize,
-    kept: usize,
-    /// The runs among those that are kept, a bit for each.
-    seen: Vec<u64>,
-}
-
-impl Tidying {
-    pub(super) fn bytes(&self) -> usize {
-        size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
-    }
-
-    /// Whether this run is new.
-    fn is_first(&mut self, run: u32) -> bool {
-        let (word, bit) = (run as usize / 64, 1 << (run % 64));
-        if self.seen.len() <= word {
-            self.seen.resize(word + word / 8 + 1, 0);
-        }
-        let is_first = self.seen[word] & bit == 0;
-        self.seen[word] |= bit;
-        is_first
-    }
-}
 
 impl Writer {
     /// A holder has entered or left a run: does a share of putting its list right, if it is time for that.
@@ -58,7 +33,7 @@ impl Writer {
         let it = &mut self.holders[holder as usize];
         let mut runs = std::mem::take(&mut it.runs);
         let tidying = it.tidying.take();
-        let begin = || Box::new(Tidying { next: 0, kept: 0, seen: vec![0; numbers / 64 + 1] });
+        let begin = || Box::new(ListCleanup { next: 0, kept: 0, seen: vec![0; numbers / 64 + 1] });
         let mut tidying = tidying.unwrap_or_else(begin);
         for _ in 0..PACE {
             let Some(&run) = runs.get(tidying.next) else {
@@ -90,7 +65,7 @@ impl Writer {
         self.holders[holder as usize].runs = runs;
     }
 
-    /// Whether a run of this number is there, and `holder` in it.
+    /// True if a run of this number is there, and `holder` in it.
     fn is_in(&self, holder: u32, run: u32) -> bool {
         self.runs.is_live(run) && self.covers(holder, Position { run, offset: 0 })
     }

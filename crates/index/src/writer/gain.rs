@@ -1,6 +1,6 @@
 //! A holder gains blocks.
 
-use super::link::Gained;
+use super::link::Gain;
 use super::state::Writer;
 use crate::fingerprint::word;
 use crate::position::{NO_NAME, Place, Position, ROOT};
@@ -40,9 +40,9 @@ impl Writer {
                 }
             }
             match self.gain_one(holder, parent, names[done], contents[done]) {
-                Gained::New => {}
-                Gained::Same => same.push(names[done]),
-                Gained::Replaced => {
+                Gain::New => {}
+                Gain::Same => same.push(names[done]),
+                Gain::Replaced => {
                     replaced += 1;
                     let before = same.len();
                     same.retain(|&name| name != names[done]);

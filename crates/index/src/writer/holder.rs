@@ -1,45 +1,45 @@
-//! What the writer keeps for one holder.
+//! Books of the writer for one holder.
 
 use hashbrown::HashMap;
 
-use super::branches::Branches;
-use super::entered::Tidying;
+use super::branch::Branches;
 use super::irregular::Irregular;
-use super::names::{Coming, Private};
+use super::list_cleanup::ListCleanup;
+use super::names::{NameTableBuilder, Private};
 use super::workers::shrink;
 use crate::position::{NO_NAME, Place, Position, ROOT};
 
 /// A holder's books.
 #[derive(Default)]
 pub(crate) struct Holder {
-    /// Whether readers have no name for it, and others do not count on it: a branch of another holder, or a view that comes
-    /// together.
+    /// True if readers have no name for the holder, and others do not count on it: a branch of another holder, or a
+    /// view that comes together.
     pub(super) is_hidden: bool,
     /// Names of its own; none while it names blocks as the others do.
     pub(crate) private: Option<Private>,
-    /// Those names while they come together; none before and after.
-    pub(super) coming: Option<Box<Coming>>,
+    /// Names of its own while they come together; none before and after.
+    pub(super) coming: Option<Box<NameTableBuilder>>,
     /// Blocks that are not regular; none while there are none.
     pub(crate) irregular: Option<Box<Irregular>>,
-    /// What it has below holes that much hangs below; none while there is nothing.
+    /// Branches: what it has below holes that much hangs below; none while there is nothing.
     pub(crate) branches: Option<Box<Branches>>,
     /// The block before the one it lost last: a guess at what it loses next.
     pub(crate) resume: Option<Position>,
     /// A run of whose children it covers none that hang after more than so many blocks.
     pub(crate) childless: Option<(u32, u32)>,
-    /// Where chains ended that it stored lately.
+    /// Ends of chains that it stored lately.
     pub(crate) tails: Tails,
     /// Runs it has entered; may list some that it has left, or twice.
     pub(crate) runs: Vec<u32>,
     /// If that list is being put right: how far.
-    pub(super) tidying: Option<Box<Tidying>>,
+    pub(super) tidying: Option<Box<ListCleanup>>,
     /// Runs it is in.
     pub(crate) entered: u32,
     /// Positions it covers.
     pub(crate) blocks: u64,
-    /// How many of its runs hang where they are not listed.
-    pub(crate) hanging: Hanging,
-    /// Its blocks whose chain to the root is not complete, as the writer has counted them.
+    /// Runs of its own that hang where they are not listed.
+    pub(crate) hanging: HangingRuns,
+    /// Blocks of its own whose chain to the root is not complete, as the writer has counted them.
     pub(crate) waiting: usize,
 }
 
@@ -67,7 +67,7 @@ impl Tails {
         self.0[Self::slot(name)] = (name, at);
     }
 
-    /// Where a chain ended with the block of this name. A guess: what is there now may be something else.
+    /// Returns where a chain ended with the block of this name. A guess: what is there now may be something else.
     #[inline]
     pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
         let name = name?;
@@ -78,21 +78,21 @@ impl Tails {
 
 /// The runs of a holder that hang off others with so many children that these do not list them.
 #[derive(Default)]
-pub(crate) struct Hanging {
-    /// Those that hang off one such run, which is all for most, with its number: here it costs no look elsewhere.
+pub(crate) struct HangingRuns {
+    /// Hangers off one such run, which are all for most, with its number: here it costs no look elsewhere.
     first: (u32, Hangers),
-    /// Those that hang off others.
+    /// Hangers off others.
     rest: Option<Box<HashMap<u32, Hangers>>>,
 }
 
-/// Those that hang off one run: how many, and after how many of its blocks none of them hangs.
+/// Runs of a holder that hang off one run: their number, and after how many of its blocks none of them hangs.
 #[derive(Clone, Copy, Default)]
 struct Hangers {
     count: u32,
     end: u32,
 }
 
-impl Hanging {
+impl HangingRuns {
     pub(crate) fn bytes(&self) -> usize {
         self.rest.as_ref().map_or(0, |rest| size_of::<HashMap<u32, Hangers>>() + rest.allocation_size())
     }
@@ -137,20 +137,20 @@ impl Hanging {
         }
     }
 
-    /// Whether any may hang there, or farther along the same run.
+    /// True if any may hang there, or farther along the same run.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// None hangs there or farther along.
+    /// Notes that none hangs there or farther along.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
         }
     }
 
-    /// Whether these are all of them; none may hang after more blocks of a run than it says.
+    /// True if these are all hangers; none may hang after more blocks of a run than is noted.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
         let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
@@ -163,7 +163,7 @@ impl Hanging {
 }
 
 impl Holder {
-    /// Whether this position, which it covers, is covered by irregular blocks alone.
+    /// True if this position, which the holder covers, is covered by irregular blocks alone.
     #[inline]
     pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
         self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))

@@ -8,7 +8,7 @@ use crate::steps::step;
 /// See the module's text. A run may come twice, or be another by now.
 pub(super) struct InOrder {
     listed: Vec<u32>,
-    /// With what orders them.
+    /// Runs with what orders them.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }

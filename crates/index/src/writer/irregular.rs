@@ -24,7 +24,7 @@ pub(crate) struct Irregular {
     children: Map<u64, Siblings>,
     /// Positions at which reachable irregular blocks are.
     at: Map<Position, IrregularCover>,
-    /// How many of these are in a run.
+    /// Number of these in each run.
     in_runs: Map<u32, u32>,
     /// Blocks that are not reachable.
     unlinked: usize,
@@ -41,13 +41,13 @@ fn room(siblings: &Siblings) -> usize {
     if siblings.spilled() { siblings.capacity() } else { 0 }
 }
 
-/// One of them.
+/// Block that is not regular.
 pub(crate) struct IrregularBlock {
     pub(crate) parent: Option<u64>,
     pub(crate) content: u64,
-    /// Where it is, if its chain to the root is complete.
+    /// Position of the block, if its chain to the root is complete.
     pub(crate) at: Option<Position>,
-    /// Where it stands in the list of its parent's children.
+    /// Index of the block in the list of its parent's children.
     sibling: u32,
 }
 
@@ -57,11 +57,11 @@ impl IrregularBlock {
     }
 }
 
-/// What covers a position besides or instead of a regular block.
+/// Cover of a position besides or instead of a regular block.
 struct IrregularCover {
     /// Irregular blocks there; at least 1.
     blocks: u32,
-    /// Whether a regular block is there too.
+    /// True if a regular block is there too.
     regular: bool,
 }
 
@@ -104,18 +104,18 @@ impl Irregular {
         self.blocks.get(&name)
     }
 
-    /// Whether irregular blocks cover any position of a run.
+    /// True if irregular blocks cover any position of a run.
     #[inline]
     pub(crate) fn is_in(&self, run: u32) -> bool {
         self.in_runs.contains_key(&run)
     }
 
-    /// Whether irregular blocks cover a position.
+    /// True if irregular blocks cover a position.
     pub(crate) fn covers(&self, at: Position) -> bool {
         self.at.contains_key(&at)
     }
 
-    /// Whether irregular blocks alone cover a position.
+    /// True if irregular blocks alone cover a position.
     #[inline]
     pub(crate) fn covers_alone(&self, at: Position) -> bool {
         self.at.get(&at).is_some_and(|cover| !cover.regular)
@@ -186,7 +186,7 @@ impl Irregular {
         }
     }
 
-    /// What [`Self::unlinked`], [`Self::bare`] and the room of the lists must be.
+    /// True if [`Self::unlinked`], [`Self::bare`] and the room of the lists are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let lists = || self.children.iter().map(|(_, siblings)| siblings);
@@ -210,12 +210,12 @@ impl Irregular {
             && self.at.iter().all(|(at, _)| self.is_in(at.run))
     }
 
-    /// Whether blocks continue this name, be it known or not.
+    /// True if blocks continue this name, be it known or not.
     pub(super) fn awaits(&self, name: u64) -> bool {
         self.children.contains_key(&name)
     }
 
-    /// Whether a name means nothing here, so that a regular block of that name concerns no irregular one.
+    /// True if a name means nothing here, so that a regular block of that name concerns no irregular one.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)

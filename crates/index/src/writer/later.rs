@@ -1,4 +1,4 @@
-//! What events leave to be done: a share of it at the end of each.
+//! Work that events leave to be done: a share of it at the end of each.
 
 use super::state::Writer;
 
@@ -16,7 +16,7 @@ impl Writer {
         self.gather_some_names(blocks);
     }
 
-    /// Whether anything is left to do, or to be freed that no reader can see any more.
+    /// True if anything is left to do, or to be freed that no reader can see any more.
     pub(crate) fn has_more_to_do(&self) -> bool {
         !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
     }

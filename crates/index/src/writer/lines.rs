@@ -38,31 +38,31 @@ pub(super) trait Line: Copy {
 
 /// See the module's text.
 pub(super) struct Lines<L: Line> {
-    /// Where the hashes from `frontier` on are, and where all others are: a look-up chooses without a branch, which nobody
+    /// Sides for the hashes from `frontier` on, and for all others: a look-up chooses without a branch, which nobody
     /// could predict.
     sides: [Side<L>; 2],
     frontier: u64,
     /// Lines of the upper side whose entries have moved.
     moved: usize,
-    /// Of all pieces.
+    /// Bytes of all pieces.
     bytes: usize,
 }
 
 const UPPER: usize = 0;
 const LOWER: usize = 1;
 
-/// One set of lines.
+/// Side of a table: one set of lines.
 pub(super) struct Side<L: Line> {
-    /// Those that there are: of the lower side up to the frontier, of the upper side from there on.
-    /// Most tables are one piece: here it costs no look elsewhere.
+    /// Pieces that there are: of the lower side up to the frontier, of the upper side from there on. Most tables are
+    /// one piece: here it costs no look elsewhere.
     pieces: SmallVec<[Box<[L]>; 1]>,
     pub(super) lines: usize,
-    /// What the table keeps of hashes begins at this bit; the table's own.
+    /// Bit at which what the table keeps of hashes begins; the table's own.
     pub(super) shift: u32,
 }
 
 /// A line whose entries are to be moved.
-pub(super) struct Moving<'t, L> {
+pub(super) struct LineMove<'t, L> {
     /// The piece of memory that it is in; entries that it had no room for are in the next lines of the piece, in the first
     /// ones after the last.
     pub(super) piece: &'t mut [L],
@@ -70,7 +70,7 @@ pub(super) struct Moving<'t, L> {
     /// The lowest and the largest hash that belong to it.
     pub(super) first: u64,
     pub(super) last: u64,
-    /// Which line it is, of so many.
+    /// Number of the line, of so many.
     pub(super) line: usize,
     pub(super) lines: usize,
     pub(super) shift: u32,
@@ -81,7 +81,7 @@ impl<L: Line> Side<L> {
         Self::of_so_many(0, 0)
     }
 
-    /// Without any memory yet.
+    /// Makes a side without any memory yet.
     fn of_so_many(lines: usize, shift: u32) -> Self {
         Self { pieces: SmallVec::with_capacity(lines.div_ceil(PIECE)), lines, shift }
     }
@@ -183,7 +183,7 @@ impl<L: Line> Lines<L> {
         self.bytes + lists.map(SmallVec::capacity).sum::<usize>() * size_of::<Box<[L]>>()
     }
 
-    /// Whether the bytes are what they must be.
+    /// True if the bytes are what they must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         self.bytes == self.all().map(size_of_val::<[L]>).sum::<usize>()
@@ -237,13 +237,13 @@ impl<L: Line> Lines<L> {
         self.lines() * L::FULL_PAIR / 2
     }
 
-    /// Whether the table of `len` entries has something to do before `more` come.
+    /// True if the table of `len` entries has nothing to do before `more` come.
     #[inline]
     pub(super) fn is_ready(&self, len: usize, more: usize) -> bool {
         !self.is_moving() && len + more <= self.room() && !self.is_too_large_for(len + more)
     }
 
-    /// Whether the next smaller number of lines would still be two fifths empty.
+    /// True if the next smaller number of lines would still be two fifths empty.
     #[inline]
     fn is_too_large_for(&self, len: usize) -> bool {
         len * 5 < self.room() * 2 && self.sides[UPPER].lines > 1
@@ -259,7 +259,7 @@ impl<L: Line> Lines<L> {
         more: usize,
         changed: usize,
         shift: impl Fn(usize) -> u32,
-        mut to: impl FnMut(Moving<'_, L>, &mut Side<L>),
+        mut to: impl FnMut(LineMove<'_, L>, &mut Side<L>),
     ) {
         // Growing has time until as many have come as there is room for: what goes meanwhile need not hurry it, unless so
         // much has gone that all of it was for nothing.
@@ -286,7 +286,7 @@ impl<L: Line> Lines<L> {
         }
     }
 
-    fn go_on(&mut self, lines: usize, to: &mut impl FnMut(Moving<'_, L>, &mut Side<L>)) {
+    fn go_on(&mut self, lines: usize, to: &mut impl FnMut(LineMove<'_, L>, &mut Side<L>)) {
         let Self { sides: [upper, lower], frontier, moved, bytes } = self;
         let end = upper.lines.min(moved.saturating_add(lines));
         for line in *moved..end {
@@ -300,7 +300,7 @@ impl<L: Line> Lines<L> {
             let (piece, at) = Side::<L>::place(line);
             let is_last = at + 1 == upper.pieces[piece].len();
             to(
-                Moving {
+                LineMove {
                     piece: &mut upper.pieces[piece],
                     at,
                     first,

@@ -4,11 +4,11 @@ use super::irregular::IrregularBlock;
 use super::state::Writer;
 use crate::position::{Place, Position};
 
-/// What became of a block that was announced.
+/// Effect of the announcement of a block.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Gained {
+pub(super) enum Gain {
     New,
-    /// It was held already, the very same.
+    /// The block was held already, the very same.
     Same,
     /// Another block of that name was held, and is no more.
     Replaced,
@@ -16,13 +16,13 @@ pub(super) enum Gained {
 
 impl Writer {
     /// Stores one block, whatever the circumstances.
-    pub(super) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gained {
+    pub(super) fn gain_one(&mut self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> Gain {
         let result = if self.has_block(holder, parent, name, content) {
-            return Gained::Same;
+            return Gain::Same;
         } else if self.lose_one(holder, name) {
-            Gained::Replaced
+            Gain::Replaced
         } else {
-            Gained::New
+            Gain::New
         };
         // The block, and then those that waited for it, and so on.
         let mut todo = Vec::new();

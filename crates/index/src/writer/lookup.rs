@@ -1,11 +1,11 @@
-//! What a holder has: by name, and by position.
+//! Lookups of what a holder has: by name, and by position.
 
 use super::state::Writer;
 use crate::position::{NO_NAME, Place, Position};
 use crate::raw::Level;
 
 impl Writer {
-    /// How far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
+    /// Returns how far `holder` covers a run, in blocks. `near`: a guess; to look at a set of holders is often a miss.
     #[inline]
     pub(super) fn cutoff(&self, holder: u32, run: u32, near: u32) -> u32 {
         let levels = self.runs.levels(run);
@@ -24,7 +24,7 @@ impl Writer {
         level.is_some_and(|level| self.sets.contains(level.set, holder))
     }
 
-    /// Where `holder` has a regular block of this name.
+    /// Finds the regular block of this name that `holder` has.
     #[inline]
     pub(super) fn find(&self, holder: u32, name: u64) -> Option<Position> {
         let it = &self.holders[holder as usize];
@@ -87,7 +87,8 @@ impl Writer {
         self.find_in_branches(holder, name).map(|(_, at)| self.block_at(holder, at))
     }
 
-    /// Whether `holder` has just this block. Asks for no name by its place, which takes long where names are a holder's own.
+    /// True if `holder` has just this block. Asks for no name by its place, which takes long where names are a holder's
+    /// own.
     pub(super) fn has_block(&self, holder: u32, parent: Option<u64>, name: u64, content: u64) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_none() || it.irregular_block(name).is_some() {
@@ -100,7 +101,7 @@ impl Writer {
             && parent.is_none_or(|parent| self.find(holder, parent) == before)
     }
 
-    /// How many of these names concern no irregular block of the holder, and no branch.
+    /// Number of leading names that concern no irregular block of the holder, and no branch.
     #[inline]
     pub(super) fn regular_prefix(&self, holder: u32, names: &[u64]) -> usize {
         let it = &self.holders[holder as usize];
@@ -111,7 +112,7 @@ impl Writer {
         names.iter().take_while(|&&name| ignores(name) && !self.concerns_branches(holder, name)).count()
     }
 
-    /// Whether irregular blocks of the holder cover any position of a run: what happens there is not plain.
+    /// True if irregular blocks of the holder cover any position of a run: what happens there is not plain.
     #[inline]
     pub(super) fn is_irregular_in(&self, holder: u32, run: u32) -> bool {
         self.holders[holder as usize].irregular.as_ref().is_some_and(|irregular| irregular.is_in(run))

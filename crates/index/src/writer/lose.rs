@@ -12,14 +12,14 @@ struct Stretch {
     run: u32,
     low: u32,
     high: u32,
-    /// How far the holder covers the run.
+    /// Blocks of the run that the holder covers.
     cutoff: u32,
-    /// Where its names begin among those that are gone.
+    /// Index of the stretch's first name among those that are gone.
     first: usize,
 }
 
 impl Stretch {
-    /// Whether a position is the one just before or after.
+    /// True if a position is the one just before or after.
     fn is_beside(&self, at: Position) -> bool {
         at.run == self.run && (at.offset + 1 == self.low || at.offset == self.high + 1)
     }
@@ -151,7 +151,7 @@ impl Writer {
         stretches.clear();
     }
 
-    /// Whether `holder` covers a child of the run that hangs after more than `blocks` blocks.
+    /// True if `holder` covers a child of the run that hangs after more than `blocks` blocks.
     ///
     /// A busy run has thousands of children, and is often evicted block by block: what was seen is remembered until
     /// the holder enters a run.
@@ -169,8 +169,8 @@ impl Writer {
         holds
     }
 
-    /// Whether `holder` covers a child of a run that is not listed and hangs there or farther along. That is a look at its
-    /// own runs, unless it is known that there is none.
+    /// True if `holder` covers a child of a run that is not listed and hangs there or farther along. To know that, its
+    /// own runs are looked at, unless it is known that there is none.
     fn holds_unlisted_beyond(&mut self, holder: u32, place: Place) -> bool {
         let it = &self.holders[holder as usize];
         if !self.runs.has_unlisted(place.run) || !it.hanging.may_be_beyond(place) {

@@ -33,22 +33,24 @@
 //! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
 
 mod adopt;
+mod branch;
 mod branches;
 mod chains;
 mod clear;
 mod clearing;
 mod cover;
+mod departing;
+mod departures;
 mod detach;
-mod dump;
 mod entered;
 mod gain;
 mod holder;
 mod in_order;
 mod irregular;
 mod later;
-mod leaving;
 mod lines;
 mod link;
+mod list_cleanup;
 mod lookup;
 mod lose;
 mod names;
@@ -66,9 +68,10 @@ mod store;
 mod tests;
 mod tiers;
 mod watch;
+mod watches;
 mod workers;
 
-pub use adopt::{Adopted, Roots};
+pub use adopt::{Adoption, Roots};
 pub(crate) use remove::Way;
 pub(crate) use slices::{Large, Slice};
 pub(crate) use state::Writer;

@@ -91,7 +91,7 @@ impl NameTable {
         debug_assert!(was_there);
     }
 
-    /// Whether what it counts is right.
+    /// True if what the table counts is right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.slots.is_counted()
@@ -115,7 +115,7 @@ const MOST_ALIKE: usize = 32;
 /// A name, the number of a position that may be named so, and which of the names that are added it is.
 type Alike = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Which of the names is first that is that of a position it looked like.
+/// Returns which of the names is first that is that of a position it looked like.
 #[inline]
 fn first_taken(alike: &mut Alike, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {
@@ -164,11 +164,11 @@ pub(crate) struct Private {
     /// The other way round, from when somebody asks: nearly nobody does.
     by_place: OnceCell<Box<ByPlace>>,
     /// The same while it comes together in steps, for who can wait.
-    gathering: Option<Box<Gathering>>,
+    gathering: Option<Box<TableBuilder>>,
 }
 
 /// Names by place, as far as they have been put in.
-struct Gathering {
+struct TableBuilder {
     /// The place in the table to go on from.
     next: u64,
     places: Box<ByPlace>,
@@ -176,15 +176,15 @@ struct Gathering {
 
 /// All that a holder calls its regular blocks, as a table of its own, while it comes together in steps. Whatever is regular
 /// or no longer is meanwhile is noted here too, so a name may come twice, or go before it has come.
-pub(crate) struct Coming {
+pub(crate) struct NameTableBuilder {
     pub(super) names: Private,
     /// The runs whose names are to be put in.
     pub(super) runs: Vec<u32>,
-    /// After how many blocks of the last of these to go on.
+    /// Blocks of the last of these after which to go on.
     pub(super) offset: u32,
 }
 
-impl Coming {
+impl NameTableBuilder {
     pub(super) fn new(runs: Vec<u32>) -> Self {
         Self { names: Private::with_room_for(0), runs, offset: 0 }
     }
@@ -206,7 +206,7 @@ impl Coming {
         }
     }
 
-    /// Whether what it counts is right, and it has only what `is_right`.
+    /// True if the count of the names is right, and there are only such as `is_right`.
     #[cfg(test)]
     pub(super) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
@@ -237,7 +237,7 @@ impl Private {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        let gathering = self.gathering.as_ref().map_or(0, |it| size_of::<Gathering>() + it.places.bytes());
+        let gathering = self.gathering.as_ref().map_or(0, |it| size_of::<TableBuilder>() + it.places.bytes());
         self.table.bytes() + self.by_place.get().map_or(0, |it| it.bytes()) + gathering
     }
 
@@ -252,7 +252,7 @@ impl Private {
         self.table.shed()
     }
 
-    /// Whether what it counts, and the names by place, are what they must be.
+    /// True if what it counts, and the names by place, are what they must be.
     #[cfg(test)]
     pub(crate) fn is_counted(&self, runs: &Runs) -> bool {
         let places = self.by_place.get().is_none_or(|it| {
@@ -294,7 +294,7 @@ impl Private {
         })
     }
 
-    /// Whether names are found by their places without work.
+    /// True if names are found by their places without work.
     pub(super) fn has_places(&self) -> bool {
         self.by_place.get().is_some()
     }
@@ -306,8 +306,8 @@ impl Private {
             self.gathering = None;
             return true;
         }
-        let Gathering { next, places } =
-            &mut **self.gathering.get_or_insert_with(|| Box::new(Gathering { next: 0, places: Box::default() }));
+        let TableBuilder { next, places } =
+            &mut **self.gathering.get_or_insert_with(|| Box::new(TableBuilder { next: 0, places: Box::default() }));
         match self.table.some_from(*next, names, |name, number| places.set(runs.position(number), name)) {
             Some(place) => *next = place,
             None => {
@@ -326,7 +326,7 @@ impl Private {
         self.by_place.take().or(gathering)
     }
 
-    /// Those of which whatever changes is to be told.
+    /// Names by place, which are to be told whatever changes.
     fn places_mut(&mut self) -> Option<&mut ByPlace> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)
@@ -341,7 +341,7 @@ impl Private {
         self.by_place(runs).names.get(&run).map_or(&[], Vec::as_slice)
     }
 
-    /// How many of these are the names of the positions of a run from `start` on.
+    /// Number of leading names that are those of the positions of a run from `start` on.
     pub(crate) fn agree(&self, run: u32, start: u32, names: &[u64], runs: &Runs) -> usize {
         let is_named =
             |(name, offset): &(&u64, u32)| self.find(**name, runs) == Some(Position { run, offset: *offset });

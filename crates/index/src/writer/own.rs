@@ -6,7 +6,7 @@
 //! The shared table leaves the names to the runs, where they are beside what a look-up wants next. One holder's own are
 //! nowhere else, and to look there first would be three misses more.
 
-use super::lines::{Lines, Moving, Side};
+use super::lines::{LineMove, Lines, Side};
 use crate::position::NO_NAME;
 use crate::raw::prefetch;
 use crate::spread::{Secret, line_after, line_of};
@@ -51,7 +51,7 @@ impl OwnTable {
         self.lines.bytes()
     }
 
-    /// Whether the bytes and the number of names are what they must be.
+    /// True if the bytes and the number of names are what they must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         self.lines.is_counted() && self.len == self.iter().count()
@@ -167,15 +167,15 @@ impl OwnTable {
     pub(super) fn make_ready(&mut self, more: usize, changed: usize) {
         if !self.lines.is_ready(self.len, more) {
             let secret = self.secret;
-            let to = |from: Moving<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, secret);
+            let to = |from: LineMove<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, secret);
             self.lines.make_ready(self.len, more, changed, |_| 0, to);
         }
     }
 }
 
 /// Moves what belongs to a line to the other side.
-fn move_line(from: Moving<'_, Line>, to: &mut Side<Line>, secret: Secret) {
-    let Moving { piece, at, line, lines, .. } = from;
+fn move_line(from: LineMove<'_, Line>, to: &mut Side<Line>, secret: Secret) {
+    let LineMove { piece, at, line, lines, .. } = from;
     let (mut next, mut distance) = (at, 0);
     loop {
         for slot in 0..SLOTS {
@@ -302,7 +302,8 @@ mod tests {
             assert!(longest <= 2 * 96, "{longest} lines moved at once, whatever the size of all");
         }
     }
-    /// What stays is found by who looks at a few lines at a time, while the rest comes and goes and the table moves.
+    /// Names that stay are found by who looks at a few lines at a time, while the rest comes and goes and the table
+    /// moves.
     #[test]
     fn what_stays_is_found_in_slices() {
         for (most, pace) in [(300, 3), (5_000, 20), (5_000, 400)] {

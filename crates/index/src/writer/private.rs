@@ -5,21 +5,19 @@
 //! takes long for who has much. So it comes together in steps, at the end of the events that follow; until it is complete
 //! the holder goes on to name its regular blocks as others do, and keeps what it cannot name so as irregular blocks.
 
-use super::names::{Coming, Private};
+use super::names::{NameTableBuilder, Private};
 use super::state::Writer;
 use crate::position::{NO_NAME, Position};
 use crate::steps::step;
 
-/// Holders of at most so many blocks get names of their own at once.
-pub(super) const OWN_AT_ONCE: u64 = 1 << 10;
 /// Names that are put in at the end of an event, about.
 const SHARE: usize = 1 << 9;
 /// A run costs as much as so many names.
 const RUN: usize = 8;
 
 impl Writer {
-    /// Whether `holder` can call a position so, or one that nobody has yet, as a regular block. If it has to have names of its
-    /// own for that, it gets them, or begins to.
+    /// True if `holder` can call a position so, or one that nobody has yet, as a regular block. If it has to have names
+    /// of its own for that, it gets them, or begins to.
     pub(super) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
         let it = &self.holders[holder as usize];
         if it.private.is_some() || self.make_shared(name, existing) {
@@ -36,12 +34,12 @@ impl Writer {
             return true;
         }
         let runs = it.runs.clone();
-        self.holders[holder as usize].coming = Some(Box::new(Coming::new(runs)));
+        self.holders[holder as usize].coming = Some(Box::new(NameTableBuilder::new(runs)));
         self.gathering.push(holder);
         false
     }
 
-    /// From now on `holder` has names of its own.
+    /// Gives `holder` names of its own.
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
         let mut private = Private::with_room_for(self.holders[holder as usize].blocks as usize);
@@ -56,7 +54,8 @@ impl Writer {
         self.counters.private_holders += 1;
     }
 
-    /// What a holder calls positions of a run that it covers, as others do; [`NO_NAME`] where it has no regular block.
+    /// Returns what a holder calls positions of a run that it covers, as others do; [`NO_NAME`] where it has no regular
+    /// block.
     fn regular_names(&self, holder: u32, run: u32, from: u32, to: u32) -> Vec<u64> {
         let it = &self.holders[holder as usize];
         let name = |offset| {

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::state::Writer;
-use super::workers::{Copies, Offloaded, Rank};
+use super::workers::{Copies, OffloadedBlocks, Rank};
 use crate::handle::{Lives, RankHandle};
 use crate::raw::prefetch_all;
 use crate::roster::{ALL_VIEWS, Member};
@@ -34,7 +34,7 @@ impl Writer {
         self.workers.rank(worker, rank).unwrap_or_else(|| self.add_rank(worker, rank))
     }
 
-    /// The same, by a handle.
+    /// Returns the number of the rank of a handle, from now on known.
     #[inline]
     pub(super) fn known_rank_of(&mut self, handle: &RankHandle) -> u32 {
         self.workers.rank_of(handle).unwrap_or_else(|| {
@@ -62,7 +62,7 @@ impl Writer {
             life: Lives::next(),
             wider: [None; 3],
             copies: Copies::default(),
-            offloaded: Offloaded::default(),
+            offloaded: OffloadedBlocks::default(),
             device_word: 0,
             clears: [0; 4],
             new_view: None,

@@ -29,15 +29,15 @@ impl Writer {
         self.workers.rank(worker, rank)
     }
 
-    /// The same, by a handle.
+    /// Returns the number of the rank of a handle, if it is known.
     #[inline]
     pub(crate) fn number_of_handle(&self, handle: &RankHandle) -> Option<u32> {
         self.ask_for(handle);
         self.workers.rank_of(handle)
     }
 
-    /// How far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is below it
-    /// leaves a hole. A hint, as others may change it before they go. What is not known comes last.
+    /// Tells how far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is
+    /// below it leaves a hole. A hint, as others may change it before they go. What is not known comes last.
     pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(FromLeaf, BlockHash)>) {
         let Some(books) = rank.and_then(|rank| self.workers.get(rank)) else {
             out.extend(block_hashes.iter().map(|&block_hash| (FromLeaf::default(), block_hash)));
@@ -53,7 +53,7 @@ impl Writer {
         }));
     }
 
-    /// Which way along their chains a rank's blocks are listed, as far as some neighbours among them show.
+    /// Returns which way along their chains a rank's blocks are listed, as far as some neighbours among them show.
     pub(crate) fn way_of(&self, rank: Option<u32>, block_hashes: &[BlockHash]) -> Way {
         let mut pairs = Vec::with_capacity(2 * LOOKS);
         for look in 0..LOOKS {

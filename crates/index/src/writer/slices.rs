@@ -1,39 +1,36 @@
-//! What a rank holds, copied in slices between which others change it: still the state of one moment, the last one.
+//! Slices: what a rank holds, copied in parts between which others change it, and still the state of one moment, the
+//! last one.
 //!
 //! First what its runs hold is copied, run by run, then what is not plain (irregular blocks, copies, other tiers), name
 //! by name. Whatever was touched meanwhile (`watch.rs`) is looked up again, and again what was touched during that,
 //! until little enough is left for one slice. That slice's moment is the one: all else is as it was copied.
-
-use std::sync::Arc;
 
 use hashbrown::{HashMap, HashSet};
 
 use super::chains::{HeldChain, NAME_STEPS, RUN_STEPS};
 use super::state::Writer;
 use super::workers::Rank;
-use crate::copy::{CopiedBlock, CopiedChain, RankCopy};
+use crate::copied::{CopiedBlock, CopiedChain, RankCopy};
 use crate::position::Position;
-use crate::types::{BlockHash, Event, Tier};
+use crate::types::BlockHash;
 
 /// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
 /// fast as they can be read: then the last one ends it, however long.
 const ROUNDS: usize = 16;
 
-/// What a slice has led to.
+/// Outcome of a slice.
 pub(crate) enum Slice {
     /// The rank is complete.
-    Rank(Vec<Event>),
-    /// It is too large for a slice, and has been begun.
-    Begun(Large),
-    /// It is gone on with.
+    Done,
+    /// More slices of the rank are to come.
     More,
     /// Everything has changed: it is to be begun again.
     Again,
 }
 
-/// What has come together of a large rank.
+/// Copy of a large rank, as far as it has come together.
 pub(crate) struct Large {
-    worker: Arc<str>,
+    worker: Box<str>,
     rank: u32,
     pub(crate) watch: u64,
     device: u32,
@@ -49,11 +46,11 @@ pub(crate) struct Large {
     chains: Vec<Vec<Piece>>,
     /// All about those names that were looked up, and that the chains do not count for.
     /// By slice, too; what was looked up last is right.
-    known: Vec<Vec<(u64, Known)>>,
+    known: Vec<Vec<(u64, NameState)>>,
     rounds: usize,
 }
 
-/// What a rank has of a run.
+/// Piece of a run that a rank has.
 struct Piece {
     /// Blocks before the first.
     start: u32,
@@ -63,33 +60,39 @@ struct Piece {
 
 /// All about a name: parent and content hash on the device with the copies, and on the other tiers.
 #[derive(Default)]
-struct Known {
+struct NameState {
     device: Option<(Option<u64>, u64, u32)>,
     elsewhere: Option<(Option<u64>, u64, [u32; 3])>,
 }
 
 impl Writer {
-    /// Copies a rank, or begins to if it is large. `spent`: counts the steps.
-    pub(crate) fn slice_rank(&mut self, worker: &Arc<str>, rank: u32, steps: usize, spent: &mut usize) -> Slice {
-        let books = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank));
-        let Some(books) = books else { return Slice::Rank(Vec::new()) };
-        let it = &self.holders[books.device as usize];
-        let irregular = it.irregular.as_ref().map_or(0, |irregular| irregular.len());
-        let names = irregular + books.copies.names() + books.offloaded.len();
-        let names = (names + it.in_branches() as usize) * NAME_STEPS;
-        // Each copy is an event.
-        let size = it.runs.len() * RUN_STEPS + it.blocks as usize + names + books.copies.sum() as usize;
-        if size <= steps {
-            *spent += size;
-            let mut events = Vec::new();
-            self.dump_rank(worker, rank, &mut events);
-            return Slice::Rank(events);
+    /// Copies a rank at once, however large it is; nothing if it is not known.
+    pub(crate) fn copy_rank(&mut self, worker: &str, rank: u32) -> RankCopy {
+        let begun = self.slice_first(worker, rank, usize::MAX, &mut 0);
+        // There is no bound that it could come to before it is done.
+        begun.map(|(large, _)| large.copy()).unwrap_or_default()
+    }
+
+    /// Begins to copy a rank, and goes on if it is small; none if it is not known. `spent`: counts the steps.
+    pub(crate) fn slice_first(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        steps: usize,
+        spent: &mut usize,
+    ) -> Option<(Large, Slice)> {
+        let mut large = self.slice_begin(worker, rank, spent)?;
+        // A few are in order in no time. Many are brought in order without the lock.
+        if (large.runs.len() + large.wider_runs.len() + large.names.len()) * RUN_STEPS > steps {
+            return Some((large, Slice::More));
         }
-        self.slice_begin(worker, rank, spent).map_or_else(|| Slice::Rank(Vec::new()), Slice::Begun)
+        large.tidy();
+        let slice = self.slice_more(&mut large, steps, spent);
+        Some((large, slice))
     }
 
     /// Begins to copy a rank, however small it is; none if it is not known.
-    pub(crate) fn slice_begin(&mut self, worker: &Arc<str>, rank: u32, spent: &mut usize) -> Option<Large> {
+    fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<Large> {
         let number = self.workers.rank(worker, rank)?;
         self.finish_clearing(number);
         let books = self.workers.get(number)?;
@@ -97,7 +100,7 @@ impl Writer {
         let runs = self.holders[device as usize].runs.clone();
         let watch = self.watch([device, widest]);
         let mut large = Large {
-            worker: worker.clone(),
+            worker: worker.into(),
             rank,
             watch,
             device,
@@ -167,7 +170,7 @@ impl Writer {
             known.push((name, self.known(books, large.device, large.widest, name)));
         }
         large.known.push(known);
-        self.slice_end(large, Slice::Rank(Vec::new()))
+        self.slice_end(large, Slice::Done)
     }
 
     fn slice_end(&mut self, large: &Large, slice: Slice) -> Slice {
@@ -200,14 +203,14 @@ impl Writer {
         steps
     }
 
-    fn known(&self, books: &Rank, device: u32, widest: u32, name: u64) -> Known {
+    fn known(&self, books: &Rank, device: u32, widest: u32, name: u64) -> NameState {
         let on_device = self.block(device, name).map(|(parent, content)| (parent, content, books.copies.of(name)));
         let claims = books.offloaded.get(name);
         let elsewhere = claims.and_then(|claims| {
             let (parent, content) = self.block(widest, name)?;
             Some((parent, content, claims))
         });
-        Known { device: on_device, elsewhere }
+        NameState { device: on_device, elsewhere }
     }
 }
 
@@ -226,10 +229,10 @@ impl Large {
         chains
     }
 
-    /// What it all was. Needs no lock.
+    /// Makes a copy of all that there was. Needs no lock.
     pub(crate) fn copy(mut self) -> RankCopy {
         let pieces = self.take_chains();
-        let known: HashMap<u64, Known> = self.known.into_iter().flatten().collect();
+        let known: HashMap<u64, NameState> = self.known.into_iter().flatten().collect();
         let plain = |names: &[u64]| {
             let mut plain = Vec::new();
             let mut at = 0;
@@ -265,48 +268,10 @@ impl Large {
                 elsewhere.push(block(*name, (parent, content), [0, cpu, disk, external]));
             }
         }
+        for blocks in [&mut device, &mut elsewhere] {
+            blocks.sort_unstable_by_key(|block: &CopiedBlock| block.name);
+        }
         device.append(&mut elsewhere);
         RankCopy { chains, blocks: device }
-    }
-
-    /// What it all was, as events: a chain's beginning before what continues it, and what the device has before what
-    /// other tiers have. Needs no lock.
-    pub(crate) fn events(mut self) -> Vec<Event> {
-        let chains = self.take_chains();
-        let (worker, rank) = (self.worker, self.rank);
-        let known: HashMap<u64, Known> = self.known.into_iter().flatten().collect();
-        let known = &known;
-        let mut events = Vec::new();
-        let store = |tier, parent: Option<u64>, names: &[u64], contents: &[u64]| Event::Store {
-            worker: (&*worker).into(),
-            rank,
-            tier,
-            parent: parent.map(BlockHash),
-            block_hashes: names.iter().copied().map(BlockHash).collect(),
-            content_hashes: contents.to_vec(),
-        };
-        for Piece { chain: HeldChain { parent, names, contents }, .. } in &chains {
-            let mut at = 0;
-            for plain in names.split(|name| known.contains_key(name)) {
-                if !plain.is_empty() {
-                    let parent = if at == 0 { *parent } else { Some(names[at - 1]) };
-                    events.push(store(Tier::Gpu, parent, plain, &contents[at..at + plain.len()]));
-                }
-                at += plain.len() + 1;
-            }
-        }
-        for (name, Known { device, .. }) in known {
-            if let &Some((parent, content, extra)) = device {
-                events.extend((0..=extra).map(|_| store(Tier::Gpu, parent, &[*name], &[content])));
-            }
-        }
-        for (name, Known { elsewhere, .. }) in known {
-            if let &Some((parent, content, claims)) = elsewhere {
-                for (tier, &copies) in Tier::ALL[1..].iter().zip(&claims) {
-                    events.extend((0..copies).map(|_| store(*tier, parent, &[*name], &[content])));
-                }
-            }
-        }
-        events
     }
 }

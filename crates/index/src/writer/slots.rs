@@ -12,7 +12,7 @@
 //! their keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
 //! looked at, and tags begin farther on.
 
-use super::lines::{Lines, Moving, Side, first_of};
+use super::lines::{LineMove, Lines, Side, first_of};
 use crate::raw::{equal_lanes, lesser_lanes, prefetch};
 use crate::spread::{line_after, line_of};
 
@@ -55,7 +55,7 @@ pub(super) struct Slots {
     len: usize,
 }
 
-/// How far a hash is shifted to have a tag at its end, in a table of so many lines.
+/// Bits by which a hash is shifted to have a tag at its end, in a table of so many lines.
 fn shift_for(lines: usize) -> u32 {
     let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
     u64::BITS - BITS - first_bit
@@ -87,7 +87,7 @@ impl Slots {
         self.lines.bytes()
     }
 
-    /// Whether the bytes and the number of entries are what they must be.
+    /// True if the bytes and the number of entries are what they must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         let taken = self.lines.iter().map(|line| line.tags.iter().filter(|tag| **tag != 0).count());
@@ -166,7 +166,7 @@ impl Slots {
     #[inline]
     pub(super) fn make_ready(&mut self, more: usize, changed: usize, hash_of: impl Fn(u32) -> u64) {
         if !self.lines.is_ready(self.len, more) {
-            let to = |from: Moving<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, &hash_of);
+            let to = |from: LineMove<'_, Line>, lower: &mut Side<Line>| move_line(from, lower, &hash_of);
             self.lines.make_ready(self.len, more, changed, shift_for, to);
         }
     }
@@ -174,7 +174,7 @@ impl Slots {
 
 /// Moves what belongs to a line to the other side.
 #[inline]
-fn move_line(mut from: Moving<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
+fn move_line(mut from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
     if !move_within(&mut from, to) {
         move_one_by_one(&mut from, to, &hash_of);
     }
@@ -186,7 +186,7 @@ fn move_line(mut from: Moving<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u
 /// Moves what is in a line and belongs to it, if it goes to one or two lines of the other side, and there is room, and tags
 /// alone tell which. So it is nearly always; the other way takes several times as long.
 #[inline]
-fn move_within(from: &mut Moving<'_, Line>, to: &mut Side<Line>) -> bool {
+fn move_within(from: &mut LineMove<'_, Line>, to: &mut Side<Line>) -> bool {
     let old = &mut from.piece[from.at];
     let (low, high) = (to.line_of(from.first), to.line_of(from.last));
     if old.notes & ((1 << OVERFLOW) - 1) != 0 || to.shift != from.shift || high > low + 1 {
@@ -222,11 +222,11 @@ fn move_within(from: &mut Moving<'_, Line>, to: &mut Side<Line>) -> bool {
     true
 }
 
-/// The same, whatever it is.
+/// Moves the entries of a line one by one, whatever the line is.
 #[cold]
 #[inline(never)]
-fn move_one_by_one(from: &mut Moving<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
-    let &mut Moving { ref mut piece, at, first, shift, .. } = from;
+fn move_one_by_one(from: &mut LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
+    let &mut LineMove { ref mut piece, at, first, shift, .. } = from;
     let Line { words, tags, notes } = piece[at];
     // All hashes first: where that is to wait for memory, it is for all of them at once.
     let mut hashes = [0; SLOTS];
@@ -245,8 +245,8 @@ fn move_one_by_one(from: &mut Moving<'_, Line>, to: &mut Side<Line>, hash_of: im
     }
 }
 
-/// Whether all hashes with a tag of this side belong to one line of the other, and the tag of one of them there tells as much.
-/// Keys are asked for where that is not so: for tags that begin farther on, and where lines begin.
+/// True if all hashes with a tag of this side belong to one line of the other, and the tag of one of them there tells
+/// as much. Keys are asked for where that is not so: for tags that begin farther on, and where lines begin.
 fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
     to.shift >= shift && to.line_of(least) == to.line_of(largest)
 }
@@ -254,8 +254,8 @@ fn is_known(to: &Side<Line>, shift: u32, (least, largest): (u64, u64)) -> bool {
 /// Moves what belongs to a line and found no room there.
 #[cold]
 #[inline(never)]
-fn move_overflow(from: Moving<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
-    let Moving { piece, at, first, line, lines, shift, .. } = from;
+fn move_overflow(from: LineMove<'_, Line>, to: &mut Side<Line>, hash_of: impl Fn(u32) -> u64) {
+    let LineMove { piece, at, first, line, lines, shift, .. } = from;
     let (mut next, mut distance) = (at, 0);
     while piece[next].overflow() > 0 && distance + 1 < piece.len() {
         (next, distance) = (line_after(next, piece.len()), distance + 1);

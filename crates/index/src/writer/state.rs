@@ -1,11 +1,9 @@
-//! What the writer is made of.
+//! State of the writer: the parts that it is made of.
 
-use super::branches::LEAST;
+use super::departing::{Departures, Table};
 use super::holder::Holder;
-use super::leaving::{Leaving, Table};
 use super::names::NameTable;
-use super::private::OWN_AT_ONCE;
-use super::watch::Watches;
+use super::watches::Watches;
 use super::workers::{Workers, inner};
 use crate::raw::{Level, Readers};
 use crate::retire::{Garbage, Trash};
@@ -18,6 +16,12 @@ use crate::types::BlockHash;
 
 /// Room for so many names is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
+
+/// Holders of at most so many blocks get names of their own at once.
+const OWN_AT_ONCE: u64 = 1 << 10;
+
+/// Least number of blocks below a hole that are kept as a branch.
+const LEAST_BRANCH: u64 = 1 << 7;
 
 /// All there is to know about who holds what.
 pub(crate) struct Writer {
@@ -34,20 +38,20 @@ pub(crate) struct Writer {
     pub(super) gone: Vec<u64>,
     /// Room for a run's levels while they change.
     pub(super) levels: Vec<Level>,
-    pub(super) leaving: Leaving,
+    pub(super) leaving: Departures,
     /// Blocks of all holders whose chain to the root is not complete.
     pub(super) waiting: usize,
     /// Blocks of stores whose first part was made, and whose other parts are to come.
     pub(super) promised: usize,
     /// Blocks that are to follow those of this part of a store, if nothing of it is in its place yet.
     pub(super) coming: usize,
-    /// What readers are shown; this is the newest.
+    /// Roster that readers are shown; this is the newest.
     pub(super) roster: Roster,
     /// Holders whose own names come together; some may be done.
     pub(super) gathering: Vec<u32>,
     /// Holders of at most so many blocks get names of their own at once.
     pub(crate) most_own_at_once: u64,
-    /// So many blocks below a hole are kept as a branch.
+    /// Least number of blocks below a hole that are kept as a branch.
     pub(crate) least_branch: u64,
     pub(super) trash: Trash,
     pub(crate) counters: Counters,
@@ -61,7 +65,7 @@ pub(crate) struct Writer {
 impl Writer {
     pub(crate) fn new(count_copies: bool, readers: &Readers) -> Self {
         Self {
-            least_branch: LEAST,
+            least_branch: LEAST_BRANCH,
             runs: Runs::new(readers),
             sets: Sets::new(),
             names: NameTable::new(),
@@ -71,7 +75,7 @@ impl Writer {
             names_of_event: Vec::new(),
             gone: Vec::new(),
             levels: Vec::new(),
-            leaving: Leaving::default(),
+            leaving: Departures::default(),
             gathering: Vec::new(),
             most_own_at_once: OWN_AT_ONCE,
             waiting: 0,
@@ -163,7 +167,7 @@ impl Writer {
         }
     }
 
-    /// Whether there is anything that no reader can see any more and that is not freed.
+    /// True if there is anything that no reader can see any more and that is not freed.
     pub(super) fn has_garbage(&self) -> bool {
         self.trash.is_ready()
     }

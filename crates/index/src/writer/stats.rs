@@ -1,4 +1,4 @@
-//! How much is held, and by whom.
+//! Statistics: how much is held, and by whom.
 
 use std::sync::Arc;
 
@@ -21,6 +21,11 @@ impl Writer {
             }
         }
         out
+    }
+
+    /// Every rank by name and number, in no particular order.
+    pub(crate) fn rank_names(&self) -> Vec<(Box<str>, u32)> {
+        self.workers.ranks().map(|(name, rank, _)| ((&**name).into(), rank)).collect()
     }
 
     /// See [`crate::BlockIndex::ranks`]; in no particular order.

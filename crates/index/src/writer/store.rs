@@ -13,14 +13,14 @@ pub(crate) struct Chain<'a> {
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
     /// If it is not the first part: where that was stored.
-    begun: Option<Begun>,
+    begun: Option<StoreStart>,
     /// Blocks of the parts that follow.
     promised: usize,
 }
 
 /// A rank at the moment when the first part of a store came to one of its tiers.
 #[derive(Clone, Copy)]
-struct Begun {
+struct StoreStart {
     rank: u32,
     life: u64,
     clears: u32,
@@ -39,7 +39,7 @@ impl<'a> Chain<'a> {
         Ok(Self { parent, block_hashes, content_hashes, begun: None, promised: 0 })
     }
 
-    /// How many blocks these are.
+    /// Number of blocks.
     #[inline]
     pub(crate) fn len(&self) -> usize {
         self.block_hashes.len()
@@ -69,7 +69,7 @@ impl Writer {
         self.store_by(|writer| writer.known_rank(worker, rank), tier, chain)
     }
 
-    /// The same, by a handle.
+    /// Stores a chain as [`Self::store`] does, in the rank of a handle.
     #[inline]
     pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
         self.ask_for(handle);
@@ -102,16 +102,16 @@ impl Writer {
             self.store_at(rank, tier, chain);
             if chain.promised > 0 {
                 let books = self.rank_mut(rank);
-                chain.begun = Some(Begun { rank, life: books.life, clears: books.clears[tier as usize] });
+                chain.begun = Some(StoreStart { rank, life: books.life, clears: books.clears[tier as usize] });
             }
         }
         self.counters.stores += 1;
         Ok(())
     }
 
-    /// Whether nothing has ended what was begun: its worker is there, and the tier has not been cleared. Otherwise it is as
-    /// if all of it had come before that.
-    fn is_still(&self, begun: Begun, tier: Tier) -> bool {
+    /// True if nothing has ended what was begun: its worker is there, and the tier has not been cleared. Otherwise it
+    /// is as if all of it had come before that.
+    fn is_still(&self, begun: StoreStart, tier: Tier) -> bool {
         self.workers
             .get(begun.rank)
             .is_some_and(|books| books.life == begun.life && books.clears[tier as usize] == begun.clears)

@@ -1,4 +1,4 @@
-//! What is counted as things change, against what it is when counted anew; and that nobody who asks for sizes walks.
+//! Counts that are kept as things change, against what they are when counted anew; and nobody who asks for sizes walks.
 
 use std::collections::HashSet;
 
@@ -199,7 +199,7 @@ fn tables_grow_and_shrink_a_little_at_a_time() {
     assert!(longest < 800, "{longest} steps");
 }
 
-/// Where there were many runs, and few are left, there may be many again: a table of them is complete before it is full.
+/// An index that had many runs, and has few left, may have many again: a table of them is complete before it is full.
 #[test]
 fn a_table_grows_in_time_where_there_were_many_runs() {
     const CHAINS: u64 = 20_000;
@@ -630,8 +630,8 @@ fn a_second_name_slows_no_other_chain_down() {
     assert!(with <= without + 1_000, "{with} steps, not {without}");
 }
 
-/// Who stores a long chain that is there, and that nobody calls as others do, names it at once: not by looking for each
-/// block's number from the end of the run.
+/// A worker that stores a long chain that is there, and that nobody calls as others do, names it at once: not by
+/// looking for each block's number from the end of the run.
 #[test]
 fn a_chain_without_names_is_named_at_once() {
     let steps_of_length = |blocks: u64| {

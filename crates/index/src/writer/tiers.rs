@@ -1,4 +1,4 @@
-//! What a rank holds beyond its device memory.
+//! Tiers: what a rank holds beyond its device memory.
 //!
 //! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
 //! holder of its own, made when the first block comes to its tier; until then the next narrower one answers for it.
@@ -11,7 +11,7 @@ use super::workers::Claims;
 use crate::roster::Member;
 use crate::types::Tier;
 
-/// Whether these make a block part of the view number `view`.
+/// True if these claims make a block part of the view number `view`.
 fn reach(claims: Claims, view: usize) -> bool {
     claims[..=view].iter().any(|&copies| copies > 0)
 }
@@ -61,7 +61,7 @@ impl Writer {
         self.roster.set(holder, Some(Member { views, ..member }));
     }
 
-    /// What the device just stored is in the wider views, too.
+    /// Puts what the device just stored in the wider views, too.
     pub(super) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let books = self.rank_mut(rank);
         if books.wider == [None; 3] {
@@ -82,7 +82,7 @@ impl Writer {
         }
     }
 
-    /// What the device just lost, or is about to, leaves the views in which nothing else claims it.
+    /// Takes what the device just lost, or is about to, out of the views in which nothing else claims it.
     pub(super) fn narrow(&mut self, rank: u32, names: &[u64]) {
         if self.rank_mut(rank).wider == [None; 3] {
             return;

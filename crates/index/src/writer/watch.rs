@@ -1,4 +1,4 @@
-//! What a dump that lets go of the lock between two looks has to hear about.
+//! Watches: what a dump that lets go of the lock between two looks has to hear about.
 //!
 //! A dump copies a large rank piece by piece. By name, a rank is a plain map (of a block's parent, content and copies):
 //! what was copied of a name stays right until a call mentions that name, or moves its block from one place to look
@@ -7,30 +7,7 @@
 use hashbrown::HashSet;
 
 use super::state::Writer;
-
-/// One rank that is being dumped.
-pub(crate) struct Watch {
-    id: u64,
-    /// The rank's holders of the narrowest view and of the widest.
-    holders: [u32; 2],
-    /// Names that something has happened to.
-    touched: HashSet<u64>,
-    /// Whether something has happened to all of them.
-    over: bool,
-}
-
-/// All ranks that are being dumped.
-#[derive(Default)]
-pub(crate) struct Watches {
-    all: Vec<Watch>,
-    last: u64,
-}
-
-impl Watches {
-    pub(super) fn is_empty(&self) -> bool {
-        self.all.is_empty()
-    }
-}
+use super::watches::Watch;
 
 impl Writer {
     /// Notes from now on what happens to the rank of these holders. Returns a number for the watch.
@@ -41,7 +18,7 @@ impl Writer {
         watches.last
     }
 
-    /// Nobody listens any more.
+    /// Ends a watch.
     pub(crate) fn unwatch(&mut self, id: u64) {
         if let Some(watch) = self.watches.all.iter().find(|watch| watch.id == id) {
             self.forget_places(watch.holders);

@@ -19,7 +19,7 @@ use crate::types::{BlockHash, Tier};
 #[derive(Default)]
 pub(super) struct Workers {
     pub(super) by_name: HashMap<Arc<str>, Worker>,
-    /// By that number.
+    /// Books of the ranks, by that number.
     books: Vec<Option<Rank>>,
     free: Vec<u32>,
 }
@@ -36,20 +36,20 @@ pub(super) struct Rank {
     pub(super) wider: [Option<u32>; 3],
     /// Copies on the device beyond the first.
     pub(super) copies: Copies,
-    pub(super) offloaded: Offloaded,
+    pub(super) offloaded: OffloadedBlocks,
     /// The fingerprint's part of what is held on the device: see `fingerprint.rs`.
     pub(super) device_word: u64,
-    /// How often each tier was cleared.
+    /// Number of times that each tier was cleared.
     pub(super) clears: [u32; 4],
     /// A view that comes together.
     pub(super) new_view: Option<Box<NewView>>,
     /// A tier that is being cleared: first of all to be done when anything happens to the rank.
-    pub(super) clearing: Option<Box<Clearing>>,
+    pub(super) clearing: Option<Box<TierClear>>,
 }
 
 /// A view before it is a rank's: its holder, and what is to be put in.
 pub(super) struct NewView {
-    /// Which one it will be.
+    /// Number that the view will have.
     pub(super) number: usize,
     pub(super) holder: u32,
     /// The holder that has what it is to have.
@@ -65,8 +65,8 @@ pub(super) struct NewView {
     pub(super) rounds: usize,
 }
 
-/// What is left of a tier that is being cleared.
-pub(super) struct Clearing {
+/// Rest of a tier that is being cleared.
+pub(super) struct TierClear {
     pub(super) tier: Tier,
     /// The holder that has what is on the tier, with its runs and the names that are in none.
     pub(super) holder: u32,
@@ -83,7 +83,7 @@ impl NewView {
     }
 }
 
-impl Clearing {
+impl TierClear {
     fn bytes(&self) -> usize {
         size_of::<Self>() + self.runs.bytes() + self.names.capacity() * size_of::<u64>()
     }
@@ -92,9 +92,9 @@ impl Clearing {
 /// Copies on cpu, disk and external.
 pub(super) type Claims = [u32; 3];
 
-/// What a rank has on other tiers than the device, by name: at least one copy of each.
+/// Blocks that a rank has on other tiers than the device, by name: at least one copy of each.
 #[derive(Default)]
-pub(super) struct Offloaded {
+pub(super) struct OffloadedBlocks {
     by_name: Map<u64, Claims>,
     /// Names on each tier.
     tiers: [usize; 3],
@@ -102,7 +102,7 @@ pub(super) struct Offloaded {
     words: [u64; 3],
 }
 
-impl Offloaded {
+impl OffloadedBlocks {
     pub(super) fn len(&self) -> usize {
         self.by_name.len()
     }
@@ -157,7 +157,7 @@ impl Offloaded {
         before
     }
 
-    /// Whether the names on each tier are as many as it says.
+    /// True if the names on each tier are as many as it says.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
@@ -186,11 +186,6 @@ impl Copies {
         self.by_name.shed()
     }
 
-    /// Names that have any.
-    pub(super) fn names(&self) -> usize {
-        self.by_name.len()
-    }
-
     pub(super) fn sum(&self) -> u64 {
         self.sum
     }
@@ -200,11 +195,7 @@ impl Copies {
         self.by_name.get(&name).copied().unwrap_or(0)
     }
 
-    pub(super) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
-        self.by_name.iter().inspect(|_| step()).map(|(&name, &extra)| (name, extra))
-    }
-
-    /// One copy more.
+    /// Adds a copy.
     pub(super) fn add(&mut self, name: u64) {
         let extra = self.by_name.get_or_insert_with(name, || 0);
         if *extra < u32::MAX {
@@ -213,7 +204,7 @@ impl Copies {
         }
     }
 
-    /// One copy less, if there is more than one.
+    /// Takes a copy away, if there is more than one; returns whether there was.
     pub(super) fn take(&mut self, name: u64) -> bool {
         let Some(extra) = self.by_name.get_mut(&name) else { return false };
         *extra -= 1;
@@ -224,12 +215,12 @@ impl Copies {
         true
     }
 
-    /// One copy is all there is.
+    /// Forgets the copies beyond the first.
     pub(super) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
 
-    /// What [`Self::sum`] must be.
+    /// True if [`Self::sum`] is what it must be.
     #[cfg(test)]
     pub(super) fn is_counted(&self) -> bool {
         self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
@@ -323,7 +314,7 @@ impl Workers {
     }
 }
 
-/// What identifies a block inside: one value is needed for "none".
+/// Number that identifies a block inside: one value is needed for "none".
 pub(super) fn inner(name: BlockHash) -> u64 {
     if name.0 == NO_NAME { !NO_NAME } else { name.0 }
 }

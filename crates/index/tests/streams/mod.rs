@@ -6,12 +6,12 @@ use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
 
 use kvatlas_testing::{Random, mix};
 
-/// What kind of fleet a stream comes from.
+/// Kind of fleet that a stream comes from.
 struct Fleet {
     workers: u64,
     ranks: u64,
     offloads: bool,
-    /// Whether engines name blocks alike.
+    /// True if engines name blocks alike.
     same_names: bool,
     /// Percent of blocks with a random name out of few, of parents that are any name at all.
     chaos: u64,
@@ -27,9 +27,9 @@ pub struct Plan {
     pub config: Config,
     pub events: Vec<Event>,
     pub queries: Vec<Vec<u64>>,
-    /// From so many blocks below a hole on they go together.
+    /// Number of blocks below a hole from which on they go together.
     pub branch_from: u64,
-    /// After so many blocks of an event others have their turn.
+    /// Number of blocks of an event after which others have their turn.
     pub turn_after: usize,
     /// A rank of more blocks gets names of its own in steps.
     pub own_names_at_once: u64,
@@ -86,7 +86,7 @@ fn prompt(random: &mut Random, fleet: &Fleet, others: &[Vec<u64>]) -> Vec<u64> {
     prompt
 }
 
-/// What `worker` calls the blocks of a prompt.
+/// Names that `worker` gives to the blocks of a prompt.
 fn names(random: &mut Random, fleet: &Fleet, worker: u64, prompt: &[u64]) -> Vec<BlockHash> {
     let own = if fleet.same_names { 0 } else { worker };
     let mut chain = own;
@@ -151,7 +151,7 @@ fn event(random: &mut Random, fleet: &Fleet, prompts: &[Vec<u64>], events: &mut 
     }
 }
 
-/// Where the index and the reference part.
+/// Place where the index and the reference part.
 pub struct Difference {
     pub events: Vec<Event>,
     pub what: String,

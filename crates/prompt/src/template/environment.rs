@@ -1,18 +1,19 @@
-//! What templates find: filters, tests, functions and methods as Jinja in Python and transformers have them.
+//! The environment of templates: filters, tests, functions and methods as Jinja in Python and transformers have them.
 
 use std::fmt;
 use std::sync::Arc;
 
 use jiff::Zoned;
-use minijinja::syntax::SyntaxConfig;
 use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
+use super::pieces::{self, Pieces};
 use super::strftime::strftime;
+use super::syntax::syntax;
 use crate::python::{self, Json};
 
-/// What time templates are told.
+/// The clock that templates take the time from.
 #[derive(Clone)]
 pub(crate) struct Clock(Arc<dyn Fn() -> Zoned + Send + Sync>);
 
@@ -30,17 +31,10 @@ impl fmt::Debug for Clock {
 
 #[cfg(test)]
 impl Clock {
-    /// One that stands still.
+    /// A clock that stands still.
     pub(crate) fn at(time: Zoned) -> Self {
         Self(Arc::new(move || time.clone()))
     }
-}
-
-/// How transformers has blocks cut.
-pub(super) fn syntax() -> SyntaxConfig {
-    let built = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build();
-    // Only delimiters can be wrong, and these are the usual ones.
-    built.unwrap_or_default()
 }
 
 /// An environment with no templates.
@@ -49,13 +43,15 @@ pub(super) fn environment(clock: Clock) -> Environment<'static> {
     environment.set_syntax(syntax());
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_formatter(|out, _, value| {
-        match value.as_str() {
-            Some(text) => out.write_str(text),
-            None => out.write_str(&python::text(value)),
+        match (value.as_str(), value.downcast_object_ref::<Pieces>()) {
+            (Some(text), _) => out.write_str(text),
+            (None, Some(pieces)) => pieces.texts().try_for_each(|text| out.write_str(text)),
+            (None, None) => out.write_str(&python::text(value)),
         }
         .map_err(|_| Error::new(ErrorKind::WriteFailure, "cannot write"))
     });
     environment.set_unknown_method_callback(method);
+    pieces::add_to(&mut environment);
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: &Value| python::text(value));
     environment.add_test("sequence", |value: &Value| {
@@ -94,7 +90,7 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
 }
 
-/// What stands before a line on the first level: so many spaces, or a string.
+/// Returns the indentation of the first level: so many spaces, or a string.
 fn indentation(indent: &Value) -> Result<String, Error> {
     if let Some(text) = indent.as_str() {
         return Ok(text.to_owned());

@@ -10,12 +10,13 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::{ChatTemplate, Clock, Earlier};
-use crate::chat::Chat;
+use crate::chat::{Chat, Habits};
+use crate::dialect_chat::Thinks;
 use crate::rope::Rope;
-use crate::{Endpoint, Engine, Request};
+use crate::{Dialect, Endpoint, Request};
 
 #[derive(Deserialize)]
-struct Golden {
+struct Samples {
     special_tokens: BTreeMap<String, String>,
     now: String,
     bodies: BTreeMap<String, Box<RawValue>>,
@@ -29,7 +30,7 @@ struct Family {
     expected: BTreeMap<String, Option<String>>,
 }
 
-fn golden() -> Golden {
+fn golden() -> Samples {
     let path = std::env::var("KVATLAS_TEMPLATES")
         .unwrap_or_else(|_| concat!(env!("CARGO_MANIFEST_DIR"), "/tests/data/templates.json").to_owned());
     serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap()
@@ -40,6 +41,8 @@ fn as_transformers_renders_them() {
     let golden = golden();
     let now: DateTime = golden.now.parse().unwrap();
     let clock = Clock::at(now.to_zoned(jiff::tz::TimeZone::UTC).unwrap());
+    let thinks = Thinks { no_effort: &|| "none", toggle: None };
+    let habits = Habits { defaults: &[], dialect: Dialect::Vllm32, merges_system: false, thinks };
     let mut wrong = Vec::new();
     let mut right = 0;
     for (name, family) in &golden.templates {
@@ -55,7 +58,7 @@ fn as_transformers_renders_them() {
         }
         for (case, expected) in &family.expected {
             let request = Request::parse(Endpoint::Chat, golden.bodies[case].get().as_bytes()).unwrap();
-            let got = Chat::of(&request, &[], Engine::Vllm, &[]).and_then(|chat| {
+            let got = Chat::of(&request, &habits, &[]).and_then(|chat| {
                 let nothing = Earlier { text: &Rope::default(), begins: &[], known: 0 };
                 chat.render(&template, nothing)
             });

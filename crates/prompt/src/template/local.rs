@@ -1,4 +1,5 @@
-//! Whether a template writes each message for itself, so that a next turn needs only its last messages written.
+//! A test of whether a template writes each message for itself, so that a next turn needs only its last messages
+//! written.
 //!
 //! Read from the syntax tree, once, when a template is compiled. It holds if messages are used in two ways only: one loop
 //! over all of them, and the first one by its number. What the loop's body writes for a message may then depend on that
@@ -12,14 +13,14 @@ use minijinja::machinery::parse;
 /// Functions whose value depends on their arguments only.
 const PURE: [&str; 4] = ["raise_exception", "range", "dict", "namespace"];
 
-/// Whether it does.
+/// True if a template writes each message for itself.
 pub(super) fn is_local(source: &str) -> Result<bool, Error> {
-    let template = parse(source, "chat", super::environment::syntax())?;
+    let template = parse(source, "chat", super::syntax::syntax())?;
     let mut reader = Reader { place: Place::Around, over: false, within: false, captured: false };
     Ok(reader.statement(&template) && reader.over)
 }
 
-/// Which loop is the innermost.
+/// The innermost loop around a place in the template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
     /// None: what stands around the messages.
@@ -30,11 +31,11 @@ enum Place {
 
 struct Reader {
     place: Place,
-    /// Whether the loop over the messages has begun.
+    /// True if the loop over the messages has begun.
     over: bool,
-    /// Whether it goes on.
+    /// True if the loop over the messages has not ended.
     within: bool,
-    /// Whether what is written goes into a variable.
+    /// True if the output goes into a variable.
     captured: bool,
 }
 
@@ -103,8 +104,8 @@ impl Reader {
         is_fine
     }
 
-    /// Whether it may be assigned to: variables of the loop over messages are forgotten with each message, fields of
-    /// objects are not.
+    /// True if `target` may be assigned to: variables of the loop over messages are forgotten with each message, fields
+    /// of objects are not.
     fn sets(&self, target: &Expr<'_>) -> bool {
         match target {
             Expr::Var(var) => !matches!(var.id, "messages" | "loop"),
@@ -178,7 +179,7 @@ impl Reader {
         })
     }
 
-    /// Whether a message with this number may be looked at: the first one, and in the loop the ones beside.
+    /// True if a message with this number may be looked at: the first one, and in the loop the ones beside.
     fn numbers(&self, number: &Expr<'_>) -> bool {
         if is_number(number, 0) {
             return true;
@@ -203,7 +204,7 @@ fn is_number(expression: &Expr<'_>, number: i64) -> bool {
     expression.as_const().and_then(|value| value.is_integer().then(|| value.as_i64())?) == Some(number)
 }
 
-/// For the loop's count: from which number on it counts.
+/// Returns the number from which the loop's count begins, if the expression is that count.
 fn place(expression: &Expr<'_>) -> Option<i64> {
     match expression {
         Expr::GetAttr(field) if is_named(&field.expr, "loop") => match field.name {
@@ -215,7 +216,7 @@ fn place(expression: &Expr<'_>) -> Option<i64> {
     }
 }
 
-/// Whether the loop's count is compared with its first number.
+/// True if the loop's count is compared with its first number.
 fn is_first(left: &Expr<'_>, right: &Expr<'_>) -> bool {
     place(left).is_some_and(|first| is_number(right, first))
 }

@@ -4,20 +4,25 @@ mod environment;
 mod generation;
 #[cfg(test)]
 mod golden;
+mod inline_system;
 mod local;
+mod metered_messages;
 mod output;
+mod pieces;
 mod strftime;
+mod syntax;
 mod wants_parts;
-mod watched;
 
 use minijinja::{Environment, Value};
 
+use crate::dialect::Dialect;
 use crate::error::Error;
 use crate::rope::Rope;
 
 pub(crate) use environment::Clock;
+use inline_system::InlineSystem;
+use metered_messages::MeteredMessages;
 use output::Output;
-use watched::Watched;
 
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
@@ -26,23 +31,26 @@ const NAME: &str = "chat";
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    /// Whether it takes the content of a message as a list of parts: it does if it loops over one.
+    /// True if the template takes the content of a message as a list of parts: it does if it loops over one.
     pub as_parts: bool,
-    /// Whether it writes each message for itself.
+    /// True if the template writes each message for itself.
     is_local: bool,
+    inline_system: InlineSystem,
+    /// The variable by which SGLang has the template leave out thinking.
+    pub(crate) toggle: Option<&'static str>,
     special_tokens: Vec<(String, Value)>,
 }
 
-/// What a template is rendered with, beside special tokens.
+/// The variables that a template is rendered with, beside special tokens.
 #[derive(Debug, Default)]
 pub struct Variables {
     /// The messages, as templates take them.
     pub messages: Vec<Value>,
     /// The tools offered; undefined is not the same as none.
     pub tools: Option<Value>,
-    /// For templates that take them.
+    /// The documents, for templates that take them.
     pub documents: Option<Value>,
-    /// Whether the beginning of the assistant's answer follows.
+    /// True if the beginning of the assistant's answer follows.
     pub add_generation_prompt: bool,
     /// Any others, which go before those above but for the messages.
     pub more: Vec<(String, Value)>,
@@ -52,19 +60,19 @@ pub struct Variables {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Earlier<'t> {
     pub(crate) text: &'t Rope<u8>,
-    /// Where what is written for each message begins; empty if that is not known.
+    /// Places at which the text of each message begins; empty if they are not known.
     pub(crate) begins: &'t [usize],
-    /// How many of the messages are the same, if all else that the template is given is the same too; else 0.
+    /// Number of messages that are the same, if all else that the template is given is the same too; else 0.
     pub(crate) known: usize,
 }
 
-/// What a template writes.
+/// The text that a template writes.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub(crate) text: Rope<u8>,
-    /// How many bytes are those of the earlier text.
+    /// Number of leading bytes that are those of the earlier text.
     pub(crate) same: usize,
-    /// As in [`Earlier`].
+    /// Places at which the text of each message begins, as in [`Earlier`].
     pub(crate) begins: Vec<usize>,
 }
 
@@ -86,15 +94,22 @@ impl ChatTemplate {
         special_tokens: impl IntoIterator<Item = (K, V)>,
         clock: Clock,
     ) -> Result<Self, Error> {
+        let inline_system = InlineSystem::of(source);
+        let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
         let source = generation::without_marks(source);
         let invalid = |error: minijinja::Error| Error::Template { message: format!("is not valid: {error}") };
         let as_parts = wants_parts::wants_parts(&source).map_err(invalid)?;
         let is_local = local::is_local(&source).map_err(invalid)?;
         let mut environment = environment::environment(clock);
-        environment.add_template_owned(NAME, source).map_err(invalid)?;
+        environment.add_template_owned(NAME, pieces::with_pieces(&source)).map_err(invalid)?;
         let special_tokens =
             special_tokens.into_iter().map(|(name, token)| (name.into(), Value::from(token.into()))).collect();
-        Ok(Self { environment, as_parts, is_local, special_tokens })
+        Ok(Self { environment, as_parts, is_local, inline_system, toggle, special_tokens })
+    }
+
+    /// True if an engine takes system messages of Messages to the top for this template.
+    pub(crate) fn merges_system(&self, dialect: Dialect) -> bool {
+        self.inline_system.is_merged(dialect)
     }
 
     /// The text of a chat.
@@ -108,7 +123,7 @@ impl ChatTemplate {
         String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// The same after an earlier text: what is of that is not written again.
+    /// The text of a chat after an earlier text: what is of that is not written again.
     pub(crate) fn render_after(&self, earlier: Earlier<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);
@@ -154,12 +169,12 @@ impl ChatTemplate {
         Some(Text { text: text.followed(same, &new[same - start..]), same, begins: all })
     }
 
-    /// How many bytes are those of the earlier text, those that follow, and where the text for each message begins, if
-    /// each is written for itself.
+    /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
+    /// each message begins, if each is written for itself.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
         let mut output = Output::after(earlier);
         let (messages, watched) = if self.is_local {
-            let watched = Watched::new(variables.messages, output.written().clone());
+            let watched = MeteredMessages::new(variables.messages, output.written().clone());
             (Value::from_dyn_object(watched.clone()), Some(watched))
         } else {
             (Value::from(variables.messages), None)
@@ -176,6 +191,14 @@ impl ChatTemplate {
         let (same, rest) = output.text();
         Ok((same, rest, watched.map(|watched| watched.begins()).unwrap_or_default()))
     }
+}
+
+/// True if a name stands in a template, be it in what is code there or not.
+fn has_word(source: &str, name: &str) -> bool {
+    let is_other = |at: Option<char>| at.is_none_or(|char| !char.is_alphanumeric() && !"_<>/\"'.".contains(char));
+    let is_word =
+        |at: usize| is_other(source[..at].chars().next_back()) && is_other(source[at + name.len()..].chars().next());
+    source.match_indices(name).any(|(at, _)| is_word(at))
 }
 
 #[cfg(test)]

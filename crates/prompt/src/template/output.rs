@@ -1,4 +1,4 @@
-//! What a template writes, beside an earlier text that most of it repeats.
+//! The output of a template, beside an earlier text that most of it repeats.
 
 use std::io::{self, Write};
 use std::sync::Arc;
@@ -12,11 +12,11 @@ const ROOM: usize = 4096;
 /// A text that begins as an earlier one does, as far as it does.
 pub(super) struct Output<'t> {
     earlier: &'t Rope<u8>,
-    /// How many bytes are the same so far.
+    /// Number of bytes that are the same so far.
     same: usize,
-    /// What comes after these.
+    /// The bytes after these.
     rest: Vec<u8>,
-    /// How many bytes there are, for others to see.
+    /// Number of bytes written, for others to see.
     written: Arc<AtomicUsize>,
 }
 
@@ -29,7 +29,7 @@ impl<'t> Output<'t> {
         &self.written
     }
 
-    /// How many bytes are those of the earlier text, and those that follow.
+    /// Returns how many bytes are those of the earlier text, and those that follow.
     pub(super) fn text(self) -> (usize, Vec<u8>) {
         (self.same, self.rest)
     }

@@ -6,7 +6,8 @@ use std::str::Chars;
 use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
 use jiff::{Error, Zoned};
 
-/// What Python leaves to the C library, that writes the same in the C locale, in which Python is unless told otherwise.
+/// Directives that Python leaves to the C library, which writes the same in the C locale, in which Python is unless
+/// told otherwise.
 const SHARED: &str = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%";
 
 /// The time in this format. The time has no zone, as `datetime.now()` has none: `%Z` and `%z` are empty.
@@ -56,7 +57,7 @@ fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
 mod tests {
     use super::*;
 
-    /// What Python 3.12 answers, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
+    /// The expected values are those of Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
     #[test]
     fn times_are_as_python_writes_them() {
         let now: jiff::civil::DateTime = "2026-03-05T07:08:09.000120".parse().unwrap();

@@ -1,4 +1,5 @@
-//! Whether a template takes the content of a message as a list of parts: whether it loops over one, by any name.
+//! A test of whether a template takes the content of a message as a list of parts: whether it loops over one, by any
+//! name.
 
 use std::collections::HashSet;
 
@@ -6,10 +7,10 @@ use minijinja::Error;
 use minijinja::machinery::ast::{Expr, Stmt};
 use minijinja::machinery::parse;
 
-/// Whether it does.
+/// True if a template takes the content of a message as a list of parts.
 pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
-    let template = parse(source, "chat", super::environment::syntax())?;
-    let mut found = Found::default();
+    let template = parse(source, "chat", super::syntax::syntax())?;
+    let mut found = Bindings::default();
     found.statement(&template);
     let lists = found.names_for(HashSet::from(["messages"]), None);
     let messages: HashSet<&str> = found
@@ -27,14 +28,14 @@ pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
 
 /// Loops and assignments of a template.
 #[derive(Default)]
-struct Found<'t, 's> {
-    /// What is set in turn, and to what of.
+struct Bindings<'t, 's> {
+    /// Loops: the variable, and what it loops over.
     loops: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
-    /// What is set, and to what.
+    /// Assignments: the variable, and its value.
     sets: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
 }
 
-impl<'t, 's> Found<'t, 's> {
+impl<'t, 's> Bindings<'t, 's> {
     fn statements(&mut self, statements: &'t [Stmt<'s>]) {
         for statement in statements {
             self.statement(statement);
@@ -86,7 +87,7 @@ impl<'t, 's> Found<'t, 's> {
     }
 }
 
-/// Whether an expression is one of the variables, or that key of one, be it filtered or cut.
+/// True if an expression is one of the variables, or that key of one, be it filtered or cut.
 fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     match (expr, key) {
         (Expr::Filter(filter), _) => filter.expr.as_ref().is_some_and(|inner| reads(inner, names, key)),

@@ -1,4 +1,4 @@
-//! Where a text can be cut so that its parts have the same tokens as the whole.
+//! Places where a text can be cut so that its parts have the same tokens as the whole.
 //!
 //! The common library first takes the added tokens out of a text, the longest at the leftmost place; everything else
 //! (normalizers, pre-tokenizers, the model) then sees each piece between them by itself. So a text can be cut where an
@@ -29,9 +29,9 @@ pub(super) struct Cuts {
 }
 
 impl Cuts {
-    /// Those of a tokenizer; none if there is nothing to cut at.
+    /// Finds the cuts of a tokenizer; none if there is nothing to cut at.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
-        let normalizes = super::normalizes(library);
+        let normalizes = normalizes(library);
         let added = library.get_added_tokens_decoder();
         if added.values().any(|token| token.single_word) {
             return None;
@@ -57,7 +57,7 @@ impl Cuts {
         Some(Self { tokens, ids, longest })
     }
 
-    /// Where a text's pieces are in it, in order. All of them together are the text.
+    /// Returns the ranges of a text's pieces, in order. All of them together are the text.
     pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> {
         Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
     }
@@ -70,7 +70,7 @@ impl Cuts {
     }
 }
 
-/// Whether two tokens cannot overlap in any text, unless they are the same and at the same place.
+/// True if two tokens cannot overlap in any text, unless they are the same and at the same place.
 fn apart(token: &str, other: &str) -> bool {
     let overlaps = |first: &str, second: &str| {
         (1..first.len()).filter(|&at| first.is_char_boundary(at)).any(|at| second.starts_with(&first[at..]))
@@ -100,6 +100,14 @@ impl Iterator for Pieces<'_> {
         self.from = piece.end;
         Some(piece)
     }
+}
+
+/// True if text is changed before it is tokenized: some tokenizers have a list of normalizers with nothing in it.
+pub(super) fn normalizes(common: &tokenizers::Tokenizer) -> bool {
+    common.get_normalizer().is_some_and(|normalizer| {
+        let json = serde_json::to_value(normalizer).unwrap_or_default();
+        json["normalizers"].as_array().is_none_or(|all| !all.is_empty())
+    })
 }
 
 #[cfg(test)]

@@ -20,17 +20,17 @@ use segments::Segments;
 
 /// Shorter texts take the quick library less time than what it takes to remember them.
 const QUICK_TEXT: usize = 4096;
-/// The same of what stands between two special tokens.
+/// Shorter pieces between two special tokens take the quick library less time than what it takes to remember them.
 const QUICK_PIECE: usize = 256;
 
 /// Text to token ids. What was tokenized is remembered.
 #[derive(Debug)]
 pub(crate) struct Tokenizer {
     engine: Engine,
-    /// Where text can be cut; nowhere if the tokenizer looks across.
+    /// Places where text can be cut; none if the tokenizer looks across.
     cuts: Option<Cuts>,
     segments: Segments,
-    /// What stands before and after every text where special tokens are added; none if it is not so simple.
+    /// Tokens before and after every text where special tokens are added; none if it is not so simple.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -50,30 +50,30 @@ impl std::fmt::Debug for Engine {
 
 /// A text's tokens, and where it was cut for them.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Tokenized {
+pub(crate) struct TextTokens {
     pub(crate) ids: Rope<u32>,
     /// Places in the text at which a special token begins, and how many tokens there are before each.
     cuts: Vec<(usize, usize)>,
 }
 
-impl Tokenized {
+impl TextTokens {
     fn whole(ids: Vec<u32>) -> Self {
         Self { ids: ids.into(), cuts: Vec::new() }
     }
 
-    /// Bytes that it takes.
+    /// Bytes that the tokens and cuts take.
     pub(crate) fn bytes(&self) -> usize {
         self.ids.bytes() + self.cuts.capacity() * size_of::<(usize, usize)>()
     }
 }
 
-/// Which of the two libraries is wanted.
+/// The choice between the two tokenizer libraries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Library {
-    /// The quick one where it agrees, else the common one.
+    /// The quick library where it agrees, else the common one.
     #[default]
     Best,
-    /// The common one.
+    /// The common library.
     Common,
 }
 
@@ -100,18 +100,18 @@ impl Tokenizer {
     }
 
     /// The token ids of a text; none if the library fails for it, which it has no reason to.
-    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<Tokenized> {
+    pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<TextTokens> {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
             (Some((before, after)), true) => (before, after),
-            (None, true) => return Some(Tokenized::whole(self.engine.encode(text, true)?)),
+            (None, true) => return Some(TextTokens::whole(self.engine.encode(text, true)?)),
         };
         let mut made = match self.places(text.len()) {
-            Some(places) => self.encode_on(before.to_vec(), Known::default(), text, places)?,
+            Some(places) => self.encode_on(before.to_vec(), PrefixTokens::default(), text, places)?,
             None => {
                 let tokens = self.engine.encode(text, false)?;
                 let tokens = if before.is_empty() { tokens } else { [before, &tokens].concat() };
-                Tokenized::whole(tokens)
+                TextTokens::whole(tokens)
             }
         };
         if !after.is_empty() {
@@ -120,31 +120,35 @@ impl Tokenizer {
         Some(made)
     }
 
-    /// The same of a text without special tokens around it, of which so many bytes are the beginning of another one
-    /// whose tokens are known.
-    pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &Tokenized) -> Option<Tokenized> {
+    /// The token ids of a text without special tokens around it, of which so many bytes are the beginning of another
+    /// one whose tokens are known.
+    pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &TextTokens) -> Option<TextTokens> {
         let Some(places) = self.places(text.len()) else {
-            return self.encode(&String::from_utf8(text.to_vec()).ok()?, false);
+            return self.encode(std::str::from_utf8(&text.flat()).ok()?, false);
         };
         // What begins at a cut has to be the same special token in both.
         let count = known.cuts.partition_point(|(at, _)| at + places.longest <= common);
         let cuts = &known.cuts[..count];
         let (from, tokens) = cuts.last().copied().unwrap_or_default();
         let rest = String::from_utf8(text.after(from)).ok()?;
-        self.encode_on(Vec::new(), Known { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
+        self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
-    /// Where a text is cut, if it is worth it.
+    /// True if it is the quick library that makes the tokens.
+    pub(crate) fn is_quick(&self) -> bool {
+        matches!(self.engine, Engine::Quick(_))
+    }
+
+    /// Returns the cuts for a text of this length in bytes, if it is worth cutting.
     fn places(&self, length: usize) -> Option<&Cuts> {
-        let is_quick = matches!(self.engine, Engine::Quick(_));
-        self.cuts.as_ref().filter(|_| !is_quick || length >= QUICK_TEXT)
+        self.cuts.as_ref().filter(|_| !self.is_quick() || length >= QUICK_TEXT)
     }
 
     /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
-    fn encode_on(&self, mut ids: Vec<u32>, known: Known<'_>, rest: &str, places: &Cuts) -> Option<Tokenized> {
+    fn encode_on(&self, mut ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         ids.reserve(rest.len() / 3);
         let before = known.ids.map_or(0, |(_, count)| count);
-        let mut made = Made { ids, cuts: known.cuts.to_vec(), from: known.from, before };
+        let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before };
         // Segments that are not known, one after another, and the tokens of one that is.
         let (mut new, mut found) = (Vec::new(), Vec::new());
         for segment in places.segments(rest) {
@@ -163,11 +167,11 @@ impl Tokenizer {
             Some((known, count)) => known.followed_by(count, made.ids),
             None => made.ids.into(),
         };
-        Some(Tokenized { ids, cuts: made.cuts })
+        Some(TextTokens { ids, cuts: made.cuts })
     }
 
     /// Tokenize segments that stand one after another: at once, since calls for short texts take longer.
-    fn encode_new(&self, rest: &str, segments: &[Range<usize>], places: &Cuts, made: &mut Made) -> Option<()> {
+    fn encode_new(&self, rest: &str, segments: &[Range<usize>], places: &Cuts, made: &mut PartialTokens) -> Option<()> {
         let [first, .., last] = segments else {
             let Some(segment) = segments.first() else { return Some(()) };
             let ids = self.encode_segment(&rest[segment.clone()])?;
@@ -203,23 +207,23 @@ impl Tokenizer {
         }
     }
 
-    /// Whether the tokens of a segment are remembered.
+    /// True if the tokens of a segment are remembered.
     fn is_kept(&self, text: &str) -> bool {
-        matches!(self.engine, Engine::Common(_)) || text.len() >= QUICK_PIECE
+        !self.is_quick() || text.len() >= QUICK_PIECE
     }
 }
 
 /// Tokens of a text, as far as they are made.
-struct Made {
+struct PartialTokens {
     ids: Vec<u32>,
     cuts: Vec<(usize, usize)>,
-    /// Where the rest begins in the text, and how many tokens there are before.
+    /// The place where the rest begins in the text, and how many tokens there are before.
     from: usize,
     before: usize,
 }
 
-impl Made {
-    /// Those of the rest's next segment.
+impl PartialTokens {
+    /// Appends the tokens of the rest's next segment.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         if segment.start > 0 {
             self.cuts.push((self.from + segment.start, self.before + self.ids.len()));
@@ -228,13 +232,13 @@ impl Made {
     }
 }
 
-/// What is known of the beginning of a text.
+/// The tokens and cuts that are known for the beginning of a text.
 #[derive(Default)]
-struct Known<'k> {
+struct PrefixTokens<'k> {
     /// Tokens, and how many of them are the beginning's.
     ids: Option<(&'k Rope<u32>, usize)>,
     cuts: &'k [(usize, usize)],
-    /// Where it ends.
+    /// The place where the beginning ends.
     from: usize,
 }
 
@@ -255,7 +259,7 @@ fn plain(library: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) 
 /// The quick library, if it reads the file and agrees with the common one; else why not.
 fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Tokenizer, String> {
     let added = common.get_added_tokens_decoder();
-    if normalizes(common) && added.values().any(|token| token.normalized) {
+    if cuts::normalizes(common) && added.values().any(|token| token.normalized) {
         return Err("it has added tokens that match normalized text".to_owned());
     }
     let mut quick = fastokens::Tokenizer::from_file(file).map_err(|error| error.to_string())?;
@@ -263,14 +267,6 @@ fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Token
     quick.set_padding(None);
     probes::agree(common, &quick)?;
     Ok(quick)
-}
-
-/// Whether text is changed before it is tokenized: some tokenizers have a list of normalizers with nothing in it.
-fn normalizes(common: &tokenizers::Tokenizer) -> bool {
-    common.get_normalizer().is_some_and(|normalizer| {
-        let json = serde_json::to_value(normalizer).unwrap_or_default();
-        json["normalizers"].as_array().is_none_or(|all| !all.is_empty())
-    })
 }
 
 #[cfg(test)]

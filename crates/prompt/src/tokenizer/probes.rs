@@ -23,7 +23,8 @@ const TEXTS: &[&str] = &[
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 ];
 
-/// Whether both make the same of all of these, and of every added token among words; else what differs.
+/// Checks that both libraries make the same of all probes, and of every added token among words; else says what
+/// differs.
 pub(super) fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer) -> Result<(), String> {
     let added: Vec<String> = common.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
     let mut whole = TEXTS.join("");

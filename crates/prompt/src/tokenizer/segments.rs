@@ -1,4 +1,4 @@
-//! What pieces of text were tokenized to, in a bounded number of bytes.
+//! A memory of the tokens of pieces of text, in a bounded number of bytes.
 //!
 //! A piece's tokens depend on its text only (see [`super::cuts`]), so a piece is found by what it is and not by where it
 //! stands: a conversation's next turn finds all of its history, another conversation the system prompt that it shares,
@@ -13,7 +13,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Parts with a lock each.
 const SHARDS: usize = 16;
-/// What an entry takes beside its text and tokens: its place in a table and two allocations.
+/// Bytes that an entry takes beside its text and tokens: its place in a table and two allocations.
 const ENTRY: usize = 96;
 
 /// The memory.
@@ -47,7 +47,7 @@ impl Entry {
 }
 
 impl Segments {
-    /// An empty one that takes at most so many bytes.
+    /// Makes an empty memory that takes at most so many bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         Self { shards, most: bytes / SHARDS / 2, seed: RandomState::new().hash_one(0) }

@@ -10,21 +10,20 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 /// Bytes from one hash to the next.
 pub(super) const STEP: usize = 4096;
 
-/// Where the list of messages begins: after its bracket. None if nothing looks like one.
-pub(super) fn list(body: &[u8]) -> Option<usize> {
-    const NAME: &[u8] = b"\"messages\"";
-    let at = memmem::find(body, NAME)? + NAME.len();
+/// Returns where the list of this name, in its quotes, begins: after its bracket. None if nothing looks like one.
+pub(super) fn list(body: &[u8], name: &str) -> Option<usize> {
+    let at = memmem::find(body, name.as_bytes())? + name.len();
     let at = past(body, at, b':')?;
     past(body, at, b'[')
 }
 
-/// Behind white space and this byte.
+/// Returns the place behind white space and this byte.
 fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = space(body, at);
     (body.get(at) == Some(&wanted)).then_some(at + 1)
 }
 
-/// Behind white space.
+/// Returns the place behind white space.
 fn space(body: &[u8], at: usize) -> usize {
     let rest = body.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
@@ -66,7 +65,7 @@ mod tests {
             (r#"{"messages""#, None),
             ("", None),
         ] {
-            assert_eq!(list(body.as_bytes()).map(|at| &body[at..]), rest, "{body}");
+            assert_eq!(list(body.as_bytes(), r#""messages""#).map(|at| &body[at..]), rest, "{body}");
         }
     }
 

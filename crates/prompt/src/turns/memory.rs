@@ -3,7 +3,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// What an entry takes beside its own bytes, and each of its keys.
+/// Bytes that an entry takes beside its own, and that each of its keys takes.
 const ENTRY: usize = 256;
 const KEY: usize = 48;
 
@@ -24,14 +24,14 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// How many of them are still its own.
+    /// Number of keys that are still the chat's own.
     own: usize,
     used: u64,
     bytes: usize,
 }
 
 impl<T> Memory<T> {
-    /// An empty one that takes at most so many bytes.
+    /// Makes an empty memory that takes at most so many bytes.
     pub(super) fn new(most: usize) -> Self {
         let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Self { numbers, chats, order, clock: 0, bytes: 0, most }

@@ -8,21 +8,21 @@
 
 mod body;
 mod memory;
+mod turn;
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
-use minijinja::Value;
-
-use crate::chat::Around;
 use crate::endpoint::Endpoint;
-use crate::prompted::Prompted;
+use crate::messages::field;
+use crate::prompt_tokens::PromptTokens;
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;
-use crate::tokenizer::Tokenized;
 use crate::why_not::WhyNot;
 use memory::Memory;
+use turn::Turn;
+pub(crate) use turn::{Before, NewTurn};
 
 /// The chats that were seen last. Threads share one.
 #[derive(Debug)]
@@ -32,101 +32,70 @@ pub struct Turns {
     seed: u64,
 }
 
-/// What is kept of a chat.
-#[derive(Debug)]
-pub(crate) struct Turn {
-    /// Which prompter it was.
-    pub(crate) prompter: u64,
-    /// Whether contents of messages are lists of parts.
-    pub(crate) as_parts: bool,
-    /// What else the template was given.
-    pub(crate) around: Around,
-    /// The list of messages, from behind its bracket to the end of the last one.
-    list: Rope<u8>,
-    /// Where each message ends in it.
-    ends: Vec<usize>,
-    /// As a template takes them.
-    pub(crate) messages: Vec<Value>,
-    /// What a template made of them, where each begins in it if that is known, and its tokens.
-    pub(crate) text: Rope<u8>,
-    pub(crate) begins: Vec<usize>,
-    pub(crate) tokens: Tokenized,
-}
-
-/// What a prompter made of a chat, to be kept.
-pub(crate) struct Made {
-    pub(crate) as_parts: bool,
-    pub(crate) around: Around,
-    /// Where the messages that were not known end in the list that was parsed.
-    pub(crate) ends: Vec<usize>,
-    pub(crate) messages: Vec<Value>,
-    pub(crate) text: Rope<u8>,
-    pub(crate) begins: Vec<usize>,
-    pub(crate) tokens: Tokenized,
-}
-
-/// The first messages of a chat that was seen before.
-#[derive(Debug)]
-pub(crate) struct Before {
-    pub(crate) turn: Arc<Turn>,
-    /// How many there are.
-    pub(crate) count: usize,
-}
-
 /// A body, and what is known of it from before.
 #[derive(Debug)]
-pub struct Recalled {
-    /// Where its list of messages begins.
+pub struct RecalledBody {
+    /// The place where the body's list of messages begins.
     list: usize,
     keys: Vec<u64>,
-    known: Option<Known>,
+    known: Option<EarlierTurn>,
     new_bytes: usize,
 }
 
 #[derive(Debug)]
-struct Known {
+struct EarlierTurn {
     before: Before,
     /// The body without those messages.
     short: Vec<u8>,
-    /// Where the list goes on in the body.
+    /// The place where the list goes on in the body.
     rest: usize,
 }
 
 impl Turns {
-    /// An empty one that takes at most about so many bytes.
+    /// Makes an empty memory that takes at most about so many bytes.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { memory: Mutex::new(Memory::new(bytes)), seed: RandomState::new().hash_one(0) }
     }
 
-    /// What is known of a body's beginning.
+    /// Returns what is known of a body's beginning.
     #[must_use]
-    pub fn recall(&self, endpoint: Endpoint, body: &[u8]) -> Recalled {
-        let mut recalled = Recalled::nothing(body);
-        if endpoint != Endpoint::Chat || body.len() < body::STEP {
+    pub fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
+        let mut recalled = RecalledBody::nothing(body);
+        let name = match endpoint {
+            Endpoint::Chat | Endpoint::Messages => r#""messages""#,
+            Endpoint::Responses => r#""input""#,
+            Endpoint::Completions | Endpoint::Embeddings => return recalled,
+        };
+        if body.len() < body::STEP {
             return recalled;
         }
-        let Some(at) = body::list(body) else { return recalled };
+        let Some(at) = body::list(body, name) else { return recalled };
         recalled.list = at;
         let list = &body[at..];
         recalled.keys = body::keys(list, self.seed);
         let found = self.memory.lock().unwrap_or_else(PoisonError::into_inner).get(&recalled.keys);
-        recalled.known = found.and_then(|turn| {
-            let common = turn.list.common(0, list);
-            let count = turn.ends.partition_point(|end| *end <= common);
-            let end = at + *turn.ends.get(count.checked_sub(1)?)?;
+        recalled.known = found.filter(|turn| turn.endpoint == endpoint).and_then(|turn| {
+            let count = turn.items(turn.list.common(0, list));
+            let end = at + turn.ends.get(count.checked_sub(1)?)?.0;
             let (short, rest) = body::without(body, at, end)?;
-            Some(Known { before: Before { turn, count }, short, rest })
+            Some(EarlierTurn { before: Before { turn, count }, short, rest })
         });
         recalled.new_bytes = recalled.known.as_ref().map_or(body.len(), |known| known.short.len());
         recalled
     }
 
     /// The tokens of a request's prompt, as [`Prompter::prompt`] has them. `body` and `request`: what `recalled` was
-    /// made from, and what it was [parsed](Recalled::parse) to.
+    /// made from, and what it was [parsed](RecalledBody::parse) to.
     #[must_use]
-    pub fn prompt(&self, prompter: &Prompter, request: &Request<'_>, recalled: &Recalled, body: &[u8]) -> Prompted {
-        let Recalled { list, keys, known, .. } = recalled;
+    pub fn prompt(
+        &self,
+        prompter: &Prompter,
+        request: &Request<'_>,
+        recalled: &RecalledBody,
+        body: &[u8],
+    ) -> PromptTokens {
+        let RecalledBody { list, keys, known, .. } = recalled;
         let list = *list;
         let is_short = request.body.len() != request.body_len;
         let before = known.as_ref().filter(|_| is_short).map(|known| &known.before);
@@ -135,10 +104,10 @@ impl Turns {
             return Request::parse(request.endpoint, body)
                 .map_or_else(|_| prompter.prompt(request), |request| prompter.prompt(&request));
         };
-        let has_list = |made: &Made| {
-            let messages = request.parts.messages.map(|raw| raw.get().as_ptr() as usize + 1);
+        let has_list = |made: &NewTurn| {
+            let begins = request.list().map(|raw| raw.get().as_ptr() as usize + 1);
             // Where nothing is new, nothing has to be kept.
-            messages == Some(request.body.as_ptr() as usize + list) && !made.ends.is_empty()
+            begins == Some(request.body.as_ptr() as usize + list) && !made.ends.is_empty()
         };
         if let Some(made) = made.filter(|_| !keys.is_empty()).filter(has_list) {
             let known = known.as_ref().filter(|_| is_short);
@@ -147,23 +116,27 @@ impl Turns {
                 None => (Vec::new(), 0),
                 Some(known) => (known.before.turn.ends[..known.before.count].to_vec(), known.rest - list),
             };
-            ends.extend(made.ends.iter().map(|end| end + offset));
-            let whole = ends.last().map_or(0, |end| *end);
+            let before = ends.last().map_or(0, |(_, messages)| *messages);
+            ends.extend(made.ends.iter().map(|(end, messages)| (end + offset, messages + before)));
+            let whole = ends.last().map_or(0, |(end, _)| *end);
             let all = &body[list..list + whole];
             let kept = match known {
                 None => Rope::from(all.to_vec()),
                 Some(known) => {
                     let Before { turn, count } = &known.before;
-                    let same = count.checked_sub(1).map_or(0, |last| turn.ends[last]);
+                    let same = count.checked_sub(1).map_or(0, |last| turn.ends[last].0);
                     turn.list.followed(same, &all[same..])
                 }
             };
             let turn = Turn {
                 prompter: prompter.id,
+                endpoint: request.endpoint,
                 as_parts: made.as_parts,
+                plain: made.plain,
                 around: made.around,
                 list: kept,
                 ends,
+                first: made.first,
                 messages: made.messages,
                 text: made.text,
                 begins: made.begins,
@@ -179,14 +152,28 @@ impl Turns {
 }
 
 impl Turn {
+    /// Number of leading items that are known of a list that has so many bytes in common with this one.
+    fn items(&self, common: usize) -> usize {
+        let mut count = self.ends.partition_point(|(end, _)| *end <= common);
+        let is_assistants = |(_, messages): &(usize, usize)| {
+            let last = messages.checked_sub(1).and_then(|last| field(&self.messages[last], "role"));
+            last.is_none_or(|role| role.as_str() == Some("assistant"))
+        };
+        // What follows in an input may become a part of an assistant's message.
+        while self.endpoint == Endpoint::Responses && count > 0 && is_assistants(&self.ends[count - 1]) {
+            count -= 1;
+        }
+        count
+    }
+
     /// Bytes that it takes. Messages have their text, and a little beside it.
     fn bytes(&self) -> usize {
         2 * self.list.bytes() + 512 * self.ends.len() + self.text.bytes() + self.tokens.bytes()
     }
 }
 
-impl Recalled {
-    /// Nothing is known of a body.
+impl RecalledBody {
+    /// Makes the record of a body of which nothing is known.
     #[must_use]
     pub fn nothing(body: &[u8]) -> Self {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }
@@ -206,9 +193,9 @@ impl Recalled {
     pub fn parse<'a>(&'a self, endpoint: Endpoint, body: &'a [u8]) -> Result<Request<'a>, WhyNot> {
         if let Some(known) = &self.known
             && let Ok(request) = Request::parse(endpoint, &known.short)
-            && let Some(messages) = request.parts.messages
+            && let Some(list) = request.list()
             // Else it was another list, or there are two.
-            && messages.get().as_ptr() as usize + 1 == known.short.as_ptr() as usize + self.list
+            && list.get().as_ptr() as usize + 1 == known.short.as_ptr() as usize + self.list
         {
             return Ok(Request { body_len: body.len(), ..request });
         }

@@ -1,5 +1,6 @@
 //! The open-loop load test: plans, and running them against a rung of the ladder or any Python object.
 
+mod error;
 mod object;
 mod plan;
 
@@ -14,12 +15,12 @@ use pyo3::prelude::*;
 use pyo3::types::PyString;
 
 use crate::errors;
-use crate::files::failed;
 use crate::scalars::{describe, string};
+use error::raised;
 use object::{Methods, Object};
 use plan::Plan;
 
-/// How long Ctrl-C may go unnoticed.
+/// The time for which Ctrl-C may go unnoticed.
 const SIGNALS: Duration = Duration::from_millis(50);
 
 /// Runs a plan against an index in an open loop, and returns the result.
@@ -143,14 +144,6 @@ fn supervised<T: Send + 'static>(
             _ => Err(PyRuntimeError::new_err("the run panicked: this is a bug in kvatlas")),
         }
     })
-}
-
-/// A refusal as the exception of `kvatlas.errors`, or of Python's own if it is the system's.
-fn raised(error: &Error) -> PyErr {
-    match error {
-        Error::Io { path, source } => failed(path, source),
-        _ => errors::argument(error.code(), &error.to_string()),
-    }
 }
 
 pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {

@@ -7,13 +7,13 @@ use kvatlas_bench::{Columns, Plan as Core};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::raised;
+use super::error::raised;
 use crate::errors;
 use crate::raw::{Offer, offer};
 use crate::repr::grouped;
 use crate::scalars::{describe, int, string};
 
-/// What happens to an index, and when: lookups, stores, removals and clears at given moments.
+/// A plan of what happens to an index, and when: lookups, stores, removals and clears at given moments.
 ///
 /// Plans with equal columns are equal, and have equal files and digests. Columns are copied.
 ///
@@ -109,13 +109,13 @@ impl Plan {
         Ok(Self { core: Arc::new(core) })
     }
 
-    /// str: 32 hexadecimal digits, the same for two plans only if all their columns are equal.
+    /// str: The plan's digest, 32 hexadecimal digits, the same for two plans only if all their columns are equal.
     #[getter]
     fn digest(&self, py: Python<'_>) -> String {
         py.detach(|| self.core.digest())
     }
 
-    /// str: What the plan was made from, a JSON object.
+    /// str: A JSON object that says from what the plan was made.
     #[getter]
     fn meta(&self) -> &str {
         &self.core.columns().meta

@@ -15,7 +15,7 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(rungs, module)?)
 }
 
-/// Name, what it is, deviations, deviations if strict.
+/// A row of the registry: name, description, deviations, deviations if strict.
 type Row = (&'static str, &'static str, Vec<&'static str>, Option<Vec<&'static str>>);
 
 /// The registry of the rungs in Rust, lowest first.

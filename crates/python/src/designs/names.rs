@@ -5,7 +5,7 @@ use std::sync::{Arc, PoisonError, RwLock};
 
 use kvatlas_designs::WorkerId;
 
-/// A number for each name ever seen, for good: a change that is still queued must find its worker.
+/// The workers that were ever named, each with a number for good: a change that is still queued must find its worker.
 #[derive(Debug, Default)]
 pub(super) struct Names(RwLock<Table>);
 

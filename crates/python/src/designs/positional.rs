@@ -147,7 +147,7 @@ impl PositionalIndexer {
         Ok(())
     }
 
-    /// How many leading blocks of a prompt each worker holds.
+    /// Finds how many leading blocks of a prompt each worker holds.
     ///
     /// Args:
     ///     content_hashes: Content hashes of the prompt's blocks, first block first, shape (n,): a uint64 array

@@ -8,7 +8,7 @@ use super::names::Names;
 use super::rung_match::RungMatch;
 use crate::errors;
 use crate::gil::detach_if;
-use crate::prompt::{Given, by_keyword};
+use crate::prompt::{PromptArguments, by_keyword};
 use crate::repr::{grouped, truth};
 use crate::scalars::{
     BlockSize, EventThreads, GroupSize, JumpSize, Shards, Strict, block_hash, string, worker as name,
@@ -89,19 +89,19 @@ impl Rung {
         &self.name
     }
 
-    /// bool: Whether its known errors are corrected where possible.
+    /// bool: True if its known errors are corrected where possible.
     #[getter]
     fn strict(&self) -> bool {
         self.strict
     }
 
-    /// int: Tokens in a block.
+    /// int: The number of tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
     }
 
-    /// int: Changes applied so far, refused ones included.
+    /// int: The number of changes applied so far, refused ones included.
     #[getter]
     fn applied(&self) -> u64 {
         self.feed.applied()
@@ -141,7 +141,7 @@ impl Rung {
         let worker = name(worker)?;
         let parent = parent.map(|parent| block_hash(parent, || "parent".to_owned())).transpose()?;
         let names = names(block_hashes)?;
-        let given = Given::new("store", tokens, content_hashes, lora, salt)?.own();
+        let given = PromptArguments::new("store", tokens, content_hashes, lora, salt)?.own();
         let prompt = given.prompt();
         prompt.fills(&names, self.block_size)?;
         let contents = detach_if(py, prompt.is_long(), || prompt.hashes(self.block_size).into_owned());
@@ -209,7 +209,7 @@ impl Rung {
         self.sound()
     }
 
-    /// How many leading blocks of a prompt each worker holds, according to the events applied so far.
+    /// Finds how many leading blocks of a prompt each worker holds, according to the events applied so far.
     ///
     /// The prompt is given by exactly one of tokens and content_hashes.
     ///
@@ -241,7 +241,7 @@ impl Rung {
         salt: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<RungMatch> {
         by_keyword(prompt)?;
-        let given = Given::new("find", tokens, content_hashes, lora, salt)?;
+        let given = PromptArguments::new("find", tokens, content_hashes, lora, salt)?;
         let prompt = given.prompt();
         // Detached whatever the rung: an actor's answer comes from another thread.
         let scores = py.detach(|| {

@@ -5,23 +5,23 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::ranked::Ranked;
 use crate::repr::grouped;
 use crate::scalars::TopK;
+use crate::worker_depths::WorkerDepths;
 
-/// How much of a query each worker holds, according to the events applied at the time of the lookup.
+/// The depth to which each worker holds a query, according to the events applied at the time of the lookup.
 ///
 /// Returned by Rung.find; later changes do not change it. It leaves out workers that hold none of the query's blocks.
 /// It is a kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct RungMatch {
-    ranked: Ranked,
+    ranked: WorkerDepths,
     length: usize,
 }
 
 impl RungMatch {
     pub(super) fn new(scores: Vec<(Arc<str>, u32)>, length: usize) -> Self {
-        Self { ranked: Ranked::new(scores.into_iter().map(|(worker, depth)| (worker, depth as usize))), length }
+        Self { ranked: WorkerDepths::new(scores.into_iter().map(|(worker, depth)| (worker, depth as usize))), length }
     }
 }
 
@@ -39,7 +39,7 @@ impl RungMatch {
         self.length
     }
 
-    /// str: What depths and length count: "blocks".
+    /// str: The unit of depths and length: "blocks".
     #[getter]
     fn unit(&self) -> &'static str {
         "blocks"

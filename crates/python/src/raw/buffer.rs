@@ -19,18 +19,18 @@ use pyo3::types::PyList;
 use super::layout::Layout;
 use crate::errors;
 
-/// What an object offers to those who look for an array of integers.
+/// The kind of array that an object offers to those who look for one of integers.
 pub(crate) enum Offer {
     U8(Array<u8>),
     U32(Array<u32>),
     I32(Array<i32>),
     U64(Array<u64>),
     I64(Array<i64>),
-    /// Integers all the same, but with gaps, in foreign byte order or unaligned: to be read one by one.
+    /// An array of integers all the same, but with gaps, in foreign byte order or unaligned: to be read one by one.
     Irregular,
     /// An array of something else.
     Other,
-    /// Not an array.
+    /// The object is not an array.
     Nothing,
 }
 
@@ -54,7 +54,7 @@ impl<T> Deref for Array<T> {
 }
 
 impl<T: AnyBitPattern> Array<T> {
-    /// `None` if the items have gaps between them or are not where a `T` may be.
+    /// Takes a buffer as an array; returns `None` if the items have gaps between them or are not where a `T` may be.
     fn new(buffer: PyUntypedBuffer) -> Option<Self> {
         let start = NonNull::new(buffer.buf_ptr().cast::<T>());
         let start = if buffer.item_count() == 0 { NonNull::dangling() } else { start? };

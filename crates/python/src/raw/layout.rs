@@ -26,13 +26,13 @@ struct ListObject {
 #[repr(C)]
 struct IntObject {
     head: ffi::PyObject,
-    /// Sign and number of digits.
+    /// The sign and the number of digits.
     tag: usize,
     /// The lowest 30 bits; there only if the number has a digit.
     digit: u32,
 }
 
-/// How the running interpreter keeps lists, ints and counts; and the hold on it without which none may be touched.
+/// The running interpreter's layout of lists, ints and counts; and the hold on it without which none may be touched.
 #[derive(Clone, Copy)]
 pub(crate) struct Layout<'py> {
     facts: Facts,
@@ -41,16 +41,16 @@ pub(crate) struct Layout<'py> {
 
 #[derive(Clone, Copy)]
 struct Facts {
-    /// What of a tag says sign and number of digits, and how it says one digit, and zero.
+    /// The bits of a tag that say sign and number of digits; then their values for one digit, and for zero.
     tag: usize,
     one_digit: usize,
     zero: usize,
-    /// Counts have 32 bits, and those of objects that stay for ever have the highest of them set.
+    /// True if counts have 32 bits, and those of objects that stay for ever have the highest of them set.
     immortals: bool,
 }
 
 impl<'py> Layout<'py> {
-    /// `None` in an interpreter that is not known to be so.
+    /// The layout of the running interpreter; `None` if it is not known.
     #[inline]
     pub(crate) fn of(py: Python<'py>) -> Option<Self> {
         static FACTS: PyOnceLock<Option<Facts>> = PyOnceLock::new();
@@ -81,7 +81,7 @@ impl<'py> Layout<'py> {
         Ok(Self { facts, py }.holds()?.then_some(facts))
     }
 
-    /// Whether what this says of the interpreter is so, seen at examples.
+    /// True if the facts hold of the interpreter, seen at examples.
     fn holds(self) -> PyResult<bool> {
         let py = self.py;
         let numbers = [0_u64, 1, 255, 256, 257, 128_000, (1 << 30) - 1];
@@ -158,8 +158,8 @@ impl<'py> Layout<'py> {
         Some(numbers)
     }
 
-    /// New references to the items of a list from `start` to before `end`; fewer if the list is shorter. Makes no object
-    /// and runs nothing.
+    /// Makes new references to the items of a list from `start` to before `end`; fewer if the list is shorter. Makes no
+    /// object and runs nothing.
     pub(crate) fn part(self, list: &Bound<'_, PyList>, start: usize, end: usize) -> Vec<Py<PyAny>> {
         // SAFETY: counting references up runs nothing; we hold the GIL.
         let items = unsafe { self.items(list) };
@@ -169,7 +169,7 @@ impl<'py> Layout<'py> {
         self.copies(unsafe { std::slice::from_raw_parts(items.as_ptr().cast(), items.len()) })
     }
 
-    /// New references to objects. Makes no object and runs nothing.
+    /// Makes new references to objects. Makes no object and runs nothing.
     pub(crate) fn copies(self, objects: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
         let mut copies = Vec::new();
         self.copy(objects, &mut copies);
@@ -198,7 +198,7 @@ impl<'py> Layout<'py> {
         unsafe { to.set_len(to.len() + objects.len()) };
     }
 
-    /// A list of objects.
+    /// Makes a list of objects.
     pub(crate) fn list(self, mut objects: Vec<Py<PyAny>>) -> PyResult<Bound<'py, PyList>> {
         // SAFETY: the length is not negative; the result is a new reference to a list, or null with an exception set.
         let list = unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyList_New(objects.len() as ffi::Py_ssize_t))? };

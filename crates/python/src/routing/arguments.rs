@@ -1,54 +1,51 @@
-//! What `Router` makes of its arguments, and what its methods share.
-
-use std::sync::{MutexGuard, PoisonError};
+//! The arguments of `Router`.
 
 use kvatlas_index::View;
-use kvatlas_routing::{self as core, Config, Depth, Depths, Options, WorkerId};
+use kvatlas_routing::{self as core, Config, Depth, Depths, Options};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::{MutexExt, PyOnceLock};
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyBytes, PyDict, PyMapping, PyString, PyTuple, PyType};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::router::{Inner, Router};
 use crate::errors;
 use crate::index_match::Match;
 use crate::scalars::{argument, describe, flag, number, rank, string, within};
 
 argument! {
-    /// Where all random choices begin.
+    /// The seed of all random choices.
     Seed(u64) = |value| within(value, "seed", 0..=u64::MAX);
     /// The length of a prompt.
     PromptTokens(u32) = |value| within(value, "prompt_tokens", 0..=u32::MAX);
-    /// How many tokens a request may generate.
+    /// The number of tokens that a request may generate.
     MaxTokens(u32) = |value| within(value, "max_tokens", 0..=u32::MAX);
     /// The rank of a request among those that wait.
     Priority(i32) = |value| within(value, "priority", i32::MIN..=i32::MAX);
-    /// How many answers a request asks for.
+    /// The number of answers that a request asks for.
     Answers(u32) = |value| within(value, "answers", 1..=u32::MAX);
-    /// Whether the policy's terms are kept.
+    /// True if the policy's terms are kept.
     Explain(bool) = |value| flag(value, "explain");
-    /// Whether a worker is trusted.
+    /// True if a worker is trusted.
     Trusted(bool) = |value| flag(value, "trusted");
-    /// Tokens that came.
+    /// The number of tokens that came.
     NewTokens(u32) = |value| within(value, "tokens", 0..=u32::MAX);
-    /// Tokens that were generated.
+    /// The number of tokens that were generated.
     OutputTokens(u32) = |value| within(value, "output_tokens", 0..=u32::MAX);
-    /// Leading blocks.
+    /// The number of leading blocks.
     BlockDepth(u32) = |value| within(value, "depth", 0..=u32::MAX);
     /// A worker's share of the work.
     Weight(f64) = |value| number(value, "weight", "a finite number above 0", |weight| weight > 0.0);
     /// A time.
     Now(f64) = |value| number(value, "now", "a finite number of seconds", |_| true);
-    /// Requests in an engine's queue.
+    /// The number of requests in an engine's queue.
     WaitingRequests(f64) = |value| amount(value, "waiting");
-    /// Requests that an engine runs.
+    /// The number of requests that an engine runs.
     RunningRequests(f64) = |value| amount(value, "running");
     /// The share of a cache in use.
     KvUsage(f64) = |value| number(value, "kv_usage", "a share from 0 to 1", |share| (0.0..=1.0).contains(&share));
-    /// Blocks that a cache has room for.
+    /// The number of blocks that a cache has room for.
     CapacityBlocks(f64) = |value| amount(value, "capacity_blocks");
-    /// Blocks that a cache holds.
+    /// The number of blocks that a cache holds.
     HeldBlocks(f64) = |value| amount(value, "held_blocks");
 }
 
@@ -56,7 +53,7 @@ fn amount(value: &Bound<'_, PyAny>, what: &str) -> PyResult<f64> {
     number(value, what, "a finite number of at least 0", |amount| amount >= 0.0)
 }
 
-/// Tokens that an engine found in its cache, of a prompt of at most so many.
+/// The number of tokens that an engine found in its cache, of a prompt of at most so many.
 pub(super) fn cached_tokens(value: &Bound<'_, PyAny>, most: u32) -> PyResult<u32> {
     let tokens = within(value, "cached_tokens", 0..=u32::MAX)?;
     if tokens > most {
@@ -93,81 +90,7 @@ fn worker(value: &Bound<'_, PyAny>, what: &str) -> PyResult<(String, Option<u32>
     Ok((string(&pair.get_item(0)?, what)?.to_owned(), Some(rank(&pair.get_item(1)?)?)))
 }
 
-impl Router {
-    pub(super) fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
-        // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
-        self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn time(&self, py: Python<'_>, now: Option<Now>) -> PyResult<f64> {
-        match now {
-            Some(now) => Ok(now.0),
-            None => {
-                let told = self.clock.bind(py).call0()?;
-                number(&told, "what clock returns", "a finite number of seconds", |_| true)
-            }
-        }
-    }
-
-    pub(crate) fn with<T>(
-        &self,
-        py: Python<'_>,
-        now: Option<Now>,
-        work: impl FnOnce(&mut core::Router, f64) -> T,
-    ) -> PyResult<T> {
-        let now = self.time(py, now)?;
-        Ok(work(&mut self.inner(py).router, now))
-    }
-
-    /// A request that waited does not any more.
-    pub(crate) fn forget(&self, py: Python<'_>, id: core::RequestId) {
-        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).remove(&id.0);
-    }
-
-    pub(super) fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let failed = self.failure.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).take();
-        let Some(error) = failed else { return Ok(()) };
-        let name = self.inner(py).router.policy().to_owned();
-        let what = error.value(py);
-        let message = format!("policy {name:?} failed: {}: {what}", what.get_type().name()?);
-        let raised = policy_error(py, &message, "policy_failed")?;
-        raised.set_cause(py, Some(error));
-        Err(raised)
-    }
-
-    pub(super) fn known(&self, py: Python<'_>, name: &str, rank: u32) -> PyResult<WorkerId> {
-        self.inner(py).router.worker(name, rank).ok_or_else(|| unknown(name, rank))
-    }
-
-    pub(super) fn allowed(
-        &self,
-        py: Python<'_>,
-        allowed: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Option<Vec<WorkerId>>> {
-        let Some(allowed) = allowed else { return Ok(None) };
-        let (names, mut ids) = (workers(allowed, "allowed")?, Vec::new());
-        let inner = self.inner(py);
-        for (name, rank) in names {
-            match rank {
-                Some(rank) => ids.extend(inner.router.worker(&name, rank)),
-                None => ids.extend(inner.router.ranks(&name)),
-            }
-        }
-        Ok(Some(ids))
-    }
-
-    pub(super) fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
-        let id = self.inner(py).router.add_worker(name, rank, weight, now);
-        let mut names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-        let at = id.0 as usize;
-        if names.len() <= at {
-            names.resize(at + 1, (String::new(), 0));
-        }
-        names[at] = (name.to_owned(), rank);
-    }
-}
-
-/// What a lookup returned for a prompt of so many blocks, in blocks of so many tokens.
+/// Fills in the depths that a lookup returned for a prompt of so many blocks, in blocks of so many tokens.
 pub(super) fn fill(
     router: &core::Router,
     found: &Bound<'_, PyAny>,
@@ -193,7 +116,7 @@ pub(super) fn fill(
     Ok(())
 }
 
-/// Worker, rank and depth of what a lookup returned: something with `scores()`, or a mapping.
+/// Worker, rank and depth of each row of a lookup's result: something with `scores()`, or a mapping.
 pub(super) fn found_pairs(found: &Bound<'_, PyAny>, blocks: u32, block_size: u32) -> PyResult<Vec<(String, u32, u32)>> {
     let py = found.py();
     let scores = match found.getattr_opt(intern!(py, "scores"))? {

@@ -42,7 +42,7 @@ macro_rules! columns {
                 self.workers.clone_ref(py)
             }
 
-            /// numpy.ndarray of bool: Whether what the index says about the worker can be trusted at present.
+            /// numpy.ndarray of bool: True if what the index says about the worker can be trusted at present.
             #[getter]
             fn trusted<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
                 let trusted: Vec<u8> = self.core.trusted.iter().map(|trusted| u8::from(*trusted)).collect();
@@ -72,6 +72,9 @@ columns! {
     host_blocks: host_blocks, "uint32";
     /// numpy.ndarray of uint32: Leading blocks that it holds on any tier.
     any_blocks: any_blocks, "uint32";
+    /// numpy.ndarray of uint32: Leading blocks of the prompt that requests at the worker use. They stay in its cache
+    /// until those have ended.
+    shared_blocks: shared_blocks, "uint32";
     /// numpy.ndarray of uint32: Requests that were sent to the worker and have not finished.
     requests: requests, "uint32";
     /// numpy.ndarray of uint32: Requests sent to the worker that have no first token yet.
@@ -84,8 +87,13 @@ columns! {
     head_tokens: head_tokens, "float64";
     /// numpy.ndarray of float64: Seconds since that prompt's turn came.
     head_elapsed: head_elapsed, "float64";
+    /// numpy.ndarray of float64: Prompt tokens to compute of requests that wait in the router for this worker.
+    held_tokens: held_tokens, "float64";
     /// numpy.ndarray of float64: Tokens of all requests at the worker: prompts and generated tokens.
     context_tokens: context_tokens, "float64";
+    /// numpy.ndarray of float64: Blocks of the prompts of all requests at the worker; what several share counts
+    /// once. Prompts that were given without tokens or hashes are left out.
+    used_blocks: used_blocks, "float64";
     /// numpy.ndarray of float64: Tokens that requests at the worker are still expected to generate.
     output_tokens_left: output_tokens_left, "float64";
     /// numpy.ndarray of float64: Requests waiting in the engine's queue, as reported by the engine.
@@ -104,7 +112,8 @@ columns! {
     age: age, "float64";
     /// numpy.ndarray of uint64: Requests sent to the worker since it joined.
     sent: sent, "uint64";
-    /// numpy.ndarray of float64: When it last took a request of which no worker held a block; -inf if never.
+    /// numpy.ndarray of float64: The time of the worker's last request of which no worker held a block; -inf if
+    /// never.
     last_cold: last_cold, "float64";
     /// numpy.ndarray of float64: Blocks that the worker holds, according to the index.
     held_blocks: held_blocks, "float64";

@@ -1,4 +1,4 @@
-//! `Decision`: where a request goes, and what becomes of it.
+//! `Decision`: the worker that a request goes to, and the reports of its progress.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
@@ -9,7 +9,8 @@ use pyo3::types::PyDict;
 use super::arguments::{self, NewTokens, Now, OutputTokens};
 use super::router::Router;
 
-/// Where a request goes. Returned by Router.choose, which counts the request at that worker from then on.
+/// The decision on where a request goes. Returned by Router.choose, which counts the request at that worker from
+/// then on.
 ///
 /// Report what becomes of the request with the methods below. A request that waits in the router (waits is True) has
 /// no worker yet; a later Router.bind gives it one.
@@ -18,8 +19,8 @@ pub(crate) struct Decision {
     router: Py<Router>,
     id: RequestId,
     state: Mutex<State>,
-    terms: Option<Explained>,
-    /// Tokens of the prompt at most: it may be given by its full blocks only.
+    terms: Option<NamedExplanation>,
+    /// The greatest number of tokens of the prompt, which may be given by its full blocks only.
     prompt_tokens: u32,
 }
 
@@ -29,13 +30,18 @@ enum State {
     Refused(Refusal),
 }
 
-pub(crate) struct Explained {
+pub(crate) struct NamedExplanation {
     pub(crate) workers: Vec<(String, u32)>,
     pub(crate) why: Explanation,
 }
 
 impl Decision {
-    pub(crate) fn new(router: Py<Router>, outcome: Outcome, terms: Option<Explained>, prompt_tokens: u32) -> Self {
+    pub(crate) fn new(
+        router: Py<Router>,
+        outcome: Outcome,
+        terms: Option<NamedExplanation>,
+        prompt_tokens: u32,
+    ) -> Self {
         let (id, state) = match outcome {
             Outcome::Placed(decision) => (decision.id, State::Placed(decision)),
             Outcome::Waits(id) => (id, State::Waits),
@@ -48,7 +54,7 @@ impl Decision {
         self.id
     }
 
-    /// It does not wait any more.
+    /// Sets the outcome of a request that waited.
     pub(crate) fn settle(&self, outcome: Outcome) {
         *self.state() = match outcome {
             Outcome::Placed(decision) => State::Placed(decision),
@@ -89,13 +95,13 @@ impl Decision {
         self.placed(|decision| decision.rank).unwrap_or(0)
     }
 
-    /// int: Prompt tokens that are expected in the worker's cache when the request gets there.
+    /// int: The number of prompt tokens that are expected in the worker's cache when the request gets there.
     #[getter]
     fn cached_tokens(&self) -> u32 {
         self.placed(|decision| decision.cached_tokens).unwrap_or(0)
     }
 
-    /// int: Prompt tokens that the worker is expected to compute.
+    /// int: The number of prompt tokens that the worker is expected to compute.
     #[getter]
     fn uncached_tokens(&self) -> u32 {
         self.placed(|decision| decision.uncached_tokens).unwrap_or(0)
@@ -107,13 +113,13 @@ impl Decision {
         self.placed(|decision| decision.predicted_tokens).unwrap_or(0)
     }
 
-    /// bool: Whether the request waits in the router.
+    /// bool: True if the request waits in the router.
     #[getter]
     fn waits(&self) -> bool {
         matches!(&*self.state(), State::Waits)
     }
 
-    /// str or None: Why it was refused: "no_worker", "queue_full", "queue_timeout", "displaced"; else None.
+    /// str or None: The reason of a refusal: "no_worker", "queue_full", "queue_timeout", "displaced"; else None.
     #[getter]
     fn refused(&self) -> Option<&'static str> {
         match &*self.state() {
@@ -122,8 +128,8 @@ impl Decision {
         }
     }
 
-    /// str: Why it goes there: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or "idle"; "waits"
-    /// if it waits; or the reason in refused.
+    /// str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or
+    /// "idle"; "waits" if it waits; or the reason in refused.
     #[getter]
     fn why(&self) -> &'static str {
         match &*self.state() {
@@ -138,7 +144,7 @@ impl Decision {
     /// Returns:
     ///     dict of (worker, rank) to dict of term to value, including "cached_tokens"; None without explain=True.
     fn terms<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyDict>>> {
-        let Some(Explained { workers, why }) = &self.terms else { return Ok(None) };
+        let Some(NamedExplanation { workers, why }) = &self.terms else { return Ok(None) };
         let rows = PyDict::new(py);
         for (at, worker) in workers.iter().enumerate() {
             let row = PyDict::new(py);

@@ -6,6 +6,7 @@ mod decision;
 mod policy;
 mod request;
 mod router;
+mod shared;
 
 pub(crate) use policy::{Failure, Names, PythonPolicy};
 use pyo3::prelude::*;

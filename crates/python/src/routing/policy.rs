@@ -2,13 +2,13 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use kvatlas_routing::{Candidates as Rows, Choice, Policy, Request};
+use kvatlas_routing::{Candidates as Rows, Choice, Placement, Policy, Request};
 use pyo3::prelude::*;
 
 use super::candidates::Candidates;
 use super::request::RoutedRequest;
 
-/// What went wrong in a policy's code, for the call that it happened in.
+/// The error of a policy's code, for the call that it happened in.
 pub(crate) type Failure = Arc<Mutex<Option<PyErr>>>;
 
 /// Names and ranks of the workers by number.
@@ -20,6 +20,17 @@ pub(crate) struct PythonPolicy {
     policy: Py<PyAny>,
     failure: Failure,
     names: Names,
+    told: Callbacks,
+    /// The request that is about to end, and how many tokens each of its answers has.
+    answered: Option<(u64, f64)>,
+}
+
+/// True for each thing that the policy has a method to be told of.
+#[derive(Debug, Clone, Copy)]
+struct Callbacks {
+    sent: bool,
+    first_token: bool,
+    ended: bool,
 }
 
 impl PythonPolicy {
@@ -28,7 +39,24 @@ impl PythonPolicy {
             Some(uses) => uses.is_truthy()?,
             None => true,
         };
-        Ok(Self { name: name.to_owned(), uses_index, policy: policy.clone().unbind(), failure, names })
+        let has = |method: &str| Ok::<_, PyErr>(policy.getattr_opt(method)?.is_some_and(|its| its.is_callable()));
+        let told = Callbacks { sent: has("sent")?, first_token: has("first_token")?, ended: has("ended")? };
+        let policy = policy.clone().unbind();
+        Ok(Self { name: name.to_owned(), uses_index, policy, failure, names, told, answered: None })
+    }
+
+    fn name_of(&self, worker: u32) -> (String, u32) {
+        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        names.get(worker as usize).cloned().unwrap_or_else(|| (worker.to_string(), 0))
+    }
+
+    /// Calls one of its methods; an error is kept for whoever called the router.
+    fn tell(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
+        Python::attach(|py| {
+            if let Err(error) = call(self.policy.bind(py)) {
+                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+            }
+        });
     }
 
     fn ask(&self, py: Python<'_>, request: &Request<'_>, rows: &Rows) -> PyResult<Choice> {
@@ -71,5 +99,30 @@ impl Policy for PythonPolicy {
                 Choice::Row(usize::MAX)
             })
         })
+    }
+
+    fn sent(&mut self, request: &Request<'_>, candidates: &Rows, row: usize, now: f64) {
+        if self.told.sent {
+            let worker = self.name_of(candidates.worker[row]);
+            self.tell(|policy| policy.call_method1("sent", (RoutedRequest::new(request), worker, now)).map(drop));
+        }
+    }
+
+    fn first_token(&mut self, placed: &Placement, now: f64) {
+        if self.told.first_token {
+            self.tell(|policy| policy.call_method1("first_token", (placed.number, now)).map(drop));
+        }
+    }
+
+    fn answered(&mut self, placed: &Placement, tokens: f64, _now: f64) {
+        self.answered = Some((placed.number, tokens));
+    }
+
+    fn ended(&mut self, placed: &Placement, now: f64) {
+        let answered = self.answered.take().filter(|(number, _)| *number == placed.number);
+        if self.told.ended {
+            let tokens = answered.map(|(_, tokens)| tokens);
+            self.tell(|policy| policy.call_method1("ended", (placed.number, tokens, now)).map(drop));
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! A request as a policy in Python sees it.
+//! A request in the form that a policy in Python sees.
 
-use kvatlas_routing::Request;
+use kvatlas_routing::{Kind, Request};
 use pyo3::prelude::*;
 
 use super::arguments::BlockDepth;
@@ -13,6 +13,8 @@ pub(crate) struct RoutedRequest {
     block_size: u32,
     content_hashes: Vec<u64>,
     session: Option<u64>,
+    parent: Option<u64>,
+    kind: Option<Kind>,
     max_tokens: Option<u32>,
     priority: i32,
     answers: u32,
@@ -26,6 +28,8 @@ impl RoutedRequest {
             block_size: request.block_size,
             content_hashes: request.content_hashes.to_vec(),
             session: request.session,
+            parent: request.parent,
+            kind: request.kind,
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
@@ -45,13 +49,13 @@ impl RoutedRequest {
 
 #[pymethods]
 impl RoutedRequest {
-    /// int: Tokens of the prompt.
+    /// int: The number of tokens in the prompt.
     #[getter]
     fn tokens(&self) -> u32 {
         self.tokens
     }
 
-    /// int: Tokens in a block.
+    /// int: The number of tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
@@ -69,19 +73,32 @@ impl RoutedRequest {
         self.session
     }
 
+    /// int or None: A hash of the name of the session that started this one, as an agent starts another.
+    #[getter]
+    fn parent(&self) -> Option<u64> {
+        self.parent
+    }
+
+    /// str or None: The event that brought the request about: "start" or "subagent" of a session, "tool" (one that
+    /// the previous answer called has ended), "user" (that answer called none), or "compaction".
+    #[getter]
+    fn kind(&self) -> Option<&'static str> {
+        self.kind.map(Kind::as_str)
+    }
+
     /// int or None: The maximum number of tokens that it may generate.
     #[getter]
     fn max_tokens(&self) -> Option<u32> {
         self.max_tokens
     }
 
-    /// int: Waiting requests of higher priority are placed first.
+    /// int: The rank among waiting requests: those of higher priority are placed first.
     #[getter]
     fn priority(&self) -> i32 {
         self.priority
     }
 
-    /// int: How many answers it asks for.
+    /// int: The number of answers that it asks for.
     #[getter]
     fn answers(&self) -> u32 {
         self.answers

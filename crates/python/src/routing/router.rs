@@ -14,7 +14,7 @@ use super::arguments::{
     Seed, Trusted, WaitingRequests, Weight, config, fill, found_pairs, json, policy_error, session_number,
     workers as worker_names,
 };
-use super::decision::{Decision, Explained};
+use super::decision::{Decision, NamedExplanation};
 use super::policy::{Failure, Names, PythonPolicy};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
@@ -153,13 +153,13 @@ impl Router {
         self.inner(py).router.policy().to_owned()
     }
 
-    /// bool: Whether the policy uses an index. If not, prompts need not be looked up.
+    /// bool: True if the policy uses an index. If not, prompts need not be looked up.
     #[getter]
     fn uses_index(&self, py: Python<'_>) -> bool {
         self.inner(py).router.uses_index()
     }
 
-    /// int: Tokens in a block.
+    /// int: The number of tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.block_size
@@ -272,9 +272,12 @@ impl Router {
             content_hashes: hashes,
             text: optional_string(text, "text")?,
             session: session.map(session_number).transpose()?,
+            parent: None,
+            kind: None,
             max_tokens: max_tokens.map(|tokens| tokens.0),
             priority: priority.0,
             answers: answers.0,
+            waited: 0.0,
             number: 0,
         };
         // Of a prompt that is given by its full blocks, the length is not known exactly.
@@ -295,7 +298,7 @@ impl Router {
             let name = |id: &WorkerId| {
                 inner.router.name(*id).map_or_else(Default::default, |(name, rank)| (name.to_string(), rank))
             };
-            Explained { workers: why.workers.iter().map(name).collect(), why }
+            NamedExplanation { workers: why.workers.iter().map(name).collect(), why }
         });
         let outcome = inner.router.choose_among(&request, &depths, allowed.as_deref(), now);
         inner.depths = depths;
@@ -303,6 +306,8 @@ impl Router {
         if let Err(error) = this.check(py) {
             if let Outcome::Placed(decision) = &outcome {
                 this.inner(py).router.fail(decision.id, now);
+                // If that went wrong too: the first error is the one to tell.
+                let _ = this.check(py);
             }
             return Err(error);
         }

@@ -1,4 +1,4 @@
-//! A batch, what of it was refused, and what became of it.
+//! A batch, the events of it that were refused, and the outcome of applying it.
 
 use kvatlas_wire::{self as wire, Event, Reason};
 use pyo3::prelude::*;
@@ -11,17 +11,17 @@ use crate::repr::truth;
 /// An event that could not be decoded.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
-pub(crate) struct Refused(wire::Refused);
+pub(crate) struct RefusedEvent(wire::RefusedEvent);
 
 #[pymethods]
-impl Refused {
+impl RefusedEvent {
     /// int: The event's number in the batch as sent, from 0.
     #[getter]
     fn at(&self) -> usize {
         self.0.at
     }
 
-    /// int: How many events this stands for: more than one if the events after it were lost with it.
+    /// int: The number of events this stands for: more than one if the events after it were lost with it.
     #[getter]
     fn events(&self) -> u64 {
         self.0.events
@@ -33,7 +33,7 @@ impl Refused {
         self.0.reason.code()
     }
 
-    /// str: What was found, for people.
+    /// str: A description of what was found, for people.
     #[getter]
     fn detail(&self) -> &str {
         &self.0.detail
@@ -42,7 +42,7 @@ impl Refused {
     fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
         let detail = PyString::new(py, &self.0.detail);
         Ok(format!(
-            "Refused(at={}, events={}, reason='{}', detail={})",
+            "RefusedEvent(at={}, events={}, reason='{}', detail={})",
             self.0.at,
             self.0.events,
             self.0.reason,
@@ -51,7 +51,7 @@ impl Refused {
     }
 }
 
-/// What an engine published at once: the events of one step, in order. Made by decode_batch().
+/// The events that an engine published at once, those of one step, in order. Made by decode_batch().
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 pub(crate) struct Batch {
     pub(super) it: wire::Batch,
@@ -60,7 +60,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Whether there are at least so many blocks in it.
+    /// True if there are at least so many blocks in the batch.
     pub(crate) fn is_long(&self, blocks: usize) -> bool {
         let names = |event: &Event| match event {
             Event::Stored(it) => it.block_hashes.len(),
@@ -91,7 +91,7 @@ impl Batch {
         self.it.rank
     }
 
-    /// tuple of Stored, Removed or Cleared: What could be decoded, in order.
+    /// tuple of Stored, Removed or Cleared: The events that could be decoded, in order.
     #[getter]
     fn events<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         let events = self.events.get_or_try_init(py, || {
@@ -101,10 +101,10 @@ impl Batch {
         Ok(events.bind(py).clone())
     }
 
-    /// tuple of Refused: What could not be decoded.
+    /// tuple of RefusedEvent: The events that could not be decoded.
     #[getter]
     fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        let refused = self.it.refused.iter().map(|it| Bound::new(py, Refused(it.clone())));
+        let refused = self.it.refused.iter().map(|it| Bound::new(py, RefusedEvent(it.clone())));
         PyTuple::new(py, refused.collect::<PyResult<Vec<_>>>()?)
     }
 
@@ -115,7 +115,7 @@ impl Batch {
     }
 }
 
-/// How a batch's events were applied. Made by BlockIndex.apply(worker, batch).
+/// The outcome of applying a batch's events. Made by BlockIndex.apply(worker, batch).
 #[pyclass(frozen, eq, module = "kvatlas._native")]
 #[derive(PartialEq)]
 pub(crate) struct Tally {
@@ -125,31 +125,31 @@ pub(crate) struct Tally {
 
 #[pymethods]
 impl Tally {
-    /// int: Events applied.
+    /// int: The number of events applied.
     #[getter]
     fn events(&self) -> u64 {
         self.it.events
     }
 
-    /// int: Blocks in the stores among them.
+    /// int: The number of blocks in the stores among them.
     #[getter]
     fn stored_blocks(&self) -> u64 {
         self.it.stored_blocks
     }
 
-    /// int: Blocks in the removals among them, held or not.
+    /// int: The number of blocks in the removals among them, held or not.
     #[getter]
     fn removed_blocks(&self) -> u64 {
         self.it.removed_blocks
     }
 
-    /// int: Clears among them.
+    /// int: The number of clears among them.
     #[getter]
     fn clears(&self) -> u64 {
         self.it.clears
     }
 
-    /// dict of str to int: Events left out, by reason; those that could not be decoded among them.
+    /// dict of str to int: The numbers of events left out, by reason; those that could not be decoded among them.
     #[getter]
     fn refused<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let refused = PyDict::new(py);
@@ -162,8 +162,8 @@ impl Tally {
         Ok(refused)
     }
 
-    /// bool: Whether depths of this stream are only upper bounds: the model is hybrid, or its speculative decoding
-    /// looks ahead.
+    /// bool: True if depths of this stream are only upper bounds: the model is hybrid, or its speculative
+    /// decoding looks ahead.
     #[getter]
     fn upper_bound(&self) -> bool {
         self.upper_bound

@@ -59,14 +59,14 @@ fn each<'py>(
 }
 
 /// A number of the field's range.
-pub(super) fn number<T: Bounded>(value: &Object<'_>, what: &str) -> PyResult<T> {
+pub(super) fn number<T: IntegerRange>(value: &Object<'_>, what: &str) -> PyResult<T> {
     let value = int(value, || what.to_owned())?;
     T::of(&value).ok_or_else(|| {
         errors::argument("out_of_range", &format!("{what} must be from {} to {}, got {value}", T::MIN, T::MAX))
     })
 }
 
-pub(super) trait Bounded: Sized {
+pub(super) trait IntegerRange: Sized {
     const MIN: &str;
     const MAX: &str;
     fn of(value: &Bound<'_, PyInt>) -> Option<Self>;
@@ -74,7 +74,7 @@ pub(super) trait Bounded: Sized {
 
 macro_rules! bounded {
     ($($type:ty: $min:literal, $max:literal;)*) => {$(
-        impl Bounded for $type {
+        impl IntegerRange for $type {
             const MIN: &str = $min;
             const MAX: &str = $max;
             fn of(value: &Bound<'_, PyInt>) -> Option<Self> {

@@ -10,7 +10,7 @@ use super::stored::Stored;
 use crate::errors;
 use crate::scalars::describe;
 
-/// A rank has lost all its blocks.
+/// An event that says that a rank has lost all its blocks.
 #[pyclass(frozen, eq, hash, module = "kvatlas._native")]
 #[derive(PartialEq, Hash)]
 pub(crate) struct Cleared;

@@ -1,4 +1,4 @@
-//! What the fields of `Stored` and `Removed` have in common.
+//! The common part of the fields of `Stored` and `Removed`.
 
 use kvatlas_index::Tier;
 use pyo3::prelude::*;

@@ -1,4 +1,4 @@
-//! `kvatlas.wire`: the events of engines as values, their payloads, and what an index remembers of each stream.
+//! `kvatlas.wire`: the events of engines as values, their payloads, and the index's state of each stream.
 
 mod batch;
 mod convert;
@@ -9,7 +9,7 @@ mod readers;
 mod removed;
 mod stored;
 
-pub(crate) use batch::{Batch, Refused, Tally};
+pub(crate) use batch::{Batch, RefusedEvent, Tally};
 pub(crate) use events::Cleared;
 pub(crate) use payload::{decode_batch, encode_batch, keyed_content_hashes};
 pub(crate) use readers::Readers;

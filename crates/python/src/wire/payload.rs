@@ -48,7 +48,7 @@ pub(crate) fn decode_batch(py: Python<'_>, payload: &Object<'_>) -> PyResult<Bat
     Ok(Batch { it, events: PyOnceLock::new() })
 }
 
-/// The payload of a batch of events, byte for byte as an engine writes it.
+/// Writes the payload of a batch of events, byte for byte as an engine writes it.
 ///
 /// Fields that the engine's format does not have are left out, as the engine does: SGLang has no groups, and vLLM
 /// shows a salt on the first block of a prompt only.

@@ -1,4 +1,4 @@
-//! What an index that is fed from Python remembers of each stream.
+//! The state of each stream in an index that is fed from Python.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -8,7 +8,7 @@ use kvatlas_wire::{self as wire, Reader};
 
 use super::{Batch, Tally};
 
-/// What an index remembers of the streams that it was fed with.
+/// The state of each stream that an index was fed with.
 #[derive(Default)]
 pub(crate) struct Readers(Mutex<HashMap<Box<str>, Ranks>>);
 
@@ -34,7 +34,7 @@ impl Readers {
         Tally { it, upper_bound: reader.upper_bound() }
     }
 
-    /// A worker was cleared, or one rank, tier or both of it.
+    /// Resets the state of the streams of a worker that was cleared, or of one rank, tier or both of it.
     pub(crate) fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let mut readers = lock(&self.0);
         let Some(ranks) = readers.get_mut(worker) else { return };
@@ -47,13 +47,13 @@ impl Readers {
         }
     }
 
-    /// A worker is gone.
+    /// Forgets the streams of a worker that is gone.
     pub(crate) fn drop_worker(&self, worker: &str) {
         lock(&self.0).remove(worker);
     }
 }
 
-/// A panic in between is a bug, which must not make all later calls fail.
+/// Locks a mutex, poisoned or not: a panic in between is a bug, which must not make all later calls fail.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

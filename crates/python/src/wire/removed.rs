@@ -10,7 +10,7 @@ use super::convert::{names, names_to_python, number};
 use super::fields::{agreed, said};
 use crate::scalars::{TierName, optional_string};
 
-/// Blocks were evicted; one copy of each.
+/// An event that says that blocks were evicted, one copy of each.
 ///
 /// Args:
 ///     block_hashes: The engine's names of the blocks, in any order: ints of 64 bits, signed or unsigned, or bytes.
@@ -63,13 +63,13 @@ impl Removed {
         names_to_python(py, &self.it.block_hashes)
     }
 
-    /// str: Where the blocks were.
+    /// str: The tier that the blocks were in.
     #[getter]
     fn tier(&self) -> &'static str {
         self.tier.name()
     }
 
-    /// str or None: What the engine calls the tier.
+    /// str or None: The engine's name of the tier.
     #[getter]
     fn medium(&self) -> Option<&str> {
         self.it.medium.as_deref()
@@ -81,13 +81,13 @@ impl Removed {
         self.it.group
     }
 
-    /// str or None: "LOCAL" or "REMOTE", of an offloaded block.
+    /// str or None: The locality of an offloaded block, "LOCAL" or "REMOTE".
     #[getter]
     fn locality(&self) -> Option<&str> {
         self.it.locality.as_deref()
     }
 
-    /// str or None: Which secondary offload tier had the block.
+    /// str or None: The secondary offload tier that had the block.
     #[getter]
     fn ownership(&self) -> Option<&str> {
         self.it.ownership.as_deref()

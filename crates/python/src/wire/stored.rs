@@ -13,7 +13,7 @@ use super::fields::{agreed, said};
 use crate::errors;
 use crate::scalars::{TierName, optional_string};
 
-/// Consecutive blocks of one chain were cached; one copy of each.
+/// An event that says that consecutive blocks of one chain were cached, one copy of each.
 ///
 /// Args:
 ///     block_hashes: The engine's names of the blocks, parents first: ints of 64 bits, signed or unsigned, or bytes.
@@ -126,19 +126,19 @@ impl Stored {
         }
     }
 
-    /// int: Tokens in a block.
+    /// int: The number of tokens in a block.
     #[getter]
     fn block_size(&self) -> u32 {
         self.it.block_size
     }
 
-    /// str: Where the blocks are.
+    /// str: The tier that the blocks are in.
     #[getter]
     fn tier(&self) -> &'static str {
         self.tier.name()
     }
 
-    /// str or None: What the engine calls the tier.
+    /// str or None: The engine's name of the tier.
     #[getter]
     fn medium(&self) -> Option<&str> {
         self.it.medium.as_deref()
@@ -184,7 +184,7 @@ impl Stored {
         self.it.group
     }
 
-    /// str or None: What kind of attention the group is for.
+    /// str or None: The kind of attention that the group is for.
     #[getter]
     fn kind(&self) -> Option<&str> {
         self.it.kind.as_deref()
@@ -196,25 +196,25 @@ impl Stored {
         self.it.window
     }
 
-    /// str or None: Whose request stored the blocks.
+    /// str or None: The id of the session whose request stored the blocks.
     #[getter]
     fn session_id(&self) -> Option<&str> {
         self.it.session_id.as_deref()
     }
 
-    /// str or None: "LOCAL" or "REMOTE", of an offloaded block.
+    /// str or None: The locality of an offloaded block, "LOCAL" or "REMOTE".
     #[getter]
     fn locality(&self) -> Option<&str> {
         self.it.locality.as_deref()
     }
 
-    /// str or None: Which secondary offload tier has the block.
+    /// str or None: The secondary offload tier that has the block.
     #[getter]
     fn ownership(&self) -> Option<&str> {
         self.it.ownership.as_deref()
     }
 
-    /// tuple of tuple of int, or None: For each block the tokens after it.
+    /// tuple of tuple of int, or None: The tokens after each block.
     #[getter]
     fn lookahead<'py>(&self, py: Python<'py>) -> PyResult<Option<Bound<'py, PyTuple>>> {
         let Some(all) = &self.it.lookahead else { return Ok(None) };

@@ -1,4 +1,4 @@
-//! Where an engine is.
+//! The addresses of engines.
 
 use std::str::FromStr;
 
@@ -6,18 +6,18 @@ use hyper::Uri;
 
 use crate::error::Error;
 
-/// Where an engine is: `http://host:port/path`.
+/// Address of an engine: `http://host:port/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
-    /// Whether it speaks TLS.
+    /// True if the engine speaks TLS.
     pub https: bool,
-    /// Its name or address, an IPv6 address without brackets.
+    /// The host's name or address, an IPv6 address without brackets.
     pub host: String,
-    /// Its port.
+    /// The port.
     pub port: u16,
-    /// What its `Host` header says.
+    /// The value of the `Host` header in requests.
     pub authority: String,
-    /// What comes before each path; empty for most.
+    /// Prefix of each path; empty for most.
     pub base: String,
 }
 

@@ -4,34 +4,34 @@
 const MAX_DIGITS: u8 = 15;
 const MAX_EXTRA: u32 = 16 << 10;
 
-/// Where in the coding we are.
+/// Place in the coding that has been reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// In the digits of a size, so many of them so far.
+    /// The digits of a size, so many of them so far.
     Size(u8),
-    /// In what follows the size.
+    /// The text that follows a size.
     Extension,
-    /// After a size's carriage return.
+    /// The place after a size's carriage return.
     SizeEnd,
-    /// In data.
+    /// The data of a chunk.
     Data,
-    /// After data.
+    /// The place after a chunk's data.
     DataEnd,
-    /// After the carriage return behind data.
+    /// The place after the carriage return behind data.
     DataEndLine,
-    /// At the beginning of a trailer's line.
+    /// The beginning of a trailer's line.
     TrailerStart,
-    /// In a trailer.
+    /// The inside of a trailer's line.
     Trailer,
-    /// After the last carriage return.
+    /// The place after the last carriage return.
     End,
-    /// After all of it.
+    /// The end of the whole body.
     Done,
 }
 
 /// Takes the chunks off a body.
 #[derive(Debug)]
-pub(crate) struct Chunked {
+pub(crate) struct ChunkDecoder {
     state: State,
     /// Bytes of the chunk that are still to come.
     left: u64,
@@ -39,7 +39,7 @@ pub(crate) struct Chunked {
     extra: u32,
 }
 
-impl Chunked {
+impl ChunkDecoder {
     pub(crate) fn new() -> Self {
         Self { state: State::Size(0), left: 0, extra: 0 }
     }
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn however_it_is_cut() {
         for cut in 1..BODY.len() {
-            let (mut chunked, mut output, mut taken) = (Chunked::new(), Vec::new(), 0);
+            let (mut chunked, mut output, mut taken) = (ChunkDecoder::new(), Vec::new(), 0);
             for piece in BODY.chunks(cut) {
                 taken += chunked.decode(piece, &mut output).expect("well formed");
             }
@@ -137,9 +137,9 @@ mod tests {
             b"0x5\r\n",
         ] {
             let text = String::from_utf8_lossy(bad);
-            assert!(Chunked::new().decode(bad, &mut Vec::new()).is_err(), "{text:?}");
+            assert!(ChunkDecoder::new().decode(bad, &mut Vec::new()).is_err(), "{text:?}");
         }
         let long = [b"1;".as_slice(), &vec![b'x'; 20 << 10]].concat();
-        assert!(Chunked::new().decode(&long, &mut Vec::new()).is_err());
+        assert!(ChunkDecoder::new().decode(&long, &mut Vec::new()).is_err());
     }
 }

@@ -20,7 +20,7 @@ use tokio_rustls::client::TlsStream;
 use tokio_rustls::rustls::pki_types::ServerName;
 
 use super::address::Address;
-use super::chunked::Chunked;
+use super::chunked::ChunkDecoder;
 use super::fault::Fault;
 
 /// Bytes that are read at once.
@@ -43,23 +43,23 @@ enum Stream {
 /// A connection to an engine.
 pub(crate) struct Connection {
     stream: Stream,
-    /// What was read and not yet used.
+    /// Bytes that were read and not yet used.
     rest: BytesMut,
-    /// What of the request had not been sent when the head of the answer came.
-    unsent: Unsent,
-    /// Since when nothing runs on it.
+    /// The part of the request that had not been sent when the head of the answer came.
+    unsent: SendFailure,
+    /// Time since which nothing runs on the connection.
     pub(crate) idle_since: Instant,
     /// Requests that ran on it.
     pub(crate) served: u32,
 }
 
 /// The end of a request that an engine answered before it had all of it.
-enum Unsent {
-    /// There is none: the engine has the whole request.
+enum SendFailure {
+    /// There is no rest: the engine has the whole request.
     Nothing,
-    /// It is sent while the answer is read.
+    /// The rest of the request, which is sent while the answer is read.
     Rest(Bytes),
-    /// It is not sent any more, so that nothing can follow on the connection.
+    /// The rest is not sent any more, so that nothing can follow on the connection.
     Given,
 }
 
@@ -67,26 +67,26 @@ enum Unsent {
 pub(crate) struct Head {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
-    /// Whether another request may follow on the connection.
+    /// True if another request may follow on the connection.
     pub(crate) keep: bool,
     pub(crate) framing: Framing,
 }
 
-/// How the end of a body is known.
+/// Way in which the end of a body is known.
 #[derive(Debug)]
 pub(crate) enum Framing {
-    /// There is none, or it is over.
+    /// There is no body, or it is over.
     Done,
-    /// So many bytes are to come.
+    /// The body has so many bytes to come.
     Length(u64),
-    /// By its chunks.
-    Chunked(Chunked),
-    /// When the connection ends.
+    /// The body ends with its last chunk.
+    Chunked(ChunkDecoder),
+    /// The body ends when the connection does.
     UntilClose,
 }
 
 impl Connection {
-    /// Connects.
+    /// Connects to an engine.
     pub(crate) async fn connect(
         address: &Address,
         tls: Option<&Arc<tokio_rustls::rustls::ClientConfig>>,
@@ -109,10 +109,10 @@ impl Connection {
             Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
             Err(_) => return Err(Fault::Connect("it took too long".to_owned())),
         };
-        Ok(Self { stream, rest: BytesMut::new(), unsent: Unsent::Nothing, idle_since: Instant::now(), served: 0 })
+        Ok(Self { stream, rest: BytesMut::new(), unsent: SendFailure::Nothing, idle_since: Instant::now(), served: 0 })
     }
 
-    /// Whether a connection on which nothing runs can take a request: nothing came, and it is not closed.
+    /// True if a connection on which nothing runs can take a request: nothing came, and it is not closed.
     pub(crate) fn is_quiet(&mut self) -> bool {
         if !self.rest.is_empty() {
             return false;
@@ -136,12 +136,12 @@ impl Connection {
                 // Nothing was sent that an engine could have acted on.
                 .map_err(|fault| if sent == 0 && fault == Fault::Stale { Fault::Unsent } else { fault })?;
             self.unsent = match sent.checked_sub(head.len()).and_then(|sent| body.get(sent..)) {
-                Some([]) if !sends => Unsent::Nothing,
+                Some([]) if !sends => SendFailure::Nothing,
                 // An engine that wants to close wants no more of what it refuses (RFC 9112, 9.3).
                 Some(rest) if sends && (answer.keep || answer.status.as_u16() < 400) => {
-                    Unsent::Rest(Bytes::copy_from_slice(rest))
+                    SendFailure::Rest(Bytes::copy_from_slice(rest))
                 }
-                _ => Unsent::Given,
+                _ => SendFailure::Given,
             };
             self.served += 1;
             Poll::Ready(Ok(answer))
@@ -173,16 +173,16 @@ impl Connection {
 
     /// Sends the rest of a request whose answer is being read.
     fn poll_rest(&mut self, context: &mut Context<'_>) {
-        let Unsent::Rest(rest) = &self.unsent else { return };
+        let SendFailure::Rest(rest) = &self.unsent else { return };
         let (mut sent, rest) = (0, rest.clone());
         self.unsent = match self.poll_send(context, [&rest, &[]], &mut sent) {
-            Poll::Pending => Unsent::Rest(rest.slice(sent..)),
-            Poll::Ready(Ok(())) => Unsent::Nothing,
-            Poll::Ready(Err(_)) => Unsent::Given,
+            Poll::Pending => SendFailure::Rest(rest.slice(sent..)),
+            Poll::Ready(Ok(())) => SendFailure::Nothing,
+            Poll::Ready(Err(_)) => SendFailure::Given,
         };
     }
 
-    /// The head of the answer to a request with this method.
+    /// Reads the head of the answer to a request with this method.
     fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<Head, Fault>> {
         loop {
             if !self.rest.is_empty()
@@ -209,7 +209,7 @@ impl Connection {
         if self.served > 0 { Fault::Stale } else { Fault::Closed }
     }
 
-    /// The next piece of a body; nothing after its end.
+    /// Reads the next piece of a body; nothing after its end.
     pub(crate) fn poll_data(
         &mut self,
         context: &mut Context<'_>,
@@ -234,9 +234,9 @@ impl Connection {
                 Poll::Ready(Ok::<_, io::Error>(take_from(framing, buffer.filled(), &mut self.rest)))
             });
             return Poll::Ready(match ready!(found) {
-                Ok(Ok(Taken::Data(data))) => Some(Ok(data)),
-                Ok(Ok(Taken::Nothing)) => continue,
-                Ok(Ok(Taken::End)) => match framing {
+                Ok(Ok(BodyPart::Data(data))) => Some(Ok(data)),
+                Ok(Ok(BodyPart::Nothing)) => continue,
+                Ok(Ok(BodyPart::End)) => match framing {
                     Framing::UntilClose => {
                         *framing = Framing::Done;
                         None
@@ -245,7 +245,7 @@ impl Connection {
                 },
                 Ok(Err(why)) => Some(Err(Fault::Malformed(why))),
                 // Closing resets the connection where an engine has not read all of the request (RFC 9112, 9.6).
-                Err(_) if matches!(framing, Framing::UntilClose) && !matches!(self.unsent, Unsent::Nothing) => {
+                Err(_) if matches!(framing, Framing::UntilClose) && !matches!(self.unsent, SendFailure::Nothing) => {
                     *framing = Framing::Done;
                     None
                 }
@@ -256,7 +256,7 @@ impl Connection {
 
     /// True if nothing is left of the last request and its answer.
     pub(crate) fn is_clean(&self) -> bool {
-        self.rest.is_empty() && matches!(self.unsent, Unsent::Nothing)
+        self.rest.is_empty() && matches!(self.unsent, SendFailure::Nothing)
     }
 
     fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
@@ -284,16 +284,16 @@ impl Connection {
     }
 }
 
-enum Taken {
+enum BodyPart {
     Data(Bytes),
     Nothing,
     End,
 }
 
-/// The body's part of `read`; what is behind its end goes to `rest`.
-fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<Taken, &'static str> {
+/// Takes the body's part of `read`; what is behind its end goes to `rest`.
+fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<BodyPart, &'static str> {
     if read.is_empty() {
-        return Ok(Taken::End);
+        return Ok(BodyPart::End);
     }
     let data = match framing {
         Framing::Chunked(chunked) => {
@@ -312,12 +312,12 @@ fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<
             Bytes::copy_from_slice(&read[..here])
         }
         Framing::UntilClose => Bytes::copy_from_slice(read),
-        Framing::Done => return Ok(Taken::End),
+        Framing::Done => return Ok(BodyPart::End),
     };
-    Ok(if data.is_empty() { Taken::Nothing } else { Taken::Data(data) })
+    Ok(if data.is_empty() { BodyPart::Nothing } else { BodyPart::Data(data) })
 }
 
-/// The same where it was read already.
+/// Takes the body's part of `rest`, which was read already.
 fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, &'static str> {
     let read = std::mem::take(rest);
     Ok(match framing {
@@ -330,13 +330,13 @@ fn take(framing: &mut Framing, rest: &mut BytesMut) -> Result<Bytes, &'static st
             data.freeze()
         }
         _ => match take_from(framing, &read, rest)? {
-            Taken::Data(data) => data,
-            Taken::Nothing | Taken::End => Bytes::new(),
+            BodyPart::Data(data) => data,
+            BodyPart::Nothing | BodyPart::End => Bytes::new(),
         },
     })
 }
 
-/// The head at the beginning of `rest`, taken out of it, and whether another one follows it; None if it is not whole.
+/// Takes the head at the beginning of `rest` out of it, and says whether another one follows; None if it is not whole.
 fn parse(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
     let mut few = [httparse::EMPTY_HEADER; FEW_HEADERS];
     let mut answer = httparse::Response::new(&mut few);
@@ -425,7 +425,7 @@ fn read(
         (true, ..) => Framing::Done,
         // Both say something of the same: who is right cannot be known (RFC 9112, 6.3).
         (false, true, Some(_)) => return Err(malformed("it has both a Content-Length and chunks")),
-        (false, true, None) => Framing::Chunked(Chunked::new()),
+        (false, true, None) => Framing::Chunked(ChunkDecoder::new()),
         (false, false, Some(length)) => Framing::Length(length),
         (false, false, None) => {
             keep = false;

@@ -1,8 +1,8 @@
-//! What can go wrong between the router and an engine.
+//! Faults between the router and an engine.
 
 use std::fmt;
 
-/// Why an engine gave no answer, or not all of it.
+/// Reason why an engine gave no answer, or not all of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
     /// There is no connection to be had.
@@ -11,11 +11,11 @@ pub(crate) enum Fault {
     Closed,
     /// A connection that had been open for a while was closed before the answer began: the engine may be well.
     Stale,
-    /// The same, and nothing of the request had left.
+    /// A connection that had been open for a while was closed, and nothing of the request had left.
     Unsent,
     /// The connection broke.
     Broken(String),
-    /// What came is no HTTP.
+    /// The engine sent something that is no HTTP.
     Malformed(&'static str),
     /// Nothing came in time.
     FirstByte,
@@ -23,17 +23,17 @@ pub(crate) enum Fault {
     Down,
     /// Nothing more came in time.
     Stalled,
-    /// It answered that it cannot take requests now: with this status.
+    /// The engine answered that it cannot take requests now: with this status.
     Busy(u16),
     /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
     Prefill {
-        /// The request may have reached it.
+        /// True if the request may have reached that engine.
         sent: bool,
     },
 }
 
 impl Fault {
-    /// A name that stays the same, for metrics.
+    /// The fault's name in metrics, which stays the same.
     pub(crate) fn name(&self) -> &'static str {
         NAMES[self.number()]
     }
@@ -60,7 +60,7 @@ impl Fault {
         self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. } | Self::Down)
     }
 
-    /// Its place among [`NAMES`].
+    /// The fault's place among [`NAMES`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Connect(_) => 0,
@@ -77,7 +77,7 @@ impl Fault {
     }
 }
 
-/// All, in order of their numbers.
+/// Names of all faults, in order of their numbers.
 pub(crate) const NAMES: [&str; 10] = [
     "connect",
     "closed",

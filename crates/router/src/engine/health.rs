@@ -1,4 +1,5 @@
-//! Whether an engine takes requests, by evidence: what came of requests, what it answers when asked, what it said itself.
+//! Tells whether an engine takes requests, by evidence: what came of requests, what it answers when asked, what it said
+//! itself.
 
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
@@ -9,24 +10,24 @@ use tokio::sync::Notify;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
-/// What stands against sending an engine requests.
+/// Reason that stands against sending an engine requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Standing {
-    /// Nothing.
+pub enum HealthState {
+    /// Nothing stands against it.
     Up,
-    /// It does not answer when asked how it is.
+    /// The engine does not answer when asked how it is.
     Down,
-    /// Requests failed in a row; it is left alone for a while.
+    /// Requests failed in a row; the engine is left alone for a while.
     Failing,
-    /// It has requests and has not said a byte for long.
+    /// The engine has requests and has not said a byte for long.
     Silent,
-    /// It asked to be left alone for a while.
+    /// The engine asked to be left alone for a while.
     Busy,
-    /// An operator takes it out.
+    /// An operator takes the engine out.
     Draining,
 }
 
-impl Standing {
+impl HealthState {
     /// The name in answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -41,7 +42,7 @@ impl Standing {
     }
 }
 
-/// The evidence.
+/// The evidence of how an engine does.
 #[derive(Debug)]
 pub(crate) struct Health {
     config: HealthConfig,
@@ -49,18 +50,18 @@ pub(crate) struct Health {
     failures: AtomicU32,
     /// Requests that got no answer in a row, for which they themselves may be the cause.
     doubts: AtomicU32,
-    /// Wakes whoever asks it how it is.
+    /// Wakes whoever asks the engine how it is.
     doubted: Notify,
-    /// How often in a row it was left alone.
+    /// Number of times in a row that the engine was left alone.
     opened: AtomicU32,
-    /// Until when it is left alone; 0 if it is not.
+    /// Time until which the engine is left alone; 0 if it is not.
     open_until: AtomicU64,
-    /// Whether a request is out to see if it works again.
+    /// True if a request is out to see if the engine works again.
     trial: AtomicBool,
     /// Questions that were not answered in a row.
     unanswered: AtomicU32,
     down: AtomicBool,
-    /// How often it went down, and who waits for that.
+    /// Number of times that the engine went down. `went_down` wakes those who wait for that.
     downs: AtomicU32,
     went_down: Notify,
     silent: AtomicBool,
@@ -88,20 +89,20 @@ impl Health {
         }
     }
 
-    pub(crate) fn standing(&self) -> Standing {
+    pub(crate) fn standing(&self) -> HealthState {
         let now = millis();
         if self.draining.load(Relaxed) {
-            Standing::Draining
+            HealthState::Draining
         } else if self.down.load(Relaxed) {
-            Standing::Down
+            HealthState::Down
         } else if self.is_open(now) {
-            Standing::Failing
+            HealthState::Failing
         } else if self.silent.load(Relaxed) {
-            Standing::Silent
+            HealthState::Silent
         } else if self.busy_until.load(Relaxed) > now {
-            Standing::Busy
+            HealthState::Busy
         } else {
-            Standing::Up
+            HealthState::Up
         }
     }
 
@@ -112,19 +113,20 @@ impl Health {
         }
     }
 
-    /// For how long it asked to be left alone from now on.
+    /// Returns the time for which the engine asked to be left alone, from now on.
     pub(crate) fn busy_for(&self) -> Duration {
         Duration::from_millis(self.busy_until.load(Relaxed).saturating_sub(millis()))
     }
 
-    /// A request goes there. If it was left alone before, no other one does until this one has ended.
+    /// Notes that a request goes to the engine. If that was left alone before, no other one goes there until this one
+    /// has ended.
     pub(crate) fn sent(&self) {
         if self.open_until.load(Relaxed) != 0 {
             self.trial.store(true, Relaxed);
         }
     }
 
-    /// It has answered a request.
+    /// Notes that the engine has answered a request.
     pub(crate) fn worked(&self) {
         self.silent.store(false, Relaxed);
         if self.doubts.load(Relaxed) != 0 {
@@ -138,7 +140,7 @@ impl Health {
         }
     }
 
-    /// A request has failed there. True if it is left alone from now on.
+    /// Notes that a request has failed there. True if the engine is left alone from now on.
     pub(crate) fn failed(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
@@ -154,8 +156,8 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// A request got no answer there, which may be its own fault: after some of them in a row the engine is asked how it
-    /// is, and that decides.
+    /// Notes that a request got no answer there, which may be its own fault: after some of them in a row the engine is
+    /// asked how it is, and that decides.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {
             // No success: that it has failed before is all that is known.
@@ -166,17 +168,17 @@ impl Health {
         }
     }
 
-    /// Until requests give reason to ask it how it is.
+    /// Waits until requests give reason to ask the engine how it is.
     pub(crate) async fn doubted(&self) {
         self.doubted.notified().await;
     }
 
-    /// A request has ended before it said anything of the engine.
+    /// Notes that a request has ended before it said anything of the engine.
     pub(crate) fn unknown(&self) {
         self.trial.store(false, Relaxed);
     }
 
-    /// It was asked how it is. True if that changes something.
+    /// Notes whether the engine was well when asked. True if that changes something.
     pub(crate) fn asked(&self, well: bool) -> bool {
         if well {
             self.unanswered.store(0, Relaxed);
@@ -193,12 +195,12 @@ impl Health {
         goes_down
     }
 
-    /// How often it went down so far.
+    /// Number of times that the engine went down so far.
     pub(crate) fn downs(&self) -> u32 {
         self.downs.load(Acquire)
     }
 
-    /// Until it has gone down more often than so many times.
+    /// Waits until the number of times that the engine went down is not `downs` any more.
     pub(crate) async fn is_down_since(&self, downs: u32) {
         loop {
             let notified = self.went_down.notified();
@@ -209,12 +211,12 @@ impl Health {
         }
     }
 
-    /// Whether it has been silent for too long. True if that is new.
+    /// Notes whether the engine has been silent for too long. True if it has, and that is new.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
     }
 
-    /// It asks to be left alone.
+    /// Notes that the engine asks to be left alone for a while.
     pub(crate) fn set_busy(&self, pause: Duration) {
         self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
     }
@@ -238,17 +240,17 @@ mod tests {
         assert!(!health.failed());
         health.worked();
         assert!(!health.failed() && health.failed());
-        assert_eq!(health.standing(), Standing::Failing);
+        assert_eq!(health.standing(), HealthState::Failing);
         std::thread::sleep(Duration::from_millis(350));
-        assert_eq!(health.standing(), Standing::Up);
+        assert_eq!(health.standing(), HealthState::Up);
         health.sent();
-        assert_eq!(health.standing(), Standing::Failing, "one at a time");
+        assert_eq!(health.standing(), HealthState::Failing, "one at a time");
         assert!(!health.failed(), "as before");
-        assert_eq!(health.standing(), Standing::Failing);
+        assert_eq!(health.standing(), HealthState::Failing);
         std::thread::sleep(Duration::from_millis(650));
         health.sent();
         health.worked();
-        assert_eq!(health.standing(), Standing::Up);
+        assert_eq!(health.standing(), HealthState::Up);
         assert!(!health.failed());
     }
 
@@ -259,7 +261,7 @@ mod tests {
         std::thread::sleep(Duration::from_millis(5));
         health.sent();
         health.unknown();
-        assert_eq!(health.standing(), Standing::Up);
+        assert_eq!(health.standing(), HealthState::Up);
     }
 
     #[test]
@@ -269,9 +271,9 @@ mod tests {
         std::thread::sleep(Duration::from_millis(250));
         health.sent();
         health.doubt();
-        assert_eq!(health.standing(), Standing::Failing);
+        assert_eq!(health.standing(), HealthState::Failing);
         std::thread::sleep(Duration::from_millis(250));
-        assert_eq!(health.standing(), Standing::Up, "for no longer than the first time");
+        assert_eq!(health.standing(), HealthState::Up, "for no longer than the first time");
     }
 
     #[test]
@@ -279,25 +281,25 @@ mod tests {
         let health = health(2, Duration::from_secs(9));
         health.doubt();
         health.doubt();
-        assert_eq!(health.standing(), Standing::Up);
+        assert_eq!(health.standing(), HealthState::Up);
         assert!(!health.asked(true) && !health.asked(false), "one answer missing is none too many");
         assert!(!health.asked(true));
         health.doubt();
         health.doubt();
         assert!(health.asked(false));
-        assert_eq!(health.standing(), Standing::Down);
+        assert_eq!(health.standing(), HealthState::Down);
     }
 
     #[test]
     fn questions_drain_and_pauses() {
         let health = health(3, Duration::from_secs(1));
         assert!(!health.asked(false) && health.asked(false) && !health.asked(false));
-        assert_eq!(health.standing(), Standing::Down);
+        assert_eq!(health.standing(), HealthState::Down);
         assert!(health.asked(true) && !health.asked(true));
         health.set_busy(Duration::from_secs(9));
-        assert_eq!(health.standing(), Standing::Busy);
+        assert_eq!(health.standing(), HealthState::Busy);
         assert!(health.busy_for() > Duration::from_secs(8));
         health.set_draining(true);
-        assert_eq!(health.standing(), Standing::Draining);
+        assert_eq!(health.standing(), HealthState::Draining);
     }
 }

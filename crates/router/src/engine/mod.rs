@@ -2,120 +2,105 @@
 
 mod address;
 mod chunked;
+mod condition;
 mod connection;
+mod counts;
 mod fault;
 mod health;
+mod kind;
 mod pool;
+mod questions;
 mod recent;
 mod reported;
 
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
-use arc_swap::ArcSwap;
+use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::HeaderValue;
+use kvatlas_prompt::Dialect;
 use kvatlas_routing::WorkerId;
 use serde_json::{Value, json};
 use tokio_rustls::rustls::ClientConfig;
 
 pub use self::address::Address;
+pub(crate) use self::condition::{Condition, RefusedEvents, Trouble};
 pub(crate) use self::connection::{Connection, Framing, Head};
+pub(crate) use self::counts::Counts;
 pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::health::Health;
-pub use self::health::Standing;
+pub use self::health::HealthState;
+pub(crate) use self::kind::Kind;
+use self::kind::takes_image_ids;
 pub(crate) use self::pool::Pool;
+pub(crate) use self::questions::{ask, get, whole};
 pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::loads;
 use crate::clock::millis;
-use crate::condition::{Condition, Refused};
-use crate::config::{Config, EngineConfig, Role};
+use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
 use crate::lock;
 
 /// An engine.
 pub struct Engine {
-    /// What it is called.
+    /// The engine's name.
     pub name: Arc<str>,
-    /// Where it is.
+    /// The engine's address.
     pub address: Address,
-    /// What was said of it.
+    /// The engine's settings.
     pub config: EngineConfig,
-    /// What it serves.
+    /// True once the engine has said that it renders no Messages and Responses.
+    pub(crate) lacks_render: AtomicBool,
+    /// The models that the engine serves.
     pub models: ArcSwap<Models>,
-    /// Whether it has been asked what it serves, whatever came of it, or that was said of it.
+    /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
     pub(crate) is_known: AtomicBool,
+    /// The kind of engine that it says it is, once it has been asked.
+    pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
-    /// Whether it may hold nothing of what is known of it, as only a number says that it has not restarted.
+    /// True if the engine may hold nothing of what is known of it, as only a number says that it has not restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
-    /// How its last requests ended.
+    /// Counts of how the engine's last requests ended.
     pub(crate) recent: Arc<Recent>,
-    /// Why it is down, if it is.
+    /// Reason why the engine is down, if it is.
     pub(crate) why_down: Arc<Mutex<Option<String>>>,
-    /// The worst thing that is known of it, as seen last.
+    /// The worst thing that is known of the engine, as seen last.
     pub(crate) condition: Mutex<Option<Condition>>,
-    pub(crate) refused: Mutex<Refused>,
+    pub(crate) refused: Mutex<RefusedEvents>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
-    /// The value of the `Authorization` header that it wants.
+    /// The value of the `Authorization` header that the engine wants.
     pub(crate) authorization: Option<String>,
-    /// What the decision core calls its ranks, once it is there.
+    /// The decision core's ids of the engine's ranks, once the engine is there.
     pub(crate) ids: OnceLock<Box<[WorkerId]>>,
-    /// Its name, as a header's value.
+    /// The engine's name, as a header's value.
     pub(crate) header: HeaderValue,
 }
 
 /// The models and adapters that an engine serves.
 #[derive(Debug, Clone, Default)]
 pub struct Models {
-    /// By name, in the engine's own order. Empty: nobody knows, and it takes any.
+    /// Models and adapters in the engine's own order. Empty: nobody knows, and it takes any.
     pub names: Vec<Model>,
 }
 
-/// One of them.
+/// A model or an adapter that an engine serves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
-    /// What clients call it.
+    /// The name that clients use.
     pub name: String,
     /// For an adapter: the model that it adapts.
     pub parent: Option<String>,
-    /// What the engine's own `/v1/models` says of it.
+    /// The entry in the engine's own `/v1/models`.
     pub card: Value,
 }
 
-/// What has happened with an engine.
-#[derive(Debug, Default)]
-pub(crate) struct Counts {
-    /// Answers by the first digit of their status, from 1 on.
-    pub(crate) answers: [AtomicU64; 5],
-    /// Requests that got no answer, by [`FAULTS`].
-    pub(crate) faults: [AtomicU64; FAULTS.len()],
-    /// Answers that broke off in the middle.
-    pub(crate) broken: AtomicU64,
-    /// Requests that the client gave up.
-    pub(crate) cancelled: AtomicU64,
-    /// Requests there now.
-    pub(crate) in_flight: AtomicUsize,
-    /// Of those, the ones without a byte of an answer's body.
-    pub(crate) waiting: AtomicUsize,
-    /// When a byte last came; when the first request came while there was none.
-    pub(crate) last_byte: AtomicU64,
-    /// Connections made.
-    pub(crate) connections: AtomicU64,
-    /// How often it was left alone because of failures.
-    pub(crate) opened: AtomicU64,
-    /// Prompt tokens that it says it had cached, and prompt tokens of the same requests.
-    pub(crate) cached_tokens: AtomicU64,
-    pub(crate) prompt_tokens: AtomicU64,
-    /// Tokens that it says it has generated.
-    pub(crate) output_tokens: AtomicU64,
-}
-
 impl Models {
-    /// Whether requests for `model` can go there.
+    /// True if requests for `model` can go to the engine.
     #[must_use]
     pub fn serves(&self, model: &str) -> bool {
         self.names.is_empty() || self.names.iter().any(|known| known.name == model)
@@ -159,8 +144,10 @@ impl Engine {
         let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
+            lacks_render: AtomicBool::new(false),
             models: ArcSwap::from_pointee(models),
             is_known,
+            kind: ArcSwapOption::empty(),
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
@@ -191,20 +178,51 @@ impl Engine {
         self.config.use_key != Some(false)
     }
 
-    /// It is the one that `old` is, with other settings: what is known of that stays so.
+    /// Takes over what is known of `old`, which is the same engine with other settings.
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
         self.recent = old.recent.clone();
         self.why_down = old.why_down.clone();
         self.condition = Mutex::new(lock(&old.condition).clone());
+        self.kind.store(old.kind.load_full());
         if self.config.models.is_empty() && old.config.models.is_empty() {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);
         }
     }
 
-    /// A connection, kept or new.
+    /// The engine's way of handing blocks over; None until it is known.
+    pub(crate) fn handover(&self) -> Option<Handover> {
+        self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
+    }
+
+    /// The engine's way of preparing chats; that of the newest vLLM until its kind is known.
+    pub(crate) fn dialect(&self) -> Dialect {
+        let Some(handover) = self.handover() else { return Dialect::default() };
+        match (&self.config.version, self.kind.load().as_ref()) {
+            (None, Some(kind)) if kind.handover == handover => kind.dialect,
+            (version, _) => Dialect::of(handover.kind(), version.as_deref()),
+        }
+    }
+
+    /// True if it calls images by the `uuid` that a request has for them, by the version that it says it is, or that it is
+    /// configured to be.
+    pub(crate) fn takes_image_ids(&self) -> bool {
+        match (&self.config.version, self.config.handover, self.kind.load().as_ref()) {
+            (None, _, Some(kind)) => kind.takes_image_ids && self.handover() == Some(kind.handover),
+            (Some(version), Some(Handover::Vllm), _) => takes_image_ids(version),
+            (Some(version), None, Some(kind)) => kind.handover == Handover::Vllm && takes_image_ids(version),
+            _ => false,
+        }
+    }
+
+    /// The port at which it meets decode engines, if it is SGLang's.
+    pub(crate) fn bootstrap_port(&self) -> Option<u16> {
+        self.config.bootstrap_port.or_else(|| self.kind.load().as_ref().and_then(|kind| kind.bootstrap_port))
+    }
+
+    /// Returns a connection to the engine, kept or new.
     pub(crate) async fn connection(&self, shard: usize) -> Result<Connection, Fault> {
         match self.pool.take(shard) {
             Some(connection) => Ok(connection),
@@ -212,18 +230,18 @@ impl Engine {
         }
     }
 
-    /// A new connection.
+    /// Makes a new connection to the engine.
     pub(crate) async fn new_connection(&self) -> Result<Connection, Fault> {
         self.counts.connections.fetch_add(1, Relaxed);
         Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
     }
 
-    /// Whether it does such work.
+    /// True if the engine does such work.
     pub(crate) fn does(&self, role: Role) -> bool {
         self.config.role == role || self.config.role == Role::Both || role == Role::Both
     }
 
-    /// A request goes there.
+    /// Notes that a request goes to the engine.
     pub(crate) fn sent(&self) {
         self.health.sent();
         self.counts.waiting.fetch_add(1, Relaxed);
@@ -232,7 +250,7 @@ impl Engine {
         }
     }
 
-    /// A request has failed there, and the request is not the cause.
+    /// Notes that a request has failed there, and that the request is not the cause.
     pub(crate) fn blame(&self) {
         if self.health.failed() {
             self.counts.opened.fetch_add(1, Relaxed);
@@ -243,7 +261,7 @@ impl Engine {
         }
     }
 
-    /// Something came from there.
+    /// Notes that something came from the engine.
     pub(crate) fn heard(&self) {
         let now = millis();
         // Written once a millisecond at most: all threads read and write it.
@@ -252,7 +270,7 @@ impl Engine {
         }
     }
 
-    /// For how long it has had requests and said nothing.
+    /// Returns the time for which the engine has had requests and said nothing.
     pub(crate) fn silence(&self) -> Duration {
         if self.counts.in_flight.load(Relaxed) == 0 {
             return Duration::ZERO;

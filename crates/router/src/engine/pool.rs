@@ -20,7 +20,7 @@ impl Pool {
         Self { shards: (0..shards).map(|_| Mutex::default()).collect(), most, idle }
     }
 
-    /// The connection that was used last, if it still can be.
+    /// Takes the connection that was used last, if it still can be used.
     pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
         let mut connections = lock(self.shards.get(shard)?);
         while let Some(mut connection) = connections.pop_back() {
@@ -46,7 +46,7 @@ impl Pool {
         }
     }
 
-    /// Closes those that have waited too long. Returns how many are left.
+    /// Closes the connections that have waited too long. Returns how many are left.
     pub(crate) fn sweep(&self) -> usize {
         self.shards
             .iter()
@@ -60,14 +60,14 @@ impl Pool {
             .sum()
     }
 
-    /// Closes those of a thread.
+    /// Closes the connections of a thread.
     pub(crate) fn clear_shard(&self, shard: usize) {
         if let Some(shard) = self.shards.get(shard) {
             lock(shard).clear();
         }
     }
 
-    /// Closes all.
+    /// Closes all connections.
     pub(crate) fn clear(&self) {
         self.shards.iter().for_each(|shard| lock(shard).clear());
     }

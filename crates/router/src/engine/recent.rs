@@ -1,9 +1,10 @@
-//! How an engine's last requests ended, read from its counts now and then, so that requests write nothing for it.
+//! Counts how an engine's last requests ended, by its counts now and then, so that requests write nothing for it.
 
 use std::sync::Mutex;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::{Duration, Instant};
 
-use super::Counts;
+use super::counts::Counts;
 use crate::lock;
 
 /// Requests beyond which the older half is forgotten.
@@ -12,42 +13,73 @@ const MOST: u64 = 40;
 /// Failures below which nothing is said.
 const LEAST: u64 = 3;
 
-/// How the last requests ended.
+/// Time without a request after which half of what was seen is forgotten: an engine that gets no requests because those
+/// before failed is tried again.
+const FORGETS_AFTER: Duration = Duration::from_secs(5);
+
+/// Counts of how the last requests of an engine ended.
 #[derive(Debug, Default)]
-pub(crate) struct Recent(Mutex<Seen>);
+pub(crate) struct Recent {
+    seen: Mutex<RecentCounts>,
+    /// True if half of them or more failed, as of the last look.
+    is_failing: AtomicBool,
+}
 
 #[derive(Debug, Default)]
-struct Seen {
-    /// Counted before the last look.
+struct RecentCounts {
+    /// Requests that failed or were answered, as counted at the last look.
     failures: u64,
     answers: u64,
-    /// Of the last requests.
+    /// Requests that failed or were answered, among the last ones.
     failed: u64,
     worked: u64,
+    /// Time of the last look at which there were new ones, or half of the old ones were forgotten.
+    last: Option<Instant>,
 }
 
 impl Recent {
     /// Takes in what has happened since the last look.
-    pub(crate) fn look(&self, counts: &Counts) {
+    pub(crate) fn look(&self, counts: &Counts, now: Instant) {
         let sum = |counts: &[std::sync::atomic::AtomicU64]| counts.iter().map(|count| count.load(Relaxed)).sum::<u64>();
         let (others, errors) = counts.answers.split_at(counts.answers.len() - 1);
         // An answer that breaks off is a fault too, and so is one that says that the engine is busy.
         let failures = sum(&counts.faults).max(sum(errors));
         let answers = sum(others);
-        let mut seen = lock(&self.0);
+        let mut seen = lock(&self.seen);
+        let is_new = (failures, answers) != (seen.failures, seen.answers);
         seen.failed += failures.saturating_sub(seen.failures);
         seen.worked += answers.saturating_sub(seen.answers);
         (seen.failures, seen.answers) = (failures, answers);
+        let is_old = !is_new && seen.last.is_some_and(|last| now.duration_since(last) >= FORGETS_AFTER);
+        if is_new || is_old {
+            seen.last = Some(now);
+        }
+        if is_old {
+            seen.failed /= 2;
+            seen.worked /= 2;
+        }
         while seen.failed + seen.worked > MOST {
             seen.failed /= 2;
             seen.worked /= 2;
         }
+        self.is_failing.store(seen.failing().is_some(), Relaxed);
     }
 
-    /// How many of how many failed, if that is half of them or more.
+    /// True if half of the last requests or more failed, as of the last look.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.is_failing.load(Relaxed)
+    }
+
+    /// Returns how many of the last requests failed, and of how many, if that is half of them or more, and [`LEAST`] or
+    /// more.
     pub(crate) fn failing(&self) -> Option<(u64, u64)> {
-        let seen = lock(&self.0);
-        (seen.failed >= LEAST && seen.failed >= seen.worked).then_some((seen.failed, seen.failed + seen.worked))
+        lock(&self.seen).failing()
+    }
+}
+
+impl RecentCounts {
+    fn failing(&self) -> Option<(u64, u64)> {
+        (self.failed >= LEAST && self.failed >= self.worked).then_some((self.failed, self.failed + self.worked))
     }
 }
 
@@ -57,20 +89,36 @@ mod tests {
 
     #[test]
     fn the_last_requests_decide() {
-        let (recent, counts) = (Recent::default(), Counts::default());
+        let (recent, counts, now) = (Recent::default(), Counts::default(), Instant::now());
         counts.answers[4].fetch_add(2, Relaxed);
-        recent.look(&counts);
+        recent.look(&counts, now);
         assert_eq!(recent.failing(), None, "two may be chance");
         counts.answers[4].fetch_add(2, Relaxed);
         counts.faults[1].fetch_add(5, Relaxed);
-        recent.look(&counts);
-        recent.look(&counts);
+        recent.look(&counts, now);
+        recent.look(&counts, now);
         assert_eq!(recent.failing(), Some((5, 5)));
         counts.answers[1].fetch_add(1_000_000, Relaxed);
-        recent.look(&counts);
+        recent.look(&counts, now);
         assert_eq!(recent.failing(), None);
         counts.answers[4].fetch_add(1_000_000, Relaxed);
-        recent.look(&counts);
+        recent.look(&counts, now);
         assert!(recent.failing().is_some());
+    }
+
+    #[test]
+    fn an_engine_without_requests_is_tried_again() {
+        let (recent, counts, start) = (Recent::default(), Counts::default(), Instant::now());
+        counts.answers[4].fetch_add(20, Relaxed);
+        recent.look(&counts, start);
+        assert!(recent.is_failing());
+        recent.look(&counts, start + FORGETS_AFTER / 2);
+        assert_eq!(recent.failing(), Some((20, 20)));
+        // 20, 10, 5, 2
+        for number in 1..=3 {
+            assert!(recent.is_failing());
+            recent.look(&counts, start + number * FORGETS_AFTER);
+        }
+        assert!(!recent.is_failing());
     }
 }

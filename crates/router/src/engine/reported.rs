@@ -1,10 +1,10 @@
-//! What engines say of themselves at `/metrics`: vLLM's names and SGLang's.
+//! Reads what engines say of themselves at `/metrics`: vLLM's names and SGLang's.
 
 use std::collections::BTreeMap;
 
 use kvatlas_routing::Load;
 
-/// What an engine's metrics say, by data-parallel rank.
+/// Reads the loads in an engine's metrics, by data-parallel rank.
 pub(crate) fn loads(text: &str) -> BTreeMap<u32, Load> {
     let mut loads: BTreeMap<u32, Load> = BTreeMap::new();
     let mut tokens: BTreeMap<u32, (Option<f64>, Option<f64>)> = BTreeMap::new();
@@ -41,7 +41,7 @@ pub(crate) fn loads(text: &str) -> BTreeMap<u32, Load> {
     loads
 }
 
-/// Name, labels without their braces, and value of a line.
+/// Splits a line into its name, its labels without their braces, and its value.
 fn parts(line: &str) -> Option<(&str, &str, f64)> {
     let (name, rest) = match line.find('{') {
         Some(at) => {

@@ -1,18 +1,18 @@
-//! What the service above sites answers: how much of a prompt each site can hold.
+//! The answer of the service above sites: how much of a prompt each site can hold.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use kvatlas_service::lookup::Held;
+use kvatlas_follow::lookup::RankDepths;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use crate::elsewhere::Question;
 use crate::engine::Engine;
+use crate::remote_service::Question;
 
-/// Its answer, in tokens.
+/// The service's answer, in tokens.
 #[derive(Deserialize)]
-pub(super) struct Told {
+pub(super) struct GlobalAnswer {
     pub(super) block_size: u32,
     length: u32,
     levels: Vec<Level>,
@@ -34,12 +34,12 @@ struct Probe {
     at_least: u32,
 }
 
-/// How much of one prompt each site can hold, in tokens.
+/// Bounds of how much of one prompt each site can hold, in tokens.
 pub(crate) struct Bounds {
     pub(crate) model: String,
-    /// Of sites that surely have something, and of a doubted site whose claims are to be tried now.
+    /// Bounds of sites that surely have something, and of a doubted site whose claims are to be tried now.
     sites: HashMap<String, (u32, u32)>,
-    /// What each site has at most that is neither there nor unknown.
+    /// Tokens that each site has at most that is neither there nor unknown.
     rest_at_most: u32,
     /// Sites that may have anything.
     unknown: Vec<String>,
@@ -47,8 +47,8 @@ pub(crate) struct Bounds {
 }
 
 impl Bounds {
-    pub(super) fn new(told: Told, model: &str) -> Self {
-        let Told { length, levels, rest_at_most, mut unknown, probe, .. } = told;
+    pub(super) fn new(told: GlobalAnswer, model: &str) -> Self {
+        let GlobalAnswer { length, levels, rest_at_most, mut unknown, probe, .. } = told;
         let mut sites = HashMap::new();
         for Level { at_least, at_most, sites: names } in levels {
             sites.extend(names.into_iter().map(|name| (name, (at_least, at_most))));
@@ -62,7 +62,7 @@ impl Bounds {
         Self { model: model.to_owned(), sites, rest_at_most, unknown, probe }
     }
 
-    /// No site has anything.
+    /// Returns the bounds where no site has anything.
     pub(super) fn nobody(question: Question<'_>) -> Self {
         Self {
             model: question.model.to_owned(),
@@ -73,7 +73,7 @@ impl Bounds {
         }
     }
 
-    /// At least and at most, in tokens; None if the site may have anything.
+    /// Tokens that a site has at least and at most; None if it may have anything.
     pub(crate) fn of(&self, site: &str) -> Option<(u32, u32)> {
         match self.sites.get(site) {
             Some(bounds) => Some(*bounds),
@@ -82,18 +82,18 @@ impl Bounds {
         }
     }
 
-    /// What decisions go by: what each site surely has. One that may have anything counts as having nothing.
-    pub(crate) fn held(&self, engines: &[Arc<Engine>], block_size: u32) -> Vec<Held> {
+    /// Returns what decisions go by: what each site surely has. One that may have anything counts as having nothing.
+    pub(crate) fn held(&self, engines: &[Arc<Engine>], block_size: u32) -> Vec<RankDepths> {
         let mut held = Vec::new();
         for engine in engines {
             let blocks = self.of(&engine.name).map_or(0, |(at_least, _)| at_least / block_size.max(1));
             let ids = engine.ids.get().into_iter().flatten().filter(|_| blocks > 0);
-            held.extend(ids.map(|id| Held { number: id.0, device: blocks, host: blocks, any: blocks }));
+            held.extend(ids.map(|id| RankDepths { number: id.0, device: blocks, host: blocks, any: blocks }));
         }
         held
     }
 
-    /// Of these sites, for programs.
+    /// Returns the bounds of these sites in JSON, for programs.
     pub(crate) fn to_json<'a>(&self, names: impl Iterator<Item = &'a str>) -> Value {
         let one = |name: &str| {
             let bounds = self.of(name);

@@ -4,13 +4,14 @@
 //! |---|---|
 //! | `mod.rs` | questions: which sites can hold how much of a prompt |
 //! | `bounds.rs` | what it answers |
-//! | `reports.rs` | what it is told after a request: what the site's engine had cached |
+//! | `claims.rs`, `reports.rs` | what it is told after a request: what the site's engine had cached |
 //!
 //! A question never holds a request up for longer than `global_timeout`. One that takes longer goes on by itself, so that
 //! its connection is there for the next one; after several in a row that came to nothing there is a pause without
 //! questions, in which requests are placed by load.
 
 mod bounds;
+mod claims;
 mod reports;
 
 use std::sync::Arc;
@@ -23,25 +24,26 @@ use serde_json::Value;
 use tokio_rustls::rustls::ClientConfig;
 
 pub(crate) use self::bounds::Bounds;
-use self::bounds::Told;
+use self::bounds::GlobalAnswer;
+pub(crate) use self::claims::{Claim, run};
+pub(crate) use self::reports::REPORTED;
 use self::reports::Reports;
-pub(crate) use self::reports::{Claim, REPORTED, run};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig};
-use crate::elsewhere::{JSON, Question, post, service_at};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::remote_service::{JSON, Question, post, service_at};
 
-/// How long a question may go on after nobody waits for it any more.
+/// The longest time that a question may take, even if nobody waits for it any more.
 const LIMIT: Duration = Duration::from_secs(5);
 /// Questions in a row that came to nothing, until there is a pause.
 const FAILURES: u32 = 3;
 /// The pause, in milliseconds.
 const PAUSE: u64 = 1000;
-/// How long a connection is kept without a question. The service keeps it for longer.
+/// Time for which a connection is kept without a question. The service keeps it for longer.
 const IDLE: Duration = Duration::from_secs(30);
 
-/// What comes of questions.
+/// The outcomes of questions.
 pub(crate) const ANSWERS: [&str; 6] =
     ["answered", "unanswered", "refused", "unknown_keyspace", "other_block_size", "not_asked"];
 const ANSWERED: usize = 0;
@@ -62,11 +64,11 @@ pub(crate) struct Global {
     pub(crate) questions: [AtomicU64; ANSWERS.len()],
     /// Questions in a row that came to nothing.
     failures: AtomicU32,
-    /// When it is asked again, in milliseconds.
+    /// Time from which the service is asked again, in milliseconds.
     asked_again: AtomicU64,
-    /// Whether it was said that it does not answer.
+    /// True if it was said that the service does not answer.
     is_away: AtomicBool,
-    /// Whether it was said that it refuses, or has blocks of another size.
+    /// True if it was said that the service refuses, or has blocks of another size.
     has_complained: AtomicBool,
     pub(crate) reports: Reports,
 }
@@ -97,7 +99,7 @@ impl Global {
         })
     }
 
-    /// Which sites can hold how much of a prompt: None if nobody says so in time.
+    /// Asks which sites can hold how much of a prompt: None if nobody says so in time.
     pub(crate) async fn look_up(&self, shard: usize, question: Question<'_>) -> Option<Arc<Bounds>> {
         let (result, bounds) = self.ask(shard, question).await;
         self.questions[result].fetch_add(1, Relaxed);
@@ -136,7 +138,7 @@ impl Global {
             // No site has anything of the model.
             return (UNKNOWN_KEYSPACE, Some(Bounds::nobody(question)));
         }
-        let told = status.is_success().then(|| serde_json::from_slice::<Told>(&answer).ok()).flatten();
+        let told = status.is_success().then(|| serde_json::from_slice::<GlobalAnswer>(&answer).ok()).flatten();
         let Some(told) = told else {
             self.complain(|| {
                 let said: String = String::from_utf8_lossy(&answer).chars().take(300).collect();

@@ -1,26 +1,17 @@
-//! What the service above sites is told after a request: how many tokens the site's engine had cached, beside what the
+//! Reports to the service above sites after requests: how many tokens the site's engine had cached, beside what the
 //! site had claimed. So a site that claims more than it has is doubted there, and gets no more requests by its claims.
 //!
 //! A request's end only puts the report into a bounded queue; one task sends them.
 
+use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
-use std::time::Duration;
 
 use serde::Serialize;
-use serde_json::Value;
 use tokio::sync::mpsc;
-
-use super::Global;
-use crate::elsewhere::{JSON, post};
-use crate::lock;
 
 /// Reports that may wait.
 const QUEUE: usize = 1024;
-/// Within which one must be taken.
-const LIMIT: Duration = Duration::from_secs(5);
-
-/// What becomes of placed requests whose site's bounds were asked for.
+/// The outcomes of placed requests whose site's bounds were asked for.
 pub(crate) const REPORTED: [&str; 9] = [
     "compared",
     "nothing_claimed",
@@ -32,22 +23,22 @@ pub(crate) const REPORTED: [&str; 9] = [
     "refused",
     "unknown_site",
 ];
-const COMPARED: usize = 0;
-const NOTHING_CLAIMED: usize = 1;
-const NOT_FINISHED: usize = 2;
-const NO_USAGE: usize = 3;
-const OTHER_TOKENS: usize = 4;
-const QUEUE_FULL: usize = 5;
-const NOT_TAKEN: usize = 6;
-const REFUSED: usize = 7;
-const UNKNOWN_SITE: usize = 8;
+pub(super) const COMPARED: usize = 0;
+pub(super) const NOTHING_CLAIMED: usize = 1;
+pub(super) const NOT_FINISHED: usize = 2;
+pub(super) const NO_USAGE: usize = 3;
+pub(super) const OTHER_TOKENS: usize = 4;
+pub(super) const QUEUE_FULL: usize = 5;
+pub(super) const NOT_TAKEN: usize = 6;
+pub(super) const REFUSED: usize = 7;
+pub(super) const UNKNOWN_SITE: usize = 8;
 
 /// Reports on their way.
 pub(crate) struct Reports {
-    /// By [`REPORTED`].
+    /// Requests by [`REPORTED`].
     pub(crate) counts: [AtomicU64; REPORTED.len()],
-    queue: mpsc::Sender<Report>,
-    waiting: Mutex<Option<mpsc::Receiver<Report>>>,
+    pub(super) queue: mpsc::Sender<Report>,
+    pub(super) waiting: Mutex<Option<mpsc::Receiver<Report>>>,
 }
 
 impl Default for Reports {
@@ -58,98 +49,18 @@ impl Default for Reports {
 }
 
 impl Reports {
-    fn count(&self, what: usize) {
+    pub(super) fn count(&self, what: usize) {
         self.counts[what].fetch_add(1, Relaxed);
     }
 }
 
 #[derive(Serialize)]
-struct Report {
-    model_name: String,
-    routing_group: String,
-    site: String,
-    at_least: u32,
-    at_most: u32,
-    was: u32,
-    by_engine: bool,
-}
-
-/// What a site had claimed of a prompt that went there, until its engine says what it had cached. A claim that is dropped
-/// is of a request that did not finish.
-pub(crate) struct Claim {
-    global: Arc<Global>,
-    model: String,
-    site: Arc<str>,
-    /// None: the site might have anything.
-    pub(crate) bounds: Option<(u32, u32)>,
-    is_over: bool,
-}
-
-impl Claim {
-    pub(crate) fn new(global: &Arc<Global>, model: &str, site: &Arc<str>, bounds: Option<(u32, u32)>) -> Self {
-        Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
-    }
-
-    /// The request has ended well, and the engine had so many tokens cached, if it says so. `is_other`: of another prompt,
-    /// as it counts other tokens.
-    pub(crate) fn ended(mut self, cached: Option<u32>, is_other: bool) {
-        self.is_over = true;
-        let reports = &self.global.reports;
-        let (at_least, at_most, was) = match (self.bounds, cached) {
-            (None | Some((0, _)), _) => return reports.count(NOTHING_CLAIMED),
-            _ if is_other => return reports.count(OTHER_TOKENS),
-            (_, None) => return reports.count(NO_USAGE),
-            (Some((least, most)), Some(was)) => (least, most, was),
-        };
-        let report = Report {
-            model_name: self.model.clone(),
-            routing_group: self.global.routing_group.clone(),
-            site: self.site.to_string(),
-            at_least,
-            at_most,
-            was,
-            by_engine: true,
-        };
-        if reports.queue.try_send(report).is_err() {
-            reports.count(QUEUE_FULL);
-        }
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        if !self.is_over {
-            self.global.reports.count(NOT_FINISHED);
-        }
-    }
-}
-
-/// Sends reports for as long as the router lives.
-pub(crate) async fn run(global: Arc<Global>) {
-    let Some(mut waiting) = lock(&global.reports.waiting).take() else { return };
-    let mut has_complained = false;
-    while let Some(report) = waiting.recv().await {
-        let Ok(body) = serde_json::to_vec(&report) else { continue };
-        let sending = post(&global.at, global.own_shard, "/sites/compare", JSON, &body);
-        let result = match tokio::time::timeout(LIMIT, sending).await {
-            Ok(Ok((status, answer))) if status.is_success() => {
-                let known = serde_json::from_slice::<Value>(&answer).ok().and_then(|said| said["known"].as_bool());
-                if known == Some(true) { COMPARED } else { UNKNOWN_SITE }
-            }
-            // Nobody has sent digests since it began.
-            Ok(Ok((_, answer))) if super::code(&answer).as_deref() == Some("unknown_keyspace") => UNKNOWN_SITE,
-            Ok(Ok((status, _))) => {
-                if !std::mem::replace(&mut has_complained, true) {
-                    tracing::warn!(
-                        %status,
-                        "the service at global_url refuses what engines had cached, so sites that claim too much are not \
-                         found out: it needs the admin key"
-                    );
-                }
-                REFUSED
-            }
-            Ok(Err(_)) | Err(_) => NOT_TAKEN,
-        };
-        global.reports.count(result);
-    }
+pub(super) struct Report {
+    pub(super) model_name: String,
+    pub(super) routing_group: String,
+    pub(super) site: String,
+    pub(super) at_least: u32,
+    pub(super) at_most: u32,
+    pub(super) was: u32,
+    pub(super) by_engine: bool,
 }

@@ -6,9 +6,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
+use super::dialect::{Dialect, Reading};
+use super::facts::AnswerFacts;
 use super::generated::is_generated;
-use super::usage::{Scan, Told, told};
-use super::{Dialect, Reading, Seen};
+use super::stop::Reason;
+use super::usage::{Scan, UsageNumbers, told};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -17,19 +19,20 @@ const MAX_LINE: usize = 256 << 10;
 #[derive(Debug)]
 pub(crate) struct Events {
     reading: Reading,
-    seen: Seen,
-    told: Told,
+    seen: AnswerFacts,
+    told: UsageNumbers,
+    reason: Reason,
     /// Events with data, whatever they carry.
     count: u64,
     /// The beginning of a line, whose end has not come yet.
     partial: BytesMut,
     /// The rest of a line that is too long to wait for its end.
     long: Option<Scan>,
-    /// Whether the last line that left was an empty one, so that no event is open.
+    /// True if the last line that left was an empty one, so that no event is open.
     between: bool,
-    /// Whether the line that ends a hidden event has still to come.
+    /// True if the line that ends a hidden event has still to come.
     is_hiding: bool,
-    /// Whether the event that is open is the last one.
+    /// True if the event that is open is the last one.
     is_last: bool,
 }
 
@@ -37,8 +40,9 @@ impl Events {
     pub(super) fn new(reading: Reading) -> Self {
         Self {
             reading,
-            seen: Seen::default(),
-            told: Told::default(),
+            seen: AnswerFacts::default(),
+            told: UsageNumbers::default(),
+            reason: Reason::default(),
             count: 0,
             partial: BytesMut::new(),
             long: None,
@@ -48,8 +52,8 @@ impl Events {
         }
     }
 
-    pub(super) fn seen(&self) -> Seen {
-        Seen { usage: self.told.usage(), ..self.seen }
+    pub(super) fn seen(&self) -> AnswerFacts {
+        AnswerFacts { usage: self.told.usage(), stop: self.reason.stop(), ..self.seen }
     }
 
     pub(super) fn hides(&self) -> bool {
@@ -96,7 +100,7 @@ impl Events {
         self.look(lines)
     }
 
-    /// The beginning of a line that is too long; its usage is looked for as the rest passes.
+    /// Lets the beginning of a line go that is too long; its usage is looked for as the rest passes.
     fn let_go(&mut self) -> Bytes {
         let line = self.partial.split().freeze();
         self.between = false;
@@ -105,6 +109,7 @@ impl Events {
             // What is that long has been generated, be it before.
             self.seen.events = self.seen.events.saturating_add(1);
         }
+        self.reason.look(&line, self.reading.dialect);
         let mut scan = Scan::default();
         scan.pass(&line);
         self.long = Some(scan);
@@ -164,9 +169,7 @@ impl Events {
         if self.seen.events > 0 || is_generated(data, self.reading.dialect) {
             self.seen.events = self.seen.events.saturating_add(1);
         }
-        if !self.seen.finished && names_value(data, b"\"finish_reason\":") {
-            self.seen.finished = true;
-        }
+        self.seen.finished |= self.reason.look(data, self.reading.dialect);
         self.is_last |= ends(data, self.reading.dialect);
         let Some(usage) = told(data) else { return false };
         self.told.merge(usage);
@@ -177,9 +180,13 @@ impl Events {
         let open = if self.between { "" } else { "\n" };
         let (error, end) = match self.reading.dialect {
             Dialect::Responses => {
-                let number = self.count;
-                let error = json!({ "type": "error", "code": code, "message": message, "param": null, "sequence_number": number });
-                (error, "")
+                // Twice: as the API's documents have it, and in `error`, for which SDKs raise an exception.
+                let mut event = json!({ "type": "error", "code": code, "message": message, "param": null });
+                let mut error = event.clone();
+                error["type"] = "upstream_error".into();
+                event["sequence_number"] = self.count.into();
+                event["error"] = error;
+                (event, "")
             }
             Dialect::Messages => (json!({ "type": "error", "error": { "type": "api_error", "message": message } }), ""),
             Dialect::Chat | Dialect::Other => {
@@ -200,11 +207,6 @@ fn ends(text: &[u8], dialect: Dialect) -> bool {
         _ => text[..at].trim_ascii().is_empty(),
     };
     dialect != Dialect::Chat && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
-}
-
-/// Whether `name` is there with a value that is not null.
-fn names_value(text: &[u8], name: &[u8]) -> bool {
-    memmem::find_iter(text, name).any(|at| !text[at + name.len()..].trim_ascii_start().starts_with(b"null"))
 }
 
 /// True if a chunk is of no choice.
@@ -287,7 +289,10 @@ mod tests {
         for (dialect, expected) in [
             (
                 Dialect::Responses,
-                r#"{"code":"engine_failed","message":"gone","param":null,"sequence_number":2,"type":"error"}"#,
+                concat!(
+                    r#"{"code":"engine_failed","error":{"code":"engine_failed","message":"gone","param":null,"#,
+                    r#""type":"upstream_error"},"message":"gone","param":null,"sequence_number":2,"type":"error"}"#
+                ),
             ),
             (Dialect::Messages, r#"{"error":{"message":"gone","type":"api_error"},"type":"error"}"#),
         ] {

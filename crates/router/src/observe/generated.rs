@@ -1,4 +1,4 @@
-//! Which events of a stream carry something that the model has generated.
+//! Finds the events of a stream that carry something that the model has generated.
 //!
 //! Engines send events before the first token: a role, `response.created`, `message_start`, a ping. Whoever takes the
 //! first of those for the first token takes the engine for many times faster than it is. So the events up to the first
@@ -9,7 +9,7 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{Dialect, read};
+use super::dialect::{Dialect, read};
 
 /// An event, in any dialect.
 #[derive(Default, Deserialize)]
@@ -53,7 +53,7 @@ struct Choice<'a> {
     logprobs: Option<&'a RawValue>,
 }
 
-/// What has been generated since the last event, by the names of all dialects.
+/// The text and calls generated since the last event, by the names of all dialects.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Delta<'a> {

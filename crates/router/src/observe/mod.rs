@@ -1,105 +1,63 @@
-//! What an answer says of itself on its way to the client: how many tokens it has, how many were cached, why it ended.
+//! Reads what an answer says of itself on its way to the client: how many tokens it has, how many were cached, why it
+//! ended.
 //!
 //! Nothing is parsed but the `usage` objects themselves, and the events of a stream up to the first token.
 
+mod dialect;
 mod events;
+mod facts;
 mod generated;
+mod stop;
 mod usage;
 
 use bytes::Bytes;
-use kvatlas_prompt::Endpoint;
-use serde::Deserialize;
-use serde_json::value::RawValue;
 
+pub(crate) use dialect::{Dialect, Reading};
 pub(crate) use events::Events;
+pub(crate) use facts::AnswerFacts;
+use stop::Reason;
+pub(crate) use stop::Stop;
 use usage::Scan;
 pub(crate) use usage::Usage;
-
-/// What an answer was seen to say.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Seen {
-    pub(crate) usage: Usage,
-    /// Events of a stream from the first one that carries a token.
-    pub(crate) events: u32,
-    /// Whether it said why it ended.
-    pub(crate) finished: bool,
-    /// Whether it is over by its own account.
-    pub(crate) over: bool,
-}
-
-/// The API that gives a stream its form.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Dialect {
-    /// Chunks with choices, and `[DONE]`: chats and completions.
-    Chat,
-    /// `/v1/responses`.
-    Responses,
-    /// `/v1/messages`.
-    Messages,
-    /// Any, at a path that is not known to have a prompt.
-    Other,
-}
-
-/// How an answer is to be read.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading {
-    /// The API that it is of.
-    pub(crate) dialect: Dialect,
-    /// Whether chunks with nothing but `usage` are kept from the client, who has not asked for them.
-    pub(crate) hides_usage: bool,
-}
 
 /// Looks at an answer while it passes.
 #[derive(Debug)]
 pub(crate) enum Observer {
     /// An event stream.
     Events(Events),
-    /// JSON.
-    Whole(Whole),
+    /// A JSON text.
+    Whole(WholeAnswer),
     /// Something else.
     Blind,
 }
 
 /// An answer that comes as a whole.
-#[derive(Debug, Default)]
-pub(crate) struct Whole {
+#[derive(Debug)]
+pub(crate) struct WholeAnswer {
     scan: Scan,
-}
-
-impl Dialect {
-    /// That of the answers at an endpoint.
-    pub(crate) fn of(endpoint: Option<Endpoint>) -> Self {
-        match endpoint {
-            Some(Endpoint::Responses) => Self::Responses,
-            Some(Endpoint::Messages) => Self::Messages,
-            Some(_) => Self::Chat,
-            None => Self::Other,
-        }
-    }
-}
-
-impl Default for Reading {
-    fn default() -> Self {
-        Self { dialect: Dialect::Chat, hides_usage: false }
-    }
+    reason: Reason,
+    dialect: Dialect,
 }
 
 impl Observer {
-    /// For an answer of this type.
+    /// Makes the observer for an answer of this type.
     pub(crate) fn of(content_type: Option<&[u8]>, reading: Reading) -> Self {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
-            kind if starts(kind, b"application/json") => Self::Whole(Whole::default()),
+            kind if starts(kind, b"application/json") => {
+                Self::Whole(WholeAnswer { scan: Scan::default(), reason: Reason::default(), dialect: reading.dialect })
+            }
             _ => Self::Blind,
         }
     }
 
-    /// What of `data` can go to the client now.
+    /// Returns the part of `data`, and of what was held back, that can go to the client now.
     pub(crate) fn pass(&mut self, data: Bytes) -> Bytes {
         match self {
             Self::Events(events) => events.pass(data),
             Self::Whole(whole) => {
                 whole.scan.pass(&data);
+                whole.reason.pass(&data, whole.dialect);
                 data
             }
             Self::Blind => data,
@@ -111,7 +69,7 @@ impl Observer {
         !matches!(self, Self::Blind)
     }
 
-    /// What was held back, at the end of an answer that is whole.
+    /// Returns what was held back, at the end of an answer that is whole.
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.rest(),
@@ -127,17 +85,20 @@ impl Observer {
         }
     }
 
-    /// Whether anything may be kept from the client.
+    /// True if anything may be kept from the client.
     pub(crate) fn hides(&self) -> bool {
         matches!(self, Self::Events(events) if events.hides())
     }
 
-    /// What was seen, at the end.
-    pub(crate) fn seen(&self) -> Seen {
+    /// Returns what was seen, at the end.
+    pub(crate) fn seen(&self) -> AnswerFacts {
         match self {
             Self::Events(events) => events.seen(),
-            Self::Whole(whole) => Seen { usage: whole.scan.told.usage(), finished: true, over: true, events: 0 },
-            Self::Blind => Seen::default(),
+            Self::Whole(whole) => {
+                let (usage, stop) = (whole.scan.told.usage(), whole.reason.stop());
+                AnswerFacts { usage, stop, finished: true, over: true, events: 0 }
+            }
+            Self::Blind => AnswerFacts::default(),
         }
     }
 
@@ -160,11 +121,6 @@ impl Observer {
 
 fn starts(kind: &[u8], wanted: &[u8]) -> bool {
     kind.get(..wanted.len()).is_some_and(|start| start.eq_ignore_ascii_case(wanted))
-}
-
-/// A value, if it is there and of that type.
-fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
-    serde_json::from_str(raw?.get()).ok()
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! How many tokens an answer says that it has, wherever in it that stands.
+//! Finds how many tokens an answer says that it has, wherever in it that stands.
 
 use std::sync::LazyLock;
 
@@ -6,7 +6,7 @@ use memchr::memmem::{self, Finder};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::read;
+use super::dialect::read;
 
 const NAME: &[u8] = b"\"usage\"";
 static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
@@ -17,17 +17,17 @@ const MOST: usize = 8 << 10;
 /// Tokens, as an engine counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
-    /// Of the prompt, cached or not.
+    /// Tokens of the prompt, cached or not.
     pub(crate) prompt: Option<u32>,
-    /// Of those, the ones that were in its cache.
+    /// Tokens of the prompt that were in the engine's cache.
     pub(crate) cached: Option<u32>,
-    /// Generated.
+    /// Tokens that were generated.
     pub(crate) output: Option<u32>,
 }
 
-/// What `usage` objects said so far, number by number. Streams of `/v1/messages` have several, each with some of them.
+/// Numbers that the `usage` objects said so far. Streams of `/v1/messages` have several, each with some of them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Told {
+pub(super) struct UsageNumbers {
     /// `prompt_tokens`, or `input_tokens`.
     prompt: Option<u32>,
     /// `cached_tokens` among the details: part of `prompt`.
@@ -38,7 +38,7 @@ pub(super) struct Told {
     output: Option<u32>,
 }
 
-impl Told {
+impl UsageNumbers {
     /// Takes over all numbers that another one has.
     pub(super) fn merge(&mut self, new: Self) {
         let Self { prompt, cached, read, created, output } = new;
@@ -65,7 +65,7 @@ impl Told {
 }
 
 /// The last `usage` object in a text that is whole.
-pub(super) fn told(text: &[u8]) -> Option<Told> {
+pub(super) fn told(text: &[u8]) -> Option<UsageNumbers> {
     let at = memmem::rfind(text, NAME)?;
     parse(&text[at + NAME.len()..]).ok()
 }
@@ -73,11 +73,11 @@ pub(super) fn told(text: &[u8]) -> Option<Told> {
 /// Looks for `usage` objects in JSON that passes piece by piece, of which nothing else is kept.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
-    pub(super) told: Told,
+    pub(super) told: UsageNumbers,
     /// The last bytes that passed, among which a name may have begun.
     tail: [u8; NAME.len() - 1],
     tail_len: usize,
-    /// What stands behind a name, while its object is not whole.
+    /// The text behind a name, while its object is not whole.
     open: Option<Vec<u8>>,
 }
 
@@ -108,7 +108,7 @@ impl Scan {
         let text = &text[..text.len().min(MOST)];
         match parse(text) {
             Ok(told) => self.told.merge(told),
-            Err(Bad::NotWhole) if text.len() < MOST => self.open = Some(text.to_vec()),
+            Err(UsageFault::NotWhole) if text.len() < MOST => self.open = Some(text.to_vec()),
             Err(_) => {}
         }
     }
@@ -127,30 +127,30 @@ impl Scan {
     }
 }
 
-/// Why there is no `usage` object.
-enum Bad {
-    /// It may come yet.
+/// Reason why there is no `usage` object.
+enum UsageFault {
+    /// The object may come yet.
     NotWhole,
-    /// It is null, or something else.
+    /// The value is null, or something else.
     Other,
 }
 
 /// The object behind a name.
-fn parse(text: &[u8]) -> Result<Told, Bad> {
+fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
     let object = match text.trim_ascii_start() {
-        [] => return Err(Bad::NotWhole),
+        [] => return Err(UsageFault::NotWhole),
         [b':', rest @ ..] => rest.trim_ascii_start(),
-        _ => return Err(Bad::Other),
+        _ => return Err(UsageFault::Other),
     };
     match object.first() {
-        None => return Err(Bad::NotWhole),
+        None => return Err(UsageFault::NotWhole),
         Some(b'{') => {}
-        Some(_) => return Err(Bad::Other),
+        Some(_) => return Err(UsageFault::Other),
     }
     match serde_json::Deserializer::from_slice(object).into_iter::<Object<'_>>().next() {
         Some(Ok(object)) => Ok(object.told()),
-        Some(Err(error)) if error.is_eof() => Err(Bad::NotWhole),
-        _ => Err(Bad::Other),
+        Some(Err(error)) if error.is_eof() => Err(UsageFault::NotWhole),
+        _ => Err(UsageFault::Other),
     }
 }
 
@@ -184,12 +184,12 @@ struct Details<'a> {
 }
 
 impl Object<'_> {
-    fn told(&self) -> Told {
+    fn told(&self) -> UsageNumbers {
         let details = |raw| read::<Details<'_>>(raw).and_then(|details| read(details.cached_tokens));
         let prompt_tokens = read::<u32>(self.prompt_tokens);
         let cached = details(self.prompt_tokens_details).or_else(|| details(self.input_tokens_details));
         let read_tokens = read::<u32>(self.cache_read_input_tokens);
-        Told {
+        UsageNumbers {
             prompt: prompt_tokens.or_else(|| read(self.input_tokens)),
             // Beside `prompt_tokens`, which are all of them, the names of Anthropic's mean the same as the details.
             cached: cached.or(read_tokens.filter(|_| prompt_tokens.is_some())),
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     fn usage(text: &str) -> Option<Usage> {
-        told(text.as_bytes()).map(Told::usage)
+        told(text.as_bytes()).map(UsageNumbers::usage)
     }
 
     #[test]
@@ -233,7 +233,7 @@ mod tests {
 
     #[test]
     fn numbers_of_several_objects_are_put_together_as_one() {
-        let mut all = Told::default();
+        let mut all = UsageNumbers::default();
         all.merge(told(br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":160,"output_tokens":0}}"#).unwrap());
         all.merge(told(br#"{"usage":{"input_tokens":5,"output_tokens":7}}"#).unwrap());
         assert_eq!(all.usage(), Usage { prompt: Some(165), cached: Some(160), output: Some(7) });

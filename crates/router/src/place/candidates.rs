@@ -1,4 +1,4 @@
-//! Who may take a request.
+//! Finds the engines that may take a request.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,17 +6,16 @@ use std::time::Duration;
 use hyper::StatusCode;
 use kvatlas_routing as core;
 
-use super::choose::refused;
 use crate::config::Role;
-use crate::engine::{Engine, Standing};
+use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
-use crate::prompts::Known;
+use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
 
 /// The ranks of engines that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
-    known: &Known,
+    known: &RequestFacts,
     role: Role,
     tried: &[Arc<Engine>],
 ) -> Result<Vec<core::WorkerId>, Refusal> {
@@ -26,23 +25,30 @@ pub(super) fn candidates(
     let serves = |engine: &Engine| {
         may(engine) && engine.does(role) && model.is_none_or(|model| engine.models.load().serves(model))
     };
-    let with = |standing: fn(Standing) -> bool| -> Vec<core::WorkerId> {
+    let with = |standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
+        let mut failing: Vec<core::WorkerId> = Vec::new();
         for engine in engines.iter().filter(|engine| serves(engine) && standing(engine.health.standing())) {
-            let can_hand_over = role == Role::Both || !engine.config.awaits_kind;
+            let is_part = role != Role::Both && engine.config.role != Role::Both;
+            let can_hand_over = !is_part || engine.handover().is_some();
             if can_hand_over && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
-                ids.extend(engine.ids.get().into_iter().flatten());
+                let of = if engine.recent.is_failing() { &mut failing } else { &mut ids };
+                of.extend(engine.ids.get().into_iter().flatten());
             }
+        }
+        // If more than half of them fail, it is rather something that they share, or the requests.
+        if failing.len() > ids.len() {
+            ids.append(&mut failing);
         }
         ids.sort_unstable();
         ids
     };
-    let up = with(|standing| standing == Standing::Up);
+    let up = with(|standing| standing == HealthState::Up);
     if !up.is_empty() {
         return Ok(up);
     }
     // Evidence against all of them is more likely to be wrong than all of them are: somebody has to try.
-    let others = with(|standing| matches!(standing, Standing::Down | Standing::Failing | Standing::Silent));
+    let others = with(|standing| matches!(standing, HealthState::Down | HealthState::Failing | HealthState::Silent));
     if !others.is_empty() {
         return Ok(others);
     }
@@ -62,16 +68,26 @@ pub(super) fn candidates(
 }
 
 /// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
-pub(super) fn keeper(fleet: &Fleet, known: &Known) -> Option<core::WorkerId> {
+pub(super) fn keeper(fleet: &Fleet, known: &RequestFacts) -> Option<core::WorkerId> {
     let engine = fleet.engine(known.only.as_deref()?)?;
-    if engine.health.standing() != Standing::Draining {
+    if engine.health.standing() != HealthState::Draining {
         return None;
     }
     engine.ids.get()?.first().copied()
 }
 
-/// The decision core's number for a worker's rank.
-pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
-    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
+/// Makes the refusal that a client gets when the decision core places its request nowhere.
+pub(super) fn refused(why: core::Refusal) -> Refusal {
+    let message = match why {
+        core::Refusal::NoWorker => "no engine takes requests at present",
+        core::Refusal::QueueFull => "all engines are fully loaded, and the router's queue is full",
+        core::Refusal::Displaced => {
+            "all engines are fully loaded, the router's queue is full, and a request of higher priority took this one's place"
+        }
+        core::Refusal::QueueTimeout => {
+            "all engines are fully loaded, and the request waited in the router for the longest time allowed"
+        }
+    };
+    let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
 }

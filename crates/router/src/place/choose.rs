@@ -4,28 +4,29 @@ use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
-use hyper::StatusCode;
+use kvatlas_follow::lookup::RankDepths;
 use kvatlas_routing as core;
-use kvatlas_service::lookup::Held;
 use tokio::sync::mpsc;
 
-use super::candidates::{candidates, keeper, row};
-use super::waiting::{News, Ticket, Waiter};
+use super::candidates::{candidates, keeper, refused};
+use super::holding::look_up;
+use super::waiter::{News, Waiter};
 use super::{Core, Placement, Places};
 use crate::app::App;
 use crate::clock::seconds;
 use crate::config::Role;
-use crate::decisions::{Explained, Record, unix_seconds};
-use crate::elsewhere::{Elsewhere, Looked, Question};
+use crate::decisions::{Explanation, Record, unix_seconds};
 use crate::engine::Engine;
+use crate::external_index::{ExternalIndex, LookupResult};
 use crate::fleet::Fleet;
 use crate::global::{Bounds, Claim};
-use crate::prompts::Known;
+use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
+use crate::remote_service::Question;
 
 thread_local! {
-    /// What a lookup found, kept for its memory.
-    static HELD: RefCell<Vec<Held>> = const { RefCell::new(Vec::new()) };
+    /// The results of a lookup, kept for their memory.
+    static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Engines go while requests are placed on them: those are placed again, so many times with a pause in between.
@@ -33,22 +34,47 @@ const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A decision, what was weighed for it, and what the service above sites said.
-type Decided = (core::Decision, Option<Explained>, Option<Arc<Bounds>>);
+type Decided = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
 
-/// What became of a request to place.
-enum Chosen {
+/// The candidates for a request that is not sent.
+pub(crate) struct Outlook {
+    pub(crate) explained: Explanation,
+    /// Blocks that each candidate holds, if there was an index to ask.
+    pub(crate) held: Option<Vec<core::Depth>>,
+    /// The words of the service above sites on them.
+    pub(crate) bounds: Option<Arc<Bounds>>,
+}
+
+/// Result for a request to place.
+enum ChoiceResult {
     Placed(Decided),
     Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
     NoWorker,
 }
 
+/// A request that waits in the router. If it is dropped, so is its place in the queue.
+struct Ticket<'a> {
+    places: &'a Places,
+    id: Option<core::RequestId>,
+}
+
+impl Drop for Ticket<'_> {
+    fn drop(&mut self) {
+        if let Some(id) = self.id {
+            let mut core = self.places.core();
+            core.tickets.remove(&id.0);
+            core.router.fail(id, seconds());
+        }
+    }
+}
+
 impl Places {
-    /// An engine for a request, not one of `tried` if there is another.
+    /// Chooses an engine for a request, not one of `tried` if there is another.
     pub(crate) async fn choose(
         &self,
         app: &App,
         shard: usize,
-        known: &Known,
+        known: &RequestFacts,
         role: Role,
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
@@ -59,9 +85,9 @@ impl Places {
                 None => {
                     let allowed = candidates(&app.fleet, known, role, tried)?;
                     match self.choose_or_wait(app, shard, known, &allowed).await? {
-                        Chosen::Placed(decided) => Some(decided),
-                        Chosen::Waits(id, news) => self.wait(app, known, role, tried, allowed, id, news).await?,
-                        Chosen::NoWorker => None,
+                        ChoiceResult::Placed(decided) => Some(decided),
+                        ChoiceResult::Waits(id, news) => self.wait(app, known, role, tried, allowed, id, news).await?,
+                        ChoiceResult::NoWorker => None,
                     }
                 }
             };
@@ -81,7 +107,7 @@ impl Places {
     }
 
     /// Places a request at the rank of an engine that is being drained, and keeps what the request goes on from.
-    fn place_at(&self, app: &App, known: &Known, rank: core::WorkerId) -> Option<core::Decision> {
+    fn place_at(&self, app: &App, known: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
             let looked = self.look_up(&app.fleet, known, held);
             let mut core = self.core();
@@ -98,10 +124,10 @@ impl Places {
         &self,
         app: &App,
         shard: usize,
-        known: &Known,
+        known: &RequestFacts,
         allowed: &[core::WorkerId],
-    ) -> Result<Chosen, Refusal> {
-        match app.elsewhere.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+    ) -> Result<ChoiceResult, Refusal> {
+        match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {
                 let looked = ask(elsewhere, app, shard, known).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
@@ -120,7 +146,7 @@ impl Places {
     async fn wait(
         &self,
         app: &App,
-        known: &Known,
+        known: &RequestFacts,
         role: Role,
         tried: &[Arc<Engine>],
         mut allowed: Vec<core::WorkerId>,
@@ -156,22 +182,21 @@ impl Places {
         }
     }
 
-    /// Whether somebody could be asked.
-    fn look_up(&self, fleet: &Fleet, known: &Known, held: &mut Vec<Held>) -> bool {
+    /// Looks up which engines hold a prompt. True if there was an index to ask.
+    fn look_up(&self, fleet: &Fleet, known: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
         let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
         let engines = fleet.engines();
-        let number = |worker: &str, rank: u32| row(&engines, worker, rank);
-        keyspace.look_up(&known.hashes, number, held);
+        look_up(keyspace, &known.hashes, &known.others, &engines, held);
         true
     }
 
     fn decide(
         &self,
-        known: &Known,
+        known: &RequestFacts,
         allowed: &[core::WorkerId],
-        held: Option<&Vec<Held>>,
+        held: Option<&Vec<RankDepths>>,
         bounds: Option<Arc<Bounds>>,
-    ) -> Result<Chosen, Refusal> {
+    ) -> Result<ChoiceResult, Refusal> {
         let request = request(known);
         let mut core = self.core();
         let now = seconds();
@@ -184,16 +209,16 @@ impl Places {
         let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
                 placed(router, unheard.as_mut(), &decision, known, now);
-                Ok(Chosen::Placed((decision, terms, bounds)))
+                Ok(ChoiceResult::Placed((decision, terms, bounds)))
             }
             core::Outcome::Waits(id) => {
                 let (waiter, hears) = Waiter::new(known, bounds);
                 tickets.insert(id.0, waiter);
-                Ok(Chosen::Waits(id, hears))
+                Ok(ChoiceResult::Waits(id, hears))
             }
             core::Outcome::Refused(why @ core::Refusal::NoWorker) => {
                 router.tries_again(why);
-                Ok(Chosen::NoWorker)
+                Ok(ChoiceResult::NoWorker)
             }
             core::Outcome::Refused(why) => Err(refused(why)),
         };
@@ -201,16 +226,11 @@ impl Places {
         chosen
     }
 
-    /// How the candidates for a request look, without any effect, and what the service above sites says of them.
-    pub(crate) async fn explain(
-        &self,
-        app: &App,
-        shard: usize,
-        known: &Known,
-    ) -> Result<(Explained, Option<Arc<Bounds>>), Refusal> {
+    /// Tells how the candidates for a request look, without any effect.
+    pub(crate) async fn explain(&self, app: &App, shard: usize, known: &RequestFacts) -> Result<Outlook, Refusal> {
         let allowed = candidates(&app.fleet, known, Role::Decode, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
-        let looked = match app.elsewhere.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        let looked = match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {
                 let looked = ask(elsewhere, app, shard, known).await;
                 let is_known = looked.is_some();
@@ -224,15 +244,17 @@ impl Places {
         let mut core = self.core();
         let Core { router, depths, .. } = &mut *core;
         fill(depths, looked.then_some(&held));
-        Ok((explain(router, &request(known), depths, &allowed, seconds()), bounds))
+        let found = router.explain(&request(known), depths, Some(&allowed), seconds());
+        let held = looked.then(|| found.workers.iter().map(|id| depths.get(id.0)).collect());
+        Ok(Outlook { explained: named(router, found), held, bounds })
     }
 
-    /// None: the engine has gone meanwhile.
+    /// Makes the placement that was decided. None: the engine has gone meanwhile.
     fn placement(
         &self,
         app: &App,
         (decision, terms, said): Decided,
-        known: &Known,
+        known: &RequestFacts,
         started: Instant,
     ) -> Option<Placement> {
         let Some(engine) = app.fleet.engine(&decision.name) else {
@@ -240,12 +262,14 @@ impl Places {
             return None;
         };
         let bounds = said.as_ref().and_then(|said| said.of(&engine.name));
-        let global = app.elsewhere.as_ref().and_then(Elsewhere::global);
+        let global = app.external_index.as_ref().and_then(ExternalIndex::global);
         let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
         app.counts.decision.add(took);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
+        // A prompt that is computed for another engine has no answer of its own.
+        let turn = known.turn.as_ref().filter(|_| engine.config.role != Role::Prefill);
         let record = (self.decisions.are_kept() || self.recorder.is_some()).then(|| {
             let record = Arc::new(Record {
                 number: decision.id.0,
@@ -262,6 +286,7 @@ impl Places {
                 micros,
                 bounds,
                 terms,
+                turn: turn.cloned(),
                 ended: OnceLock::new(),
             });
             self.decisions.push(record.clone());
@@ -286,6 +311,7 @@ impl Places {
             block_size: known.block_size,
             tokens: known.is_counted.then_some(known.tokens),
             media: known.media.clone(),
+            turn: turn.cloned(),
             first_token: OnceLock::new(),
             bounds,
             claim: Mutex::new(claim),
@@ -294,30 +320,33 @@ impl Places {
     }
 }
 
-/// What another process says of a prompt.
-async fn ask(elsewhere: &Elsewhere, app: &App, shard: usize, known: &Known) -> Option<Looked> {
+/// Asks another process what engines hold of a prompt.
+async fn ask(elsewhere: &ExternalIndex, app: &App, shard: usize, known: &RequestFacts) -> Option<LookupResult> {
     let engines = app.fleet.engines().clone();
     let model = known.model.as_deref().unwrap_or_default();
     let question = Question { model, block_size: known.block_size, hashes: &known.hashes };
     elsewhere.look_up(shard, question, &engines).await
 }
 
-fn request(known: &Known) -> core::Request<'_> {
+fn request(known: &RequestFacts) -> core::Request<'_> {
     core::Request {
         tokens: known.tokens,
         block_size: known.block_size,
         content_hashes: &known.hashes,
         text: known.text.as_deref(),
-        session: known.session,
+        session: known.session.map(|name| name.key),
+        parent: known.session.and_then(|name| name.parent),
+        kind: known.turn.as_ref().map(|turn| turn.kind),
         max_tokens: known.max_tokens,
         priority: known.priority,
         answers: known.answers,
         number: 0,
+        waited: 0.0,
     }
 }
 
-/// What was found, in the form that the core takes; None: nobody looked.
-pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<Held>>) {
+/// Fills in what was found, in the form that the core takes. None: nobody looked.
+pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
     for held in held {
@@ -331,19 +360,24 @@ fn explain(
     depths: &core::Depths,
     allowed: &[core::WorkerId],
     now: f64,
-) -> Explained {
+) -> Explanation {
     let found = router.explain(request, depths, Some(allowed), now);
-    let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
-    let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
-    Explained { workers, cached_tokens: found.cached_tokens, terms: found.terms }
+    named(router, found)
 }
 
-/// What has to be noted of a request that goes to an engine.
+/// The candidates by their names and ranks.
+fn named(router: &core::Router, found: core::Explanation) -> Explanation {
+    let name = |id: &core::WorkerId| router.name(*id).map(|(name, rank)| (name.clone(), rank));
+    let workers = found.workers.iter().map(|id| name(id).unwrap_or_else(|| ("?".into(), 0))).collect();
+    Explanation { workers, cached_tokens: found.cached_tokens, terms: found.terms }
+}
+
+/// Notes what has to be noted of a request that goes to an engine.
 fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,
     decision: &core::Decision,
-    known: &Known,
+    known: &RequestFacts,
     now: f64,
 ) {
     // Nobody will tell of its first token.
@@ -353,20 +387,4 @@ fn placed(
     if let Some(unheard) = unheard {
         unheard.sent(decision.id.0, decision.worker.0, &known.hashes, now);
     }
-}
-
-/// What a client is told when the decision core places its request nowhere.
-pub(super) fn refused(why: core::Refusal) -> Refusal {
-    let message = match why {
-        core::Refusal::NoWorker => "no engine takes requests at present",
-        core::Refusal::QueueFull => "all engines are fully loaded, and the router's queue is full",
-        core::Refusal::Displaced => {
-            "all engines are fully loaded, the router's queue is full, and a request of higher priority took this one's place"
-        }
-        core::Refusal::QueueTimeout => {
-            "all engines are fully loaded, and the request waited in the router for the longest time allowed"
-        }
-    };
-    let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
-    Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
 }

@@ -4,14 +4,15 @@ use std::sync::Arc;
 
 use kvatlas_routing as core;
 
+use super::waiter::News;
 use super::{Core, Places};
 use crate::clock::seconds;
-use crate::engine::{Engine, Standing};
+use crate::engine::{Engine, HealthState};
 use crate::peers::Row;
 
 impl Places {
-    /// An engine will take requests, in the place of `replaced`, once requests can find it ([`Self::is_back`]). If that is the same engine with other settings,
-    /// the requests there and all that was learnt of it stay.
+    /// Adds an engine, in the place of `replaced`, which takes requests once they can find it ([`Self::is_back`]). If
+    /// `replaced` is the same engine with other settings, the requests there and all that was learnt of it stay.
     pub(crate) fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -31,7 +32,7 @@ impl Places {
                 }
             }
         }
-        if engine.health.standing() == Standing::Draining {
+        if engine.health.standing() == HealthState::Draining {
             for id in &ids {
                 core.router.drain_worker(*id);
             }
@@ -39,17 +40,17 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// An engine that requests can find now is new, or can be used again: those who wait learn of it.
+    /// Tells those who wait that an engine that requests can find now is new, or can be used again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
     }
 
-    /// An engine is gone.
+    /// Removes an engine that is gone.
     pub(crate) fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
     }
 
-    /// An engine takes nothing new, or does again.
+    /// Makes an engine take nothing new, or lets it do so again.
     pub(crate) fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
@@ -62,7 +63,7 @@ impl Places {
         core.fleet_changed();
     }
 
-    /// What an engine says of the rank at this place.
+    /// Takes in what an engine says of the load of its rank at this place.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -73,7 +74,7 @@ impl Places {
         }
     }
 
-    /// What this router has at each rank of each engine.
+    /// Returns what this router has at each rank of each engine.
     pub(crate) fn own_work(&self) -> Vec<Row> {
         let core = self.core();
         let workers = core.router.workers().map(|(id, _)| id);
@@ -84,7 +85,7 @@ impl Places {
         workers.filter_map(row).collect()
     }
 
-    /// What another router has there: of how many ranks that are known here.
+    /// Takes in what another router has at each rank. Returns the number of rows that count here.
     pub(crate) fn hear(&self, peer: u64, lasts: f64, rows: &[Row]) -> usize {
         let mut core = self.core();
         let now = seconds();
@@ -98,7 +99,7 @@ impl Places {
         heard
     }
 
-    /// What the index says of an engine's rank at this place can be trusted, or not.
+    /// Sets whether what the index says of an engine's rank at this place can be trusted.
     pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
@@ -107,7 +108,7 @@ impl Places {
 }
 
 impl Core {
-    /// An engine's ranks are gone, except those whose number `stays`.
+    /// Removes an engine's ranks, except those whose number `stays`.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
@@ -115,6 +116,16 @@ impl Core {
             if let Some(unheard) = &mut self.unheard {
                 unheard.left(id.0);
             }
+        }
+    }
+}
+
+impl Core {
+    /// Lets all who wait find out who may take them: each knows only the engines that there were when it came.
+    pub(super) fn fleet_changed(&self) {
+        for waiter in self.tickets.values() {
+            // Whoever does not listen any more gives its place back.
+            let _ = waiter.told.send(News::FleetChanged);
         }
     }
 }

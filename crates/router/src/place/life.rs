@@ -1,4 +1,4 @@
-//! What becomes of a request at its engine.
+//! Follows a request at its engine.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -8,10 +8,10 @@ use kvatlas_routing as core;
 use super::{OFF_BY, Placement, Places};
 use crate::clock::seconds;
 use crate::lock;
-use crate::observe::{Seen, Usage};
+use crate::observe::{AnswerFacts, Usage};
 
 impl Places {
-    /// The first token of a stream has come.
+    /// Notes that the first token of a stream has come.
     pub(crate) fn first_token(&self, placement: &Placement) {
         let _ = placement.first_token.set(Instant::now());
         let mut core = self.core();
@@ -20,13 +20,13 @@ impl Places {
         self.call(&core);
     }
 
-    /// So many tokens more have come.
+    /// Notes that so many tokens more have come.
     pub(crate) fn progress(&self, placement: &Placement, tokens: u32) {
         self.core().router.progress(placement.id, tokens, seconds());
     }
 
-    /// A request is over, and well.
-    pub(crate) fn finish(&self, placement: &Placement, seen: Seen) {
+    /// Notes that a request is over, and well.
+    pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
         {
@@ -54,11 +54,11 @@ impl Places {
         if let Some(sent) = &placement.sent {
             sent.answered(&placement.engine.name, seen.usage);
         }
-        placement.ended("finished", &Usage { output, ..seen.usage });
+        placement.ended("finished", &Usage { output, ..seen.usage }, seen.stop);
         self.put_down(placement);
     }
 
-    /// Says once of each engine that it makes other tokens of prompts than the router.
+    /// Logs once of each engine that it makes other tokens of prompts than the router.
     fn tell_mismatch(&self, placement: &Placement, counted: u32) {
         let engine = &placement.engine.name;
         if lock(&self.mismatched).insert(engine.clone()) {
@@ -72,12 +72,12 @@ impl Places {
         }
     }
 
-    /// A request has failed at an engine.
+    /// Notes that a request has failed at an engine.
     pub(crate) fn fail(&self, placement: &Placement) {
         self.end(placement, "failed");
     }
 
-    /// A client has given a request up.
+    /// Notes that a client has given a request up.
     pub(crate) fn cancel(&self, placement: &Placement) {
         self.end(placement, "cancelled");
     }
@@ -91,11 +91,11 @@ impl Places {
         }
         self.call(&core);
         drop(core);
-        placement.ended(how, &Usage::default());
+        placement.ended(how, &Usage::default(), None);
         self.put_down(placement);
     }
 
-    /// Into the record of decisions, if one is kept.
+    /// Puts the request into the record of decisions, if one is kept.
     fn put_down(&self, placement: &Placement) {
         if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
             recorder.push(record.clone());
@@ -103,8 +103,8 @@ impl Places {
     }
 }
 
-/// What the engine had cached. vLLM says nothing where that is nothing: of one that has said something before, nothing is
-/// none.
+/// Prompt tokens that the engine had cached. vLLM says nothing where that is nothing: of one that has said something
+/// before, nothing is none.
 fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
     let says = placement.engine.counts.cached_tokens.load(Relaxed) > 0;
     usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))

@@ -1,10 +1,11 @@
-//! Where a request goes: the decision core, and what it has to be told.
+//! Decides where a request goes: the decision core, and what it has to be told.
 //!
 //! | file | what |
 //! |---|---|
 //! | `candidates.rs` | who may take a request |
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
-//! | `waiting.rs` | requests that wait in the router |
+//! | `holding.rs` | which engines hold a prompt |
+//! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
 //! | `placement.rs` | a request's place at an engine |
 //! | `life.rs` | what becomes of it there |
 //! | `engines.rs` | engines come, go and report |
@@ -12,8 +13,10 @@
 mod candidates;
 mod choose;
 mod engines;
+mod holding;
 mod life;
 mod placement;
+mod waiter;
 mod waiting;
 
 use std::collections::{HashMap, HashSet};
@@ -34,9 +37,9 @@ use crate::lock;
 use crate::prompts::Wants;
 use crate::record::Recorder;
 
-use waiting::Waiter;
+use waiter::Waiter;
 
-pub(crate) use candidates::row;
+pub(crate) use choose::Outlook;
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
@@ -45,13 +48,13 @@ const UNKNOWN_CACHE: usize = 16_384;
 /// Policies that look at nothing of the prompt.
 const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded", "session"];
 
-/// Decides.
+/// Decides where requests go.
 pub(crate) struct Places {
     core: Mutex<Core>,
     /// Calls the task that places those who wait.
     room: Notify,
     pub(crate) decisions: Decisions,
-    /// The file that they are written to, if there is one.
+    /// The file that decisions are written to, if there is one.
     pub(crate) recorder: Option<Recorder>,
     /// Engines of which it was said that they make other tokens of prompts than the router.
     mismatched: Mutex<HashSet<Arc<str>>>,
@@ -64,13 +67,13 @@ pub(crate) struct Places {
 struct Core {
     router: core::Router,
     depths: core::Depths,
-    /// What engines should hold by what was sent to them, where they do not tell.
+    /// Index of what engines should hold by what was sent to them, where they do not tell.
     unheard: Option<core::PredictedIndex>,
-    /// Who waits for a decision.
+    /// Requests that wait for a decision.
     tickets: HashMap<u64, Waiter>,
 }
 
-/// What a page wants to know of the decision core.
+/// Numbers of the decision core for a page.
 pub(crate) struct Summary {
     pub(crate) policy: String,
     pub(crate) in_flight: usize,
@@ -84,22 +87,21 @@ pub(crate) struct Summary {
 impl Places {
     /// `policy`: the caller's own, or else the one that the configuration names.
     pub(crate) fn new(config: &Config, policy: Option<Box<dyn core::Policy>>) -> Result<Self, Error> {
-        let given = |options: &serde_json::Map<String, Value>| {
-            core::Options::from_json(&Value::Object(options.clone()).to_string())
-        };
         let policy = match policy {
             Some(policy) => policy,
-            None => core::by_name(&config.policy, given(&config.policy_options)?, config.seed)?,
+            None => {
+                let options = Value::Object(config.policy_options.clone()).to_string();
+                core::by_name(&config.policy, core::Options::from_json(&options)?, config.seed)?
+            }
         };
-        let mut options = given(&config.routing.options)?;
-        let settings = core::Config::from_options(&mut options, config.seed, config.block_size)?;
-        options.finish("of the router")?;
         let settings = core::Config {
+            seed: config.seed,
+            block_size: config.block_size,
             session_ttl: config.session_ttl.as_secs_f64(),
-            queue_limit: config.routing.queue,
-            queue_timeout: config.routing.queue_timeout.as_secs_f64(),
+            queue_limit: config.queue,
+            queue_timeout: config.queue_timeout.as_secs_f64(),
             first_token_timeout: config.upstream.first_byte_timeout.as_secs_f64() + 60.0,
-            ..settings
+            ..core::Config::default()
         };
         let name = policy.name().to_owned();
         let hashes = policy.uses_index() || config.record.is_some();
@@ -122,7 +124,7 @@ impl Places {
         })
     }
 
-    /// What of a prompt is looked at.
+    /// The parts of a prompt that are looked at.
     pub(crate) fn wants(&self) -> Wants {
         self.wants
     }
@@ -131,7 +133,7 @@ impl Places {
         &self.policy
     }
 
-    /// What a page wants to know.
+    /// Returns the numbers for a page.
     pub(crate) fn summary(&self) -> Summary {
         let core = self.core();
         Summary {
@@ -184,7 +186,7 @@ fn open_record(path: &Path) -> Result<Recorder, Error> {
         .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
-/// What JSON can say.
+/// The number as JSON can say it; None if it is not finite.
 fn number(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }

@@ -7,13 +7,14 @@ use std::time::Instant;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
 
-use crate::decisions::{Ended, Record};
+use crate::decisions::{Outcome, Record};
 use crate::engine::Engine;
 use crate::global::Claim;
-use crate::learn::Sent;
+use crate::learn::SentPrompt;
 use crate::media::ModelMedia;
-use crate::observe::Usage;
-use crate::prompts::Known;
+use crate::observe::{AnswerFacts, Stop, Usage};
+use crate::prompts::RequestFacts;
+use crate::sessions::{Sessions, Turn};
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");
 const CACHED: HeaderName = HeaderName::from_static("x-kvatlas-cached-tokens");
@@ -26,14 +27,14 @@ const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 /// Upper bounds of the buckets for tokens by which a prediction was off.
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
-/// Why what an engine had cached was not what was expected.
+/// Reasons why what an engine had cached was not what was expected.
 pub(crate) const OFF_WHY: [&str; 5] =
     ["as_expected", "evicted_meanwhile", "not_yet_announced", "more_than_known", "template_mismatch"];
 
 /// An engine that takes a request. It is reserved there until one of the ways to end it is called.
 pub(crate) struct Placement {
     pub(crate) engine: Arc<Engine>,
-    /// What requests call its data-parallel rank, if it has several.
+    /// Number by which requests name the engine's data-parallel rank, if it has several.
     pub(crate) rank: Option<u32>,
     pub(super) id: core::RequestId,
     pub(super) cached: u32,
@@ -44,14 +45,16 @@ pub(crate) struct Placement {
     pub(super) block_size: u32,
     /// Tokens of the prompt that the service above sites said this one had, at least and at most.
     pub(super) bounds: Option<(u32, u32)>,
-    /// What that service is told after the answer. Whoever ends the request takes it.
+    /// Claim that that service is told of after the answer. Whoever ends the request takes it.
     pub(super) claim: Mutex<Option<Claim>>,
-    /// What the index may learn by the answer.
-    pub(super) sent: Option<Sent>,
+    /// Knowledge that the index may gain by the answer.
+    pub(super) sent: Option<SentPrompt>,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
-    /// What is not text in the prompt: the answer may tell how many tokens that is.
+    /// The parts of the prompt that are not text: the answer may tell how many tokens those are.
     pub(crate) media: Option<ModelMedia>,
+    /// The request as a part of its session.
+    pub(super) turn: Option<Arc<Turn>>,
     /// Prompt tokens that are expected not to be there.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,
@@ -80,16 +83,16 @@ impl Placement {
     }
 
     /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
-    pub(crate) fn uncached(&self, known: &Known) -> u32 {
+    pub(crate) fn uncached(&self, known: &RequestFacts) -> u32 {
         if known.hashes.is_empty() { known.tokens } else { self.uncached }
     }
 
-    /// How many prompt tokens the engine counts, if that proves that it makes other tokens of the prompt.
+    /// Prompt tokens that the engine counts, if that proves that it makes other tokens of the prompt.
     pub(super) fn mismatch(&self, usage: &Usage) -> Option<u32> {
         usage.prompt.filter(|counted| self.tokens.is_some_and(|tokens| tokens != *counted))
     }
 
-    /// Why what was cached is not what was expected, and by how many tokens.
+    /// Returns why what was cached is not what was expected, as a place in [`OFF_WHY`], and by how many tokens.
     pub(super) fn off_by(&self, cached: u32, is_mismatch: bool) -> (usize, u32) {
         let off = cached.abs_diff(self.cached);
         let why = match cached.cmp(&self.cached) {
@@ -102,13 +105,21 @@ impl Placement {
         (why, off)
     }
 
-    pub(super) fn ended(&self, how: &'static str, usage: &Usage) {
+    /// Notes in the request's session that its answer has ended.
+    pub(crate) fn answered(&self, sessions: &Sessions, seen: &AnswerFacts) {
+        if let Some(turn) = &self.turn {
+            sessions.end(turn, self.id.0, seen.stop);
+        }
+    }
+
+    pub(super) fn ended(&self, how: &'static str, usage: &Usage, stop: Option<Stop>) {
         let Some(record) = &self.record else { return };
         let since = |at: &Instant| at.duration_since(self.decided).as_secs_f64();
-        let _ = record.ended.set(Ended {
+        let _ = record.ended.set(Outcome {
             how,
             cached: usage.cached,
             output: usage.output,
+            stop,
             counted: self.mismatch(usage),
             first_token: self.first_token.get().map(since),
             took: self.decided.elapsed().as_secs_f64(),

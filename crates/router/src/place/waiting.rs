@@ -8,17 +8,14 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_routing as core;
-use kvatlas_service::state::Keyspace;
-use tokio::sync::mpsc;
 
-use super::candidates::row;
 use super::choose::fill;
-use super::{Core, Places};
+use super::waiter::{News, Prompt};
+use super::{Core, Places, holding};
 use crate::app::App;
 use crate::clock::seconds;
-use crate::elsewhere::{Looked, Question};
-use crate::global::Bounds;
-use crate::prompts::Known;
+use crate::external_index::LookupResult;
+use crate::remote_service::Question;
 
 /// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
 const TICK: Duration = Duration::from_millis(20);
@@ -27,64 +24,8 @@ const TICK: Duration = Duration::from_millis(20);
 const ASKED_AGAIN: Duration = Duration::from_millis(100);
 const ASKED_AT_ONCE: usize = 8;
 
-/// What is needed to look a prompt up again.
-#[derive(Clone)]
-struct Prompt {
-    model: Option<String>,
-    hashes: Arc<[u64]>,
-    block_size: u32,
-    keyspace: Option<Arc<Keyspace>>,
-}
-
-/// What a request hears while it waits.
-pub(super) enum News {
-    /// It waits no longer.
-    Decided(core::Outcome, Option<Arc<Bounds>>),
-    /// Other engines may take it now.
-    FleetChanged,
-}
-
-/// Who waits for a decision.
-pub(super) struct Waiter {
-    told: mpsc::UnboundedSender<News>,
-    prompt: Prompt,
-    looked: Instant,
-    /// What the service above sites said last.
-    bounds: Option<Arc<Bounds>>,
-}
-
-impl Waiter {
-    /// And where it hears of the decision.
-    pub(super) fn new(known: &Known, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
-        let (told, hears) = mpsc::unbounded_channel();
-        let prompt = Prompt {
-            model: known.model.clone(),
-            hashes: known.hashes.clone(),
-            block_size: known.block_size,
-            keyspace: known.keyspace.clone(),
-        };
-        (Self { told, prompt, looked: Instant::now(), bounds }, hears)
-    }
-}
-
-/// A request that waits in the router. If it is dropped, so is its place in the queue.
-pub(super) struct Ticket<'a> {
-    pub(super) places: &'a Places,
-    pub(super) id: Option<core::RequestId>,
-}
-
-impl Drop for Ticket<'_> {
-    fn drop(&mut self) {
-        if let Some(id) = self.id {
-            let mut core = self.places.core();
-            core.tickets.remove(&id.0);
-            core.router.fail(id, seconds());
-        }
-    }
-}
-
 impl Places {
-    /// There may be room for those who wait.
+    /// Notes that there may be room for those who wait.
     pub(super) fn call(&self, core: &Core) {
         if !core.tickets.is_empty() {
             self.room.notify_one();
@@ -105,7 +46,7 @@ impl Places {
 
     /// Places the one whose turn it is. False: there is no room, or nobody waits.
     async fn bind_one(&self, app: &Arc<App>) -> bool {
-        let stale = if app.elsewhere.is_some() { ASKED_AGAIN } else { Duration::ZERO };
+        let stale = if app.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
             let mut core = self.core();
             let Core { router, tickets, .. } = &mut *core;
@@ -153,16 +94,16 @@ impl Places {
     }
 }
 
-/// What engines hold of each of these prompts, as far as somebody says.
-async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Looked> {
+/// Looks up what engines hold of each of these prompts, as far as somebody says.
+async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
     let engines = app.fleet.engines().clone();
     let mut found = HashMap::new();
-    if app.elsewhere.is_none() {
+    if app.external_index.is_none() {
         for (number, prompt) in prompts {
             let Some(keyspace) = prompt.keyspace else { continue };
             let mut held = Vec::new();
-            keyspace.look_up(&prompt.hashes, |worker, rank| row(&engines, worker, rank), &mut held);
-            found.insert(number, Looked { held, bounds: None });
+            holding::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
+            found.insert(number, LookupResult { held, bounds: None });
         }
         return found;
     }
@@ -170,7 +111,7 @@ async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Lo
     for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE) {
         let (app, engines) = (app.clone(), engines.clone());
         asked.spawn(async move {
-            let elsewhere = app.elsewhere.as_ref()?;
+            let elsewhere = app.external_index.as_ref()?;
             let model = prompt.model.as_deref().unwrap_or_default();
             let question = Question { model, block_size: prompt.block_size, hashes: &prompt.hashes };
             Some((number, elsewhere.look_up(elsewhere.own_shard(), question, &engines).await?))
@@ -180,14 +121,4 @@ async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, Lo
         found.extend(answer.ok().flatten());
     }
     found
-}
-
-impl Core {
-    /// Has all who wait find out who may take them: each knows only the engines that there were when it came.
-    pub(super) fn fleet_changed(&self) {
-        for waiter in self.tickets.values() {
-            // Whoever does not listen any more gives its place back.
-            let _ = waiter.told.send(News::FleetChanged);
-        }
-    }
 }

@@ -1,4 +1,4 @@
-//! How often a request is sent, and what its failures say of engines.
+//! Counts how often a request is sent, and judges engines by its failures.
 //!
 //! An engine that closes a connection without an answer may have done what was asked, and may have died of it. So a request
 //! that changes something is not sent again once it has been sent, and one that only generates goes to one more engine.
@@ -11,18 +11,19 @@ use std::sync::atomic::Ordering::Relaxed;
 use hyper::header::HeaderValue;
 
 use crate::app::App;
+use crate::counts::GIVEN_UP;
 use crate::engine::{Engine, Fault};
 use crate::refusal::Refusal;
 
-/// How often a request is sent where it may have been acted on without an answer.
+/// Number of times that a request is sent where it may have been acted on without an answer.
 const SENDS: u32 = 2;
 
-/// Why a request is not sent again.
+/// Reason why a request is not sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GivenUp {
-    /// It may have been acted on, and would be twice.
+pub(crate) enum LastAttempt {
+    /// The request may have been acted on, and would be twice.
     NotRepeatable,
-    /// It was sent twice in vain.
+    /// The request was sent twice in vain.
     SentTwice,
     /// The setting allows no more.
     NoRetriesLeft,
@@ -30,10 +31,7 @@ pub(crate) enum GivenUp {
     NoOtherEngine,
 }
 
-/// All of [`GivenUp`], in order.
-pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
-
-impl GivenUp {
+impl LastAttempt {
     /// Counts and logs a request that gets no answer from an engine. `id`: its name.
     pub(crate) fn count(self, app: &App, id: Option<&HeaderValue>, why: &Refusal) {
         app.counts.given_up[self as usize].fetch_add(1, Relaxed);
@@ -51,9 +49,9 @@ impl GivenUp {
 /// A request's attempts to be answered.
 pub(crate) struct Attempts {
     repeatable: bool,
-    /// How often it may still be tried, whatever happens.
+    /// Number of times that the request may still be tried, whatever happens.
     left: u32,
-    /// How often it was sent and not answered.
+    /// Number of times that the request was sent and not answered.
     lost: u32,
     /// Engines that were asked in vain.
     tried: Vec<Arc<Engine>>,
@@ -69,12 +67,17 @@ impl Attempts {
         Self { repeatable, left: retries, lost: 0, tried: Vec::new(), suspects: Vec::new(), stale: None }
     }
 
+    /// One attempt at another engine than this one, which still works on the request.
+    pub(crate) fn beside(engine: Arc<Engine>) -> Self {
+        Self { tried: vec![engine], ..Self::new(true, 0) }
+    }
+
     /// Engines that are not asked again.
     pub(crate) fn tried(&self) -> &[Arc<Engine>] {
         &self.tried
     }
 
-    /// True if it may be tried again after this. Another engine is better, if there is one.
+    /// True if the request may be tried again after this. Another engine is better, if there is one.
     pub(crate) fn may_go_on_after(&self, fault: &Fault) -> bool {
         self.why_not(fault, self.lost + u32::from(fault.may_have_been_sent())).is_none()
     }
@@ -84,9 +87,9 @@ impl Attempts {
         !self.repeatable || self.lost > 0
     }
 
-    /// It failed at `engine`, perhaps because of `suspect`, which is the same one or works for that. None: it may be tried
-    /// again.
-    pub(crate) fn failed(&mut self, engine: &Arc<Engine>, suspect: &Arc<Engine>, fault: &Fault) -> Option<GivenUp> {
+    /// Notes that the request failed at `engine`, perhaps because of `suspect`, which is the same one or works for it.
+    /// Returns why the request is not sent again; None if it may be tried again.
+    pub(crate) fn failed(&mut self, engine: &Arc<Engine>, suspect: &Arc<Engine>, fault: &Fault) -> Option<LastAttempt> {
         self.lose(suspect, fault);
         let why_not = self.why_not(fault, self.lost);
         self.stale = (*fault == Fault::Stale).then(|| engine.clone());
@@ -96,7 +99,7 @@ impl Attempts {
         why_not
     }
 
-    /// It failed at an engine.
+    /// Notes that the request failed at an engine.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
         if fault.may_have_been_sent() {
             self.lost += 1;
@@ -106,28 +109,29 @@ impl Attempts {
         }
     }
 
-    /// True if it was sent as often as it may be.
+    /// True if the request was sent as often as it may be.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost >= SENDS
     }
 
-    /// Nobody else can take it. True if the engine that closed a kept connection can be asked once more.
+    /// Lets the engine that closed a kept connection be asked once more, as nobody else can take the request. False if
+    /// there is no such engine.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
         self.tried.retain(|engine| !Arc::ptr_eq(engine, &stale));
         true
     }
 
-    /// An engine has answered it: those that did not have failed.
+    /// Notes that an engine has answered the request: those that did not have failed.
     pub(crate) fn answered(&mut self) {
         self.suspects.drain(..).for_each(|engine| engine.blame());
     }
 
-    fn why_not(&self, fault: &Fault, lost: u32) -> Option<GivenUp> {
+    fn why_not(&self, fault: &Fault, lost: u32) -> Option<LastAttempt> {
         match () {
-            () if !self.repeatable && !matches!(fault, Fault::Connect(_)) => Some(GivenUp::NotRepeatable),
-            () if lost >= SENDS => Some(GivenUp::SentTwice),
-            () if self.left == 0 && *fault != Fault::Stale => Some(GivenUp::NoRetriesLeft),
+            () if !self.repeatable && !matches!(fault, Fault::Connect(_)) => Some(LastAttempt::NotRepeatable),
+            () if lost >= SENDS => Some(LastAttempt::SentTwice),
+            () if self.left == 0 && *fault != Fault::Stale => Some(LastAttempt::NoRetriesLeft),
             () => None,
         }
     }
@@ -149,13 +153,13 @@ mod tests {
         assert_eq!(attempts.failed(&engine, &engine, &refused), None);
         assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), None);
         assert!(attempts.needs_new_connection() && !attempts.is_lost());
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::FirstByte), Some(GivenUp::SentTwice));
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::FirstByte), Some(LastAttempt::SentTwice));
         let mut attempts = Attempts::new(true, 0);
         assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), None, "that was the connection's age");
         assert!(attempts.go_back() && attempts.tried().is_empty() && !attempts.go_back());
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), Some(GivenUp::SentTwice));
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), Some(LastAttempt::SentTwice));
         let mut attempts = Attempts::new(true, 0);
-        assert_eq!(attempts.failed(&engine, &engine, &refused), Some(GivenUp::NoRetriesLeft));
+        assert_eq!(attempts.failed(&engine, &engine, &refused), Some(LastAttempt::NoRetriesLeft));
     }
 
     #[test]
@@ -164,6 +168,6 @@ mod tests {
         let mut attempts = Attempts::new(false, 2);
         assert!(attempts.needs_new_connection() && !attempts.may_go_on_after(&Fault::Busy(503)));
         assert_eq!(attempts.failed(&engine, &engine, &Fault::Connect(String::new())), None);
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), Some(GivenUp::NotRepeatable));
+        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), Some(LastAttempt::NotRepeatable));
     }
 }

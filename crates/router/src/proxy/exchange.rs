@@ -56,13 +56,13 @@ pub(crate) struct Patience<'a> {
 }
 
 impl<'a> Patience<'a> {
-    /// It begins now.
+    /// Begins the wait.
     pub(crate) fn new(app: &App, engine: &'a Engine) -> Self {
         let until = Instant::now() + app.config.upstream.first_byte_timeout;
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// What comes of it, or why it is not waited for any longer.
+    /// Returns what comes of `work`, or why it is not waited for any longer.
     pub(crate) async fn wait<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
         let mut work = pin!(work);
         let short = self.until.min(Instant::now() + SHORT);

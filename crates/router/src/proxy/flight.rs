@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::app::App;
 use crate::engine::{Engine, Fault};
-use crate::observe::{Seen, Usage};
+use crate::observe::{AnswerFacts, Usage};
 use crate::place::Placement;
 
 /// Tokens of a stream after which the decision core is told of them.
@@ -16,7 +16,7 @@ const PROGRESS: u32 = 32;
 pub(crate) struct Flight {
     app: Arc<App>,
     placement: Placement,
-    /// Whether the engine refused the request.
+    /// True if the engine refused the request.
     refused: bool,
     arrived: Instant,
     has_byte: bool,
@@ -46,14 +46,14 @@ impl Flight {
         self.refused
     }
 
-    /// Another engine that works for this one has refused the request.
+    /// Notes that another engine that works for this one has refused the request.
     pub(crate) fn refused_elsewhere(&mut self) {
         self.refused = true;
         self.engine().health.unknown();
-        self.done(Seen::default());
+        self.done(AnswerFacts::default());
     }
 
-    /// A piece of the answer's body came.
+    /// Notes that a piece of the answer's body came.
     pub(crate) fn heard(&mut self) {
         self.placement.engine.heard();
         if !self.has_byte {
@@ -62,7 +62,7 @@ impl Flight {
         }
     }
 
-    /// So many tokens of a stream have come, as far as can be seen.
+    /// Notes that so many tokens of a stream have come, as far as can be seen.
     pub(crate) fn generated(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
@@ -75,7 +75,7 @@ impl Flight {
         }
     }
 
-    /// The head of an answer came, with this status.
+    /// Notes that the head of an answer came, with this status.
     pub(crate) fn answered(&mut self, status: u16) {
         self.refused = status >= 400;
         let class = usize::from(status / 100).clamp(1, 5) - 1;
@@ -86,13 +86,13 @@ impl Flight {
         }
     }
 
-    /// The engine keeps its answer under this name.
+    /// Notes that the engine keeps its answer under this name.
     pub(crate) fn stored(&self, id: &str) {
-        self.app.stored.insert(id, &self.engine().name);
+        self.app.answer_engines.insert(id, &self.engine().name);
     }
 
-    /// The answer is whole.
-    pub(crate) fn done(&mut self, seen: Seen) {
+    /// Notes that the answer is whole.
+    pub(crate) fn done(&mut self, seen: AnswerFacts) {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
@@ -107,13 +107,14 @@ impl Flight {
             if self.refused {
                 self.app.places.fail(&self.placement);
             } else {
+                self.placement.answered(&self.app.sessions, &seen);
                 self.app.places.finish(&self.placement, seen);
             }
         }
     }
 
-    /// The answer broke off.
-    pub(crate) fn broke(&mut self, fault: &Fault, _seen: Seen) {
+    /// Notes that the answer broke off.
+    pub(crate) fn broke(&mut self, fault: &Fault, _seen: AnswerFacts) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
@@ -123,7 +124,7 @@ impl Flight {
         }
     }
 
-    /// There is no answer.
+    /// Notes that there is no answer.
     pub(crate) fn failed(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
@@ -133,7 +134,7 @@ impl Flight {
         }
     }
 
-    /// What a fault says of the engine.
+    /// Notes in the engine's health what a fault says of it.
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {

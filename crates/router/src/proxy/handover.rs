@@ -3,83 +3,50 @@
 //! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
 //! SGLang: both are asked at once, with a room in which they meet.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_LENGTH, HeaderMap};
-use hyper::{Response, StatusCode};
-use serde_json::value::RawValue;
+use hyper::StatusCode;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
 use super::exchange::{Patience, exchange};
+use super::fields::{Fields, with};
 use super::flight::Flight;
-use super::headers::{Outgoing, strip};
-use crate::answer::Answer;
+use super::headers::EngineRequest;
+use super::leg::{Leg, PrefillResult, Verdict};
 use crate::app::App;
 use crate::config::{Handover, Role};
-use crate::control::whole;
-use crate::engine::{Engine, Fault};
+use crate::engine::{Engine, Fault, whole};
 use crate::names;
-use crate::observe::{Observer, Reading, Seen};
-use crate::prompts::Known;
+use crate::observe::{AnswerFacts, Observer, Reading};
+use crate::prompts::RequestFacts;
 
-/// What prefill has come to before decode is asked.
-pub(crate) enum Prepared {
+/// The state that prefill has come to before decode is asked.
+pub(crate) enum PrefillState {
     /// The decode engine gets this.
     Body(Bytes),
-    /// The same, while the prefill engine is at work: if that fails, so does the request there.
+    /// The decode engine gets this while the prefill engine is at work: if that fails, so does the request there.
     Meanwhile(Bytes, Leg),
     /// No prefill engine has done it: the decode engine computes the prompt itself.
     Alone,
 }
 
-/// A prefill engine at work. If it is dropped, the work ends there too.
-pub(crate) struct Leg {
-    pub(crate) engine: Arc<Engine>,
-    work: Option<tokio::task::JoinHandle<Result<Prefilled, Fault>>>,
-}
-
-/// The end of a prefill engine's work.
-enum Prefilled {
-    /// It has computed the prompt, and said this.
-    Done(Vec<u8>),
-    /// It refused the request itself, as the decode engine would.
-    Refused(Verdict),
-}
-
-/// An answer of status 4xx: it is about the request, not about the engine.
-pub(crate) struct Verdict {
-    status: StatusCode,
-    headers: HeaderMap,
-    body: Vec<u8>,
-}
-
-/// Why the decode engine's answer is not waited for any longer.
-pub(crate) enum Ended {
-    /// Something went wrong, there or at the prefill engine.
-    Failed(Fault),
-    /// The prefill engine refused the request.
-    Refused(Verdict),
-}
-
-type Fields<'a> = BTreeMap<String, &'a RawValue>;
-
-/// Has a prompt computed by a prefill engine, as the decode engine wants it.
+/// Lets a prefill engine compute a prompt, as the decode engine wants it.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
     app: &Arc<App>,
     shard: usize,
-    outgoing: &Outgoing<'_>,
+    outgoing: &EngineRequest<'_>,
     body: &Bytes,
-    known: &Known,
+    known: &RequestFacts,
     decode: &Engine,
     arrived: Instant,
     attempts: &mut Attempts,
-) -> Prepared {
-    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return Prepared::Alone };
+) -> PrefillState {
+    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return PrefillState::Alone };
+    let Some(handover) = decode.handover() else { return PrefillState::Alone };
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     while tried.len() <= app.config.upstream.retries as usize {
         let Ok(placement) = app.places.choose(app, shard, known, Role::Prefill, &tried).await else { break };
@@ -91,9 +58,9 @@ pub(crate) async fn prepare(
             break;
         }
         let flight = Flight::new(app.clone(), placement, arrived);
-        match decode.config.handover {
+        match handover {
             Handover::Vllm => {
-                let Some(asked) = vllm_prefill(&fields) else { return Prepared::Alone };
+                let Some(asked) = vllm_prefill(&fields) else { return PrefillState::Alone };
                 let fresh = attempts.needs_new_connection();
                 match first(app, shard, outgoing, asked, flight, fresh).await {
                     // The decode engine gets the request as the client wrote it, and has the last word.
@@ -107,7 +74,7 @@ pub(crate) async fn prepare(
                             break;
                         };
                         return with(&fields, [("kv_transfer_params", parameters.clone())])
-                            .map_or(Prepared::Alone, Prepared::Body);
+                            .map_or(PrefillState::Alone, PrefillState::Body);
                     }
                     Err(fault) => {
                         attempts.lose(&engine, &fault);
@@ -124,77 +91,24 @@ pub(crate) async fn prepare(
                     &fields,
                     [
                         ("bootstrap_host", json!(engine.address.host)),
-                        ("bootstrap_port", json!(engine.config.bootstrap_port)),
+                        ("bootstrap_port", json!(engine.bootstrap_port())),
                         ("bootstrap_room", json!(room)),
                     ],
                 );
-                let Some(both) = fields else { return Prepared::Alone };
+                let Some(both) = fields else { return PrefillState::Alone };
                 let mut head = Vec::new();
                 outgoing.write(&engine, rank, both.len(), &mut head);
                 let fresh = attempts.needs_new_connection();
                 let work = beside(app.clone(), shard, head, both.clone(), flight, fresh);
-                return Prepared::Meanwhile(both, Leg { engine, work: Some(tokio::spawn(work)) });
+                return PrefillState::Meanwhile(both, Leg { engine, work: Some(tokio::spawn(work)) });
             }
         }
     }
-    Prepared::Alone
+    PrefillState::Alone
 }
 
-/// What a decode engine answers, unless the prefill engine that it waits for fails first, or refuses the request.
-pub(crate) async fn beside_prefill<T>(
-    answered: impl Future<Output = Result<T, Fault>>,
-    prefill: &mut Option<Leg>,
-) -> Result<T, Ended> {
-    let mut answered = std::pin::pin!(answered);
-    if let Some(work) = prefill.as_mut().and_then(|leg| leg.work.as_mut()) {
-        tokio::select! {
-            biased;
-            answer = answered.as_mut() => return answer.map_err(Ended::Failed),
-            done = work => {
-                *prefill = None;
-                match done {
-                    Ok(Ok(Prefilled::Done(_))) => {}
-                    Ok(Ok(Prefilled::Refused(verdict))) => return Err(Ended::Refused(verdict)),
-                    Ok(Err(fault)) => {
-                        return Err(Ended::Failed(Fault::Prefill { sent: fault.may_have_been_sent() }));
-                    }
-                    Err(_) => return Err(Ended::Failed(Fault::Prefill { sent: true })),
-                }
-            }
-        }
-    }
-    answered.await.map_err(Ended::Failed)
-}
-
-impl Leg {
-    /// Lets it come to its end: the decode engine has what it needs of it.
-    pub(crate) fn let_finish(mut self) {
-        self.work = None;
-    }
-}
-
-impl Drop for Leg {
-    fn drop(&mut self) {
-        if let Some(work) = &self.work {
-            work.abort();
-        }
-    }
-}
-
-impl Verdict {
-    /// The same answer, for the client.
-    pub(crate) fn response(mut self) -> Response<Answer> {
-        strip(&mut self.headers);
-        self.headers.remove(CONTENT_LENGTH);
-        let mut response = Response::new(Answer::Full(self.body.into()));
-        *response.status_mut() = self.status;
-        *response.headers_mut() = self.headers;
-        response
-    }
-}
-
-impl Prepared {
-    /// Its place among [`PREPARED`].
+impl PrefillState {
+    /// The state's place among [`PREPARED`].
     pub(crate) fn number(&self) -> usize {
         match self {
             Self::Body(_) => 0,
@@ -204,19 +118,8 @@ impl Prepared {
     }
 }
 
-/// What prefill can come to, in order of its numbers.
+/// Names of the states that prefill can come to, in order of their numbers.
 pub(crate) const PREPARED: [&str; 3] = ["first", "meanwhile", "alone"];
-
-/// The body with some fields set.
-pub(super) fn with<const N: usize>(fields: &Fields<'_>, set: [(&str, Value); N]) -> Option<Bytes> {
-    let set: Vec<(&str, Box<RawValue>)> = set
-        .into_iter()
-        .map(|(name, value)| Some((name, serde_json::value::to_raw_value(&value).ok()?)))
-        .collect::<Option<_>>()?;
-    let mut fields: BTreeMap<&str, &RawValue> = fields.iter().map(|(name, value)| (&**name, *value)).collect();
-    fields.extend(set.iter().map(|(name, value)| (*name, &**value)));
-    serde_json::to_vec(&fields).ok().map(Bytes::from)
-}
 
 /// True if vLLM can go on from blocks of another engine for such a request: it hands over those of one prompt only, and
 /// its beam search asks for each token anew.
@@ -234,8 +137,8 @@ fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     !is_many && !is("use_beam_search", |value| *value == Value::Bool(true))
 }
 
-/// What a prefill engine of vLLM's is asked: the prompt, one token of one sequence, as a whole, its blocks kept for
-/// another. None if that is of no use.
+/// Makes the body that a prefill engine of vLLM's is sent: the prompt, one token of one sequence, as a whole, its
+/// blocks kept for another. None if that is of no use.
 fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
     if !can_be_handed_over(fields) {
         return None;
@@ -259,7 +162,7 @@ fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
 async fn first(
     app: &App,
     shard: usize,
-    outgoing: &Outgoing<'_>,
+    outgoing: &EngineRequest<'_>,
     body: Bytes,
     mut flight: Flight,
     fresh: bool,
@@ -268,10 +171,10 @@ async fn first(
     outgoing.write(flight.engine(), flight.placement().rank, body.len(), &mut head);
     let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
-        Prefilled::Done(body) => {
+        PrefillResult::Done(body) => {
             serde_json::from_slice(&body).map(Some).map_err(|_| Fault::Malformed("its body is not JSON"))
         }
-        Prefilled::Refused(_) => Ok(None),
+        PrefillResult::Refused(_) => Ok(None),
     });
     if let Err(fault) = &parsed {
         flight.failed(fault);
@@ -287,7 +190,7 @@ async fn beside(
     body: Bytes,
     mut flight: Flight,
     fresh: bool,
-) -> Result<Prefilled, Fault> {
+) -> Result<PrefillResult, Fault> {
     let answer = legwork(&app, shard, &head, &body, &mut flight, fresh).await;
     if let Err(fault) = &answer {
         flight.failed(fault);
@@ -302,7 +205,7 @@ async fn legwork(
     body: &[u8],
     flight: &mut Flight,
     fresh: bool,
-) -> Result<Prefilled, Fault> {
+) -> Result<PrefillResult, Fault> {
     let engine = flight.engine().clone();
     let patience = Patience::new(app, &engine);
     let (connection, answer) = exchange(app, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
@@ -314,8 +217,8 @@ async fn legwork(
         engine.pool.put(shard, connection);
     }
     if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
-        flight.done(Seen::default());
-        return Ok(Prefilled::Refused(Verdict { status, headers, body }));
+        flight.done(AnswerFacts::default());
+        return Ok(PrefillResult::Refused(Verdict { status, headers, body }));
     }
     if !status.is_success() {
         return Err(Fault::Busy(status.as_u16()));
@@ -326,7 +229,7 @@ async fn legwork(
     let mut observer = Observer::of(Some(b"application/json"), Reading::default());
     observer.pass(Bytes::from(body.clone()));
     flight.done(observer.seen());
-    Ok(Prefilled::Done(body))
+    Ok(PrefillResult::Done(body))
 }
 
 #[cfg(test)]

@@ -1,5 +1,8 @@
 //! Heads of requests, as engines get them: without what is between the client and the router only.
 
+use base64::Engine as _;
+use base64::alphabet::STANDARD;
+use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, EXPECT, HOST,
     HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
@@ -7,6 +10,7 @@ use hyper::header::{
 };
 use hyper::{Method, Uri};
 use kvatlas_http::Gate;
+use percent_encoding::percent_decode;
 
 use crate::engine::Engine;
 
@@ -14,6 +18,12 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
+
+/// Base64, with padding or without.
+const BASE64: GeneralPurpose = GeneralPurpose::new(
+    &STANDARD,
+    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
+);
 
 /// Headers that are for the next hop only (RFC 9110, 7.6.1), and those that are written anew for it.
 fn is_for_one_hop(name: &HeaderName) -> bool {
@@ -43,19 +53,43 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Takes the router's own keys out of a request's headers: no engine gets to know them.
-pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
+/// Takes the router's own keys out of a request's head: no engine gets to know them.
+pub(crate) fn hide_keys(headers: &mut HeaderMap, uri: &mut Uri, gate: &Gate) {
     if !gate.asks_for_key_to_change() {
         return;
+    }
+    if let Some(query) = uri.query().filter(|query| shows_key(query.as_bytes(), gate)) {
+        let pairs: Vec<&str> = query.split('&').filter(|pair| !shows_key(pair.as_bytes(), gate)).collect();
+        // A key that has the sign which separates pairs is in none of them.
+        let left = Some(pairs.join("&")).filter(|left| !left.is_empty() && !shows_key(left.as_bytes(), gate));
+        let path = left.map_or_else(|| uri.path().to_owned(), |left| format!("{}?{left}", uri.path()));
+        let mut parts = std::mem::take(uri).into_parts();
+        // The path was read from a request, and so is what is left of the query.
+        parts.path_and_query = path.parse().ok();
+        *uri = Uri::from_parts(parts).unwrap_or_default();
     }
     if gate.asks_for_key() {
         headers.remove(AUTHORIZATION);
     }
     let with_key: Vec<HeaderName> =
-        headers.iter().filter(|(_, value)| gate.has_key_in(value.as_bytes())).map(|(name, _)| name.clone()).collect();
+        headers.iter().filter(|(_, value)| shows_key(value.as_bytes(), gate)).map(|(name, _)| name.clone()).collect();
     for name in with_key {
         headers.remove(name);
     }
+}
+
+/// True if a text contains a key of the router, as it is or in an encoding that clients use for keys.
+fn shows_key(text: &[u8], gate: &Gate) -> bool {
+    if gate.has_key_in(text) {
+        return true;
+    }
+    if text.contains(&b'%') && gate.has_key_in(&percent_decode(text).collect::<Vec<u8>>()) {
+        return true;
+    }
+    // A user and a password (RFC 7617).
+    let Some((scheme, pair)) = text.split_at_checked(6) else { return false };
+    scheme.eq_ignore_ascii_case(b"basic ")
+        && BASE64.decode(pair.trim_ascii()).is_ok_and(|plain| gate.has_key_in(&plain))
 }
 
 /// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
@@ -144,6 +178,10 @@ fn make_harmless(headers: &mut HeaderMap) {
 
 /// True for types that no browser shows as a page.
 fn is_data(kind: &[u8]) -> bool {
+    // Of several types, browsers take the last.
+    if kind.contains(&b',') {
+        return false;
+    }
     let kind = kind.split(|byte| *byte == b';').next().unwrap_or_default().trim_ascii();
     kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
 }
@@ -163,18 +201,18 @@ pub(crate) fn strip(headers: &mut HeaderMap) {
 }
 
 /// A request, apart from its body.
-pub(crate) struct Outgoing<'a> {
+pub(crate) struct EngineRequest<'a> {
     pub(crate) method: &'a Method,
     pub(crate) uri: &'a Uri,
     pub(crate) headers: &'a HeaderMap,
-    /// Its name, where the client gave it none.
+    /// The request's name, where the client gave it none.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// Whether the answer's body must come as it is.
+    /// True if the answer's body must come as it is.
     pub(crate) plain: bool,
 }
 
-impl Outgoing<'_> {
-    /// As bytes for an engine, and for a rank of it if it has several.
+impl EngineRequest<'_> {
+    /// Writes the request's head as bytes for an engine, and for a rank of it if it has several.
     pub(crate) fn write(&self, engine: &Engine, rank: Option<u32>, body: usize, out: &mut Vec<u8>) {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         out.reserve(256 + path.len() + 48 * self.headers.len());
@@ -235,7 +273,7 @@ mod tests {
             headers.append(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
         let (method, uri) = (Method::POST, Uri::from_static("/v1/x?y=z"));
-        let outgoing = Outgoing { method: &method, uri: &uri, headers: &headers, id: None, plain: true };
+        let outgoing = EngineRequest { method: &method, uri: &uri, headers: &headers, id: None, plain: true };
         let mut out = Vec::new();
         outgoing.write(&engine, Some(3), 5, &mut out);
         let text = String::from_utf8(out).expect("ascii");
@@ -265,7 +303,15 @@ mod tests {
         let json = ("content-type", "application/json; charset=utf-8");
         assert!(!left(&[json, ("server", "uvicorn"), ("retry-after", "1"), ("x-accel-buffering", "no")]).1);
         assert!(!left(&[("content-type", "Text/Event-Stream")]).1);
-        for page in ["text/html", "image/svg+xml", "text/plain", "application/xml", "application/jsonp"] {
+        for page in [
+            "text/html",
+            "image/svg+xml",
+            "text/plain",
+            "application/xml",
+            "application/jsonp",
+            "application/json, text/html",
+            "application/json; charset=utf-8, text/html",
+        ] {
             assert_eq!(left(&[("content-type", page)]), ("content-type".to_owned(), true), "{page}");
         }
         assert!(left(&[]).1);

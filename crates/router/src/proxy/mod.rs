@@ -2,22 +2,26 @@
 //!
 //! ```text
 //! forward (reads the body, asks `place`, tries again) ──▶ headers (what an engine gets) ──▶ engine
-//!                                                     ◀── passing (the answer on its way) ── flight (what is counted)
+//!                                                     ◀── answer_body (on its way) ── flight (what is counted)
 //! ```
 
+mod answer_body;
 mod attempts;
 mod exchange;
+mod fields;
 mod flight;
 mod forward;
 mod handover;
 mod headers;
-mod passing;
+mod hedging;
+mod job;
+mod leg;
+mod token_bodies;
 mod tokens;
 mod usage;
 
-pub(crate) use self::attempts::GIVEN_UP;
+pub(crate) use self::answer_body::{AnswerBody, BodyError};
 pub(crate) use self::forward::{forward, read};
 pub(crate) use self::handover::PREPARED;
 pub(crate) use self::headers::REQUEST_ID;
-pub(crate) use self::passing::Passing;
 pub(crate) use self::tokens::{RESULTS, Tokens};

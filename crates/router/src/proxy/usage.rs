@@ -7,11 +7,11 @@ use bytes::Bytes;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::handover::with;
+use super::fields::with;
 
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 
-/// The body that asks for usage; none if it cannot be made. `has_options`: whether it has `stream_options`.
+/// Makes the body that asks for usage; None if it cannot be made. `has_options`: whether it has `stream_options`.
 pub(crate) fn asking(body: &[u8], has_options: bool) -> Option<Bytes> {
     if has_options {
         let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;

@@ -4,127 +4,21 @@
 //! change them for everybody (`/v1/load_lora_adapter`), and get new ones with each release.
 
 mod model;
+mod pattern;
 mod table;
 
 use hyper::Method;
 use kvatlas_http::Access;
-use kvatlas_prompt::Endpoint;
 
 pub(crate) use self::model::{ModelAt, of_query};
-pub(crate) use self::table::WELCOME;
-use self::table::{LISTED, LISTED_CHANGE, ROUTES, UNNAMED};
-
-/// A row of the table: some methods of a path.
-#[derive(Debug)]
-pub(crate) struct Route {
-    pub(crate) methods: Methods,
-    path: Pattern,
-    /// Which key it needs, where there are keys.
-    pub(crate) wants: Access,
-    pub(crate) to: To,
-    /// What it does, in a few words.
-    about: &'static str,
-}
-
-/// Who answers.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum To {
-    /// The router.
-    Own(Own),
-    /// An engine.
-    Engine(Forwarded),
-}
-
-/// What an engine is asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Forwarded {
-    /// What the body is, if it has a prompt that is read.
-    pub(crate) endpoint: Option<Endpoint>,
-    /// Where the body names the model.
-    pub(crate) model: ModelAt,
-    /// True if a POST leaves nothing behind at the engine: it may be sent again, though it was sent as a whole before.
-    pub(crate) repeats: bool,
-    pub(crate) allowed: Allowed,
-}
-
-/// When a path is forwarded at all.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Allowed {
-    Always,
-    /// If a client shows a key that allows changes, or the setting `forward` names the path.
-    ToAdmins,
-    /// If the setting `forward` names the path.
-    IfListed,
-}
-
-/// What the router answers itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Own {
-    Welcome,
-    Health,
-    Ready,
-    Version,
-    Metrics,
-    Workers,
-    Router,
-    Streams,
-    Decisions,
-    Models,
-    Model,
-    Page,
-    PageEvents,
-    PageDecision,
-    Explain,
-    Snapshot,
-    PeersWork,
-    AddEngine,
-    RemoveEngine,
-    Drain,
-    Undrain,
-}
-
-impl Own {
-    /// True if a body says what is to be done.
-    pub(crate) fn wants_body(self) -> bool {
-        matches!(self, Self::Explain | Self::PeersWork | Self::AddEngine)
-    }
-
-    /// True if a body must be JSON, where there is one.
-    pub(crate) fn takes_json(self) -> bool {
-        self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
-    }
-}
-
-impl Route {
-    /// The parameter in a path that matches, as it is written there.
-    pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
-        self.path.parameter(path.strip_suffix('/').unwrap_or(path)).unwrap_or_default()
-    }
-
-    /// True if a request may be sent again after an engine had it as a whole.
-    pub(crate) fn may_repeat(&self, method: &Method) -> bool {
-        match self.to {
-            // Some engines are changed by GET too.
-            To::Engine(forwarded) if forwarded.allowed != Allowed::Always => false,
-            To::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
-            To::Own(_) => false,
-        }
-    }
-
-    /// True for the row of the paths below `/v1/` that have no row of their own.
-    pub(crate) fn is_unnamed(&self) -> bool {
-        self.path.text == UNNAMED
-    }
-
-    /// True if it is answered at the door of administrators, without a key.
-    pub(crate) fn is_for_probes(&self) -> bool {
-        matches!(self.to, To::Own(Own::Health | Own::Ready | Own::Version | Own::Metrics))
-    }
-}
+use self::pattern::ANY;
+pub(crate) use self::pattern::Methods;
+pub(crate) use self::table::{ForwardCondition, ForwardRule, Route, RouterAnswer, To, WELCOME};
+use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 
 /// The route of a request.
 #[derive(Debug)]
-pub(crate) enum Found {
+pub(crate) enum RouteMatch {
     Route(&'static Route),
     /// There is such a path, for other methods: these.
     WrongMethod(Methods),
@@ -132,7 +26,7 @@ pub(crate) enum Found {
 }
 
 /// The route of a request. `listed`: the paths that the setting `forward` adds.
-pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> Found {
+pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch {
     let mut others = Methods(0);
     // A slash at the end does not count.
     let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path);
@@ -140,13 +34,13 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> Found {
         if let To::Engine(forwarded) = route.to {
             // Whoever stands before the engine may make another path of it, which nobody has allowed.
             if climbs(path) {
-                return Found::Unknown;
+                return RouteMatch::Unknown;
             }
             let is_out = match forwarded.allowed {
-                Allowed::Always => false,
+                ForwardCondition::Always => false,
                 // The setting says of a path that has no row of its own that it is like others.
-                Allowed::ToAdmins => route.is_unnamed() && is_listed(path, listed),
-                Allowed::IfListed => !is_listed(path, listed),
+                ForwardCondition::ToAdmins => route.is_unnamed() && is_listed(path, listed),
+                ForwardCondition::IfListed => !is_listed(path, listed),
             };
             if is_out {
                 continue;
@@ -157,12 +51,12 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> Found {
             break;
         }
         if route.methods.has(method) {
-            return Found::Route(route);
+            return RouteMatch::Route(route);
         }
         others.0 |= route.methods.0;
     }
     if others.0 > 0 {
-        return Found::WrongMethod(others);
+        return RouteMatch::WrongMethod(others);
     }
     if is_listed(path, listed) && !climbs(path) {
         // However it is written: an engine decodes it.
@@ -170,9 +64,9 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> Found {
         let is_change = |it: &Route| it.wants == Access::Admin && !it.is_unnamed() && it.path.is(&plain);
         let changes = plain != bare && ROUTES.iter().any(is_change);
         let route = if changes { &LISTED_CHANGE } else { &LISTED };
-        return if ANY.has(method) { Found::Route(route) } else { Found::WrongMethod(ANY) };
+        return if ANY.has(method) { RouteMatch::Route(route) } else { RouteMatch::WrongMethod(ANY) };
     }
-    if ANY.has(method) || *method == Method::OPTIONS { Found::Unknown } else { Found::WrongMethod(ANY) }
+    if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
 }
 
 /// True if the setting `forward` has a path, or a beginning of it that ends in `*`.
@@ -199,69 +93,6 @@ fn climbs(path: &str) -> bool {
     path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
 }
 
-/// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
-#[derive(Debug)]
-struct Pattern {
-    text: &'static str,
-    /// Bytes before the parameter, and behind it.
-    around: Option<(usize, usize)>,
-    is_rest: bool,
-}
-
-impl Pattern {
-    const fn new(text: &'static str) -> Self {
-        let bytes = text.as_bytes();
-        let (mut at, mut before, mut is_rest, mut around) = (0, 0, false, None);
-        while at < bytes.len() {
-            match bytes[at] {
-                b'{' => before = at,
-                b'*' => is_rest = true,
-                b'}' => around = Some((before, bytes.len() - at - 1)),
-                _ => {}
-            }
-            at += 1;
-        }
-        Self { text, around, is_rest }
-    }
-
-    fn is(&self, path: &str) -> bool {
-        self.parameter(path).is_some()
-    }
-
-    /// The parameter of a path that matches: an empty one if there is none.
-    fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
-        let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
-        let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
-        let found = path.strip_prefix(head)?.strip_suffix(tail)?;
-        (!found.is_empty() && (self.is_rest || !found.contains('/'))).then_some(found)
-    }
-}
-
-/// A set of methods.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Methods(u8);
-
-/// The methods that a route can have.
-const METHODS: [Method; 6] = [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
-
-const STREAM: Methods = Methods(1);
-const GET: Methods = Methods(1 | 2);
-const POST: Methods = Methods(4);
-const DELETE: Methods = Methods(32);
-const ANY: Methods = Methods(63);
-
-impl Methods {
-    pub(crate) fn has(self, method: &Method) -> bool {
-        METHODS.iter().position(|other| other == method).is_some_and(|at| self.0 & (1 << at) != 0)
-    }
-
-    /// As in a header `Allow`.
-    pub(crate) fn list(self) -> String {
-        let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
-        names.collect::<Vec<_>>().join(", ")
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -270,9 +101,9 @@ mod tests {
         let listed: Vec<String> = listed.iter().map(|&path| path.to_owned()).collect();
         let method = Method::from_bytes(method.as_bytes()).expect("a method");
         match find(&method, path, &listed) {
-            Found::Unknown => "404".to_owned(),
-            Found::WrongMethod(methods) => format!("405 {}", methods.list()),
-            Found::Route(route) => match route.to {
+            RouteMatch::Unknown => "404".to_owned(),
+            RouteMatch::WrongMethod(methods) => format!("405 {}", methods.list()),
+            RouteMatch::Route(route) => match route.to {
                 To::Own(own) => format!("{own:?}({})", route.parameter(path)),
                 To::Engine(forwarded) => format!("{:?} {:?}", route.wants, forwarded.allowed),
             },

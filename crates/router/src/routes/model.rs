@@ -1,4 +1,4 @@
-//! Where a request names its model, apart from prompts that are read as a whole.
+//! Finds the model that a request names, apart from prompts that are read as a whole.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -7,12 +7,12 @@ use memchr::memmem;
 use percent_encoding::percent_decode_str;
 use serde_json::value::RawValue;
 
-/// Where a body names the model, if its type does not say otherwise.
+/// Place where a body names the model, if its type does not say otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ModelAt {
-    /// In the field `model` of a JSON object.
+    /// The field `model` of a JSON object.
     Json,
-    /// In the field `model` of a form (`multipart/form-data`).
+    /// The field `model` of a form (`multipart/form-data`).
     Form,
     Nowhere,
 }
@@ -40,7 +40,7 @@ pub(crate) fn of_query(query: &str) -> Option<String> {
     Some(plain).filter(|model| !model.is_empty())
 }
 
-/// Of a field that is there twice, engines take the last.
+/// The field `model` of a JSON object: of a field that is there twice, engines take the last.
 fn json_field(body: &[u8]) -> Option<String> {
     let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).ok()?;
     serde_json::from_str(fields.get("model")?.get()).ok()

@@ -6,60 +6,178 @@ use hyper::Method;
 use kvatlas_http::Access;
 use kvatlas_prompt::Endpoint;
 
-use super::{ANY, Allowed, DELETE, Forwarded, GET, METHODS, Methods, ModelAt, Own, POST, Pattern, Route, STREAM, To};
+use super::model::ModelAt;
+use super::pattern::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM};
 use Access::{Admin, Ask, Open};
-use Allowed::{IfListed, ToAdmins};
+use ForwardCondition::{IfListed, ToAdmins};
 use ModelAt::{Form, Json};
 
-const fn own(methods: Methods, path: &'static str, wants: Access, what: Own, about: &'static str) -> Route {
+/// The paths below `/v1/` that have no row of their own.
+const UNNAMED: &str = "/v1/{path*}";
+
+/// A row of the table: some methods of a path.
+#[derive(Debug)]
+pub(crate) struct Route {
+    pub(crate) methods: Methods,
+    pub(super) path: Pattern,
+    /// The key that the route needs, where there are keys.
+    pub(crate) wants: Access,
+    pub(crate) to: To,
+    /// Description of what the route does, in a few words.
+    about: &'static str,
+}
+
+/// The one who answers: the router or an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum To {
+    /// The router.
+    Own(RouterAnswer),
+    /// An engine.
+    Engine(ForwardRule),
+}
+
+/// The kind of request that goes to an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct ForwardRule {
+    /// The API that gives the body its form, if it has a prompt that is read.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// Place where the body names the model.
+    pub(crate) model: ModelAt,
+    /// True if a POST leaves nothing behind at the engine: it may be sent again, though it was sent as a whole before.
+    pub(crate) repeats: bool,
+    pub(crate) allowed: ForwardCondition,
+}
+
+/// Condition under which a path is forwarded at all.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ForwardCondition {
+    Always,
+    /// Forwarded if a client shows a key that allows changes, or the setting `forward` names the path.
+    ToAdmins,
+    /// Forwarded if the setting `forward` names the path.
+    IfListed,
+}
+
+impl Route {
+    /// The parameter in a path that matches, as it is written there.
+    pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
+        self.path.parameter(path.strip_suffix('/').unwrap_or(path)).unwrap_or_default()
+    }
+
+    /// True if a request may be sent again after an engine had it as a whole.
+    pub(crate) fn may_repeat(&self, method: &Method) -> bool {
+        match self.to {
+            // Some engines are changed by GET too.
+            To::Engine(forwarded) if forwarded.allowed != ForwardCondition::Always => false,
+            To::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
+            To::Own(_) => false,
+        }
+    }
+
+    /// True for the row of the paths below `/v1/` that have no row of their own.
+    pub(crate) fn is_unnamed(&self) -> bool {
+        self.path.text == UNNAMED
+    }
+
+    /// True if it is answered at the listener of administrators, without a key.
+    pub(crate) fn is_for_probes(&self) -> bool {
+        matches!(
+            self.to,
+            To::Own(RouterAnswer::Health | RouterAnswer::Ready | RouterAnswer::Version | RouterAnswer::Metrics)
+        )
+    }
+}
+
+/// Requests that the router answers itself: `dispatch` does it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum RouterAnswer {
+    Welcome,
+    Health,
+    Ready,
+    Version,
+    Metrics,
+    Workers,
+    Router,
+    Streams,
+    Decisions,
+    Models,
+    Model,
+    Page,
+    PageEvents,
+    PageDecision,
+    Explain,
+    Snapshot,
+    PeersWork,
+    AddEngine,
+    RemoveEngine,
+    Drain,
+    Undrain,
+}
+
+impl RouterAnswer {
+    /// True if a body says what is to be done.
+    pub(crate) fn wants_body(self) -> bool {
+        matches!(self, Self::Explain | Self::PeersWork | Self::AddEngine)
+    }
+
+    /// True if a body must be JSON, where there is one.
+    pub(crate) fn takes_json(self) -> bool {
+        self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
+    }
+}
+
+const fn own(methods: Methods, path: &'static str, wants: Access, what: RouterAnswer, about: &'static str) -> Route {
     Route { methods, path: Pattern::new(path), wants, to: To::Own(what), about }
 }
 
-const fn forwarded(methods: Methods, path: &'static str, about: &'static str, forwarded: Forwarded) -> Route {
-    let wants = if matches!(forwarded.allowed, Allowed::Always) { Access::Ask } else { Access::Admin };
+const fn forwarded(methods: Methods, path: &'static str, about: &'static str, forwarded: ForwardRule) -> Route {
+    let wants = if matches!(forwarded.allowed, ForwardCondition::Always) { Access::Ask } else { Access::Admin };
     Route { methods, path: Pattern::new(path), wants, to: To::Engine(forwarded), about }
 }
 
-/// A prompt in JSON.
+/// Makes the route of a prompt in JSON.
 const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
-    let what = Forwarded { endpoint: Some(endpoint), model: ModelAt::Json, repeats: true, allowed: Allowed::Always };
+    let what = ForwardRule {
+        endpoint: Some(endpoint),
+        model: ModelAt::Json,
+        repeats: true,
+        allowed: ForwardCondition::Always,
+    };
     forwarded(POST, path, "a prompt that is read", what)
 }
 
-/// What an engine computes, and does not keep.
+/// Makes the route of something that an engine computes, and does not keep.
 const fn work(path: &'static str, model: ModelAt) -> Route {
-    let what = Forwarded { endpoint: None, model, repeats: true, allowed: Allowed::Always };
+    let what = ForwardRule { endpoint: None, model, repeats: true, allowed: ForwardCondition::Always };
     forwarded(POST, path, "computed by the engine", what)
 }
 
-/// What an engine makes and keeps.
+/// Makes the route of something that an engine makes and keeps.
 const fn made(path: &'static str, about: &'static str) -> Route {
-    let what = Forwarded { endpoint: None, model: Json, repeats: false, allowed: Allowed::Always };
+    let what = ForwardRule { endpoint: None, model: Json, repeats: false, allowed: ForwardCondition::Always };
     forwarded(ANY, path, about, what)
 }
 
-/// What an engine knows, or keeps for a client.
+/// Makes the route of something that an engine knows, or keeps for a client.
 const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
-    let what = Forwarded { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed: Allowed::Always };
+    let what =
+        ForwardRule { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed: ForwardCondition::Always };
     forwarded(methods, path, about, what)
 }
 
-/// What changes an engine for all its clients, or tells how it is run.
-const fn change(path: &'static str, allowed: Allowed) -> Route {
-    let what = Forwarded { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed };
+/// Makes the route of something that changes an engine for all its clients, or tells how it is run.
+const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
+    let what = ForwardRule { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed };
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
-/// Whatever else is below `/v1/`: it may be work for a model.
+/// Makes the route of whatever else is below `/v1/`: it may be work for a model.
 const fn unnamed() -> Route {
-    let what = Forwarded { endpoint: None, model: Json, repeats: false, allowed: ToAdmins };
+    let what = ForwardRule { endpoint: None, model: Json, repeats: false, allowed: ToAdmins };
     forwarded(ANY, UNNAMED, "what no other row is about", what)
 }
 
-/// The paths below `/v1/` that have no row of their own.
-pub(super) const UNNAMED: &str = "/v1/{path*}";
-
-/// What the setting `forward` adds, unless it is known to change engines.
+/// The route of paths that the setting `forward` adds, unless they are known to change engines.
 pub(super) static LISTED: Route = made("", "a path that the setting `forward` adds");
 pub(super) static LISTED_CHANGE: Route = change("", IfListed);
 
@@ -70,31 +188,37 @@ pub(super) static ROUTES: &[Route] = &[
     prompt("/v1/responses", Endpoint::Responses),
     prompt("/v1/messages", Endpoint::Messages),
     prompt("/v1/embeddings", Endpoint::Embeddings),
-    own(POST, "/peers/work", Admin, Own::PeersWork, "for other routers: report their requests at the engines"),
-    own(GET, "/", Ask, Own::Welcome, "this text"),
-    own(GET, "/health", Open, Own::Health, "200 while the router's threads are running"),
-    own(GET, "/ping", Open, Own::Health, "the same"),
-    own(GET, "/ready", Open, Own::Ready, "200 while the router should get requests"),
-    own(GET, "/version", Open, Own::Version, "the version of the router"),
-    own(GET, "/metrics", Ask, Own::Metrics, "metrics for Prometheus"),
-    own(GET, "/v1/models", Ask, Own::Models, "the models of all engines"),
-    own(GET, "/models", Ask, Own::Models, "the same"),
-    own(GET, "/v1/models/{name*}", Ask, Own::Model, "one of them"),
-    own(GET, "/workers", Ask, Own::Workers, "engines and their state"),
-    own(GET, "/engines", Ask, Own::Workers, "the same"),
-    own(GET, "/router", Ask, Own::Router, "the router's own state"),
-    own(GET, "/streams", Ask, Own::Streams, "the engines' event streams, if they are followed here"),
-    own(GET, "/decisions", Ask, Own::Decisions, "the last decisions; ?limit=N"),
-    own(STREAM, "/ui/events", Ask, Own::PageEvents, "the contents of the page, as server-sent events"),
-    own(STREAM, "/ui/decision", Ask, Own::PageDecision, "one decision for the page; ?number=N"),
-    own(GET, "/ui", Open, Own::Page, "a web page that shows engines and decisions live"),
-    own(GET, "/ui/{file}", Open, Own::Page, "files of the page"),
-    own(POST, "/explain", Ask, Own::Explain, "how each engine compares for a prompt; nothing is sent"),
-    own(GET, "/snapshot", Admin, Own::Snapshot, "for other routers and services: every block that the index holds"),
-    own(POST, "/engines", Admin, Own::AddEngine, "add an engine: {\"url\": \"http://host:port\", …}"),
-    own(POST, "/engines/{name*}/drain", Admin, Own::Drain, "send an engine no new requests"),
-    own(POST, "/engines/{name*}/undrain", Admin, Own::Undrain, "send it new requests again"),
-    own(DELETE, "/engines/{name*}", Admin, Own::RemoveEngine, "remove an engine"),
+    own(POST, "/peers/work", Admin, RouterAnswer::PeersWork, "for other routers: report their requests at the engines"),
+    own(GET, "/", Ask, RouterAnswer::Welcome, "this text"),
+    own(GET, "/health", Open, RouterAnswer::Health, "200 while the router's threads are running"),
+    own(GET, "/ping", Open, RouterAnswer::Health, "the same"),
+    own(GET, "/ready", Open, RouterAnswer::Ready, "200 while the router should get requests"),
+    own(GET, "/version", Open, RouterAnswer::Version, "the version of the router"),
+    own(GET, "/metrics", Ask, RouterAnswer::Metrics, "metrics for Prometheus"),
+    own(GET, "/v1/models", Ask, RouterAnswer::Models, "the models of all engines"),
+    own(GET, "/models", Ask, RouterAnswer::Models, "the same"),
+    own(GET, "/v1/models/{name*}", Ask, RouterAnswer::Model, "one of them"),
+    own(GET, "/workers", Ask, RouterAnswer::Workers, "engines and their state"),
+    own(GET, "/engines", Ask, RouterAnswer::Workers, "the same"),
+    own(GET, "/router", Ask, RouterAnswer::Router, "the router's own state"),
+    own(GET, "/streams", Ask, RouterAnswer::Streams, "the engines' event streams, if they are followed here"),
+    own(GET, "/decisions", Ask, RouterAnswer::Decisions, "the last decisions; ?limit=N"),
+    own(STREAM, "/ui/events", Ask, RouterAnswer::PageEvents, "the contents of the page, as server-sent events"),
+    own(STREAM, "/ui/decision", Ask, RouterAnswer::PageDecision, "one decision for the page; ?number=N"),
+    own(GET, "/ui", Open, RouterAnswer::Page, "a web page that shows engines and decisions live"),
+    own(GET, "/ui/{file}", Open, RouterAnswer::Page, "files of the page"),
+    own(POST, "/explain", Ask, RouterAnswer::Explain, "how each engine compares for a prompt; nothing is sent"),
+    own(
+        GET,
+        "/snapshot",
+        Admin,
+        RouterAnswer::Snapshot,
+        "for other routers and services: every block that the index holds",
+    ),
+    own(POST, "/engines", Admin, RouterAnswer::AddEngine, "add an engine: {\"url\": \"http://host:port\", …}"),
+    own(POST, "/engines/{name*}/drain", Admin, RouterAnswer::Drain, "send an engine no new requests"),
+    own(POST, "/engines/{name*}/undrain", Admin, RouterAnswer::Undrain, "send it new requests again"),
+    own(DELETE, "/engines/{name*}", Admin, RouterAnswer::RemoveEngine, "remove an engine"),
     prompt("/chat/completions", Endpoint::Chat),
     prompt("/completions", Endpoint::Completions),
     prompt("/responses", Endpoint::Responses),
@@ -199,7 +323,7 @@ pub(super) static ROUTES: &[Route] = &[
     change("/get_server_info", IfListed),
 ];
 
-/// What `GET /` says.
+/// The text that `GET /` answers.
 pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
     let mut text = String::from("kvatlas: a router in front of inference engines\n\n");
     for route in ROUTES.iter().filter(|route| matches!(route.to, To::Own(_))) {
@@ -208,7 +332,8 @@ pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
         text += &format!("{method:<6} {:<28} {}\n", route.path.text, route.about);
     }
     text += "\nForwarded to an engine:\n";
-    let always = |route: &&Route| matches!(route.to, To::Engine(forwarded) if forwarded.allowed == Allowed::Always);
+    let always =
+        |route: &&Route| matches!(route.to, To::Engine(forwarded) if forwarded.allowed == ForwardCondition::Always);
     for route in ROUTES.iter().filter(always) {
         text += &format!("{} {}\n", route.methods.list(), route.path.text);
     }
@@ -221,7 +346,7 @@ mod tests {
     use super::*;
 
     /// The rows of a kind as a table of the documentation, those that are alike in one line.
-    fn documented(allowed: Option<Allowed>) -> String {
+    fn documented(allowed: Option<ForwardCondition>) -> String {
         let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
         for route in ROUTES {
             let (key, about) = match (route.to, allowed) {
@@ -260,12 +385,14 @@ mod tests {
     }
 
     #[test]
-    fn the_page_on_security_has_the_table() {
-        let page = include_str!("../../../../docs/guides/security.md");
-        let parts = [None, Some(Allowed::Always), Some(Allowed::ToAdmins), Some(Allowed::IfListed)].map(documented);
+    fn the_page_of_routes_has_the_tables() {
+        let page = include_str!("routes.md");
+        let parts =
+            [None, Some(ForwardCondition::Always), Some(ForwardCondition::ToAdmins), Some(ForwardCondition::IfListed)]
+                .map(documented);
         assert!(
             parts.iter().all(|rows| page.contains(rows)),
-            "docs/guides/security.md should have these rows:\n{}",
+            "crates/router/src/routes/routes.md should have these rows:\n{}",
             parts.join("---\n")
         );
     }

@@ -17,9 +17,9 @@ use hyper::header::{
 use hyper::{Response, StatusCode};
 use kvatlas_ui::{Asset, Viewer};
 
-use crate::answer::{Answer, BodyError, json, typed};
+use crate::answer::{Answer, json, typed};
 use crate::app::App;
-use crate::dispatch::unknown_path;
+use crate::proxy::BodyError;
 use crate::refusal::Refusal;
 
 pub(crate) use self::shown::run;
@@ -36,14 +36,14 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// What the page shows, as it changes.
+/// Answers with a stream of what the page shows, as it changes.
 pub(crate) fn events(app: &App) -> Result<Response<Answer>, Refusal> {
     let viewer = app.page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
     })?;
     let mut response = typed(StatusCode::OK, "text/event-stream", Bytes::new());
-    *response.body_mut() = Answer::Other(Box::pin(Watching(viewer)));
+    *response.body_mut() = Answer::Other(Box::pin(ViewerStream(viewer)));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Proxies that keep answers back until there is enough of them: nginx reads this.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -56,14 +56,14 @@ pub(crate) fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer
     let number: u64 =
         number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
     let all = app.places.decisions.last(usize::MAX);
-    let found = all.iter().find(|record| record.number == number).ok_or_else(unknown_path)?;
+    let found = all.iter().find(|record| record.number == number).ok_or_else(Refusal::unknown_path)?;
     Ok(json(StatusCode::OK, told::whole(found, app.places.policy()).to_string()))
 }
 
-/// What a viewer gets, for as long as it watches.
-struct Watching(Viewer);
+/// The stream that a viewer gets, for as long as it watches.
+struct ViewerStream(Viewer);
 
-impl Body for Watching {
+impl Body for ViewerStream {
     type Data = Bytes;
     type Error = BodyError;
 

@@ -1,20 +1,19 @@
-//! What the page shows: engines as the router knows them, with what the index knows of their caches; the last decisions;
-//! and rates.
+//! The contents of the page: engines as the router knows them, with what the index knows of their caches; the last
+//! decisions; and rates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
-use kvatlas_service::shown::{ENGINE_POINTS, Gathering, Looker, POINTS, Rates, tenth};
+use kvatlas_follow::shown::{ENGINE_POINTS, Looker, POINTS, PageSource, Rates, tenth};
 use kvatlas_ui::Feed;
 use serde_json::{Map, Value, json};
 
 use super::told::{line, millis};
 use crate::app::App;
-use crate::condition::Condition;
 use crate::decisions::Record;
-use crate::engine::Engine;
+use crate::engine::{Condition, Engine};
 use crate::lock;
 
 /// Decisions that a page that is opened gets.
@@ -29,16 +28,16 @@ const OF_AN_ENGINE: usize = 64;
 /// Keeps the page up to date for as long as the runtime lives.
 pub(crate) async fn run(app: Arc<App>) {
     let looker = app.service.as_ref().map(|service| Looker::new(service.fleet().clone()));
-    let counted = Counted::of(&app);
+    let counted = PageCounts::of(&app);
     let (open, figures) = (HashMap::new(), HashMap::new());
-    let shown = Shown { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
+    let shown = PageState { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
     app.page.keep(shown).await;
 }
 
-struct Shown {
+struct PageState {
     app: Arc<App>,
     looker: Option<Looker>,
-    counted: Counted,
+    counted: PageCounts,
     at: Instant,
     /// The last decision that was told.
     told: u64,
@@ -47,9 +46,9 @@ struct Shown {
     figures: HashMap<Arc<str>, Figures>,
 }
 
-/// What is counted up.
+/// Counters, of which rates are made.
 #[derive(Default)]
-struct Counted {
+struct PageCounts {
     requests: u64,
     /// Prompt tokens of finished requests whose engine said how many were cached; those that were expected to be, and were.
     prompt: u64,
@@ -59,7 +58,7 @@ struct Counted {
     decision: Vec<(f64, u64)>,
 }
 
-/// Of an engine's last requests.
+/// Figures of an engine's last requests.
 #[derive(Default, Clone, Copy)]
 struct Figures {
     /// Shares of prompt tokens.
@@ -68,7 +67,7 @@ struct Figures {
     first_token: Option<f64>,
 }
 
-impl Gathering for Shown {
+impl PageSource for PageState {
     fn state(&mut self, feed: &Feed) -> Value {
         self.tell(feed);
         let mut rows = self.looker.as_mut().map(Looker::rows).unwrap_or_default();
@@ -90,6 +89,7 @@ impl Gathering for Shown {
             "errors": counts.refused.errors(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
+            "changing_prompts": app.sessions.habits(),
             "engines": rows,
             "indexes": self.looker.as_ref().map(Looker::indexes),
         })
@@ -98,7 +98,7 @@ impl Gathering for Shown {
     fn point(&mut self, feed: &Feed) {
         let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
         self.at = Instant::now();
-        let now = Counted::of(&self.app);
+        let now = PageCounts::of(&self.app);
         let before = std::mem::replace(&mut self.counted, now);
         let now = &self.counted;
         let share = |part: u64, of: u64| (of > 0).then(|| (part as f64 / of as f64 * 1e4).round() / 1e4);
@@ -135,7 +135,7 @@ impl Gathering for Shown {
     }
 }
 
-impl Shown {
+impl PageState {
     /// A row for each rank, on top of what the index knows of it.
     fn rows_of(&self, engine: &Engine, rows: &mut Map<String, Value>) {
         let models = engine.models.load();
@@ -238,7 +238,7 @@ impl Figures {
     }
 }
 
-impl Counted {
+impl PageCounts {
     fn of(app: &App) -> Self {
         let counts = app.places.summary().counts;
         let prompt = app.fleet.engines().iter().map(|engine| engine.counts.prompt_tokens.load(Relaxed)).sum();

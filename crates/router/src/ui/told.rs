@@ -2,7 +2,7 @@
 
 use serde_json::{Value, json};
 
-use crate::decisions::{Explained, Record};
+use crate::decisions::{Explanation, Record};
 
 /// A decision in a line.
 pub(super) fn line(record: &Record) -> Value {
@@ -26,7 +26,7 @@ pub(super) fn line(record: &Record) -> Value {
     })
 }
 
-/// The same with its candidates, if they were kept.
+/// A decision with its candidates, if they were kept.
 pub(super) fn whole(record: &Record, policy: &str) -> Value {
     let mut told = line(record);
     told["policy"] = policy.into();
@@ -39,7 +39,7 @@ pub(super) fn whole(record: &Record, policy: &str) -> Value {
 }
 
 /// The names of the terms, of which the last is what was compared, and a row for each candidate.
-fn candidates(explained: &Explained) -> (Value, Value) {
+fn candidates(explained: &Explanation) -> (Value, Value) {
     let names = explained.terms.as_ref().map(|terms| terms.names.clone()).unwrap_or_default();
     let values = explained.terms.as_ref().map(|terms| &*terms.values).unwrap_or_default();
     let rows = explained.workers.iter().zip(&explained.cached_tokens).enumerate();

@@ -12,22 +12,22 @@ use std::time::{Duration, Instant};
 use kvatlas_router::{Config, Router};
 use serde_json::{Value, json};
 
-/// How an engine answers requests with a prompt.
+/// Way in which an engine answers requests with a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// As it should, streamed if asked to.
+    /// Answers as it should, streamed if asked to.
     Well,
-    /// So many tokens, and then nothing more.
+    /// Sends so many tokens, and then nothing more.
     StallsAfter(usize),
-    /// So many tokens, and then the connection ends.
+    /// Sends so many tokens, and then ends the connection.
     DiesAfter(usize),
-    /// The connection ends at once.
+    /// Ends the connection at once.
     Dies,
-    /// Nothing at all.
+    /// Sends nothing at all.
     Hangs,
-    /// Bytes that are no HTTP.
+    /// Sends bytes that are no HTTP.
     Garbage,
-    /// A status, with `Retry-After: 1`.
+    /// Answers with a status, and `Retry-After: 1`.
     Busy(u16),
     /// Closes the connection after each answer without saying so.
     ClosesIdle,
@@ -279,7 +279,8 @@ fn waits(stream: &mut TcpStream, pause: Duration) -> bool {
 
 /// A router in front of engines; `more` goes over the settings that all tests share.
 pub fn router(engines: &[&Engine], more: Value) -> Router {
-    let mut config = json!({
+    let mut config: Value = serde_json::from_str(include_str!("../../defaults.json")).expect("the defaults");
+    let shared = json!({
         "http": { "bind": "127.0.0.1:0", "threads": 2 },
         "policy": "round-robin",
         "health": { "interval": 0.1, "timeout": 30, "open": 0.5 },
@@ -288,6 +289,7 @@ pub fn router(engines: &[&Engine], more: Value) -> Router {
             json!({ "name": format!("e{at}"), "url": engine.url() })
         }).collect::<Vec<_>>(),
     });
+    merge(&mut config, shared);
     merge(&mut config, more);
     Router::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port")
 }
@@ -315,7 +317,7 @@ pub struct Answer {
     pub status: u16,
     pub headers: Vec<(String, String)>,
     pub body: Vec<u8>,
-    /// Whether the body ended as it should.
+    /// True if the body ended as it should.
     pub whole: bool,
 }
 
@@ -444,7 +446,7 @@ impl Client {
         }
     }
 
-    /// Whether the router has closed the connection.
+    /// True if the router has closed the connection.
     pub fn is_closed(&mut self) -> bool {
         self.rest.is_empty() && !self.more()
     }

@@ -4,14 +4,22 @@ use crate::candidates::Candidates;
 use crate::cost::weights::Weights;
 use crate::request::Request;
 
-/// What the terms are called, the sum last.
-pub(super) const NAMES: [&str; 7] =
-    ["wait (s)", "room (s)", "prefill (s)", "others delayed (s)", "later delayed (s)", "pushed out (s)", "cost (s)"];
+/// Names of the terms, the sum last.
+pub(super) const NAMES: [&str; 8] = [
+    "wait (s)",
+    "wait for room (s)",
+    "prefill (s)",
+    "others delayed (s)",
+    "later delayed (s)",
+    "pushed out (s)",
+    "room taken (s)",
+    "cost (s)",
+];
 
-/// What of a decision is the same for all candidates.
+/// The part of a decision that is the same for all candidates.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Scene {
-    /// What a second of prefill takes from others to come.
+    /// Seconds that a second of prefill takes from requests to come.
     later: f64,
     /// Seconds since the last prompt that nobody held anything of, on average over the candidates that had one; `NAN` if
     /// somebody holds something of this one.
@@ -39,6 +47,19 @@ impl Scene {
     }
 }
 
+/// The outlook at one row: seconds until the request's turn comes, and more until there is room for it, and by how many
+/// seconds requests to come will wait longer for room because it is there.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Outlook {
+    pub(super) queue: f64,
+    pub(super) room: f64,
+    pub(super) taken: f64,
+    /// The time that its prompt takes there, in times of what it usually takes: more where much runs.
+    pub(super) slowness: f64,
+    /// Seconds by which it delays the answer of each request that runs there, and each of them its own.
+    pub(super) crowding: f64,
+}
+
 /// The terms of one row.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Harm {
@@ -46,17 +67,30 @@ pub(super) struct Harm {
     pub(super) room: f64,
     pub(super) prefill: f64,
     pub(super) others: f64,
+    /// The part of the delay to others that it causes in the same step.
+    beside: f64,
     pub(super) later: f64,
     pub(super) evict: f64,
+    pub(super) taken: f64,
+    /// Seconds until it would begin.
+    pub(super) starts: f64,
 }
 
 impl Harm {
     /// `row` is below the number of candidates.
     #[inline]
-    pub(super) fn of(weights: &Weights, scene: &Scene, request: &Request<'_>, all: &Candidates, row: usize) -> Self {
-        let rate = all.prefill_rate[row];
+    pub(super) fn of(
+        weights: &Weights,
+        scene: &Scene,
+        request: &Request<'_>,
+        all: &Candidates,
+        row: usize,
+        outlook: &Outlook,
+    ) -> Self {
+        // Of all divisions only these two: they take longer than all the rest.
+        let (token, turn) = (1.0 / all.prefill_rate[row], weights.wait / all.weight[row]);
         let uncached = to_compute(weights, request, all, row);
-        let prefill = uncached / rate;
+        let prefill = uncached * token * outlook.slowness;
         let running = f64::from(all.requests[row] - all.waiting[row]);
         let mut later = scene.later * prefill;
         if !scene.cold.is_nan() {
@@ -67,35 +101,43 @@ impl Harm {
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
         // Not known: it is full, as caches are after a while.
         let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
-        let filled = (all.context_tokens[row] + uncached) / (all.capacity_blocks[row] * scene.block_size);
-        let crowd = if filled.is_nan() { 0.0 } else { filled * weights.crowd };
-        let wait = queue(weights, all, row);
         // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
-        let same_step = (weights.chunk / rate - wait).max(0.0).min(prefill);
+        let same_step = (weights.chunk * token - outlook.queue).max(0.0).min(prefill);
         let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
         Self {
-            wait: wait * weights.wait / all.weight[row],
-            room: room(all, row, scene.block_size, uncached) * weights.room + crowd,
+            wait: (outlook.queue + weights.held * all.held_tokens[row] * token) * turn,
+            room: outlook.room * turn,
             prefill: prefill * weights.prefill,
-            others: prefill.min(weights.decodes_most) * running * weights.decodes + beside,
+            others: prefill.min(weights.decodes_most) * running * weights.decodes
+                + weights.crowding * outlook.crowding * f64::from(all.requests[row]),
+            beside,
             later,
-            evict: pushed / rate * weights.evict,
+            evict: pushed * token * weights.evict,
+            taken: outlook.taken * weights.price,
+            starts: outlook.queue + outlook.room,
         }
     }
 
     #[inline]
     pub(super) fn sum(&self) -> f64 {
-        self.wait + self.room + self.prefill + self.others + self.later + self.evict
+        self.at_least() + self.beside
     }
 
-    pub(super) fn row(&self) -> [f64; 7] {
-        [self.wait, self.room, self.prefill, self.others, self.later, self.evict, self.sum()]
+    /// The part of the sum that grows with each of the times of the outlook.
+    #[inline]
+    pub(super) fn at_least(&self) -> f64 {
+        self.wait + self.room + self.prefill + self.others + self.later + self.evict + self.taken
+    }
+
+    pub(super) fn row(&self) -> [f64; NAMES.len()] {
+        let others = self.others + self.beside;
+        [self.wait, self.room, self.prefill, others, self.later, self.evict, self.taken, self.sum()]
     }
 }
 
 /// Tokens to compute, those to be fetched from slower tiers counting in part.
 #[inline]
-fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candidates, row: usize) -> f64 {
+pub(super) fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candidates, row: usize) -> f64 {
     let near = request.uncached(all.predicted_blocks[row]);
     if all.any_blocks[row] <= all.predicted_blocks[row] {
         return f64::from(near);
@@ -105,30 +147,29 @@ fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candidates, row: u
     f64::from(far) + weights.far * f64::from(host - far) + weights.host * f64::from(near - host)
 }
 
-/// Seconds of prompts before this one.
+/// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already.
 #[inline]
-pub(super) fn queue(weights: &Weights, all: &Candidates, row: usize) -> f64 {
+pub(super) fn queue(weights: &Weights, all: &Candidates, row: usize, elapsed: f64) -> f64 {
     let rate = all.prefill_rate[row];
-    let (head, elapsed) = (all.head_tokens[row] / rate, all.head_elapsed[row]);
-    let mut seconds = all.queued_tokens[row] / rate - elapsed.min(head) + weights.overdue * (elapsed - head).max(0.0);
-    let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);
-    if foreign > 0.0 && all.reported_age[row] < weights.report_age {
-        // Others send there too. Their prompts are taken for as long as ours.
-        let each = if all.waiting[row] > 0 { all.queued_tokens[row] / f64::from(all.waiting[row]) } else { 1_000.0 };
-        seconds += weights.foreign * foreign * each / rate;
-    }
-    seconds
+    let head = all.head_tokens[row] / rate;
+    all.queued_tokens[row] / rate - elapsed.min(head)
+        + weights.overdue * (elapsed - head).max(0.0)
+        + foreign(weights, all, row)
 }
 
-/// Seconds until running requests have left enough room.
+/// Seconds of prompts before this one, at least: as if the first of them were about to be computed.
 #[inline]
-fn room(all: &Candidates, row: usize, block_size: f64, tokens: f64) -> f64 {
-    let over = all.context_tokens[row] + tokens - all.capacity_blocks[row] * block_size;
-    // Comparisons with what is not known are false.
-    if over > 0.0 && all.context_tokens[row] > 0.0 {
-        let requests = f64::from(all.requests[row].max(1));
-        let each_lasts = all.output_tokens_left[row] / requests * all.step_time[row];
-        (over / all.context_tokens[row]).min(1.0) * each_lasts
+pub(super) fn least_queue(weights: &Weights, all: &Candidates, row: usize) -> f64 {
+    (all.queued_tokens[row] - all.head_tokens[row]) / all.prefill_rate[row] + foreign(weights, all, row)
+}
+
+/// Seconds of prompts that an engine reports waiting and nobody told of. They are taken for as long as ours.
+#[inline]
+pub(super) fn foreign(weights: &Weights, all: &Candidates, row: usize) -> f64 {
+    let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);
+    if foreign > 0.0 && all.reported_age[row] < weights.report_age {
+        let each = if all.waiting[row] > 0 { all.queued_tokens[row] / f64::from(all.waiting[row]) } else { 1_000.0 };
+        weights.foreign * foreign * each / all.prefill_rate[row]
     } else {
         0.0
     }

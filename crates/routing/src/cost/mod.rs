@@ -2,17 +2,35 @@
 //!
 //! ```text
 //! cost = wait               prompts before it there, and how late the first of them is
-//!      + room               until running requests have left room for it
+//!      + wait for room      until enough of the running requests have ended
 //!      + prefill            its own tokens that are not in that cache
 //!      + others delayed     requests that generate there wait while it is computed, and prompts in the same step
 //!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
 //!      + pushed out         what its new blocks push out has to be computed again some day
+//!      + room taken         requests to come wait longer for room, because this one is there
 //! ```
 //!
 //! A request of which nobody holds anything goes by the same sum, and a little away from where such a one went last.
 //! While every candidate has more than `hold` seconds queued, it waits in the router.
+//!
+//! | file | what |
+//! |---|---|
+//! | `weights.rs` | all weights |
+//! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
+//! | `admission.rs` | when an engine will begin with a prompt |
+//! | `price.rs` | what room costs those that come |
+//! | `harm.rs` | the terms of a candidate |
+//! | `books.rs` | all that is kept of the workers |
 
+mod admission;
+mod answers;
+mod books;
+mod demand;
 mod harm;
+mod price;
+mod slowness;
+#[cfg(test)]
+mod tests;
 mod weights;
 
 pub use weights::Weights;
@@ -20,33 +38,122 @@ pub use weights::Weights;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policy::{Choice, Policy, Terms};
+use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 use crate::rng::Rng;
+use books::Books;
 use harm::{Harm, NAMES, Scene, queue};
 
 /// Costs that differ by less, in seconds, are equal: chance decides.
 const EQUAL: f64 = 1e-9;
+/// A sum of seconds is that exact, and more so.
+const ROUNDING: f64 = 1e-6;
 
 /// The policy `kvatlas`.
 pub(crate) struct Kvatlas {
     weights: Weights,
     rng: Rng,
+    books: Books,
     costs: Vec<f64>,
+    /// Seconds until each row would begin with the request.
+    starts: Vec<f64>,
 }
 
 impl Kvatlas {
     pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
-        Ok(Self { weights: Weights::take(options)?, rng: Rng::new(seed), costs: Vec::new() })
+        Ok(Self {
+            weights: Weights::take(options)?,
+            rng: Rng::new(seed),
+            books: Books::default(),
+            costs: Vec::new(),
+            starts: Vec::new(),
+        })
     }
 
     /// The row that takes a request.
     fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
-        let scene = Scene::new(&self.weights, request, candidates, now);
-        self.costs.clear();
-        let weights = &self.weights;
-        self.costs.extend((0..candidates.len()).map(|row| Harm::of(weights, &scene, request, candidates, row).sum()));
-        if self.weights.temperature > 0.0 { self.drawn() } else { self.least() }
+        self.books.look(&self.weights, request, candidates, now);
+        if self.weights.temperature > 0.0 {
+            self.assess_all(request, candidates, now);
+            self.drawn()
+        } else {
+            self.assess_cheapest(request, candidates, now);
+            self.least()
+        }
+    }
+
+    /// Finds the costs of all rows.
+    fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
+        let (mut costs, mut starts) = (std::mem::take(&mut self.costs), std::mem::take(&mut self.starts));
+        costs.clear();
+        starts.clear();
+        self.assess(request, candidates, now, |harm| {
+            costs.push(harm.sum());
+            starts.push(harm.starts);
+        });
+        (self.costs, self.starts) = (costs, starts);
+    }
+
+    /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
+    /// than the least: what is foreseen at an engine takes longest to find, and changes little for most.
+    fn assess_cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
+        let Self { weights, books, costs, starts, .. } = self;
+        let scene = Scene::new(weights, request, candidates, now);
+        let common = books.common(weights, request, candidates, now);
+        costs.clear();
+        costs.extend((0..candidates.len()).map(|row| {
+            let best = books.best(weights, &common, candidates, row);
+            Harm::of(weights, &scene, request, candidates, row, &best).at_least()
+        }));
+        starts.clear();
+        starts.resize(candidates.len(), f64::NAN);
+        let mut least = f64::INFINITY;
+        let mut find = |row: usize, costs: &mut [f64]| {
+            if starts[row].is_nan() && costs[row] <= least + ROUNDING {
+                let outlook = books.outlook(weights, &common, request, candidates, row, now);
+                let harm = Harm::of(weights, &scene, request, candidates, row, &outlook);
+                (costs[row], starts[row]) = (harm.sum(), harm.starts);
+                least = least.min(costs[row]);
+            }
+        };
+        // Whoever is likely to be the cheapest first.
+        if let Some(first) = (0..costs.len()).min_by(|a, b| costs[*a].total_cmp(&costs[*b])) {
+            find(first, costs);
+        }
+        for row in 0..costs.len() {
+            find(row, costs);
+        }
+    }
+
+    /// Calls `each` with the terms of every row, in order.
+    fn assess(&self, request: &Request<'_>, candidates: &Candidates, now: f64, mut each: impl FnMut(&Harm)) {
+        let (weights, books) = (&self.weights, &self.books);
+        let scene = Scene::new(weights, request, candidates, now);
+        let common = books.common(weights, request, candidates, now);
+        for row in 0..candidates.len() {
+            let outlook = books.outlook(weights, &common, request, candidates, row, now);
+            each(&Harm::of(weights, &scene, request, candidates, row, &outlook));
+        }
+    }
+
+    /// Decides if a request goes to the row that was chosen, or waits in the router for its worker.
+    fn goes_or_waits(&mut self, row: usize, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
+        let Weights { hold, patience, wait, .. } = self.weights;
+        // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
+        let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
+        if patience <= 0.0 || hold <= 0.0 || self.starts[row] <= hold || follows {
+            return Choice::Row(row);
+        }
+        self.assess_all(request, candidates, now);
+        let started = self.costs[row] - self.starts[row] * wait / candidates.weight[row];
+        let mut best = (f64::INFINITY, row);
+        for (other, (cost, starts)) in self.costs.iter().zip(&self.starts).enumerate() {
+            if *starts <= hold && *cost < best.0 {
+                best = (*cost, other);
+            }
+        }
+        let (cost, instead) = best;
+        if request.waited < patience * (cost - started) { Choice::WaitFor { row, instead } } else { Choice::Row(row) }
     }
 
     /// The row of the least cost, by chance among equals.
@@ -85,7 +192,8 @@ impl Policy for Kvatlas {
         if self.weights.hold > 0.0 && !self.has_room(candidates) {
             return Choice::Wait;
         }
-        Choice::Row(self.cheapest(request, candidates, now))
+        let row = self.cheapest(request, candidates, now);
+        self.goes_or_waits(row, request, candidates, now)
     }
 
     fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
@@ -94,12 +202,34 @@ impl Policy for Kvatlas {
 
     fn has_room(&self, candidates: &Candidates) -> bool {
         let hold = self.weights.hold;
-        hold <= 0.0 || (0..candidates.len()).any(|row| queue(&self.weights, candidates, row) <= hold)
+        hold <= 0.0
+            || (0..candidates.len())
+                .any(|row| queue(&self.weights, candidates, row, candidates.head_elapsed[row]) <= hold)
+    }
+
+    fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.books.sent(request, candidates, row, now);
+    }
+
+    fn first_token(&mut self, placed: &Placement, now: f64) {
+        self.books.first_token(placed, now);
+    }
+
+    fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
+        self.books.answered(placed, tokens, now);
+    }
+
+    fn ended(&mut self, placed: &Placement, now: f64) {
+        self.books.ended(placed, now);
+    }
+
+    fn left(&mut self, worker: u32) {
+        self.books.left(worker);
     }
 
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
-        let scene = Scene::new(&self.weights, request, candidates, now);
-        let row = |row| Harm::of(&self.weights, &scene, request, candidates, row).row();
-        Some(Terms { names: NAMES.to_vec(), values: (0..candidates.len()).flat_map(row).collect() })
+        let mut values = Vec::with_capacity(candidates.len() * NAMES.len());
+        self.assess(request, candidates, now, |harm| values.extend(harm.row()));
+        Some(Terms { names: NAMES.to_vec(), values })
     }
 }

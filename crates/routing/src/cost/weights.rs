@@ -6,44 +6,54 @@ use crate::options::Options;
 /// The weights of the cost, which is in seconds. Each can be given as an option of the same name.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weights {
-    /// A second that this request waits for prompts before it.
+    /// A second that this request waits for prompts before it, and for room in the cache.
     pub wait: f64,
     /// A second by which the prompt at the head of a queue is later than expected: what is late tends to be later.
     pub overdue: f64,
-    /// A second that this request waits for room in the cache, because running requests fill it.
-    pub room: f64,
     /// A second of its own prefill.
     pub prefill: f64,
-    /// What its prefill delays running requests there: for each of them, a second of prefill counts so much.
+    /// Weight of delays to running requests there: for each of them, a second of its own prefill counts so much.
     pub decodes: f64,
-    /// ...of at most so many seconds of prefill: a longer one is no reason to go where few run, and find others like it.
+    /// Most seconds of prefill that `decodes` counts: a longer one is no reason to go where few run, and find others
+    /// like it.
     pub decodes_most: f64,
     /// A second by which it delays a prompt that waits there, because both are computed in the same step.
     pub beside: f64,
     /// Prompt tokens that an engine computes in one step.
     pub chunk: f64,
-    /// The share of the cache that running requests fill, before and with this one, as seconds.
-    pub crowd: f64,
-    /// What its prefill takes from requests to come: a second counts so much, always...
+    /// Weight of what its prefill takes from requests to come: a second counts so much, always.
     pub later: f64,
-    /// ...and so much more for each prompt that waits, on average over the candidates...
+    /// Amount added to `later` for each prompt that waits, on average over the candidates.
     pub later_waiting: f64,
-    /// ...of at most this many.
+    /// Most waiting prompts that `later_waiting` counts.
     pub later_most: f64,
-    /// What its new blocks push out: the seconds that it took to compute as many.
+    /// Weight of what its new blocks push out: the seconds that it took to compute as many.
     pub evict: f64,
-    /// For a prompt of which nobody holds anything: its prefill counts so much more where such a one was placed last.
+    /// A second by which requests to come will wait longer for room in the cache, because this one is there.
+    pub price: f64,
+    /// Weight for a prompt of which nobody holds anything: its prefill counts so much more where such a one was placed
+    /// last.
     pub cold: f64,
     /// Tokens in the host's memory cost so much of computing them.
     pub host: f64,
-    /// Tokens on other tiers.
+    /// Tokens on other tiers cost so much of computing them.
     pub far: f64,
     /// Requests that an engine reports waiting beyond those that we sent it count so much of an average one of ours.
     pub foreign: f64,
     /// Seconds after which what an engine reports does not count any more.
     pub report_age: f64,
-    /// Requests wait in the router while every candidate has more than so many seconds of work queued. 0: none waits.
+    /// Weight of what load does to prefill, as learnt. 0: it takes as long wherever much runs.
+    pub load: f64,
+    /// A second by which it delays an answer that runs there, or such a one its own, because each step serves one more.
+    pub crowding: f64,
+    /// A second of prompts that wait in the router for the same worker.
+    pub held: f64,
+    /// Requests wait in the router while every candidate, or the best, would begin with them only after so many seconds.
+    /// 0: none waits.
     pub hold: f64,
+    /// Most seconds that a request waits for the best where another would begin soon, as a multiple of what that one would
+    /// cost more. 0: none waits for one.
+    pub patience: f64,
     /// Spreads choices: costs that differ by so many seconds are chosen e times less often. 0: always the least.
     pub temperature: f64,
 }
@@ -53,23 +63,26 @@ impl Default for Weights {
         Self {
             wait: 1.0,
             overdue: 1.0,
-            room: 0.25,
             prefill: 1.0,
             decodes: 0.03,
             decodes_most: 1.0,
             beside: 1.0,
             chunk: 8_192.0,
-            crowd: 0.0,
             later: 0.2,
             later_waiting: 0.1,
             later_most: 6.0,
             evict: 0.3,
+            price: 2.0,
             cold: 0.1,
             host: 0.15,
             far: 0.4,
             foreign: 0.5,
             report_age: 5.0,
-            hold: 0.25,
+            load: 1.0,
+            crowding: 0.03,
+            held: 0.5,
+            hold: 0.5,
+            patience: 4.0,
             temperature: 0.0,
         }
     }
@@ -86,23 +99,26 @@ impl Weights {
         Ok(Self {
             wait: weight("wait", its.wait)?,
             overdue: weight("overdue", its.overdue)?,
-            room: weight("room", its.room)?,
             prefill: weight("prefill", its.prefill)?,
             decodes: weight("decodes", its.decodes)?,
             decodes_most: weight("decodes_most", its.decodes_most)?,
             beside: weight("beside", its.beside)?,
             chunk: weight("chunk", its.chunk)?,
-            crowd: weight("crowd", its.crowd)?,
             later: weight("later", its.later)?,
             later_waiting: weight("later_waiting", its.later_waiting)?,
             later_most: weight("later_most", its.later_most)?,
             evict: weight("evict", its.evict)?,
+            price: weight("price", its.price)?,
             cold: weight("cold", its.cold)?,
             host: weight("host", its.host)?,
             far: weight("far", its.far)?,
             foreign: weight("foreign", its.foreign)?,
             report_age: weight("report_age", its.report_age)?,
+            load: weight("load", its.load)?,
+            crowding: weight("crowding", its.crowding)?,
+            held: weight("held", its.held)?,
             hold: weight("hold", its.hold)?,
+            patience: weight("patience", its.patience)?,
             temperature: weight("temperature", its.temperature)?,
         })
     }

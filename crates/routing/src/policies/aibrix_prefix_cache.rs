@@ -50,7 +50,8 @@ impl AibrixPrefixCache {
         self.table.depth(worker, &pieces.chain, self.bounds.ttl, now) * 100 / pieces.chain.len().max(1)
     }
 
-    /// How many running requests a matched worker may have.
+    /// Returns the most running requests that a worker may have to be taken for its match: the mean of all candidates
+    /// and `deviation_factor` times their deviation.
     fn most(&self, candidates: &Candidates) -> f64 {
         let running = || candidates.requests.iter().map(|&count| f64::from(count));
         let mean = mean(running());

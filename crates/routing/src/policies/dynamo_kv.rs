@@ -9,7 +9,7 @@ use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placed, Policy, Terms};
+use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 
 /// The default cost of Dynamo's KV router (1.5 and 1.6: docs/components/router, flags of the frontend); the lowest wins,
@@ -30,6 +30,7 @@ use crate::request::Request;
 /// versions let it fall below. Not here: the queue, shared caches, taints and the predicted prefill time model, all off by
 /// default there.
 pub(super) struct DynamoKv {
+    name: &'static str,
     credit: f64,
     credit_decay: f64,
     prefill_scale: f64,
@@ -46,16 +47,38 @@ pub(super) struct DynamoKv {
     draw: Draw,
 }
 
+/// Defaults that differ between the presets of the cost.
+struct Preset {
+    name: &'static str,
+    credit: f64,
+    prefill_scale: f64,
+    request_weight: f64,
+}
+
+const PLAIN: Preset = Preset { name: "dynamo-kv", credit: 1.0, prefill_scale: 1.0, request_weight: 0.0 };
+
+/// The agentic preset (ai-dynamo/dynamo#13447, October 2026): weights for long prompts that are mostly cached.
+const AGENTIC: Preset = Preset { name: "dynamo-agentic", credit: 2.0, prefill_scale: 4.0, request_weight: 64.0 };
+
 impl DynamoKv {
     pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+        Self::of(&PLAIN, options, seed)
+    }
+
+    pub(super) fn agentic(options: &mut Options, seed: u64) -> Result<Self, Error> {
+        Self::of(&AGENTIC, options, seed)
+    }
+
+    fn of(preset: &Preset, options: &mut Options, seed: u64) -> Result<Self, Error> {
         let kv_events = options.flag("router_kv_events", true)?;
         let ttl = options.number("router_ttl_secs", 120.0, 0.0, 1e9)?;
         let predicted_ttl = options.number("router_predicted_ttl_secs", 0.0, 0.0, 1e9)?;
         Ok(Self {
-            credit: options.number("router_kv_overlap_score_credit", 1.0, 0.0, 1e6)?,
+            name: preset.name,
+            credit: options.number("router_kv_overlap_score_credit", preset.credit, 0.0, 1e6)?,
             credit_decay: options.number("router_kv_overlap_score_credit_decay", 0.0, 0.0, 1e6)?,
-            prefill_scale: options.number("router_prefill_load_scale", 1.0, 0.0, 1e6)?,
-            request_weight: options.number("router_decode_active_request_weight", 0.0, 0.0, 1e6)?,
+            prefill_scale: options.number("router_prefill_load_scale", preset.prefill_scale, 0.0, 1e6)?,
+            request_weight: options.number("router_decode_active_request_weight", preset.request_weight, 0.0, 1e6)?,
             host_weight: options.number("router_host_cache_hit_weight", 0.75, 0.0, 1.0)?,
             disk_weight: options.number("router_disk_cache_hit_weight", 0.25, 0.0, 1.0)?,
             temperature: options.number("router_temperature", 0.0, 0.0, 1e6)?,
@@ -111,7 +134,7 @@ impl DynamoKv {
 
 impl Policy for DynamoKv {
     fn name(&self) -> &'static str {
-        "dynamo-kv"
+        self.name
     }
 
     fn uses_index(&self) -> bool {
@@ -135,11 +158,11 @@ impl Policy for DynamoKv {
         }
     }
 
-    fn first_token(&mut self, placed: &Placed, _now: f64) {
+    fn first_token(&mut self, placed: &Placement, _now: f64) {
         self.books.first_token(placed.number);
     }
 
-    fn ended(&mut self, placed: &Placed, _now: f64) {
+    fn ended(&mut self, placed: &Placement, _now: f64) {
         self.books.ended(placed.number);
     }
 
@@ -187,11 +210,23 @@ mod tests {
         // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, of which two are the same: 8. In all 18.
         // Second: 6 - 3 + 6 = 9. Third: 6 - (1 + 0.75 * 2 + 0.25 * 2) + 6 = 9.
         assert_eq!(costs(&policy, &prompt, &candidates, 0.0), [18.0, 9.0, 9.0]);
-        policy.first_token(&Placed { number: 1, worker: 0, uncached: 40 }, 1.0);
+        policy.first_token(&Placement { number: 1, worker: 0, uncached: 40 }, 1.0);
         // Its prefill is done: 6 + 8.
         assert_eq!(costs(&policy, &prompt, &candidates, 1.0)[0], 14.0);
-        policy.ended(&Placed { number: 1, worker: 0, uncached: 40 }, 2.0);
+        policy.ended(&Placement { number: 1, worker: 0, uncached: 40 }, 2.0);
         assert_eq!(costs(&policy, &prompt, &candidates, 2.0)[0], 12.0);
+    }
+
+    #[test]
+    fn the_agentic_preset_weighs_requests_and_credits_twice() {
+        let mut policy = DynamoKv::agentic(&mut Options::default(), 0).unwrap();
+        let mut candidates = fleet(2);
+        policy.sent(&numbered(1, blocks(10, &[1, 2, 3, 4])), &candidates, 0, 0.0);
+        candidates.device_blocks = vec![4, 1];
+        candidates.host_blocks = vec![4, 1];
+        candidates.any_blocks = vec![4, 1];
+        // First: 4 * max(0, 4 + 4 - 2 * 4) + 4 + 64. Second: 4 * (4 - 2 * 1) + 4.
+        assert_eq!(costs(&policy, &blocks(10, &[1, 2, 3, 4]), &candidates, 0.0), [68.0, 12.0]);
     }
 
     #[test]
@@ -212,7 +247,7 @@ mod tests {
         let mut policy = policy(r#"{"router_predicted_ttl_secs": 5}"#);
         let candidates = fleet(2);
         policy.sent(&numbered(1, blocks(10, &[1, 2])), &candidates, 1, 0.0);
-        policy.ended(&Placed { number: 1, worker: 1, uncached: 20 }, 1.0);
+        policy.ended(&Placement { number: 1, worker: 1, uncached: 20 }, 1.0);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 4.0), [4.0, 2.0]);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 6.0), [4.0, 4.0]);
     }
@@ -224,7 +259,7 @@ mod tests {
         let mut candidates = fleet(2);
         candidates.device_blocks = vec![2, 0];
         policy.sent(&numbered(1, blocks(10, &[1, 2])), &candidates, 1, 0.0);
-        policy.ended(&Placed { number: 1, worker: 1, uncached: 20 }, 1.0);
+        policy.ended(&Placement { number: 1, worker: 1, uncached: 20 }, 1.0);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 119.0), [4.0, 2.0]);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 121.0), [4.0, 4.0]);
     }

@@ -43,7 +43,7 @@ pub(super) struct LlmDScorers {
     lru_size: usize,
     precise: bool,
     table: SentBlocks,
-    /// When each worker last took a prompt of which nobody had anything.
+    /// Time in seconds at which each worker last took a prompt of which nobody had anything.
     cold: HashMap<u32, f64>,
     draw: Draw,
 }

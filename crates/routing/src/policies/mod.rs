@@ -11,9 +11,13 @@
 //! | `testing.rs`, `tests.rs` | tests only: fleets to decide on; what holds for all policies |
 
 mod aibrix_prefix_cache;
+mod dualmap;
 mod dynamo_kv;
+mod dynamo_two_tier;
 mod least_loaded;
 mod llm_d_scorers;
+mod llm_d_token_load;
+mod lmetric;
 mod parts;
 mod power_of_two;
 mod preble;
@@ -25,6 +29,7 @@ mod round_robin;
 mod session;
 mod smg_cache_aware;
 mod smg_spill;
+mod sticky_least_loaded;
 #[cfg(test)]
 mod testing;
 #[cfg(test)]
@@ -52,11 +57,17 @@ pub const NAMES: &[&str] = &[
     "preble",
     "ray-prefix-affinity",
     "production-stack-loadaware",
+    "llm-d-token-load",
+    "dynamo-agentic",
+    "dynamo-two-tier",
+    "lmetric",
+    "dualmap",
+    "sticky-least-loaded",
 ];
 
 /// A policy in here. What it keeps can be counted, for tests.
 trait Inside: Policy {
-    /// Requests that it remembers, and things that it remembers of workers.
+    /// Returns the number of requests that the policy remembers, and of things that it remembers of workers.
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, 0)
@@ -89,6 +100,12 @@ fn inside(name: &str, mut options: Options, seed: u64) -> Result<Box<dyn Inside>
         "preble" => Box::new(preble::Preble::new(given, seed)?),
         "ray-prefix-affinity" => Box::new(ray_prefix_affinity::RayPrefixAffinity::new(given, seed)?),
         "production-stack-loadaware" => Box::new(production_stack_loadaware::LoadAware::new(given, seed)?),
+        "llm-d-token-load" => Box::new(llm_d_token_load::LlmDTokenLoad::new(given, seed)?),
+        "dynamo-agentic" => Box::new(dynamo_kv::DynamoKv::agentic(given, seed)?),
+        "dynamo-two-tier" => Box::new(dynamo_two_tier::DynamoTwoTier::new(given, seed)?),
+        "dualmap" => Box::new(dualmap::DualMap::new(given, seed)?),
+        "lmetric" => Box::new(lmetric::LMetric::new(given, seed)?),
+        "sticky-least-loaded" => Box::new(sticky_least_loaded::StickyLeastLoaded::new(given, seed)?),
         _ => {
             let names = NAMES.join(", ");
             return Err(Error::new("unknown_policy", format!("no policy {name:?}: there are {names}")));

@@ -10,7 +10,7 @@ use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placed, Policy, Terms};
+use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 
 /// Requests of the window that are remembered, at most.
@@ -80,7 +80,8 @@ impl Preble {
         mistral_7b_a6000(tokens)
     }
 
-    /// What the worker has to do.
+    /// Returns the seconds of work that the worker has: prompts sent to it in the window, and tokens of running
+    /// requests.
     fn load(&self, request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
         let prefill = self.sums.get(&candidates.worker[row]).map_or(0.0, |sum| sum.0);
         let step = candidates.step_time[row];
@@ -89,7 +90,7 @@ impl Preble {
         prefill + f64::from(candidates.requests[row]) * length * per_token
     }
 
-    /// What it costs others that blocks go.
+    /// Returns the seconds of prefill that others are expected to lose because blocks have to go for this prompt.
     fn eviction(&self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> f64 {
         let worker = candidates.worker[row];
         let room = candidates.capacity_blocks[row] - candidates.held_blocks[row];
@@ -182,7 +183,7 @@ impl Policy for Preble {
         self.forget(now);
     }
 
-    fn ended(&mut self, _placed: &Placed, now: f64) {
+    fn ended(&mut self, _placed: &Placement, now: f64) {
         self.forget(now);
     }
 

@@ -12,6 +12,7 @@ pub(super) fn fleet(count: usize) -> Candidates {
         host_blocks: vec![0; count],
         any_blocks: vec![0; count],
         predicted_blocks: vec![0; count],
+        shared_blocks: vec![0; count],
         trusted: vec![true; count],
         requests: vec![0; count],
         waiting: vec![0; count],
@@ -19,7 +20,9 @@ pub(super) fn fleet(count: usize) -> Candidates {
         queued_prompt_tokens: vec![0.0; count],
         head_tokens: vec![0.0; count],
         head_elapsed: vec![0.0; count],
+        held_tokens: vec![0.0; count],
         context_tokens: vec![0.0; count],
+        used_blocks: vec![0.0; count],
         output_tokens_left: vec![0.0; count],
         reported_waiting: vec![f64::NAN; count],
         reported_running: vec![f64::NAN; count],
@@ -41,7 +44,7 @@ pub(super) fn blocks(size: u32, hashes: &[u64]) -> Request<'_> {
     Request { tokens: size * hashes.len() as u32, block_size: size, content_hashes: hashes, ..Request::default() }
 }
 
-/// The same with a number of its own.
+/// The request with a number of its own.
 pub(super) fn numbered(number: u64, request: Request<'_>) -> Request<'_> {
     Request { number, ..request }
 }
@@ -51,7 +54,7 @@ pub(super) fn sent_to(policy: &mut dyn Policy, request: &Request<'_>, candidates
     policy.sent(request, candidates, row, 0.0);
 }
 
-/// Chooses and sends.
+/// Chooses a row for a request, and sends it there.
 pub(super) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
     let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
     policy.sent(request, candidates, row, now);

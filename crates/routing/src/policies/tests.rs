@@ -1,4 +1,4 @@
-//! What holds for every policy.
+//! Tests of what holds for every policy.
 
 use std::collections::BTreeSet;
 
@@ -7,7 +7,7 @@ use super::testing::{blocks, fleet, send};
 use super::{Inside, NAMES, by_name, inside};
 use crate::candidates::Candidates;
 use crate::options::Options;
-use crate::policy::{Choice, Placed};
+use crate::policy::{Choice, Placement};
 use crate::request::Request;
 
 /// Options that turn on what is off, for each policy that has such.
@@ -83,7 +83,7 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
     for seed in 0..30 {
         for mut policy in all(seed) {
             let mut draw = Draw::new(seed);
-            let mut under_way: Vec<Placed> = Vec::new();
+            let mut under_way: Vec<Placement> = Vec::new();
             let mut counts = vec![0u32; 1 + draw.below(6)];
             for number in 0..150u64 {
                 let now = number as f64 / 10.0;
@@ -114,7 +114,7 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
                     policy.sent(&request, &candidates, row, now);
                     let worker = candidates.worker[row];
                     counts[worker as usize] += 1;
-                    under_way.push(Placed { number, worker, uncached: request.tokens });
+                    under_way.push(Placement { number, worker, uncached: request.tokens });
                 }
                 if draw.below(3) > 0 && !under_way.is_empty() {
                     let placed = under_way.swap_remove(draw.below(under_way.len()));

@@ -10,7 +10,7 @@ use crate::policies::parts::books::Books;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placed, Policy, Terms};
+use crate::policy::{Choice, Placement, Policy, Terms};
 use crate::request::Request;
 
 /// Sessions that are remembered, at most.
@@ -38,7 +38,7 @@ pub(super) struct VllmRouterKvAware {
     temperature: f64,
     session_ttl: f64,
     books: Books,
-    /// Where each session last was, and when.
+    /// For each session the worker that it was last sent to, and the time in seconds.
     sessions: HashMap<u64, (u32, f64)>,
     draw: Draw,
 }
@@ -123,11 +123,11 @@ impl Policy for VllmRouterKvAware {
         self.sessions.insert(session, (worker, now));
     }
 
-    fn first_token(&mut self, placed: &Placed, _now: f64) {
+    fn first_token(&mut self, placed: &Placement, _now: f64) {
         self.books.first_token(placed.number);
     }
 
-    fn ended(&mut self, placed: &Placed, _now: f64) {
+    fn ended(&mut self, placed: &Placement, _now: f64) {
         self.books.ended(placed.number);
     }
 
@@ -172,7 +172,7 @@ mod tests {
         // Sent to the second: 10 tokens to compute, the same blocks in use: 1 + 3 - 2 + 3.
         policy.sent(&numbered(1, prompt), &candidates, 1, 0.0);
         assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [6.0, 5.0, 4.0]);
-        policy.first_token(&Placed { number: 1, worker: 1, uncached: 10 }, 0.0);
+        policy.first_token(&Placement { number: 1, worker: 1, uncached: 10 }, 0.0);
         assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [6.0, 4.0, 4.0]);
     }
 

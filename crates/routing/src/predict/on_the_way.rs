@@ -1,9 +1,12 @@
-//! What was just sent counts at once: the prompts on their way, as a trie of runs, until the engine's events tell.
+//! The prompts on their way, as a trie of runs: what was just sent counts at once, until the engine's events tell.
 //!
 //! A run holds consecutive content hashes and never splits; a prompt that parts from it after `fork` blocks goes on in
 //! a run of its own, found by (run, fork, next hash). In each run an entry says that a worker will hold its first `end`
 //! blocks, for whose sake, and until when. An entry goes when its request fails, when the index holds as much, or when
 //! its time is over, whatever comes first.
+//!
+//! The same runs count which of their blocks each worker's requests use, until these end: blocks that several use count
+//! once, and cannot be pushed out of its cache meanwhile.
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
@@ -19,11 +22,19 @@ pub(crate) struct OnTheWay {
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
     due: BinaryHeap<Reverse<(Time, u32)>>,
-    /// At that length most of `due` is over.
+    /// The length of `due` at which most of it is over.
     due_most: usize,
     blocks: usize,
     most: usize,
     refused: u64,
+}
+
+/// Blocks of a run that a worker's requests use: so many of them its first `end`. In order of both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Use {
+    worker: u32,
+    end: u32,
+    requests: u32,
 }
 
 #[derive(Debug, Default)]
@@ -35,6 +46,7 @@ struct Run {
     children: u32,
     hashes: Vec<u64>,
     entries: Vec<Entry>,
+    uses: Vec<Use>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -46,9 +58,23 @@ struct Entry {
     until: f64,
 }
 
-/// Where a prompt's entries are: the last run that it goes through.
+/// The place of a prompt's entries: the last run that it goes through, and its blocks of that run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Leaf(u32);
+pub(crate) struct Leaf {
+    run: u32,
+    end: u32,
+}
+
+/// The outcome of taking in a prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(crate) struct Insertion {
+    /// The place of the prompt. `None`: nowhere, as it has no blocks or there are too many.
+    pub(crate) leaf: Option<Leaf>,
+    /// Leading blocks of the prompt that are kept in mind.
+    pub(crate) depth: u32,
+    /// Leading blocks of the prompt that no other request of the worker uses.
+    pub(crate) own: u32,
+}
 
 impl OnTheWay {
     /// Room for `most` blocks; what comes on top is counted and left out.
@@ -64,32 +90,37 @@ impl OnTheWay {
         self.refused
     }
 
-    /// A prompt of these blocks is on its way to `worker`, for the request `owner`.
-    pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Option<Leaf> {
+    /// A prompt of these blocks is on its way to `worker`, for the request `owner`, which uses them until
+    /// [`OnTheWay::release`].
+    pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Insertion {
         if hashes.is_empty() {
-            return None;
+            return Insertion::default();
         }
         if self.due.len() > self.due_most {
             self.compact();
         }
-        let (mut at, mut fork, mut rest, mut before) = (NO_RUN, 0, hashes, 0);
+        let (mut at, mut fork, mut rest, mut before, mut own) = (NO_RUN, 0, hashes, 0, 0);
         loop {
-            let Some(&first) = rest.first() else { return Some(Leaf(at)) };
+            let here = Leaf { run: at, end: fork };
+            let Some(&first) = rest.first() else { return Insertion { leaf: Some(here), depth: before, own } };
             let Some(&next) = self.children.get(&(at, fork, first)) else { break };
             let run = &mut self.runs[next as usize];
             let alike = common(&run.hashes, rest);
             run.add(Entry { worker, end: alike, owner, until });
+            own += run.begin_use(worker, alike);
             self.due.push(Reverse((Time(until), next)));
             (at, fork, before) = (next, alike, before + alike);
             rest = &rest[alike as usize..];
         }
         if self.blocks + rest.len() > self.most {
             self.refused += 1;
-            return (at != NO_RUN).then_some(Leaf(at));
+            return Insertion { leaf: (at != NO_RUN).then_some(Leaf { run: at, end: fork }), depth: before, own };
         }
         self.blocks += rest.len();
-        let mut run = Run { parent: at, fork, before, children: 0, hashes: rest.to_vec(), entries: Vec::new() };
-        run.add(Entry { worker, end: rest.len() as u32, owner, until });
+        let mut run = Run { parent: at, fork, before, hashes: rest.to_vec(), ..Run::default() };
+        let end = rest.len() as u32;
+        run.add(Entry { worker, end, owner, until });
+        own += run.begin_use(worker, end);
         let new = if let Some(free) = self.free.pop() {
             self.runs[free as usize] = run;
             free
@@ -102,17 +133,30 @@ impl OnTheWay {
             parent.children += 1;
         }
         self.due.push(Reverse((Time(until), new)));
-        Some(Leaf(new))
+        Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
-    /// Calls `found(worker, depth)` with what is on its way there of a prompt; a worker may come several times, with
-    /// rising depths. `held(worker)` is what the index says: what it holds already is not on its way any more.
+    /// A request of `worker` that was taken in is over: so many blocks are not in use there any more.
+    pub(crate) fn release(&mut self, leaf: Leaf, worker: u32) -> u32 {
+        let (mut at, mut end, mut freed) = (leaf.run, leaf.end, 0);
+        while let Some(run) = self.runs.get_mut(at as usize) {
+            freed += run.end_use(worker, end);
+            (at, end) = (run.parent, run.fork);
+        }
+        self.prune(leaf.run);
+        freed
+    }
+
+    /// Calls `found(worker, depth)` with what is on its way there of a prompt, and `used(worker, depth)` with what of it
+    /// requests there use; a worker may come several times, with rising depths. `held(worker)` is what the index says: what
+    /// it holds already is not on its way any more.
     pub(crate) fn find(
         &mut self,
         hashes: &[u64],
         now: f64,
         held: impl Fn(u32) -> u32,
         mut found: impl FnMut(u32, u32),
+        mut used: impl FnMut(u32, u32),
     ) {
         if self.children.is_empty() {
             return;
@@ -132,6 +176,9 @@ impl OnTheWay {
                 found(entry.worker, before + entry.end.min(alike));
                 true
             });
+            for its in &run.uses {
+                used(its.worker, before + its.end.min(alike));
+            }
             (at, fork) = (next, alike);
             rest = &rest[alike as usize..];
         }
@@ -144,7 +191,7 @@ impl OnTheWay {
                 entry.until = until;
             }
         });
-        let mut at = leaf.0;
+        let mut at = leaf.run;
         while let Some(run) = self.runs.get(at as usize) {
             self.due.push(Reverse((Time(until), at)));
             at = run.parent;
@@ -154,13 +201,14 @@ impl OnTheWay {
     /// A request does not come after all.
     pub(crate) fn forget(&mut self, leaf: Leaf, owner: u64) {
         self.climb(leaf, |run| run.entries.retain(|entry| entry.owner != owner));
-        self.prune(leaf.0);
+        self.prune(leaf.run);
     }
 
-    /// Nothing is on its way to a worker any more.
+    /// Nothing is on its way to a worker any more, and nobody there uses anything.
     pub(crate) fn forget_worker(&mut self, worker: u32) {
         for run in &mut self.runs {
             run.entries.retain(|entry| entry.worker != worker);
+            run.uses.retain(|its| its.worker != worker);
         }
         for run in 0..self.runs.len() as u32 {
             self.prune(run);
@@ -191,7 +239,7 @@ impl OnTheWay {
     }
 
     fn climb(&mut self, leaf: Leaf, mut each: impl FnMut(&mut Run)) {
-        let mut at = leaf.0;
+        let mut at = leaf.run;
         while let Some(run) = self.runs.get_mut(at as usize) {
             each(run);
             at = run.parent;
@@ -202,6 +250,7 @@ impl OnTheWay {
     fn prune(&mut self, mut at: u32) {
         while let Some(run) = self.runs.get_mut(at as usize)
             && run.entries.is_empty()
+            && run.uses.is_empty()
             && run.children == 0
             && let Some(&first) = run.hashes.first()
         {
@@ -228,6 +277,35 @@ impl Run {
         self.entries.retain(|entry| !covers(&new, entry));
         self.entries.push(new);
     }
+
+    /// One more request of a worker uses the first `end` blocks: how many of them nobody there used before.
+    fn begin_use(&mut self, worker: u32, end: u32) -> u32 {
+        let before = self.most_used(worker);
+        let at = self.uses.partition_point(|its| (its.worker, its.end) < (worker, end));
+        match self.uses.get_mut(at) {
+            Some(its) if (its.worker, its.end) == (worker, end) => its.requests += 1,
+            _ => self.uses.insert(at, Use { worker, end, requests: 1 }),
+        }
+        end.saturating_sub(before)
+    }
+
+    /// One less: how many blocks nobody there uses any more.
+    fn end_use(&mut self, worker: u32, end: u32) -> u32 {
+        let Ok(at) = self.uses.binary_search_by_key(&(worker, end), |its| (its.worker, its.end)) else { return 0 };
+        self.uses[at].requests -= 1;
+        if self.uses[at].requests > 0 {
+            return 0;
+        }
+        self.uses.remove(at);
+        end.saturating_sub(self.most_used(worker))
+    }
+
+    /// Leading blocks of the run that requests of a worker use.
+    fn most_used(&self, worker: u32) -> u32 {
+        let after = self.uses.partition_point(|its| its.worker <= worker);
+        let last = after.checked_sub(1).and_then(|last| self.uses.get(last));
+        last.filter(|its| its.worker == worker).map_or(0, |its| its.end)
+    }
 }
 
 fn common(a: &[u64], b: &[u64]) -> u32 {
@@ -250,7 +328,9 @@ mod tests {
         for number in 0..50_000_u64 {
             let now = number as f64 * 1e-3;
             let hashes = [1, 2, number % 1_000, number];
-            let leaf = way.insert(&hashes, (number % 4) as u32, number, now + 300.0).unwrap();
+            let (worker, hashes) = ((number % 4) as u32, hashes);
+            let leaf = way.insert(&hashes, worker, number, now + 300.0).leaf.unwrap();
+            way.release(leaf, worker);
             way.until(leaf, number, now + 0.1);
             way.expire(now);
             prompts = prompts.max(way.runs.len());
@@ -259,5 +339,37 @@ mod tests {
         assert!(prompts < 2_048, "{prompts}");
         way.expire(1e3);
         assert_eq!((way.blocks(), way.children.len(), way.due.len()), (0, 0, 0));
+    }
+
+    #[test]
+    fn blocks_that_several_use_count_once_until_the_last_has_ended() {
+        let mut way = OnTheWay::new(1 << 20);
+        let mut take = |hashes: &[u64], worker, owner| way.insert(hashes, worker, owner, 1.0);
+        let one = take(&[1, 2, 3, 4], 0, 1);
+        let two = take(&[1, 2, 5], 0, 2);
+        let three = take(&[1, 2], 0, 3);
+        let other = take(&[1, 2, 3, 4, 6], 1, 4);
+        assert_eq!([one, two, three, other].map(|its| (its.depth, its.own)), [(4, 4), (3, 1), (2, 0), (5, 5)]);
+        let used = |way: &mut OnTheWay, hashes: &[u64]| {
+            let mut most = [0; 2];
+            way.find(
+                hashes,
+                2.0,
+                |_| 0,
+                |_, _| (),
+                |worker, depth| most[worker as usize] = most[worker as usize].max(depth),
+            );
+            most
+        };
+        assert_eq!(used(&mut way, &[1, 2, 3, 9]), [3, 3]);
+        assert_eq!(used(&mut way, &[1, 2, 5, 7]), [3, 2]);
+        // Long after their time is over what they use is still in use.
+        way.expire(9.0);
+        assert_eq!(way.release(one.leaf.unwrap(), 0), 2);
+        assert_eq!(used(&mut way, &[1, 2, 3, 4]), [2, 4]);
+        assert_eq!((way.release(two.leaf.unwrap(), 0), way.release(three.leaf.unwrap(), 0)), (1, 2));
+        assert_eq!(used(&mut way, &[1, 2, 3, 4]), [0, 4]);
+        way.forget_worker(1);
+        assert_eq!((way.blocks(), way.children.len()), (0, 0));
     }
 }

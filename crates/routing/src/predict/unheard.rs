@@ -17,29 +17,30 @@ use crate::rng::mix;
 /// Output blocks have names of their own, which no prompt has.
 const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
-/// How what was sent is forgotten.
+/// The way in which what was sent is forgotten.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum Forgets {
-    /// As an engine's cache does that has room for so many blocks, where the engine does not say how many it has.
+    /// Blocks are forgotten as by an engine's cache that has room for so many, where the engine does not say how many
+    /// it has.
     Mock {
-        /// Blocks.
+        /// Blocks that there is room for.
         blocks: usize,
     },
-    /// That many seconds after it was last sent.
+    /// Blocks are forgotten that many seconds after they were last sent.
     Ttl {
-        /// Seconds.
+        /// Seconds until a block is forgotten.
         seconds: f64,
     },
 }
 
-/// What engines should hold that announce nothing.
+/// A prediction of what engines hold that announce nothing.
 #[derive(Debug)]
 pub struct PredictedIndex {
     forgets: Forgets,
     caches: Vec<Cache>,
     /// Requests that are with engines: whose, and the names of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
-    /// Kept for their memory.
+    /// A buffer for names, kept for its memory.
     names: Vec<u64>,
     outputs: u64,
 }
@@ -49,21 +50,21 @@ struct Cache {
     /// `None`: as many as [`Forgets::Mock`] says.
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
-    /// In the order in which they leave. An entry counts only if it is its block's latest.
+    /// Blocks in the order in which they leave. An entry counts only if it is its block's latest.
     leaving: VecDeque<(f64, u64, u64)>,
     stamp: u64,
 }
 
 #[derive(Debug, Default)]
 struct Block {
-    /// Requests that use it.
+    /// Requests that use the block.
     users: u32,
-    /// Its latest place among those that leave; 0 if it never had one.
+    /// The block's latest place among those that leave; 0 if it never had one.
     stamp: u64,
 }
 
 impl PredictedIndex {
-    /// One that knows nothing yet.
+    /// Makes an index that knows nothing yet.
     #[must_use]
     pub fn new(forgets: Forgets) -> Self {
         Self { forgets, caches: Vec::new(), using: HashMap::new(), names: Vec::new(), outputs: 0 }

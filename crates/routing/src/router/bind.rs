@@ -9,14 +9,28 @@ use crate::router::Router;
 use crate::router::config::Order;
 use crate::router::outcome::{Outcome, Refusal, RequestId, WorkerId};
 use crate::router::place::Plan;
+use crate::router::waiting::Aim;
 use crate::time::Time;
 
 /// Room comes with time too: after that many seconds it is worth a look.
 const LOOK_AGAIN: f64 = 0.02;
+/// A request that waits for one worker is asked about after that many seconds, whatever happened there: others may be the
+/// better choice by then.
+const ASK_AGAIN: f64 = 0.25;
 /// Rows that are looked at to place one request that waits: in large fleets fewer of those that wait are compared.
 const ROWS: usize = 4_096;
-/// ...but not fewer than this.
+/// Fewest waiting requests that are compared on account of [`ROWS`], however large the fleet.
 const FEWEST: usize = 4;
+
+/// The policy's answer about a request that waits.
+struct PolicyAnswer {
+    priority: Reverse<i32>,
+    since: f64,
+    /// Seconds of work that it would be where it would go now. `None`: it goes on waiting.
+    work: Option<f64>,
+    /// True if there is reason to ask again right now.
+    is_due: bool,
+}
 
 impl Router {
     /// Places requests that wait, as far as there is room, and refuses those that have waited too long. Every request
@@ -25,12 +39,14 @@ impl Router {
         self.bind_with(now, |_, _| ())
     }
 
-    /// The same, with `look_up` to look up a prompt again: what the workers hold has changed since.
+    /// Does what [`Router::bind`] does, with `look_up` to look up a prompt again: what the workers hold has changed
+    /// since.
     pub fn bind_with(&mut self, now: f64, look_up: impl FnMut(&Request<'_>, &mut Depths)) -> Vec<(RequestId, Outcome)> {
         self.bind_up_to(usize::MAX, now, look_up)
     }
 
-    /// The same, and at most `most` are placed, for a caller that holds a lock meanwhile. If so many were, call it again.
+    /// Does what [`Router::bind_with`] does, and places at most `most`, for a caller that holds a lock meanwhile. If so
+    /// many were, call it again.
     pub fn bind_up_to(
         &mut self,
         most: usize,
@@ -43,8 +59,8 @@ impl Router {
         std::mem::take(&mut self.bound)
     }
 
-    /// Those whose turn may come when [`Router::bind_up_to`] is called next, to look their prompts up before: nobody, if
-    /// there is no room.
+    /// Returns the requests whose turn may come when [`Router::bind_up_to`] is called next, to look their prompts up
+    /// before: none, if there is no room.
     pub fn next_in_turn(&mut self, now: f64) -> Vec<RequestId> {
         let now = self.at(now);
         self.expire_until(now);
@@ -53,7 +69,7 @@ impl Router {
         }
         let (lanes, mut numbers, mut all) = (self.lanes_with_room(now), Vec::new(), Vec::new());
         for lane in &lanes {
-            self.waiting.first(*lane, self.scan(lanes.len()), &mut numbers);
+            self.waiting.first(*lane, self.scan(lanes.len()), &self.room, now, &mut numbers);
             all.extend(numbers.iter().copied().map(RequestId));
         }
         all
@@ -63,16 +79,18 @@ impl Router {
     /// that it has waited. False: it does not wait (any more).
     pub fn allow(&mut self, id: RequestId, allowed: Option<&[WorkerId]>) -> bool {
         let waits = self.waiting.allow(id.0, allowed);
-        self.room |= waits;
+        if waits {
+            self.room.came();
+        }
         waits
     }
 
-    /// Whether there is nobody to place, or nothing has changed since it was last tried.
+    /// True if there is nobody to place, or nothing has changed since it was last tried.
     fn rests(&self, now: f64) -> bool {
-        self.waiting.len() == 0 || !self.room && now < self.tried + LOOK_AGAIN
+        self.waiting.len() == 0 || !self.room.is_new && now < self.tried + LOOK_AGAIN
     }
 
-    /// How many of each lane are looked at.
+    /// Returns how many requests of each lane are looked at.
     fn scan(&self, lanes: usize) -> usize {
         let most = self.config.queue_scan.min((ROWS / self.fleet.up.max(1)).max(FEWEST));
         (most / lanes.max(1)).max(1)
@@ -80,7 +98,7 @@ impl Router {
 
     pub(super) fn try_waiting(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) {
         while let Some(number) = self.waiting.overdue(now) {
-            self.waiting.remove(number);
+            self.withdraw(number);
             self.refuse_waiting(number, Refusal::QueueTimeout);
         }
         if self.rests(now) {
@@ -93,41 +111,20 @@ impl Router {
             placed += 1;
         }
         // There may be room for more.
-        self.room = placed == most;
+        self.room.is_new = placed == most;
     }
 
     /// Places the one whose turn it is. False: there is no room for any of those looked at.
     fn place_one(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> bool {
-        let lanes = self.lanes_with_room(now);
-        let mut numbers = std::mem::take(&mut self.numbers);
-        // By priority, then turn, then age.
-        let mut best: Option<(Reverse<i32>, Time, u64)> = None;
-        let scan = self.scan(lanes.len());
-        for lane in &lanes {
-            let priority = Reverse(self.waiting.first(*lane, scan, &mut numbers));
-            for &number in &numbers {
-                let Some((work, since)) = self.work(number, now, look_up) else { continue };
-                let turn = match self.config.order {
-                    Order::Fcfs => 0.0,
-                    Order::LeastWork => work - self.config.ageing * (now - since),
-                };
-                let its = (priority, Time(turn), number);
-                if best.is_none_or(|best| its < best) {
-                    best = Some(its);
-                }
-                if self.config.order == Order::Fcfs {
-                    break;
-                }
-            }
-        }
-        self.numbers = numbers;
-        let Some((_, _, number)) = best else { return false };
-        let Some(ticket) = self.waiting.take(number) else { return false };
-        let request = ticket.kept.request();
+        let Some(number) = self.next(now, look_up) else { return false };
+        let Some(mut ticket) = self.waiting.take(number) else { return false };
+        self.fleet.aims(ticket.aim, None);
+        self.waiting.set_aim(&mut ticket, None);
+        let request = ticket.kept.request(now - ticket.since);
         let outcome = match self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now) {
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             // The policy left it to chance, and it fell the other way: it keeps its place.
-            Plan::Wait => {
+            Plan::Wait { .. } => {
                 self.waiting.put_back(ticket);
                 return false;
             }
@@ -139,47 +136,110 @@ impl Router {
         true
     }
 
+    /// Returns the request whose turn it is.
+    fn next(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> Option<u64> {
+        let lanes = self.lanes_with_room(now);
+        let scan = self.scan(lanes.len());
+        let mut numbers = std::mem::take(&mut self.numbers);
+        // By priority, then turn, then age.
+        let mut best: Option<(Reverse<i32>, Time, u64)> = None;
+        for lane in lanes {
+            loop {
+                self.waiting.first(lane, scan, &self.room, now, &mut numbers);
+                let mut due = 0;
+                for &number in &numbers {
+                    let Some(asked) = self.ask(number, now, look_up) else { continue };
+                    let PolicyAnswer { priority, since, work, is_due } = asked;
+                    due += usize::from(is_due);
+                    if best.is_some_and(|best| best.0 < priority) {
+                        break;
+                    }
+                    let Some(work) = work else { continue };
+                    let turn = match self.config.order {
+                        Order::Fcfs => 0.0,
+                        Order::LeastWork => work - self.config.ageing * (now - since),
+                    };
+                    let its = (priority, Time(turn), number);
+                    if best.is_none_or(|best| its < best) {
+                        best = Some(its);
+                    }
+                    if self.config.order == Order::Fcfs {
+                        break;
+                    }
+                }
+                // Where all of these wait for a worker of their own, others may come next.
+                if due > 0 || numbers.len() < scan {
+                    break;
+                }
+            }
+        }
+        self.numbers = numbers;
+        best.map(|(_, _, number)| number)
+    }
+
     /// The lanes whose workers might take one more, or of whose workers nobody is up.
     fn lanes_with_room(&mut self, now: f64) -> Vec<u64> {
         let Self { waiting, fleet, who, policy, .. } = self;
         let mut has_room = |allowed: Option<&Arc<[WorkerId]>>| {
             fleet.may_take(allowed.map(AsRef::as_ref), who);
-            who.is_empty() || policy.has_room(fleet.candidates(&Depths::unknown(), &[], Some(who), now))
+            who.is_empty() || policy.has_room(fleet.candidates(&Depths::unknown(), None, Some(who), now))
         };
         waiting.lanes().filter(|(_, allowed)| has_room(*allowed)).map(|(lane, _)| lane).collect()
     }
 
-    /// Seconds of work that a waiting request would be where it would go now, and since when it waits. `None`: it goes
-    /// on waiting.
-    fn work(
+    /// Asks the policy about a request that waits.
+    fn ask(
         &mut self,
         number: u64,
         now: f64,
         look_up: &mut dyn FnMut(&Request<'_>, &mut Depths),
-    ) -> Option<(f64, f64)> {
+    ) -> Option<PolicyAnswer> {
         let mut ticket = self.waiting.take(number)?;
+        let since = ticket.since;
+        let request = ticket.kept.request(now - since);
         if ticket.round != self.round {
             ticket.round = self.round;
             match &mut self.unheard {
-                Some(unheard) => unheard.look_up(ticket.kept.request().content_hashes, now, &mut ticket.depths),
-                None => look_up(&ticket.kept.request(), &mut ticket.depths),
+                Some(unheard) => unheard.look_up(request.content_hashes, now, &mut ticket.depths),
+                None => look_up(&request, &mut ticket.depths),
             }
         }
-        let request = ticket.kept.request();
+        self.fleet.aims(ticket.aim, None);
         let plan = self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now);
-        let work = match plan {
+        let priority = Reverse(request.priority);
+        let (work, aim) = match plan {
             Plan::Row { row, .. } => {
                 let who = (!self.who.is_empty()).then_some(&self.who[..]);
                 let candidates = self.fleet.same_candidates(who);
                 let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
-                Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row])
+                (Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row]), ticket.aim)
             }
             // Refused at once.
-            Plan::NoWorker => Some(0.0),
-            Plan::Wait => None,
+            Plan::NoWorker => (Some(0.0), ticket.aim),
+            Plan::Wait { aim } => (None, aim.map(|row| self.aim(&request, row, now))),
         };
-        let since = ticket.since;
+        self.fleet.aims(None, aim);
+        self.waiting.set_aim(&mut ticket, aim);
+        let is_due = ticket.is_due(&self.room, now);
         self.waiting.put_back(ticket);
-        work.map(|work| (work, since))
+        Some(PolicyAnswer { priority, since, work, is_due })
+    }
+
+    /// A request is to wait for the worker of a row of the candidates that were just asked for.
+    pub(super) fn aim(&self, request: &Request<'_>, row: usize, now: f64) -> Aim {
+        let who = (!self.who.is_empty()).then_some(&self.who[..]);
+        let candidates = self.fleet.same_candidates(who);
+        let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+        let tokens = f64::from(request.uncached(depth));
+        Aim { worker: candidates.worker[row], asked: self.room.now(), again: now + ASK_AGAIN, tokens }
+    }
+
+    /// Takes out a request that waits. False: it does not.
+    pub(super) fn withdraw(&mut self, number: u64) -> bool {
+        let ticket = self.waiting.remove(number);
+        if let Some(ticket) = &ticket {
+            self.fleet.aims(ticket.aim, None);
+        }
+        ticket.is_some()
     }
 }

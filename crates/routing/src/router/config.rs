@@ -4,7 +4,7 @@ use crate::error::Error;
 use crate::options::Options;
 use crate::predict::Forgets;
 
-/// In which order requests that wait in the router are placed, those of equal priority.
+/// The order in which requests of equal priority that wait in the router are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Order {
     /// First come, first served.
@@ -25,7 +25,7 @@ pub struct Config {
     pub first_token_timeout: f64,
     /// A request that generates is given up when nothing was heard of it for that long.
     pub idle_timeout: f64,
-    /// What was sent counts as held until the index says so, for at most that long after its first token.
+    /// Seconds after its first token for which a prompt counts as held, at most, while the index does not say so.
     pub announced_within: f64,
     /// Blocks of prompts on their way that are kept in mind.
     pub predicted_limit: usize,
@@ -49,11 +49,11 @@ pub struct Config {
     pub queue_limit: usize,
     /// Seconds that a request may wait in the router.
     pub queue_timeout: f64,
-    /// In which order they are placed.
+    /// The order in which waiting requests are placed.
     pub order: Order,
-    /// How much a second of waiting outweighs a second of work, with [`Order::LeastWork`].
+    /// Weight of a second of waiting against a second of work, with [`Order::LeastWork`].
     pub ageing: f64,
-    /// Of those that wait, how many are looked at when there is room, the oldest of the highest priority first; fewer where
+    /// Waiting requests that are looked at when there is room, the oldest of the highest priority first; fewer where
     /// there are more than 64 workers.
     pub queue_scan: usize,
 }

@@ -10,6 +10,7 @@ use crate::depths::Depths;
 use crate::router::config::Config;
 use crate::router::outcome::{Load, WorkerId};
 use crate::router::peers::Work;
+use crate::router::waiting::Aim;
 use crate::speed::{FleetSpeed, Speed};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
@@ -30,7 +31,7 @@ pub(super) struct Slot {
     pub(super) rank: u32,
     pub(super) state: State,
     joined: f64,
-    /// Whether it joined a fleet at work.
+    /// True if the worker joined a fleet at work.
     pub(super) late: bool,
     /// Requests placed anywhere when it joined.
     pub(super) joined_at: u64,
@@ -39,10 +40,10 @@ pub(super) struct Slot {
     speed: Speed,
 }
 
-/// When a prompt that leaves the queue was computed.
+/// The time at which a prompt that leaves the queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(super) enum Computed {
-    /// Its first token has come.
+pub(super) enum ComputeTime {
+    /// The prompt is computed now: its first token has come.
     Now,
     /// Some time after it was sent: the whole answer has come.
     Before { sent: f64 },
@@ -50,13 +51,31 @@ pub(super) enum Computed {
     Unknown,
 }
 
-/// What a request adds to a row while it is there.
+/// The amounts that a request adds to a row while it is there.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Share {
     pub(super) tokens: f64,
     pub(super) uncached: f64,
     pub(super) generated: f64,
     pub(super) output_left: f64,
+}
+
+/// Leading blocks of a prompt that are on their way to the workers, and those that their requests use, by number of the
+/// worker.
+#[derive(Debug, Default)]
+pub(super) struct ExpectedBlocks {
+    pub(super) held: Vec<u32>,
+    pub(super) used: Vec<u32>,
+}
+
+impl ExpectedBlocks {
+    /// Sets both columns to 0, for so many workers.
+    pub(super) fn clear(&mut self, workers: usize) {
+        for column in [&mut self.held, &mut self.used] {
+            column.clear();
+            column.resize(workers, 0);
+        }
+    }
 }
 
 impl Slot {
@@ -224,7 +243,7 @@ impl Fleet {
     }
 
     /// A prompt is not waiting any more.
-    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: Computed, now: f64) {
+    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
         rows.waiting[at] -= 1;
@@ -235,19 +254,19 @@ impl Fleet {
             slot.queue.remove(place);
         }
         let more = !slot.queue.is_empty();
-        if head || computed == Computed::Now {
+        if head || computed == ComputeTime::Now {
             self.head_since[at] = now;
         }
         let learnt = match computed {
-            Computed::Now => slot.speed.computed(share.uncached, more, now, &mut self.speed),
-            Computed::Before { sent } => {
+            ComputeTime::Now => slot.speed.computed(share.uncached, more, now, &mut self.speed),
+            ComputeTime::Before { sent } => {
                 let learnt = slot.speed.came_whole(share.uncached, sent, now, &mut self.speed);
                 if head || !more {
                     slot.speed.begins(now);
                 }
                 learnt
             }
-            Computed::Unknown => {
+            ComputeTime::Unknown => {
                 if head {
                     slot.speed.spoilt(now);
                 }
@@ -268,6 +287,18 @@ impl Fleet {
         let (at, rows) = (at as usize, &self.rows);
         let (rate, elapsed) = (rows.prefill_rate[at], (now - self.head_since[at]).max(0.0));
         (rows.queued_tokens[at] / rate - elapsed.min(rows.head_tokens[at] / rate)).max(0.0)
+    }
+
+    /// Requests use so many blocks more, or fewer.
+    pub(super) fn used(&mut self, at: u32, more: f64) {
+        self.rows.used_blocks[at as usize] += more;
+    }
+
+    /// A request waits in the router for a worker, and no longer for the other.
+    pub(super) fn aims(&mut self, before: Option<Aim>, after: Option<Aim>) {
+        for (aim, sign) in before.iter().map(|aim| (aim, -1.0)).chain(after.iter().map(|aim| (aim, 1.0))) {
+            self.rows.held_tokens[aim.worker as usize] += sign * aim.tokens;
+        }
     }
 
     pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
@@ -293,7 +324,7 @@ impl Fleet {
         self.rows.output_tokens_left[at] -= share.output_left;
     }
 
-    /// What counts at a row, of whatever router.
+    /// Returns the work that counts at a row, of whatever router.
     pub(super) fn work(&self, at: u32) -> Work {
         let (rows, at) = (&self.rows, at as usize);
         Work {
@@ -302,6 +333,7 @@ impl Fleet {
             queued_tokens: rows.queued_tokens[at],
             queued_prompt_tokens: rows.queued_prompt_tokens[at],
             context_tokens: rows.context_tokens[at],
+            used_blocks: rows.used_blocks[at],
             output_tokens_left: rows.output_tokens_left[at],
         }
     }
@@ -314,6 +346,7 @@ impl Fleet {
         rows.queued_tokens[at] += more.queued_tokens - less.queued_tokens;
         rows.queued_prompt_tokens[at] += more.queued_prompt_tokens - less.queued_prompt_tokens;
         rows.context_tokens[at] += more.context_tokens - less.context_tokens;
+        rows.used_blocks[at] += more.used_blocks - less.used_blocks;
         rows.output_tokens_left[at] += more.output_tokens_left - less.output_tokens_left;
     }
 
@@ -346,7 +379,7 @@ impl Fleet {
     pub(super) fn candidates(
         &mut self,
         depths: &Depths,
-        predicted: &[u32],
+        expected: Option<&ExpectedBlocks>,
         who: Option<&[u32]>,
         now: f64,
     ) -> &Candidates {
@@ -367,19 +400,28 @@ impl Fleet {
             rows.device_blocks[at] = depth.device;
             rows.host_blocks[at] = depth.host;
             rows.any_blocks[at] = depth.any;
-            rows.predicted_blocks[at] = predicted.get(at).copied().unwrap_or(0).max(depth.device);
+            rows.predicted_blocks[at] = depth.device;
+            rows.shared_blocks[at] = 0;
+        }
+        if let Some(expected) = expected {
+            for (depth, more) in rows.predicted_blocks.iter_mut().zip(&expected.held) {
+                *depth = (*depth).max(*more);
+            }
+            for (depth, used) in rows.shared_blocks.iter_mut().zip(&expected.used) {
+                *depth = *used;
+            }
         }
         let Some(who) = who else { return &self.rows };
         self.chosen.gather(&self.rows, who);
         &self.chosen
     }
 
-    /// What [`Fleet::candidates`] was last asked for, `who` being the same.
+    /// Returns the candidates that [`Fleet::candidates`] was last asked for, `who` being the same.
     pub(super) fn same_candidates(&self, who: Option<&[u32]>) -> &Candidates {
         if who.is_none() { &self.rows } else { &self.chosen }
     }
 
-    /// Fills in those of `allowed`, or of all, that are up, in order.
+    /// Fills in the workers of `allowed`, or of all, that are up, in order.
     pub(super) fn may_take(&self, allowed: Option<&[WorkerId]>, who: &mut Vec<u32>) {
         who.clear();
         let up = |at: u32| self.slots.get(at as usize).is_some_and(|slot| slot.state == State::Up);
@@ -393,7 +435,7 @@ impl Fleet {
         }
     }
 
-    /// Whether every slot is somebody's that is up.
+    /// True if every slot has a worker that is up.
     pub(super) fn is_dense(&self) -> bool {
         self.up == self.slots.len()
     }
@@ -421,7 +463,7 @@ impl Fleet {
 pub trait Lookup {
     /// Calls `f` with each worker and rank that holds any of the query, and its depth in blocks.
     fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
-    /// Whether all views are alike.
+    /// True if all views are alike.
     fn is_plain(&self) -> bool;
 }
 

@@ -1,4 +1,4 @@
-//! What a prompt needs that one worker computes and another goes on with: see [`crate::PrefillDecode`].
+//! The calls for a prompt that one worker computes and another goes on with: see [`crate::PrefillDecode`].
 
 use std::cmp::Reverse;
 
@@ -6,7 +6,7 @@ use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::request::Request;
 use crate::router::Router;
-use crate::router::outcome::{Decision, Ended, RequestId, Usage, Why, WorkerId};
+use crate::router::outcome::{Decision, FinishedRequest, RequestId, Usage, Why, WorkerId};
 use crate::time::Time;
 
 impl Router {
@@ -25,10 +25,10 @@ impl Router {
             return None;
         }
         self.hold_back(now);
-        Some(self.fleet.candidates(depths, &self.predicted, Some(&self.who), now).clone())
+        Some(self.fleet.candidates(depths, Some(&self.expected), Some(&self.who), now).clone())
     }
 
-    /// What workers should hold of a request's prompt, where no events tell.
+    /// Returns what workers should hold of a request's prompt, where no events tell.
     pub(crate) fn guessed(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let now = self.at(now);
         let request = self.complete(request);
@@ -40,7 +40,7 @@ impl Router {
         self.has_first_token(id, false, now);
     }
 
-    /// Where the request's session is, if sessions stick.
+    /// Returns the worker of the request's session, if sessions stick.
     pub(crate) fn home(&self, request: &Request<'_>, now: f64) -> Option<WorkerId> {
         let session = request.session.filter(|_| self.config.session_ttl > 0.0)?;
         self.sessions.get(session, now).map(WorkerId)
@@ -60,13 +60,13 @@ impl Router {
         }
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
-        self.fleet.candidates(depths, &self.predicted, Some(&self.who), now);
+        self.fleet.candidates(depths, Some(&self.expected), Some(&self.who), now);
         Some(self.reserve(&request, 0, Why::Policy, now))
     }
 
     /// The prompt of a prefill leg is computed, and its blocks can be fetched: the leg is over. It generated nothing, so
     /// nothing is learnt of how much requests generate. `None`: it was over already.
-    pub fn prefilled(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<Ended> {
+    pub fn prefilled(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
         self.first_token(id, now);
         let now = self.at(now);
         if let Some(unheard) = &mut self.unheard {
@@ -78,7 +78,7 @@ impl Router {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
         }
-        Some(Ended {
+        Some(FinishedRequest {
             worker: WorkerId(its.worker),
             expected_cached: its.cached,
             cached: usage.cached_tokens,

@@ -1,10 +1,10 @@
-//! What becomes of a request once it is placed.
+//! The life of a request once it is placed.
 
 use std::cmp::Reverse;
 
-use crate::policy::Placed;
-use crate::router::fleet::Computed;
-use crate::router::outcome::{Ended, RequestId, Usage, WorkerId};
+use crate::policy::Placement;
+use crate::router::fleet::ComputeTime;
+use crate::router::outcome::{FinishedRequest, RequestId, Usage, WorkerId};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
@@ -37,11 +37,11 @@ impl Router {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
         if !its.passed {
-            let how = if computed { Computed::Now } else { Computed::Unknown };
+            let how = if computed { ComputeTime::Now } else { ComputeTime::Unknown };
             self.fleet.dequeued(its.worker, id.0, &its.share, how, now);
             self.policy.first_token(&its.placed(id), now);
         }
-        self.room = true;
+        self.room.came_to(its.worker);
     }
 
     /// The answer of a request that was just placed comes as a whole: nobody will tell when its prompt is computed. It is
@@ -69,9 +69,9 @@ impl Router {
                 continue;
             }
             its.passed = true;
-            self.fleet.dequeued(its.worker, number, &its.share, Computed::Unknown, now);
+            self.fleet.dequeued(its.worker, number, &its.share, ComputeTime::Unknown, now);
             self.policy.first_token(&its.placed(RequestId(number)), now);
-            self.room = true;
+            self.room.came_to(its.worker);
         }
     }
 
@@ -93,8 +93,8 @@ impl Router {
         }
     }
 
-    /// It is over, and well. `None`: it was over already.
-    pub fn finish(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<Ended> {
+    /// Ends a request that went well. `None`: it was over already.
+    pub fn finish(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
         let now = self.at(now);
         let generated = self.placed.get(&id.0).map(|its| (its.share.generated, its.first_token.is_some()))?;
         if !generated.1 && usage.output_tokens != Some(0) {
@@ -105,6 +105,12 @@ impl Router {
             let output = usage.output_tokens.map_or(generated.0, f64::from) as usize;
             unheard.ended(id.0, output / self.config.block_size.max(1) as usize, now);
         }
+        // A caller that tells neither tokens nor their number teaches nothing.
+        let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
+        let output = usage.output_tokens.map(f64::from).or(told);
+        if let (Some(its), Some(output)) = (self.placed.get(&id.0), output) {
+            self.policy.answered(&its.placed(id), output / its.answers, now);
+        }
         let its = self.release(id.0, now)?;
         if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
             let steps = f64::from(output) / its.answers - 1.0;
@@ -113,9 +119,7 @@ impl Router {
             }
         }
         self.counts.finished += 1;
-        // A caller that tells neither tokens nor their number teaches nothing.
-        let told = (generated.0 > 0.0).then_some(generated.0 + 1.0);
-        if let Some(output) = usage.output_tokens.map(f64::from).or(told) {
+        if let Some(output) = output {
             self.outputs += 1.0;
             self.mean_output += (output / its.answers - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
         }
@@ -123,7 +127,7 @@ impl Router {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
         }
-        Some(Ended {
+        Some(FinishedRequest {
             worker: WorkerId(its.worker),
             expected_cached: its.cached,
             cached: usage.cached_tokens,
@@ -131,11 +135,11 @@ impl Router {
         })
     }
 
-    /// It is over, and not well: what it would have left in the cache does not count. Takes one that waits out as well.
-    /// False: it was over already.
+    /// Ends a request that did not go well: what it would have left in the cache does not count. Takes one that waits
+    /// out as well. False: it was over already.
     pub fn fail(&mut self, id: RequestId, now: f64) -> bool {
         let now = self.at(now);
-        if self.waiting.remove(id.0).is_some() {
+        if self.withdraw(id.0) {
             self.counts.failed += 1;
             self.counts.withdrawn += 1;
             return true;
@@ -190,18 +194,20 @@ impl Router {
             unheard.failed(number, now);
         }
         if its.first_token.is_none() && !its.passed {
-            self.fleet.dequeued(its.worker, number, &its.share, Computed::Unknown, now);
+            self.fleet.dequeued(its.worker, number, &its.share, ComputeTime::Unknown, now);
         }
         self.fleet.ended(its.worker, &its.share);
+        let freed = its.leaf.map_or(0, |leaf| self.on_the_way.release(leaf, its.worker));
+        self.fleet.used(its.worker, -(f64::from(freed) + its.nameless));
         self.policy.ended(&its.placed(RequestId(number)), now);
-        self.room = true;
+        self.room.came_to(its.worker);
         Some(its)
     }
 
     /// The first token of an answer that came as a whole.
     fn released_unseen(&mut self, id: RequestId, now: f64) {
         let Some(its) = self.placed.get_mut(&id.0) else { return };
-        let how = Computed::Before { sent: its.sent };
+        let how = ComputeTime::Before { sent: its.sent };
         if let Some(leaf) = its.leaf {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
@@ -214,8 +220,8 @@ impl Router {
 }
 
 impl Reservation {
-    fn placed(&self, id: RequestId) -> Placed {
-        Placed { number: id.0, worker: self.worker, uncached: self.uncached }
+    fn placed(&self, id: RequestId) -> Placement {
+        Placement { number: id.0, worker: self.worker, uncached: self.uncached }
     }
 }
 

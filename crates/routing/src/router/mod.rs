@@ -8,6 +8,7 @@ mod life;
 mod outcome;
 mod peers;
 mod place;
+mod room;
 mod sessions;
 mod waiting;
 mod workers;
@@ -17,7 +18,7 @@ use std::collections::{BinaryHeap, HashMap};
 
 pub use config::{Config, Order};
 pub use fleet::Lookup;
-pub use outcome::{Counts, Decision, Ended, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
+pub use outcome::{Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
 
 pub use peers::Work;
 
@@ -27,10 +28,11 @@ use crate::policy::{Policy, Terms};
 use crate::predict::{Leaf, OnTheWay, PredictedIndex};
 use crate::request::Request;
 use crate::time::Time;
-use fleet::{Fleet, Share};
+use fleet::{ExpectedBlocks, Fleet, Share};
 use peers::Peers;
+use room::Room;
 use sessions::Sessions;
-use waiting::Waiting;
+use waiting::WaitingRequests;
 
 /// Chooses a worker for each request and keeps the books.
 ///
@@ -57,21 +59,20 @@ pub struct Router {
     fleet: Fleet,
     placed: HashMap<u64, Reservation>,
     due: BinaryHeap<Reverse<(Time, u64)>>,
-    /// When the prompts of requests should be computed of which nobody will tell.
+    /// Times at which the prompts of requests should be computed of which nobody will tell.
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
     on_the_way: OnTheWay,
-    /// In the place of an index, where there are no events.
+    /// A prediction in the place of an index, where there are no events.
     unheard: Option<PredictedIndex>,
     guessed: Depths,
     sessions: Sessions,
-    waiting: Waiting,
-    /// What other routers have at the workers; the rows count it.
+    waiting: WaitingRequests,
+    /// The work that other routers have at the workers; the rows count it.
     peers: Peers,
-    /// Placed or refused since, and not yet told.
+    /// Outcomes of waiting requests that were placed or refused, and not yet told.
     bound: Vec<(RequestId, Outcome)>,
-    /// Whether room may have come since waiting requests were last tried.
-    room: bool,
+    room: Room,
     tried: f64,
     round: u64,
     now: f64,
@@ -81,7 +82,7 @@ pub struct Router {
     mean_output: f64,
     outputs: f64,
     // Kept for their memory.
-    predicted: Vec<u32>,
+    expected: ExpectedBlocks,
     who: Vec<u32>,
     numbers: Vec<u64>,
 }
@@ -95,7 +96,7 @@ struct Reservation {
     answers: f64,
     sent: f64,
     first_token: Option<f64>,
-    /// Whether its prompt is taken to be computed, though nobody said so.
+    /// True if the request's prompt is taken to be computed, though nobody said so.
     passed: bool,
     /// The last time that something was heard of it, and the tokens since the step time was last learnt from it.
     heard: f64,
@@ -103,10 +104,12 @@ struct Reservation {
     steps: f64,
     deadline: f64,
     leaf: Option<Leaf>,
+    /// Blocks of its prompt that are not kept in mind: they count where it is, as nobody else's.
+    nameless: f64,
     uncached: u32,
 }
 
-/// What a router would decide, and why: a row for each candidate.
+/// An explanation of what a router would decide, and why: a row for each candidate.
 #[derive(Debug, Clone, Default)]
 pub struct Explanation {
     /// The candidates, by number.
@@ -131,10 +134,10 @@ impl Router {
             unheard: config.no_events.map(PredictedIndex::new),
             guessed: Depths::unknown(),
             sessions: Sessions::default(),
-            waiting: Waiting::default(),
+            waiting: WaitingRequests::default(),
             peers: Peers::default(),
             bound: Vec::new(),
-            room: false,
+            room: Room::default(),
             tried: f64::NEG_INFINITY,
             round: 0,
             now: 0.0,
@@ -143,7 +146,7 @@ impl Router {
             counts: Counts::default(),
             mean_output: config.output_tokens,
             outputs: 0.0,
-            predicted: Vec::new(),
+            expected: ExpectedBlocks::default(),
             who: Vec::new(),
             numbers: Vec::new(),
             policy,
@@ -163,7 +166,7 @@ impl Router {
         self.policy.name()
     }
 
-    /// Whether the policy weighs what the index says.
+    /// True if the policy weighs what the index says.
     #[must_use]
     pub fn uses_index(&self) -> bool {
         self.policy.uses_index()
@@ -205,7 +208,7 @@ impl Router {
         Counts { left_out_samples: self.fleet.left_out_samples(), ..self.counts }
     }
 
-    /// What a request generates, as learnt: tokens.
+    /// Returns the mean number of tokens that a request generates, as learnt.
     #[must_use]
     pub fn mean_output(&self) -> f64 {
         self.mean_output
@@ -218,7 +221,7 @@ impl Router {
         self.fleet.rows()
     }
 
-    /// How the policy sees the candidates for a request, without any effect.
+    /// Explains how the policy sees the candidates for a request, without any effect.
     pub fn explain(
         &mut self,
         request: &Request<'_>,
@@ -235,7 +238,7 @@ impl Router {
         }
         self.hold_back(now);
         let (policy, who) = (&self.policy, &self.who);
-        let candidates = self.fleet.candidates(depths, &self.predicted, (!who.is_empty()).then_some(who), now);
+        let candidates = self.fleet.candidates(depths, Some(&self.expected), (!who.is_empty()).then_some(who), now);
         let cached = |row: usize| -> u32 {
             let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
             request.tokens - request.uncached(depth)
@@ -249,7 +252,7 @@ impl Router {
         explanation
     }
 
-    /// What workers should hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.
+    /// Guesses what workers hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.
     fn guess(&mut self, request: &Request<'_>, now: f64) -> Option<Depths> {
         let unheard = self.unheard.as_mut()?;
         let mut depths = std::mem::take(&mut self.guessed);

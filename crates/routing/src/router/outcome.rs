@@ -11,7 +11,7 @@ pub struct WorkerId(pub u32);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestId(pub u64);
 
-/// Why a request went where it went.
+/// The reason why a request went where it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Why {
     /// The policy chose. If it uses an index, it knew what each worker holds.
@@ -51,7 +51,7 @@ impl Why {
     }
 }
 
-/// Where a request goes. The router counts it there until it is told what became of it.
+/// A decision where a request goes. The router counts it there until it is told what became of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Decision {
     /// The request.
@@ -68,11 +68,11 @@ pub struct Decision {
     pub uncached_tokens: u32,
     /// The part of `cached_tokens` that the index does not show yet.
     pub predicted_tokens: u32,
-    /// Why it goes there.
+    /// The reason why the request goes there.
     pub why: Why,
 }
 
-/// Why a request was refused.
+/// The reason why a request was refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Refusal {
     /// No worker may take the request.
@@ -110,7 +110,7 @@ impl Refusal {
     }
 }
 
-/// What became of a request to place.
+/// The outcome for a request to place.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Outcome {
     /// The request goes to this worker.
@@ -136,7 +136,7 @@ pub struct Load {
     pub held_blocks: Option<f64>,
 }
 
-/// What an engine reported about a request that has ended.
+/// The usage that an engine reported for a request that has ended.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Usage {
     /// Prompt tokens that were in its cache.
@@ -147,7 +147,7 @@ pub struct Usage {
 
 /// A request that has ended: what was expected, and what happened.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ended {
+pub struct FinishedRequest {
     /// The worker that had it.
     pub worker: WorkerId,
     /// Prompt tokens that were expected in the cache.
@@ -167,7 +167,7 @@ pub struct Counts {
     pub waited: u64,
     /// Requests refused, by reason, in the order of [`Refusal::ALL`].
     pub refused: [u64; 4],
-    /// Placed, by reason, in the order of [`Why::ALL`].
+    /// Requests placed, by reason, in the order of [`Why::ALL`].
     pub why: [u64; 7],
     /// Requests that finished.
     pub finished: u64,
@@ -179,7 +179,7 @@ pub struct Counts {
     pub expired: u64,
     /// Requests that were at a worker when it was removed.
     pub orphaned: u64,
-    /// How often a policy chose a row that does not exist. The request went to the least loaded worker.
+    /// Times that a policy chose a row that does not exist. The request went to the least loaded worker.
     pub bad_rows: u64,
     /// Measurements of workers' speed that were left out of what is learnt, as they are far from all others.
     pub left_out_samples: u64,

@@ -1,40 +1,49 @@
-//! What other routers have at the same workers: it counts like what this one has, until they say otherwise or fall silent.
+//! The work that other routers have at the same workers: it counts like what this one has, until they say otherwise or
+//! fall silent.
 
 use std::collections::HashMap;
 
 use crate::router::Router;
 use crate::router::outcome::WorkerId;
 
-/// What one router has at one worker: the sums of its requests there.
+/// The work that one router has at one worker: the sums of its requests there.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
     /// Requests that are not finished.
     pub requests: u32,
-    /// Of those, the ones without a first token.
+    /// Requests without a first token.
     pub waiting: u32,
     /// Prompt tokens of requests without a first token, less those expected in its cache.
     pub queued_tokens: f64,
-    /// The same, cached or not.
+    /// Prompt tokens of requests without a first token, cached or not.
     pub queued_prompt_tokens: f64,
     /// Tokens of all requests, prompts and what they have generated so far.
     pub context_tokens: f64,
+    /// Blocks of their prompts; what several share counts once.
+    pub used_blocks: f64,
     /// Tokens that they may still generate.
     pub output_tokens_left: f64,
 }
 
-/// By router and worker: what it has there, and until when that counts.
+/// The work of other routers, by router and worker, and until when it counts.
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     work: HashMap<(u64, u32), (Work, f64)>,
-    /// No entry ends before.
+    /// The time before which no entry ends.
     next: f64,
 }
 
 impl Work {
-    /// Whether it can be so: counts that fit each other, and finite amounts.
+    /// True if the numbers are possible: counts that fit each other, and finite amounts.
     #[must_use]
     pub fn is_sound(&self) -> bool {
-        let amounts = [self.queued_tokens, self.queued_prompt_tokens, self.context_tokens, self.output_tokens_left];
+        let amounts = [
+            self.queued_tokens,
+            self.queued_prompt_tokens,
+            self.context_tokens,
+            self.used_blocks,
+            self.output_tokens_left,
+        ];
         self.waiting <= self.requests
             && self.requests <= 1 << 24
             && amounts.iter().all(|amount| (0.0..=1e12).contains(amount))
@@ -57,11 +66,11 @@ impl Router {
             self.peers.next = if self.peers.work.is_empty() { until } else { self.peers.next.min(until) };
             self.peers.work.insert(key, (*work, until));
         }
-        self.room = true;
+        self.room.came_to(worker.0);
         true
     }
 
-    /// What this router has at a worker itself.
+    /// Returns the work that this router has at a worker itself.
     #[must_use]
     pub fn own_work(&self, worker: WorkerId) -> Option<Work> {
         self.fleet.slot(worker)?;
@@ -72,6 +81,7 @@ impl Router {
             work.queued_tokens -= other.queued_tokens;
             work.queued_prompt_tokens -= other.queued_prompt_tokens;
             work.context_tokens -= other.context_tokens;
+            work.used_blocks -= other.used_blocks;
             work.output_tokens_left -= other.output_tokens_left;
         }
         // What is left of sums that were taken apart again.
@@ -79,6 +89,7 @@ impl Router {
         work.queued_tokens = sane(work.queued_tokens);
         work.queued_prompt_tokens = sane(work.queued_prompt_tokens);
         work.context_tokens = sane(work.context_tokens);
+        work.used_blocks = sane(work.used_blocks);
         work.output_tokens_left = sane(work.output_tokens_left);
         Some(work)
     }
@@ -105,7 +116,7 @@ impl Router {
                 return true;
             }
             fleet.add_work(*worker, &Work::default(), work);
-            *room = true;
+            room.came_to(*worker);
             false
         });
     }
@@ -140,6 +151,7 @@ mod tests {
             queued_tokens: tokens,
             queued_prompt_tokens: tokens,
             context_tokens: tokens,
+            used_blocks: tokens / 16.0,
             output_tokens_left: 100.0,
         }
     }

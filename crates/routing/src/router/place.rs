@@ -6,14 +6,15 @@ use std::sync::Arc;
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::policy::Choice;
+use crate::predict::Insertion;
 use crate::request::Request;
-use crate::router::fleet::{Share, State};
+use crate::router::fleet::{ExpectedBlocks, Share, State};
 use crate::router::outcome::{Decision, Outcome, Refusal, RequestId, Why, WorkerId};
-use crate::router::waiting::{Kept, Ticket};
+use crate::router::waiting::{Aim, Ticket, WaitingRequest};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 
-/// What would be done with a request.
+/// A plan for a request: what would be done with it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) enum Plan {
     /// This row of the candidates takes it.
@@ -21,7 +22,10 @@ pub(super) enum Plan {
         row: usize,
         why: Why,
     },
-    Wait,
+    /// The request waits in the router, for the worker of this row or for any.
+    Wait {
+        aim: Option<usize>,
+    },
     NoWorker,
 }
 
@@ -51,8 +55,9 @@ impl Router {
         self.choose_now(request, depths, allowed, true, now)
     }
 
-    /// The same where others are placed by [`Router::bind_up_to`] alone: while any wait, a request waits as well, unless
-    /// its session says where it goes. Nobody else is placed here, so it takes no longer the more wait.
+    /// Does what [`Router::choose`] does, where others are placed by [`Router::bind_up_to`] alone: while any wait, a
+    /// request waits as well, unless its session says where it goes. Nobody else is placed here, so it takes no longer
+    /// the more wait.
     pub fn choose_or_wait(
         &mut self,
         request: &Request<'_>,
@@ -84,8 +89,8 @@ impl Router {
         self.who.clear();
         self.who.push(worker.0);
         self.expect(&request, depths, now);
-        let Self { fleet, who, predicted, .. } = self;
-        fleet.candidates(depths, predicted, Some(who), now);
+        let Self { fleet, who, expected, .. } = self;
+        fleet.candidates(depths, Some(expected), Some(who), now);
         let decision = self.reserve(&request, 0, Why::Only, now);
         self.guessed = guessed.unwrap_or_default();
         Some(decision)
@@ -116,13 +121,14 @@ impl Router {
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { why, .. } if self.waiting.len() > 0 && why != Why::Session => {
+            Plan::Row { row, why } if why != Why::Session && !self.comes_first(row) => {
                 self.in_turn(&request, depths, allowed, binds, now)
             }
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
             Plan::NoWorker => Outcome::Refused(Refusal::NoWorker),
-            Plan::Wait => {
-                self.wait(&request, depths, allowed, now);
+            Plan::Wait { aim } => {
+                let aim = aim.map(|row| self.aim(&request, row, now));
+                self.wait(&request, depths, allowed, aim, now);
                 self.kept_waiting(request.number)
             }
         };
@@ -131,7 +137,13 @@ impl Router {
         outcome
     }
 
-    /// There is room for a request while others wait: it is placed only if none of them comes first.
+    /// True if no request that waits might go to the worker of a row of the candidates that were just asked for.
+    fn comes_first(&self, row: usize) -> bool {
+        let who = (!self.who.is_empty()).then_some(&self.who[..]);
+        self.waiting.none_for(self.fleet.same_candidates(who).worker[row])
+    }
+
+    /// Places a request for which there is room while others wait only if none of them comes first.
     fn in_turn(
         &mut self,
         request: &Request<'_>,
@@ -140,8 +152,8 @@ impl Router {
         binds: bool,
         now: f64,
     ) -> Outcome {
-        self.wait(request, depths, allowed, now);
-        self.room = true;
+        self.wait(request, depths, allowed, None, now);
+        self.room.is_new = true;
         let id = RequestId(request.number);
         if binds {
             self.try_waiting(usize::MAX, now, &mut |_, _| ());
@@ -157,7 +169,7 @@ impl Router {
         if self.waiting.len() > self.config.queue_limit
             && let Some((last, _)) = self.waiting.last()
         {
-            self.waiting.remove(last);
+            self.withdraw(last);
             if last == number {
                 return Outcome::Refused(Refusal::QueueFull);
             }
@@ -167,16 +179,24 @@ impl Router {
         Outcome::Waits(RequestId(number))
     }
 
-    /// One that waited, and is in no lane any more, goes nowhere.
+    /// Refuses a request that waited, and is in no lane any more.
     pub(super) fn refuse_waiting(&mut self, number: u64, why: Refusal) {
         let outcome = Outcome::Refused(why);
         self.count_refused(&outcome);
         self.bound.push((RequestId(number), outcome));
     }
 
-    fn wait(&mut self, request: &Request<'_>, depths: &Depths, allowed: Option<&[WorkerId]>, now: f64) {
-        let (kept, depths, allowed) = (Kept::new(request), depths.clone(), allowed.map(Arc::from));
-        let ticket = Ticket { kept, depths, allowed, since: now, round: self.round };
+    fn wait(
+        &mut self,
+        request: &Request<'_>,
+        depths: &Depths,
+        allowed: Option<&[WorkerId]>,
+        aim: Option<Aim>,
+        now: f64,
+    ) {
+        let (kept, depths, allowed) = (WaitingRequest::new(request), depths.clone(), allowed.map(Arc::from));
+        let ticket = Ticket { kept, depths, allowed, since: now, round: self.round, aim };
+        self.fleet.aims(None, aim);
         self.waiting.push(ticket, now + self.config.queue_timeout);
     }
 
@@ -210,19 +230,21 @@ impl Router {
         true
     }
 
-    /// Finds out what of a request is on its way to each worker.
+    /// Finds out what of a request is on its way to each worker, and in use there.
     fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
-        let Self { fleet, predicted, on_the_way, .. } = self;
-        predicted.clear();
-        predicted.resize(fleet.slots.len(), 0);
+        let Self { fleet, expected, on_the_way, .. } = self;
+        expected.clear(fleet.slots.len());
+        let ExpectedBlocks { held: predicted, used } = expected;
         // What an index that cannot be trusted says announces nothing.
         let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
         let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
-        on_the_way.find(request.content_hashes, now, held, |worker, depth| {
-            if let Some(most) = predicted.get_mut(worker as usize) {
+        let raise = |column: &mut [u32], worker: u32, depth: u32| {
+            if let Some(most) = column.get_mut(worker as usize) {
                 *most = depth.max(*most);
             }
-        });
+        };
+        let found = |worker, depth| raise(predicted, worker, depth);
+        on_the_way.find(request.content_hashes, now, held, found, |worker, depth| raise(used, worker, depth));
     }
 
     /// Leaves out workers that have just joined and had their share. The candidates with them, if there are any.
@@ -252,7 +274,7 @@ impl Router {
         (!rest.is_empty() && rest.len() < all).then(|| std::mem::replace(who, rest))
     }
 
-    /// What to do with a request, without doing it.
+    /// Plans what to do with a request, without doing it.
     pub(super) fn plan(
         &mut self,
         request: &Request<'_>,
@@ -267,19 +289,19 @@ impl Router {
         let stuck = session.and_then(|session| self.sessions.get(session, now));
         if let Some(worker) = stuck {
             let all = (!self.who.is_empty()).then_some(&self.who[..]);
-            let candidates = self.fleet.candidates(depths, &self.predicted, all, now);
+            let candidates = self.fleet.candidates(depths, Some(&self.expected), all, now);
             if let Ok(row) = candidates.worker.binary_search(&worker) {
                 return Plan::Row { row, why: Why::Session };
             }
         }
         let with_new = self.hold_back(now);
-        let Self { fleet, who, predicted, policy, counts, config, .. } = self;
-        let mut candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+        let Self { fleet, who, expected, policy, counts, config, waiting, .. } = self;
+        let mut candidates = fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
         let mut choice = policy.choose(request, candidates, now);
-        if let (Choice::Wait, Some(with_new)) = (choice, with_new) {
+        if let (Choice::Wait | Choice::WaitFor { .. }, Some(with_new)) = (choice, with_new) {
             // A worker that is new is better than none.
             *who = with_new;
-            candidates = fleet.candidates(depths, predicted, (!who.is_empty()).then_some(who), now);
+            candidates = fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
             choice = policy.choose(request, candidates, now);
         }
         let row = match choice {
@@ -289,10 +311,17 @@ impl Router {
                 least_loaded(candidates)
             }
             Choice::Wait if config.queue_limit > 0 && candidates.requests.iter().any(|requests| *requests > 0) => {
-                return Plan::Wait;
+                return Plan::Wait { aim: None };
+            }
+            Choice::WaitFor { row, instead } if row.max(instead) < candidates.len() => {
+                // Where another could take it, it must not wait until it is refused.
+                if waiting.len() < config.queue_limit && request.waited < config.queue_timeout / 2.0 {
+                    return Plan::Wait { aim: Some(row) };
+                }
+                if waiting.none_for(candidates.worker[row]) { row } else { instead }
             }
             // Nothing would end that it could wait for, or none may wait.
-            Choice::Wait => match policy.choose_now(request, candidates, now) {
+            Choice::Wait | Choice::WaitFor { .. } => match policy.choose_now(request, candidates, now) {
                 Some(row) if row < candidates.len() => row,
                 _ => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
             },
@@ -336,7 +365,12 @@ impl Router {
         };
         fleet.sent(worker, request.number, &share, cold, now);
         let deadline = now + self.config.first_token_timeout;
-        let leaf = self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
+        let Insertion { leaf, depth, own } =
+            self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
+        // Of a prompt without hashes nobody knows what it shares.
+        let hashed = !request.content_hashes.is_empty();
+        let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
+        self.fleet.used(worker, f64::from(own) + nameless);
         if let Some(unheard) = &mut self.unheard {
             unheard.sent(request.number, worker, request.content_hashes, now);
         }
@@ -359,6 +393,7 @@ impl Router {
             steps: 0.0,
             deadline,
             leaf,
+            nameless,
             uncached,
         };
         self.placed.insert(request.number, reservation);

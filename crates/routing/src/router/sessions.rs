@@ -4,11 +4,11 @@ use std::collections::{BTreeMap, HashMap};
 
 use crate::time::Time;
 
-/// Where the requests of a session go.
+/// The workers that the requests of each session go to.
 #[derive(Debug, Default)]
 pub(super) struct Sessions {
     places: HashMap<u64, (u32, Time, u64)>,
-    /// By when they end; the counter tells equal times apart.
+    /// Sessions by when they end; the counter tells equal times apart.
     ends: BTreeMap<(Time, u64), u64>,
     count: u64,
 }

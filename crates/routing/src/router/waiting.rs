@@ -8,26 +8,29 @@ use std::collections::{BTreeMap, HashMap, VecDeque};
 use std::sync::Arc;
 
 use crate::depths::Depths;
-use crate::request::Request;
+use crate::request::{Kind, Request};
 use crate::router::outcome::WorkerId;
+use crate::router::room::Room;
 
 type Key = (Reverse<i32>, u64);
 
 /// A request with a copy of all that it is made of.
 #[derive(Debug)]
-pub(super) struct Kept {
+pub(super) struct WaitingRequest {
     tokens: u32,
     block_size: u32,
     content_hashes: Vec<u64>,
     text: Option<String>,
     session: Option<u64>,
+    parent: Option<u64>,
+    kind: Option<Kind>,
     max_tokens: Option<u32>,
-    priority: i32,
+    pub(super) priority: i32,
     answers: u32,
     number: u64,
 }
 
-impl Kept {
+impl WaitingRequest {
     pub(super) fn new(request: &Request<'_>) -> Self {
         Self {
             tokens: request.tokens,
@@ -35,6 +38,8 @@ impl Kept {
             content_hashes: request.content_hashes.to_vec(),
             text: request.text.map(str::to_owned),
             session: request.session,
+            parent: request.parent,
+            kind: request.kind,
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
@@ -42,13 +47,17 @@ impl Kept {
         }
     }
 
-    pub(super) fn request(&self) -> Request<'_> {
+    /// The request, which has waited for so many seconds.
+    pub(super) fn request(&self, waited: f64) -> Request<'_> {
         Request {
+            waited,
             tokens: self.tokens,
             block_size: self.block_size,
             content_hashes: &self.content_hashes,
             text: self.text.as_deref(),
             session: self.session,
+            parent: self.parent,
+            kind: self.kind,
             max_tokens: self.max_tokens,
             priority: self.priority,
             answers: self.answers,
@@ -59,12 +68,32 @@ impl Kept {
 
 #[derive(Debug)]
 pub(super) struct Ticket {
-    pub(super) kept: Kept,
+    pub(super) kept: WaitingRequest,
     pub(super) depths: Depths,
     pub(super) allowed: Option<Arc<[WorkerId]>>,
     pub(super) since: f64,
     /// The lookup was made again in the round of this number.
     pub(super) round: u64,
+    pub(super) aim: Option<Aim>,
+}
+
+/// A worker that a request waits for. The policy is asked again once there may be more room, or after a while: others may
+/// be the better choice by then.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Aim {
+    pub(super) worker: u32,
+    /// When the policy was asked, in the events of [`Room`].
+    pub(super) asked: u64,
+    pub(super) again: f64,
+    /// Prompt tokens that the worker would have to compute.
+    pub(super) tokens: f64,
+}
+
+impl Ticket {
+    /// True if the policy may place it now.
+    pub(super) fn is_due(&self, room: &Room, now: f64) -> bool {
+        self.aim.is_none_or(|aim| now >= aim.again || room.is_new_at(aim.worker, aim.asked))
+    }
 }
 
 /// Tickets that may go to the same workers.
@@ -75,41 +104,73 @@ struct Lane {
 }
 
 #[derive(Debug, Default)]
-pub(super) struct Waiting {
-    /// By number, counted up.
+pub(super) struct WaitingRequests {
+    /// Lanes by number, counted up.
     lanes: BTreeMap<u64, Lane>,
     lanes_made: u64,
     by_allowed: HashMap<Option<Arc<[WorkerId]>>, u64>,
-    /// Where each is: its lane, and its place there.
+    /// The place of each request: its lane, and its key there.
     keys: HashMap<u64, (u64, Key)>,
-    /// By arrival: when it has waited long enough, which.
+    /// The time at which each request has waited long enough, and its number, by arrival.
     ends: VecDeque<(f64, u64)>,
+    /// Requests that wait for each worker. All others wait for any.
+    aims: HashMap<u32, usize>,
+    aimed: usize,
 }
 
-impl Waiting {
+impl WaitingRequests {
     pub(super) fn len(&self) -> usize {
         self.keys.len()
     }
 
     pub(super) fn push(&mut self, ticket: Ticket, until: f64) {
         self.ends.push_back((until, ticket.kept.number));
+        self.count_aim(None, ticket.aim);
         self.enter(ticket);
     }
 
     pub(super) fn remove(&mut self, number: u64) -> Option<Ticket> {
         let ticket = self.leave(number);
+        if let Some(ticket) = &ticket {
+            self.count_aim(ticket.aim, None);
+        }
         if self.keys.is_empty() {
             self.ends.clear();
         }
         ticket
     }
 
-    /// One that waits may go to other workers from now on. It keeps its turn. False: it does not wait.
+    /// Lets a request that waits go to other workers from now on. It keeps its turn. False: it does not wait.
     pub(super) fn allow(&mut self, number: u64, allowed: Option<&[WorkerId]>) -> bool {
         let Some(mut ticket) = self.leave(number) else { return false };
         ticket.allowed = allowed.map(Arc::from);
         self.enter(ticket);
         true
+    }
+
+    /// True if none waits that might go to a worker as soon as there is room.
+    pub(super) fn none_for(&self, worker: u32) -> bool {
+        self.aimed == self.keys.len() && !self.aims.contains_key(&worker)
+    }
+
+    /// A request that was taken out waits for this from now on.
+    pub(super) fn set_aim(&mut self, ticket: &mut Ticket, aim: Option<Aim>) {
+        self.count_aim(std::mem::replace(&mut ticket.aim, aim), aim);
+    }
+
+    fn count_aim(&mut self, before: Option<Aim>, after: Option<Aim>) {
+        if let Some(aim) = before {
+            self.aimed -= 1;
+            let count = self.aims.entry(aim.worker).or_default();
+            *count -= 1;
+            if *count == 0 {
+                self.aims.remove(&aim.worker);
+            }
+        }
+        if let Some(aim) = after {
+            self.aimed += 1;
+            *self.aims.entry(aim.worker).or_default() += 1;
+        }
     }
 
     fn enter(&mut self, mut ticket: Ticket) {
@@ -145,7 +206,7 @@ impl Waiting {
         Some((key.1, key.0.0))
     }
 
-    /// Takes one out for a moment; [`Waiting::put_back`] must follow.
+    /// Takes one out for a moment; [`WaitingRequests::put_back`] must follow.
     pub(super) fn take(&mut self, number: u64) -> Option<Ticket> {
         let (lane, key) = self.keys.get(&number)?;
         self.lanes.get_mut(lane)?.tickets.remove(key)
@@ -167,10 +228,15 @@ impl Waiting {
                 *allowed = allowed.iter().copied().filter(|its| *its != worker).collect();
             }
             for ticket in lane.tickets.values_mut() {
+                if ticket.aim.is_some_and(|aim| aim.worker == worker.0) {
+                    ticket.aim = None;
+                    self.aimed -= 1;
+                }
                 ticket.depths.left(worker.0);
                 ticket.allowed.clone_from(&lane.allowed);
             }
         }
+        self.aims.remove(&worker.0);
         self.by_allowed = self.lanes.iter().map(|(at, lane)| (lane.allowed.clone(), *at)).collect();
     }
 
@@ -179,19 +245,15 @@ impl Waiting {
         self.lanes.iter().map(|(at, lane)| (*at, lane.allowed.as_ref()))
     }
 
-    /// Those of a lane that would be placed first, at most `most`, all of one priority, which is the answer.
-    pub(super) fn first(&self, lane: u64, most: usize, numbers: &mut Vec<u64>) -> i32 {
+    /// Collects the requests of a lane that may be placed now, those that would be first, at most `most`.
+    pub(super) fn first(&self, lane: u64, most: usize, room: &Room, now: f64, numbers: &mut Vec<u64>) {
         numbers.clear();
-        let tickets = self.lanes.get(&lane).map(|lane| &lane.tickets);
-        let Some((tickets, first)) = tickets.and_then(|tickets| Some((tickets, tickets.keys().next()?))) else {
-            return 0;
-        };
-        let alike = tickets.keys().take(most).take_while(|key| key.0 == first.0);
-        numbers.extend(alike.map(|key| key.1));
-        first.0.0
+        let Some(lane) = self.lanes.get(&lane) else { return };
+        let due = lane.tickets.values().filter(|ticket| ticket.is_due(room, now));
+        numbers.extend(due.take(most).map(|ticket| ticket.kept.number));
     }
 
-    /// One that has waited long enough.
+    /// Returns a request that has waited long enough.
     pub(super) fn overdue(&mut self, now: f64) -> Option<u64> {
         while let Some(&(until, number)) = self.ends.front() {
             let there = self.keys.contains_key(&number);

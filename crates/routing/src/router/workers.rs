@@ -14,7 +14,7 @@ impl Router {
     pub fn add_worker(&mut self, name: &str, rank: u32, weight: f64, now: f64) -> WorkerId {
         let now = self.at(now);
         let weight = if weight > 0.0 && weight.is_finite() { weight } else { 1.0 };
-        self.room = true;
+        self.room.came();
         self.fleet.add(name, rank, weight, now, self.total_placed > 0, self.total_placed)
     }
 
@@ -40,7 +40,7 @@ impl Router {
             unheard.left(worker.0);
         }
         self.fleet.remove(worker);
-        self.room = true;
+        self.room.came();
         numbers.len()
     }
 
@@ -51,7 +51,6 @@ impl Router {
 
     /// A drained worker takes requests again. False: there is no such worker.
     pub fn resume_worker(&mut self, worker: WorkerId) -> bool {
-        self.room = true;
         self.change(worker, State::Up)
     }
 
@@ -59,11 +58,13 @@ impl Router {
         let there = self.fleet.slot(worker).is_some();
         if there {
             self.fleet.set_state(worker, state);
+            self.room.came();
         }
         there
     }
 
-    /// What the index says of a worker can be trusted, or not: then it counts as holding nothing but what was just sent.
+    /// Says whether the index can be trusted about a worker. If not, it counts as holding nothing but what was just
+    /// sent.
     pub fn set_trusted(&mut self, worker: WorkerId, trusted: bool) {
         if self.fleet.slot(worker).is_some() {
             self.fleet.set_trusted(worker, trusted);
@@ -77,7 +78,7 @@ impl Router {
         }
     }
 
-    /// What an engine says of itself.
+    /// Takes in what an engine says of itself.
     pub fn report(&mut self, worker: WorkerId, load: &Load, now: f64) {
         let now = self.at(now);
         if self.fleet.slot(worker).is_some() {
@@ -87,7 +88,7 @@ impl Router {
             {
                 unheard.set_room(worker.0, blocks as usize);
             }
-            self.room = true;
+            self.room.came_to(worker.0);
         }
     }
 
@@ -122,6 +123,6 @@ impl Router {
     /// All columns as a policy would see them now, without a request. Costs a look at every row.
     pub fn candidates(&mut self, now: f64) -> &Candidates {
         let now = self.at(now);
-        self.fleet.candidates(&Depths::unknown(), &[], None, now)
+        self.fleet.candidates(&Depths::unknown(), None, None, now)
     }
 }

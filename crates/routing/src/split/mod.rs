@@ -12,7 +12,7 @@ use crate::policy::{Policy, Terms};
 use crate::request::Request;
 use crate::router::{Decision, Refusal, Router, WorkerId};
 
-/// What the terms of a decode worker are called, the sum last.
+/// Names of the terms of a decode worker, the sum last.
 const NAMES: [&str; 6] =
     ["fetch (s)", "room (s)", "generate (s)", "others delayed (s)", "uncached tokens", "decode cost (s)"];
 
@@ -45,16 +45,16 @@ pub struct PrefillDecode {
     others: f64,
 }
 
-/// Where a prompt goes.
+/// The workers that a prompt goes to.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Legs {
     /// `prefill` computes the prompt, `decode` fetches it and generates. Both are reserved: when the first has answered call
     /// [`Router::prefilled`], at the first token of the second [`Router::handed_over`], then as for any request. If one
     /// fails, [`Router::fail`] both.
     Both {
-        /// Computes the prompt.
+        /// The worker that computes the prompt.
         prefill: Decision,
-        /// Generates.
+        /// The worker that generates.
         decode: Decision,
     },
     /// One decode worker does all: a request like any other.
@@ -63,14 +63,14 @@ pub enum Legs {
     Refused(Refusal),
 }
 
-/// What was compared, in seconds.
+/// The costs that were compared, in seconds.
 #[derive(Debug, Clone)]
-pub struct Compared {
+pub struct SplitCosts {
     /// The prefill workers' terms, those of the policy `kvatlas`; without rows if none is up.
     pub prefill: Terms,
     /// The decode workers' terms, if the prompt is computed elsewhere.
     pub decode: Terms,
-    /// For each decode worker what it costs alone; infinite if it has too much to compute.
+    /// For each decode worker the cost of the prompt on it alone; infinite if it has too much to compute.
     pub alone: Vec<f64>,
     /// Rows of the least costs: prefill and decode.
     pub both: Option<(usize, usize)>,
@@ -78,19 +78,19 @@ pub struct Compared {
     pub both_cost: f64,
     /// The row that is best alone.
     pub best_alone: usize,
-    /// Whether it goes alone.
+    /// True if the prompt goes to a decode worker alone.
     pub goes_alone: bool,
 }
 
-struct Seen<'a> {
+struct SplitView<'a> {
     request: Request<'a>,
     prefill: Candidates,
     decode: Candidates,
-    compared: Compared,
+    compared: SplitCosts,
 }
 
 impl PrefillDecode {
-    /// With its own options, and those of the policy `kvatlas`.
+    /// Builds the policy from its own options and those of the policy `kvatlas`.
     ///
     /// # Errors
     /// Code `bad_option` for one that it does not have or cannot use.
@@ -124,7 +124,7 @@ impl PrefillDecode {
         let Some(seen) = self.look(router, request, depths, prefill, decode, now) else {
             return Legs::Refused(Refusal::NoWorker);
         };
-        let Seen { request, prefill: prefillers, decode: decoders, compared } = seen;
+        let SplitView { request, prefill: prefillers, decode: decoders, compared } = seen;
         if let (Some((first, second)), false) = (compared.both, compared.goes_alone) {
             let (first, second) = (WorkerId(prefillers.worker[first]), WorkerId(decoders.worker[second]));
             let one_token = Request { max_tokens: Some(1), session: None, ..request };
@@ -149,8 +149,8 @@ impl PrefillDecode {
         }
     }
 
-    /// Why it would choose as it would, without any effect: the prefill and the decode workers in order of the rows, and
-    /// what is compared. `None`: no decode worker is up.
+    /// Explains a choice without making it: returns the prefill and the decode workers in order of the rows, and what
+    /// is compared. `None`: no decode worker is up.
     pub fn explain(
         &self,
         router: &mut Router,
@@ -159,7 +159,7 @@ impl PrefillDecode {
         prefill: &[WorkerId],
         decode: &[WorkerId],
         now: f64,
-    ) -> Option<(Vec<WorkerId>, Vec<WorkerId>, Compared)> {
+    ) -> Option<(Vec<WorkerId>, Vec<WorkerId>, SplitCosts)> {
         let guessed = router.guessed(request, now);
         let seen = self.look(router, request, guessed.as_ref().unwrap_or(depths), prefill, decode, now)?;
         let workers = |all: &Candidates| all.worker.iter().map(|&worker| WorkerId(worker)).collect();
@@ -174,7 +174,7 @@ impl PrefillDecode {
         prefill: &[WorkerId],
         decode: &[WorkerId],
         now: f64,
-    ) -> Option<Seen<'a>> {
+    ) -> Option<SplitView<'a>> {
         let block_size = if request.block_size == 0 { router.config().block_size } else { request.block_size };
         let request = Request { block_size, ..*request };
         let output = router.mean_output();
@@ -187,11 +187,11 @@ impl PrefillDecode {
         };
         let prefill = router.seen(&request, depths, prefill, now).unwrap_or_default();
         let compared = self.compare(&request, &prefill, &decode, output, now);
-        Some(Seen { request, prefill, decode, compared })
+        Some(SplitView { request, prefill, decode, compared })
     }
 
-    /// What [`PrefillDecode::choose`] compares: `prefill` may be without rows, `decode` has at least one. `output`: tokens
-    /// that the request is expected to generate, if it does not say less.
+    /// Compares the costs that [`PrefillDecode::choose`] goes by: `prefill` may be without rows, `decode` has at least
+    /// one. `output`: tokens that the request is expected to generate, if it does not say less.
     #[must_use]
     pub fn compare(
         &self,
@@ -200,7 +200,7 @@ impl PrefillDecode {
         decode: &Candidates,
         output: f64,
         now: f64,
-    ) -> Compared {
+    ) -> SplitCosts {
         let output = request.max_tokens.map_or(output, |most| output.min(f64::from(most)));
         let output = if output.is_finite() { output.max(1.0) } else { 1.0 };
         let one_token = Request { max_tokens: Some(1), ..*request };
@@ -227,7 +227,7 @@ impl PrefillDecode {
             last(&prefill_terms, first) + self.handover + last(&decode_terms, second)
         });
         let goes_alone = both.is_none() || alone[best_alone] <= both_cost;
-        Compared { prefill: prefill_terms, decode: decode_terms, alone, both, both_cost, best_alone, goes_alone }
+        SplitCosts { prefill: prefill_terms, decode: decode_terms, alone, both, both_cost, best_alone, goes_alone }
     }
 
     fn decode_terms(&self, request: &Request<'_>, decode: &Candidates, output: f64) -> Terms {

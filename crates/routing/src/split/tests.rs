@@ -178,6 +178,7 @@ fn odd_numbers_still_give_a_choice() {
     let one = |value: f64, requests: u32| Candidates {
         worker: vec![0, 1],
         predicted_blocks: vec![3, 0],
+        shared_blocks: vec![0; 2],
         device_blocks: vec![3, 0],
         host_blocks: vec![3, 0],
         any_blocks: vec![3, 0],
@@ -188,7 +189,9 @@ fn odd_numbers_still_give_a_choice() {
         queued_prompt_tokens: vec![value; 2],
         head_tokens: vec![value; 2],
         head_elapsed: vec![value; 2],
+        held_tokens: vec![0.0; 2],
         context_tokens: vec![value; 2],
+        used_blocks: vec![value; 2],
         output_tokens_left: vec![value; 2],
         reported_waiting: vec![value; 2],
         reported_running: vec![value; 2],

@@ -21,7 +21,7 @@ pub(crate) enum Answer {
     /// Pieces, until the one that says that it was the last. If the sender goes without, the connection is cut off: who
     /// reads must not take what there is for all.
     Pieces(mpsc::Receiver<Piece>),
-    /// What a viewer of the page gets, for as long as it watches.
+    /// Events for a viewer of the page, for as long as it watches.
     Events(Viewer),
 }
 
@@ -35,28 +35,31 @@ pub(crate) enum Piece {
 
 /// An answer could not be made to its end.
 #[derive(Debug)]
-pub(crate) struct Unfinished;
+pub(crate) struct UnfinishedAnswer;
 
-impl fmt::Display for Unfinished {
+impl fmt::Display for UnfinishedAnswer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("the answer could not be finished")
     }
 }
 
-impl std::error::Error for Unfinished {}
+impl std::error::Error for UnfinishedAnswer {}
 
 impl Body for Answer {
     type Data = Bytes;
-    type Error = Unfinished;
+    type Error = UnfinishedAnswer;
 
-    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Unfinished>>> {
+    fn poll_frame(
+        self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, UnfinishedAnswer>>> {
         match self.get_mut() {
             Self::Whole(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Whole(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
             Self::Pieces(pieces) => pieces.poll_recv(context).map(|piece| match piece {
                 Some(Piece::Bytes(bytes)) => Some(Ok(Frame::data(bytes))),
                 Some(Piece::End) => None,
-                None => Some(Err(Unfinished)),
+                None => Some(Err(UnfinishedAnswer)),
             }),
             Self::Events(viewer) => viewer.poll_next(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes)))),
         }
@@ -107,7 +110,7 @@ const PAGE_HEADERS: [(HeaderName, &str); 4] = [
     (CACHE_CONTROL, "no-cache"),
 ];
 
-/// What a viewer of the page gets.
+/// The answer to a viewer of the page.
 pub(crate) fn events(viewer: Viewer) -> Response<Answer> {
     let mut response = with_type(StatusCode::OK, "text/event-stream", Answer::Events(viewer));
     let headers = response.headers_mut();

@@ -1,4 +1,4 @@
-//! What every request may need.
+//! The parts of the service that every request may need.
 
 use std::sync::Arc;
 
@@ -7,37 +7,34 @@ use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
-use crate::adopt::Desk;
 use crate::config::HttpConfig;
-use crate::fleet::Fleet;
-use crate::follower::Follower;
-use crate::shown::Page;
-use crate::sites::{SitesConfig, Tops};
+use kvatlas_follow::Follower;
+use kvatlas_follow::fleet::Fleet;
+use kvatlas_follow::shown::Page;
 
-/// What every request may need.
+/// The parts of the service that every request may need.
 pub(crate) struct App {
-    /// Who follows the engines' events.
+    /// The follower of the engines' events.
     pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) config: HttpConfig,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
-    /// What the HTTP server has.
+    /// The HTTP server's own part.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
-    /// Where prompts are left that may tell what was never announced.
-    pub(crate) desk: Arc<Desk>,
-    /// What is known of many sites.
-    pub(crate) tops: Tops,
-    /// What the page shows.
+    /// The page's data.
     pub(crate) page: Page,
-    /// For the one dump that may run at a time.
+    /// A permit for the one dump that may run at a time.
     pub(super) dumps: Arc<Semaphore>,
+    /// True if the next registration or dump is to fail.
+    #[cfg(test)]
+    pub(crate) fail: std::sync::atomic::AtomicBool,
 }
 
 impl App {
-    pub(crate) fn new(follower: Follower, config: HttpConfig, front: Front, sites: &SitesConfig) -> Arc<Self> {
-        let (fleet, desk) = (follower.fleet().clone(), follower.desk.clone());
+    pub(crate) fn new(follower: Follower, config: HttpConfig, front: Front) -> Arc<Self> {
+        let fleet = follower.fleet().clone();
         Arc::new(Self {
             follower,
             fleet,
@@ -46,10 +43,10 @@ impl App {
             gate: front.gate.clone(),
             front,
             config,
-            desk,
-            tops: Tops::new(sites.clone()),
             page: Page::default(),
             dumps: Arc::new(Semaphore::new(1)),
+            #[cfg(test)]
+            fail: std::sync::atomic::AtomicBool::new(false),
         })
     }
 }

@@ -1,4 +1,4 @@
-//! What the HTTP side counts: plain atomics, since each request pays for them.
+//! Counts of the HTTP side: plain atomics, since each request pays for them.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub(crate) struct Counts {
     pub(crate) requests: Vec<Requests>,
     /// Prompts looked up.
     pub(crate) queries: AtomicU64,
-    /// Those that matched.
+    /// Prompts looked up that matched.
     pub(crate) queries_matched: AtomicU64,
     /// Requests that met a panic.
     pub(crate) panics: AtomicU64,

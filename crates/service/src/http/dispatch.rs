@@ -6,7 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use hyper::{Method, Request, Response, StatusCode};
-use kvatlas_http::{BodyLimits, Call, Content, Door, Incoming, body};
+use kvatlas_follow::log::panic_text;
+use kvatlas_follow::report::{self, VERSION};
+use kvatlas_http::parts::PartRequest;
+use kvatlas_http::{BodyLimits, Call, Content, ListenerKind, RequestBody, body};
 
 use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
@@ -14,16 +17,12 @@ use super::query::{Body, Kind};
 use super::refusal::{PATIENCE, Refusal};
 use super::routes::{Route, WELCOME};
 use super::trace::Trace;
-use super::{dump, exposition, format, health, observed, page, queries, register, sites, snapshot, workers};
-use crate::log::panic_text;
+use super::{dump, exposition, health, observed, page, queries, register, sites};
 
 const OPENAPI: &str = include_str!("openapi.json");
 
-/// Which version this is.
-pub(super) const VERSION: &str = env!("CARGO_PKG_VERSION");
-
 /// Answers a request.
-pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<Incoming>) -> Response<Answer> {
+pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
     let trace = Trace::of(&request, app.config.access_log);
@@ -38,15 +37,15 @@ async fn dispatch(
     app: &Arc<App>,
     call: &Call,
     route: Route,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
 ) -> Result<Response<Answer>, Refusal> {
-    let door = call.door;
-    if door == Door::Admin {
+    let kind = call.kind;
+    if kind == ListenerKind::Admin {
         app.gate.check_admin_host(&request)?;
     } else if app.gate.check(&request, route.access(), &[])? {
         call.place.is_known();
     }
-    if route == Route::Unknown || !route.is_at(door) {
+    if route == Route::Unknown || !route.is_at(kind) {
         return Err(Refusal::unknown_path());
     }
     let head = request.method() == Method::HEAD && route.method() == Method::GET;
@@ -61,12 +60,12 @@ async fn dispatch(
         Route::Workers => {
             let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
             guarded(app, || {
-                let list = workers::list(&app.fleet, model.as_deref(), routing_group.as_deref());
+                let list = report::workers(&app.fleet, model.as_deref(), routing_group.as_deref());
                 Ok(json(StatusCode::OK, list.to_string()))
             })
         }
         Route::SitesStatus => guarded(app, || sites::status(app)),
-        Route::Engines => Ok(json(StatusCode::OK, health::engines(&app.fleet).to_string())),
+        Route::Engines => Ok(json(StatusCode::OK, report::engines(&app.fleet).to_string())),
         // There is no need to make it for its length.
         Route::Dump if head => Ok(json(StatusCode::OK, "")),
         Route::Dump if app.fleet.is_keyed() => {
@@ -74,9 +73,10 @@ async fn dispatch(
         }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Snapshot => {
-            let patience = app.config.request_timeout;
-            let answered = snapshot::snapshot(&app.fleet, request.headers(), head, patience).await;
-            answered.map(|response| response.map(Answer::Whole))
+            let part = PartRequest::of(request.headers());
+            let snapshot = app.follower.snapshot(part.wanted, part.fresh, app.config.request_timeout).await?;
+            let answered = part.answer("snapshot", snapshot.id, &snapshot.bytes, "application/zstd", head)?;
+            Ok(answered.map(Answer::Whole))
         }
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
@@ -85,7 +85,7 @@ async fn dispatch(
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
             let text = exposition::text(app).map_err(|_| Refusal::internal())?;
-            let (kind, text) = format::negotiated(request.headers(), text);
+            let (kind, text) = kvatlas_http::metrics::negotiated(request.headers(), text);
             Ok(typed(StatusCode::OK, kind, text))
         }),
         Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
@@ -97,7 +97,7 @@ async fn dispatch(
 async fn post(
     app: &Arc<App>,
     route: Route,
-    request: Request<Incoming>,
+    request: Request<RequestBody>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
@@ -164,11 +164,10 @@ mod tests {
 
     #[test]
     fn a_panic_costs_one_answer() {
-        let mut config = crate::config::Config::from_json("{}").expect("a configuration");
-        let (http, sites) = (std::mem::take(&mut config.http), config.sites.clone());
-        let front = kvatlas_http::Front::new(http.front(), false).expect("no files");
-        let follower = crate::follower::Follower::start(config, false).expect("threads");
-        let app = App::new(follower, http, front, &sites);
+        let config = crate::config::Config::from_json("{}").expect("a configuration");
+        let front = kvatlas_http::Front::new(config.http.front(), false).expect("no files");
+        let follower = kvatlas_follow::Follower::start(config.follow, false).expect("threads");
+        let app = App::new(follower, config.http, front);
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));
@@ -176,7 +175,7 @@ mod tests {
 
     #[test]
     fn what_was_cut_off_by_the_end_is_no_fault_of_the_client() {
-        let refusal = Refusal::from(crate::error::Error::Closed);
+        let refusal = Refusal::from(kvatlas_follow::Error::Closed);
         assert_eq!((refusal.status, refusal.code), (StatusCode::SERVICE_UNAVAILABLE, "draining"));
     }
 }

@@ -15,8 +15,8 @@ use tokio::sync::mpsc;
 use super::answer::Piece;
 use super::app::App;
 use super::writer::Writer;
-use crate::log::panic_text;
-use crate::state::Keyspace;
+use kvatlas_follow::log::panic_text;
+use kvatlas_follow::state::Keyspace;
 
 /// Bytes that are written before they are sent.
 const PIECE: usize = 64 << 10;
@@ -28,7 +28,7 @@ const WAITING: usize = 4;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// The client has left.
-struct Gone;
+struct ClientGone;
 
 /// Writes on a thread that may wait, as the client may read slowly and an index may be large. One after the other: each
 /// copies what a rank holds before it is sent. Whoever waits gets white space every `blank`, or would be cut off as idle.
@@ -45,8 +45,15 @@ pub(crate) fn start(app: &Arc<App>, blank: Duration) -> mpsc::Receiver<Piece> {
             }
         };
         let (pieces, fleet) = (sender.clone(), app.fleet.clone());
+        #[cfg(test)]
+        let fail = app.fail.swap(false, Relaxed);
         let mut writing = tokio::task::spawn_blocking(move || {
-            let mut out = Pieces { writer: Writer::with_capacity(PIECE + 4096), sender: pieces };
+            let mut out = Pieces {
+                writer: Writer::with_capacity(PIECE + 4096),
+                sender: pieces,
+                #[cfg(test)]
+                fail,
+            };
             // A client that has left wants no more.
             let _ = write(&mut out, &fleet.keyspaces());
             drop(turn);
@@ -77,24 +84,27 @@ fn wait(sender: &mpsc::Sender<Piece>) {
 struct Pieces {
     writer: Writer,
     sender: mpsc::Sender<Piece>,
+    /// True if the next dump is to fail.
+    #[cfg(test)]
+    fail: bool,
 }
 
 impl Pieces {
-    fn send(&mut self, at_least: usize) -> Result<(), Gone> {
+    fn send(&mut self, at_least: usize) -> Result<(), ClientGone> {
         if self.writer.len() < at_least.max(1) {
             return Ok(());
         }
         let piece = std::mem::replace(&mut self.writer, Writer::with_capacity(PIECE + 4096)).done();
-        self.sender.blocking_send(Piece::Bytes(piece.into())).map_err(|_| Gone)
+        self.sender.blocking_send(Piece::Bytes(piece.into())).map_err(|_| ClientGone)
     }
 
-    fn end(&mut self) -> Result<(), Gone> {
+    fn end(&mut self) -> Result<(), ClientGone> {
         self.send(0)?;
-        self.sender.blocking_send(Piece::End).map_err(|_| Gone)
+        self.sender.blocking_send(Piece::End).map_err(|_| ClientGone)
     }
 }
 
-fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Gone> {
+fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), ClientGone> {
     out.writer.raw("{\"keyspaces\":[");
     for (at, keyspace) in keyspaces.iter().enumerate() {
         let writer = &mut out.writer;
@@ -118,7 +128,7 @@ fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Gone> {
                 written += 1;
             }
             #[cfg(test)]
-            assert!(!keyspace.fail.swap(false, Relaxed), "as the test wants it");
+            assert!(!out.fail, "as the test wants it");
             std::thread::sleep(PAUSE);
         }
         out.writer.raw("]}");
@@ -135,7 +145,7 @@ fn store(
     number: u64,
     parent: Option<BlockHash>,
     blocks: impl Iterator<Item = (BlockHash, u64)>,
-) -> Result<(), Gone> {
+) -> Result<(), ClientGone> {
     let writer = &mut out.writer;
     writer.raw("{\"worker_id\":");
     writer.id(worker);

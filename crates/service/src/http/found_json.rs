@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-use super::found::{Row, WorkerRow};
 use super::writer::Writer;
-use crate::state::{Stream, Untrusted};
+use kvatlas_follow::lookup::{Row, WorkerRow};
+use kvatlas_follow::state::{Reservations, Stream};
 
 /// `,"lora_name":"…"`, if the model's name is that of an adapter.
 pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
@@ -17,7 +17,7 @@ pub(crate) fn adapter(out: &mut Writer, name: Option<&str>) {
 }
 
 /// `,"untrusted":[…]`, `,"partial":[…]`, `,"unverified":[…]` and `,"no_salts":[…]`, each if there are any.
-pub(crate) fn doubts(out: &mut Writer, streams: &Untrusted, allows: impl Fn(&str) -> bool) {
+pub(crate) fn doubts(out: &mut Writer, streams: &Reservations, allows: impl Fn(&str) -> bool) {
     let state = |out: &mut Writer, stream: &Stream| {
         out.raw(",\"state\":\"");
         out.raw(stream.status.state().name());
@@ -67,7 +67,7 @@ pub(crate) fn answer(
     rows: &[Row<'_>],
     workers: &[WorkerRow],
     block_size: u64,
-    ages: Option<&Untrusted>,
+    ages: Option<&Reservations>,
 ) {
     out.raw("{\"scores\":{");
     let on_device = workers.iter().filter(|worker| worker.depths.gpu > 0);
@@ -112,8 +112,8 @@ fn device_ranks(out: &mut Writer, ranks: &[Row<'_>], block_size: u64) {
     });
 }
 
-/// How far the worker's matching ranks are behind their engine, at most, and the state of the stream that is.
-fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Untrusted) {
+/// Writes how far the worker's matching ranks are behind their engine, at most, and the state of the stream that is.
+fn age(out: &mut Writer, ranks: &[Row<'_>], streams: &Reservations) {
     let streams = ranks.iter().filter_map(|row| streams.stream_of(row.worker, row.rank));
     // One whose lag nobody knows is worse than any that is known.
     let worst = streams.max_by_key(|stream| stream.status.lag().map_or(u128::MAX, |lag| lag.as_micros()));
@@ -184,7 +184,7 @@ impl Ranks {
         out.raw("]}");
     }
 
-    /// Who the numbers are.
+    /// Writes which worker and rank each number stands for.
     pub(crate) fn names(&self, out: &mut Writer) {
         out.list(&self.list, |out, (worker, rank)| {
             out.raw("{\"instance_id\":");

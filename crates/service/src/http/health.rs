@@ -1,18 +1,17 @@
-//! `/health`: whether the threads still run. `/ready`: whether answers are whole. `/engines`: who is to be in them.
+//! `/health`: whether the threads still run. `/ready`: whether answers are whole.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use hyper::{Response, StatusCode};
-use serde_json::{Value, json as value};
+use kvatlas_follow::fleet::Fleet;
+use kvatlas_follow::report;
+use serde_json::json as value;
 
 use super::answer::{Answer, json};
-use super::writer::id_value;
-use crate::fleet::{EngineView, Fleet, Waiting};
-use crate::snapshot::{LastWrite, Snapshots};
 
-/// How often each runtime says that it lives.
+/// Time between two beats, by which each runtime says that it lives.
 const BEAT: Duration = Duration::from_secs(1);
 
 /// Silence after which it counts as stuck.
@@ -20,7 +19,7 @@ const STUCK: Duration = Duration::from_secs(10);
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
-/// When a runtime was last known to live.
+/// The time at which a runtime was last known to live, in milliseconds since the start.
 #[derive(Debug)]
 pub(crate) struct Pulse(AtomicU64);
 
@@ -29,7 +28,7 @@ impl Pulse {
         Self(AtomicU64::new(START.elapsed().as_millis() as u64))
     }
 
-    /// To be run on the runtime for as long as it lives.
+    /// Beats, on the runtime, for as long as it lives.
     pub(crate) async fn beat(&self) {
         let mut interval = tokio::time::interval(BEAT);
         loop {
@@ -43,7 +42,7 @@ impl Pulse {
     }
 }
 
-/// Of both runtimes.
+/// The pulses of both runtimes.
 #[derive(Debug)]
 pub(crate) struct Pulses {
     pub(crate) http: Pulse,
@@ -64,37 +63,18 @@ impl Pulses {
 
 /// Alive or not.
 pub(crate) fn health(pulses: &Pulses, fleet: &Fleet) -> Response<Answer> {
-    let (snapshots, log) = (fleet.snapshots(), fleet.relay());
     let stuck = pulses.stuck_at(START.elapsed());
     let mut said = match stuck.is_empty() {
         true => value!({ "status": "alive" }),
         false => value!({ "status": "stuck", "threads": stuck }),
     };
-    if snapshots.config.dir.is_some() {
-        said["snapshot"] = snapshot(snapshots);
-    }
-    if log.publishes() || log.reads() {
-        // As with a full disk: who answers from what it has is not to be restarted for it.
-        said["relay"] = value!({ "connected": log.is_connected(), "error": log.trouble() });
+    for (name, state) in [("snapshot", report::snapshots(fleet)), ("relay", report::log(fleet))] {
+        if let Some(state) = state {
+            said[name] = state;
+        }
     }
     let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
     json(status, said.to_string())
-}
-
-/// How it is with the snapshots on disk. A full disk is no reason to restart a service that answers.
-fn snapshot(snapshots: &Snapshots) -> Value {
-    let counts = &snapshots.counts;
-    let last = counts.last().map(|LastWrite { written, took, ended, skipped, .. }| {
-        value!({
-            "age_s": ended.elapsed().as_secs_f64(),
-            "took_s": took.as_secs_f64(),
-            "bytes": written.bytes,
-            "streams": written.streams,
-            "left_out": skipped.iter().sum::<u64>(),
-            "blocks": written.blocks,
-        })
-    });
-    value!({ "error": counts.error(), "failed_writes": counts.failed_writes.load(Relaxed), "last": last })
 }
 
 /// Ready or not. With `strict=1` in the query, only if nothing at all is waited for.
@@ -108,40 +88,7 @@ pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
         return json(StatusCode::OK, &b"{\"ready\":true}"[..]);
     }
     let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
-    json(status, value!({ "ready": ready, "waiting": described(&waiting) }).to_string())
-}
-
-/// What is not complete; nothing if all is.
-pub(crate) fn waiting(fleet: &Fleet) -> Option<Value> {
-    let waiting = fleet.waiting();
-    (!waiting.is_over()).then(|| described(&waiting))
-}
-
-pub(super) fn described(waiting: &Waiting) -> Value {
-    let streams: Vec<_> = waiting
-        .streams
-        .iter()
-        .map(|(worker, rank, state)| value!({ "instance_id": id_value(worker), "dp_rank": rank, "state": state }))
-        .collect();
-    let engines: Vec<_> = waiting.engines.iter().map(engine).collect();
-    value!({ "holds": waiting.holds, "streams": streams, "engines": engines, "draining": waiting.draining })
-}
-
-/// `/engines`: what discovery follows, registered or not.
-pub(crate) fn engines(fleet: &Fleet) -> Value {
-    fleet.engines().iter().map(engine).collect()
-}
-
-fn engine(engine: &EngineView) -> Value {
-    value!({
-        "instance_id": id_value(&engine.worker),
-        "dp_rank": engine.rank,
-        "url": *engine.url,
-        "state": engine.state.name(),
-        "code": engine.code.as_deref(),
-        "reason": engine.reason.as_deref(),
-        "since_ms": engine.since.as_millis() as u64,
-    })
+    json(status, value!({ "ready": ready, "waiting": report::waiting(&waiting) }).to_string())
 }
 
 #[cfg(test)]

@@ -3,14 +3,13 @@
 use std::time::{Duration, Instant};
 
 use hyper::{Response, StatusCode};
+use kvatlas_follow::Error;
+use kvatlas_follow::register::{DEFAULT_ROUTING_GROUP, InstanceId, check_name};
 use serde::Deserialize;
 
 use super::answer::{Answer, json};
 use super::app::App;
-use super::query::{DEFAULT_ROUTING_GROUP, check_name};
 use super::refusal::Refusal;
-use super::register::InstanceId;
-use crate::error::Error;
 
 /// Added to every age. What a report may need on its way beyond that, whoever reports has to add.
 const ON_ITS_WAY: Duration = Duration::from_secs(1);
@@ -19,7 +18,7 @@ const LONGEST_AGE: f64 = 86_400.0;
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Observed {
+struct Observation {
     instance_id: InstanceId,
     model_name: String,
     routing_group: Option<String>,
@@ -33,7 +32,7 @@ struct Observed {
 
 pub(crate) fn observed(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let received = Instant::now();
-    let it: Observed = serde_json::from_slice(body)?;
+    let it: Observation = serde_json::from_slice(body)?;
     check_name(&it.instance_id.0)?;
     if !(0.0..=LONGEST_AGE).contains(&it.age) {
         let message = format!("age must be a number of seconds from 0 to {LONGEST_AGE}, got {}", it.age);

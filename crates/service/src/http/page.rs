@@ -5,14 +5,13 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
 use hyper::StatusCode;
+use kvatlas_follow::report::{self, VERSION};
+use kvatlas_follow::shown::{ENGINE_POINTS, Looker, POINTS, PageSource, tenth};
 use kvatlas_ui::{Feed, Viewer};
 use serde_json::{Map, Value, json};
 
 use super::app::App;
-use super::dispatch::VERSION;
-use super::health;
 use super::refusal::Refusal;
-use crate::shown::{ENGINE_POINTS, Gathering, Looker, POINTS, tenth};
 
 /// A viewer more.
 pub(super) fn watch(app: &App) -> Result<Viewer, Refusal> {
@@ -25,11 +24,11 @@ pub(super) fn watch(app: &App) -> Result<Viewer, Refusal> {
 /// Keeps the page up to date for as long as the runtime lives.
 pub(super) async fn run(app: Arc<App>) {
     let looker = Looker::new(app.fleet.clone());
-    app.page.keep(Shown { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
+    app.page.keep(PageState { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
 }
 
-/// What is needed to say what has changed.
-struct Shown {
+/// The source of the page's data, with the counts at the last point, from which rates are computed.
+struct PageState {
     app: Arc<App>,
     looker: Looker,
     queries: u64,
@@ -37,7 +36,7 @@ struct Shown {
     at: Instant,
 }
 
-impl Gathering for Shown {
+impl PageSource for PageState {
     fn state(&mut self, _: &Feed) -> Value {
         let app = &self.app;
         let waiting = app.fleet.waiting();
@@ -46,7 +45,7 @@ impl Gathering for Shown {
             "kind": "service",
             "version": VERSION,
             "ready": app.fleet.is_ready(),
-            "waiting": (!waiting.is_over()).then(|| health::described(&waiting)),
+            "waiting": (!waiting.is_over()).then(|| report::waiting(&waiting)),
             "queries": app.counts.queries.load(Relaxed),
             "queries_matched": app.counts.queries_matched.load(Relaxed),
             "connections": app.front.connections(),

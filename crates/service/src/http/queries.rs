@@ -7,15 +7,14 @@ use hyper::{Response, StatusCode};
 
 use super::answer::{Answer, json};
 use super::app::App;
-use super::found::{self, Filter, Row};
 use super::found_json::{self, Ranks};
-use super::query::{self, Asked, Body, Kind, Scope, Scratch};
+use super::query::{self, Body, Kind, Queries, Scope, Scratch};
 use super::refusal::Refusal;
-use super::served;
 use super::writer::Writer;
 use crate::config::UntrustedPolicy;
-use crate::fleet::Found;
-use crate::state::{Keyspace, Untrusted};
+use kvatlas_follow::fleet::ModelPlace;
+use kvatlas_follow::lookup::{self, Filter, Row};
+use kvatlas_follow::state::{Keyspace, Reservations};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
@@ -23,7 +22,7 @@ type Result<T> = std::result::Result<T, Refusal>;
 pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<Answer>> {
     Scratch::with(|scratch| {
         let mut asked = query::single(body, kind, scratch)?;
-        let Found { keyspace, adapter } = find(app, &mut asked)?;
+        let ModelPlace { keyspace, adapter } = find(app, &mut asked)?;
         let scope = &asked.scope;
         let block_size = u64::from(keyspace.block_size);
         let content = asked.content(0, keyspace.block_size, keyspace.identity(), scratch);
@@ -36,10 +35,10 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
             let found = index.find(content);
             // After the index was asked, so that whoever is hybrid in what was found is known to be.
             let hybrids = hybrids.load();
-            let mut rows = served::rows(&found, &hybrids, content, &filter, cap);
+            let mut rows = lookup::rows(&found, &hybrids, content, &filter, cap);
             matched = !rows.is_empty();
 
-            let workers = found::by_worker(&mut rows, scope.top_k);
+            let workers = lookup::by_worker(&mut rows, scope.top_k);
             let mut out = Writer::with_capacity(128 + 128 * workers.len());
             found_json::answer(&mut out, &rows, &workers, block_size, scope.age.then_some(untrusted));
             if scope.levels {
@@ -84,9 +83,9 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
 /// The answer to a batch but for its end, and how many of its queries match.
 fn answers(
     app: &App,
-    asked: &Asked<'_>,
-    Found { keyspace, adapter }: &Found,
-    untrusted: &Untrusted,
+    asked: &Queries<'_>,
+    ModelPlace { keyspace, adapter }: &ModelPlace,
+    untrusted: &Reservations,
     scratch: &mut Scratch,
     matched: &mut u64,
 ) -> Writer {
@@ -102,7 +101,7 @@ fn answers(
         let found = index.find(content);
         // After the index was asked, so that whoever is hybrid in what was found is known to be.
         let hybrids = hybrids.load();
-        let mut rows = served::rows(&found, &hybrids, content, &filter, asked.cap(at, keyspace.block_size));
+        let mut rows = lookup::rows(&found, &hybrids, content, &filter, asked.cap(at, keyspace.block_size));
         *matched += u64::from(!rows.is_empty());
         if let Some(top_k) = scope.top_k {
             rows = best(rows, top_k);
@@ -134,13 +133,13 @@ fn answers(
     out
 }
 
-/// Whether something could be learnt from these queries if they had tokens. Counts those that have none.
-fn wants_tokens(keyspace: &Keyspace, asked: &Asked<'_>) -> bool {
+/// True if something could be learnt from these queries if they had tokens. Counts those that have none.
+fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
     (0..asked.hashed()).fold(false, |_, _| keyspace.asked_by_hashes())
 }
 
 /// The prompts may tell what was never announced. They are answered already.
-fn learn(keyspace: &Arc<Keyspace>, asked: &Asked<'_>, scratch: &Scratch) {
+fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {
         for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {
             keyspace.asked(tokens, lora, salt);
@@ -150,7 +149,7 @@ fn learn(keyspace: &Arc<Keyspace>, asked: &Asked<'_>, scratch: &Scratch) {
 
 /// All ranks of the `top_k` best workers, deepest first.
 fn best(mut rows: Vec<Row<'_>>, top_k: usize) -> Vec<Row<'_>> {
-    let workers = found::by_worker(&mut rows, Some(top_k));
+    let workers = lookup::by_worker(&mut rows, Some(top_k));
     let mut rows: Vec<_> = workers.into_iter().flat_map(|worker| rows[worker.ranks].to_vec()).collect();
     rows.sort_by_key(order);
     rows
@@ -160,8 +159,8 @@ fn order(row: &Row<'_>) -> impl Ord + use<> {
     Reverse(row.depths)
 }
 
-/// Where to look. If the model's name is an adapter's, the prompts are for that adapter.
-fn find(app: &App, asked: &mut Asked<'_>) -> Result<Found> {
+/// Finds where to look. If the model's name is an adapter's, the prompts are for that adapter.
+fn find(app: &App, asked: &mut Queries<'_>) -> Result<ModelPlace> {
     let found = app.fleet.find(&asked.scope.model, asked.scope.routing_group())?;
     if let Some(adapter) = &found.adapter {
         asked.adapt(adapter)?;
@@ -172,7 +171,7 @@ fn find(app: &App, asked: &mut Asked<'_>) -> Result<Found> {
     Ok(found)
 }
 
-fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filter<'a> {
+fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Reservations) -> Filter<'a> {
     Filter {
         among: scope.among.as_ref().map(|names| names.iter().map(String::as_str).collect()),
         without: (app.config.untrusted == UntrustedPolicy::LeaveOut).then_some(untrusted),
@@ -180,6 +179,6 @@ fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Untrusted) -> Filt
     }
 }
 
-fn is_upper_bound(streams: &Untrusted, rows: &[Row<'_>]) -> bool {
+fn is_upper_bound(streams: &Reservations, rows: &[Row<'_>]) -> bool {
     streams.has_upper_bounds() && rows.iter().any(|row| streams.is_upper_bound(row.worker, row.rank))
 }

@@ -4,16 +4,17 @@ use std::borrow::Cow;
 
 use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
-use kvatlas_http::{BodyFault, Denied};
+use kvatlas_follow::Error;
+use kvatlas_follow::error::WRONG_TYPE;
+use kvatlas_http::{BodyFault, Denial};
 
 use super::answer::{Answer, json};
-use crate::error::Error;
 
-/// What is thrown away of a body that is too large, in its limit: a client that sends its whole body before it listens gets
-/// to read why it was refused.
+/// The bytes that are thrown away of a body that is too large, in its limit: a client that sends its whole body before
+/// it listens gets to read why it was refused.
 pub(crate) const PATIENCE: u64 = 8;
 
-/// What was wrong and what would be right.
+/// A refusal, which says what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
@@ -40,7 +41,7 @@ impl Refusal {
 
     /// JSON, but not of the types that are wanted.
     pub(crate) fn wrong_type(message: impl Into<Cow<'static, str>>) -> Self {
-        Self::new(StatusCode::UNPROCESSABLE_ENTITY, "wrong_type", message)
+        Self::new(StatusCode::UNPROCESSABLE_ENTITY, WRONG_TYPE, message)
     }
 
     /// Of the right type, but invalid.
@@ -50,11 +51,7 @@ impl Refusal {
 
     /// Content hashes, which nobody outside can make or use where blocks are called otherwise.
     pub(crate) fn keyed_identity(instead: &str) -> Self {
-        let message = format!(
-            "this service calls blocks by words that depend on a key of its own (streams.keyed_identity), and has no \
-             content hashes: {instead}"
-        );
-        Self::new(StatusCode::CONFLICT, "keyed_identity", message)
+        Error::keyed_identity(instead).into()
     }
 
     pub(crate) fn unknown_path() -> Self {
@@ -133,29 +130,23 @@ impl Refusal {
 impl From<Error> for Refusal {
     fn from(error: Error) -> Self {
         let status = match &error {
+            Error::Invalid { code: WRONG_TYPE, .. } => StatusCode::UNPROCESSABLE_ENTITY,
             Error::Invalid { .. } => StatusCode::BAD_REQUEST,
             Error::Forbidden { .. } => StatusCode::FORBIDDEN,
             Error::Conflict { .. } => StatusCode::CONFLICT,
             Error::Unknown { .. } => StatusCode::NOT_FOUND,
+            Error::Unavailable { .. } => StatusCode::SERVICE_UNAVAILABLE,
             Error::Internal => return Self::internal(),
             // A change that was cut off because the service is going down.
-            Error::Config { .. } | Error::Snapshot { .. } | Error::Start { .. } | Error::Closed => {
-                return Self::draining();
-            }
+            _ => return Self::draining(),
         };
         Self::new(status, error.code(), error.to_string())
     }
 }
 
-impl From<Denied> for Refusal {
-    fn from(denied: Denied) -> Self {
+impl From<Denial> for Refusal {
+    fn from(denied: Denial) -> Self {
         Self::new(denied.status, denied.code, denied.message)
-    }
-}
-
-impl From<Refusal> for Denied {
-    fn from(refusal: Refusal) -> Self {
-        Self { status: refusal.status, code: refusal.code, message: refusal.message }
     }
 }
 

@@ -1,9 +1,9 @@
 //! The routes: their paths, their methods, and who may use them.
 
 use hyper::Method;
-use kvatlas_http::{Access, Door};
+use kvatlas_http::{Access, ListenerKind};
 
-/// What `GET /` says.
+/// The answer to `GET /`.
 pub(crate) const WELCOME: &str = "\
 kvatlas: which worker holds how much of a prompt
 
@@ -32,7 +32,7 @@ GET  /openapi.json     this interface in detail (OpenAPI 3.1)
 
 macro_rules! routes {
     ($($name:ident $path:literal $method:ident $access:ident,)*) => {
-        /// What can be asked.
+        /// The routes that can be asked.
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
         pub(crate) enum Route {
             $($name,)*
@@ -67,9 +67,9 @@ macro_rules! routes {
                 }
             }
 
-            /// Whether it is answered at a door.
-            pub(crate) fn is_at(self, door: Door) -> bool {
-                door == Door::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
+            /// True if the route is answered at a listener.
+            pub(crate) fn is_at(self, listener: ListenerKind) -> bool {
+                listener == ListenerKind::Main || matches!(self, Self::Health | Self::Ready | Self::Metrics | Self::Version)
             }
 
             /// The key that it needs.
@@ -114,8 +114,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_page_on_security_has_the_table() {
-        let page = include_str!("../../../../docs/guides/security.md");
+    fn the_page_of_routes_has_the_table() {
+        let page = include_str!("routes.md");
         let who = |access| match access {
             Access::Open => "anyone",
             Access::Ask => "key",
@@ -124,6 +124,6 @@ mod tests {
         let known = Route::ALL.iter().filter(|route| **route != Route::Unknown);
         let row = |route: &Route| format!("| `{}` | `{}` | {} |\n", route.method(), route.path(), who(route.access()));
         let rows: String = known.map(row).collect();
-        assert!(page.contains(&rows), "docs/guides/security.md should have these rows:\n{rows}");
+        assert!(page.contains(&rows), "crates/service/src/http/routes.md should have these rows:\n{rows}");
     }
 }

@@ -3,14 +3,13 @@
 use std::sync::Arc;
 
 use hyper::{Request, Response};
-use kvatlas_http::{Call, Denied, Front, Handler, Incoming, Server, Threads};
+use kvatlas_http::{Call, Denial, Front, Handler, RequestBody, Server, Threads};
 
 use super::answer::Answer;
 use super::app::App;
 use super::dispatch;
 use super::page;
 use super::refusal::Refusal;
-use crate::error::Error;
 
 impl Handler for App {
     type Body = Answer;
@@ -26,18 +25,18 @@ impl Handler for App {
     fn answer(
         app: Arc<Self>,
         call: Call,
-        request: Request<Incoming>,
+        request: Request<RequestBody>,
     ) -> impl Future<Output = Response<Answer>> + Send + 'static {
         dispatch::answer(app, call, request)
     }
 
-    fn refuse(denied: Denied) -> Response<Answer> {
+    fn refuse(denied: Denial) -> Response<Answer> {
         Refusal::from(denied).response()
     }
 }
 
 /// Starts to answer.
-pub(crate) fn start(app: &Arc<App>) -> Result<Server, Error> {
+pub(crate) fn start(app: &Arc<App>) -> Result<Server, kvatlas_http::Error> {
     let server = Server::start(app, Threads::Shared(app.front.threads()))?;
     if let Some(threads) = server.handle() {
         let (watching, shown, beating) = (app.gate.clone(), app.clone(), app.clone());

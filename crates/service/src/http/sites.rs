@@ -1,16 +1,16 @@
 //! `/digest`, `/sites` and what belongs to them: the routes of the service above many sites.
 
 use hyper::{Response, StatusCode};
-use kvatlas_digest::{Answer as Bounds, Applied, Level, Proof, SiteStatus, State, marks_of_prompt};
+use kvatlas_digest::{Answer as Bounds, DigestEffect, Level, Proof, SiteStatus, marks_of_prompt};
+use kvatlas_follow::register::DEFAULT_ROUTING_GROUP;
+use kvatlas_follow::sites::{Top, state_name};
 use kvatlas_index::hash::content_hashes;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::answer::{self, Answer};
 use super::app::App;
-use super::query::DEFAULT_ROUTING_GROUP;
 use super::refusal::Refusal;
-use crate::sites::Top;
 
 /// Largest block size that is taken for one.
 const LARGEST_BLOCK: u32 = 1 << 20;
@@ -18,7 +18,7 @@ const LARGEST_BLOCK: u32 = 1 << 20;
 const LONGEST_NAME: usize = 1024;
 
 fn check_role(app: &App) -> Result<(), Refusal> {
-    if app.tops.is_global() {
+    if app.follower.sites().is_global() {
         return Ok(());
     }
     let message = "this service follows engines; only one that was started with --role global takes in digests";
@@ -54,8 +54,8 @@ pub(crate) fn digest(app: &App, parameters: &str, body: &[u8]) -> Result<Respons
             return Err(Refusal::invalid("malformed_parameters", message));
         }
     }
-    let applied = app.tops.apply(&model, &routing_group, block_size, body)?;
-    Ok(answered(&json!({ "status": "ok", "new": applied == Applied::Now })))
+    let applied = app.follower.sites().apply(&model, &routing_group, block_size, body)?;
+    Ok(answered(&json!({ "status": "ok", "new": applied == DigestEffect::Now })))
 }
 
 #[derive(Debug, Deserialize)]
@@ -73,7 +73,8 @@ struct Query {
 pub(crate) fn find(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
     let query: Query = serde_json::from_slice(body)?;
-    let top = app.tops.get(&query.model_name, query.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP))?;
+    let top =
+        app.follower.sites().get(&query.model_name, query.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP))?;
     let (lora, salt) = (query.lora_name.as_deref(), query.cache_salt.as_deref());
     let hashes = match (query.token_ids, query.content_hashes) {
         (Some(tokens), None) => content_hashes(&tokens, top.block_size as usize, lora, salt),
@@ -84,7 +85,7 @@ pub(crate) fn find(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> 
     let sites = top.read();
     let marks = marks_of_prompt(&hashes, sites.grain());
     let blocks = u32::try_from(hashes.len()).unwrap_or(u32::MAX);
-    let Bounds { levels, rest_at_most, unknown, probe } = sites.find(&marks, blocks, app.tops.now());
+    let Bounds { levels, rest_at_most, unknown, probe } = sites.find(&marks, blocks, app.follower.sites().now());
     let names = |all: &[u32]| all.iter().map(|&site| sites.name(site)).collect::<Vec<_>>();
     let tokens = |blocks: u32| u64::from(blocks) * u64::from(top.block_size);
     let level = |Level { at_least, at_most, sites }: &Level| json!({ "at_least": tokens(*at_least), "at_most": tokens(*at_most), "sites": names(sites) });
@@ -100,7 +101,7 @@ pub(crate) fn find(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> 
 
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Compared {
+struct Comparison {
     model_name: String,
     routing_group: Option<String>,
     site: String,
@@ -114,8 +115,8 @@ struct Compared {
 /// `/sites/compare`: what a site that was asked really had.
 pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
-    let it: Compared = serde_json::from_slice(body)?;
-    let top = app.tops.get(&it.model_name, it.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP))?;
+    let it: Comparison = serde_json::from_slice(body)?;
+    let top = app.follower.sites().get(&it.model_name, it.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP))?;
     let proof = if it.by_engine { Proof::Engine } else { Proof::Answer };
     let blocks = |tokens: u64| u32::try_from(tokens / u64::from(top.block_size)).unwrap_or(u32::MAX);
     let known = top.write().compare(&it.site, blocks(it.at_least), blocks(it.at_most), blocks(it.was), proof);
@@ -125,12 +126,12 @@ pub(crate) fn compare(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusa
 /// `/sites/status`: all sites of all keyspaces.
 pub(crate) fn status(app: &App) -> Result<Response<Answer>, Refusal> {
     check_role(app)?;
-    let now = app.tops.now();
+    let now = app.follower.sites().now();
     let list = |top: &Top| {
         let rows = top.read().list(now);
         rows.into_iter().map(|site| row(top, &site)).collect::<Vec<_>>()
     };
-    let rows: Vec<Value> = app.tops.all().iter().flat_map(|top| list(top)).collect();
+    let rows: Vec<Value> = app.follower.sites().all().iter().flat_map(|top| list(top)).collect();
     Ok(answered(&Value::Array(rows)))
 }
 
@@ -149,12 +150,4 @@ fn row(top: &Top, site: &SiteStatus) -> Value {
         "compared": site.compared,
         "short": site.short,
     })
-}
-
-pub(super) fn state_name(state: State) -> &'static str {
-    match state {
-        State::Known => "known",
-        State::Unknown => "unknown",
-        State::Doubted => "doubted",
-    }
 }

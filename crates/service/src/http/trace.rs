@@ -26,7 +26,8 @@ pub(crate) struct Trace {
 }
 
 impl Trace {
-    /// What a client sends, if it can be used. `logged`: the request will be in the access log, and has an id there.
+    /// Reads what a client sends, if it can be used. `logged`: the request will be in the access log, and has an id
+    /// there.
     pub(crate) fn of<B>(request: &Request<B>, logged: bool) -> Self {
         let headers = request.headers();
         let id = read(headers, &REQUEST_ID, is_id).or_else(|| logged.then(new_id));

@@ -15,22 +15,22 @@ pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
 /// The variable for [`Config::block_size`].
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
-/// More than any machine has room for.
+/// The greatest number that a setting may have: more than any machine has room for.
 const MOST: u64 = 1 << 31;
-/// A year: longer than any time that is worth waiting for.
+/// The longest time that a setting may have: a year, longer than any that is worth waiting for.
 const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
 
-/// What a table keeps, for how long, and how it names prefixes.
+/// The settings of a table: its limits, its times, and the seed and block size of its prefix hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// How many contexts at most, from 1 on. Beyond, the least recently used one goes.
+    /// Maximum number of contexts, from 1 on. Beyond, the least recently used one goes.
     pub max_contexts: usize,
-    /// How many prefixes a context at most, from 1 on. Beyond, the least recently used ones go, the deepest first.
+    /// Maximum number of prefixes in a context, from 1 on. Beyond, the least recently used ones go, the deepest first.
     pub max_prefixes_per_context: usize,
-    /// How often the background thread looks for what is too old.
+    /// The time between two looks of the background thread for what is too old.
     pub eviction_interval: Duration,
-    /// How long a prefix or a context lives without being stored, added or matched.
+    /// The time that a prefix or a context lives without being stored, added or matched.
     pub eviction_duration: Duration,
     /// Bytes of tokens in a block, from 1 on.
     pub block_size: usize,
@@ -52,7 +52,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, with what the environment says instead.
+    /// The defaults, with the environment's settings in their place.
     ///
     /// # Errors
     ///
@@ -61,7 +61,7 @@ impl Config {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// The same with any source of variables.
+    /// Does the same as [`Self::from_env`] with any source of variables.
     pub(crate) fn from_variables(get: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
         let mut config = Self::default();
         let number = |name, most| match get(name) {
@@ -88,7 +88,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Refuses what is of no use, by name.
+    /// Refuses a setting that is of no use, by name.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let number = |name, value: usize| {
             let good = (1..=MOST).contains(&(value as u64));

@@ -1,4 +1,4 @@
-//! The contexts of a table and their locks: who may look at which and change it, and when one goes.
+//! The contexts of a table and their locks: looking at one, changing one, and taking one out.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -21,7 +21,7 @@ pub struct ModelContext {
     pub lora_id: i64,
 }
 
-/// The same, borrowed.
+/// A [`ModelContext`] that borrows the model's name.
 #[derive(Hash)]
 pub(super) struct Key<'a> {
     pub(super) model: &'a str,
@@ -50,12 +50,12 @@ pub(super) fn count(counter: &AtomicU64, by: usize) {
 }
 
 #[derive(Debug)]
-pub(super) struct Shared {
+pub(super) struct SharedContext {
     used: AtomicU32,
     context: RwLock<Context>,
 }
 
-impl Shared {
+impl SharedContext {
     pub(super) fn read(&self) -> RwLockReadGuard<'_, Context> {
         self.context.read().unwrap_or_else(PoisonError::into_inner)
     }
@@ -64,7 +64,7 @@ impl Shared {
         self.context.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Writes only what changes: all lookups of a model come by here.
+    /// Marks the context as used now. Writes only what changes: all lookups of a model come by here.
     pub(super) fn use_now(&self, now: u32) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -72,24 +72,25 @@ impl Shared {
     }
 }
 
-pub(super) type Contexts = HashMap<ModelContext, Shared>;
+pub(super) type Contexts = HashMap<ModelContext, SharedContext>;
 
-/// A table but for its thread.
+/// A table without its thread.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) config: Config,
     pub(super) seed: u64,
     pub(super) start: Instant,
-    /// What a test adds to the time.
+    /// Ticks that a test adds to the time.
     #[cfg(test)]
     pub(super) later: AtomicU32,
-    /// Whoever is in a context has this for reading, so that no context goes while something is written to it.
+    /// The contexts, which everybody in one of them has locked for reading, so that none goes while something is
+    /// written to it.
     pub(super) contexts: RwLock<Contexts>,
     pub(super) counters: Counters,
 }
 
 impl Inner {
-    /// No contexts yet.
+    /// A table without contexts.
     pub(super) fn new(config: Config, seed: u64) -> Self {
         Self {
             seed,
@@ -117,7 +118,7 @@ impl Inner {
         self.contexts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a context; a new one if `create`, else `None` if there is none.
+    /// Changes a context, a new one if `create`; returns `None` if there is none.
     pub(super) fn write<T>(
         &self,
         model: &str,
@@ -145,7 +146,7 @@ impl Inner {
     }
 
     /// Makes a context, and takes the least recently used one out if there are too many. O(contexts).
-    fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, Shared)> {
+    fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, SharedContext)> {
         let mut contexts = self.exclusive();
         if contexts.contains_key(key) {
             return None;
@@ -157,12 +158,12 @@ impl Inner {
             gone = oldest.and_then(|oldest| contexts.remove_entry(&oldest));
             count(&self.counters.evicted_contexts, 1);
         }
-        let shared = Shared { used: AtomicU32::new(now), context: RwLock::new(Context::new()) };
+        let shared = SharedContext { used: AtomicU32::new(now), context: RwLock::new(Context::new()) };
         contexts.insert(ModelContext { model: key.model.into(), lora_id: key.lora_id }, shared);
         gone
     }
 
-    /// Takes out the contexts that have nothing.
+    /// Takes out the contexts that are empty.
     pub(super) fn drop_empty(&self) {
         let mut contexts = self.exclusive();
         contexts.retain(|_, shared| shared.context.get_mut().unwrap_or_else(PoisonError::into_inner).len() > 0);

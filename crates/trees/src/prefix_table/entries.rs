@@ -14,9 +14,9 @@ use super::hash::mix;
 use super::lines::Lines;
 use super::sets::EMPTY;
 
-/// No other name.
+/// The place of no other name.
 pub(super) const NONE: u32 = u32::MAX;
-/// The depth is below this; deeper ones count as just below it.
+/// The number that depths stay below; deeper ones count as just below it.
 const DEPTHS: u32 = 1 << 30;
 const HAS_NAME: u32 = 1 << 31;
 const IS_LAST: u32 = 1 << 30;
@@ -24,15 +24,16 @@ const IS_LAST: u32 = 1 << 30;
 #[derive(Debug)]
 pub(super) struct Entry {
     pub(super) prefix: u64,
-    /// Means something if `is_named`.
+    /// The engine's name, if the entry has one: see [`Self::name`].
     engine: u64,
-    /// Who holds it and how; empty for a vacant place.
+    /// The set of pods that hold the entry, each in its ways; empty for a vacant place.
     pub(super) pods: u32,
-    /// When it was last stored, added or matched.
+    /// The time at which the entry was last stored, added or matched.
     seen: AtomicU32,
     /// The first of the other names.
     pub(super) others: u32,
-    /// Blocks before it, and whether it has a name and is the last block of what the name means.
+    /// Number of blocks before the entry, with the flags [`HAS_NAME`] and [`IS_LAST`]: the entry has a name, and is the
+    /// last block of the name's.
     place: u32,
 }
 
@@ -42,7 +43,7 @@ impl Entry {
         Self { prefix, engine: 0, pods: EMPTY, seen: AtomicU32::new(now), others: NONE, place }
     }
 
-    /// The name in the entry, and whether this is the last block of what it means.
+    /// The name in the entry, and true if the entry is the last block of what the name means.
     #[inline]
     pub(super) fn name(&self) -> Option<(u64, bool)> {
         (self.place & HAS_NAME != 0).then_some((self.engine, self.place & IS_LAST != 0))
@@ -56,7 +57,7 @@ impl Entry {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Writes only what changes, so that readers do not fight for the line.
+    /// Marks the entry as seen now. Writes only what changes, so that readers do not fight for the line.
     #[inline]
     pub(super) fn see(&self, now: u32) {
         if self.seen() != now {
@@ -65,7 +66,7 @@ impl Entry {
     }
 }
 
-/// A prefix and a name of which there is no entry, with their hashes.
+/// A prefix and a name without an entry, with their hashes.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Pair {
     prefix: u64,
@@ -79,7 +80,7 @@ pub(super) struct Pair {
 pub(super) struct Other {
     pub(super) engine: u64,
     pub(super) entry: u32,
-    /// The pods that use it; empty for a vacant place.
+    /// The set of pods that use the name; empty for a vacant place.
     pub(super) pods: u32,
     pub(super) next: u32,
     pub(super) last: bool,
@@ -94,7 +95,7 @@ pub(super) struct Entries {
     pub(super) others: Vec<Other>,
     vacant_others: Vec<u32>,
     by_other: HashTable<u32>,
-    /// Hashes that others choose must not meet in one place.
+    /// A number mixed into all hashes, so that keys which others choose cannot be made to meet in one place.
     secret: u64,
 }
 
@@ -144,9 +145,9 @@ impl Entries {
         self.place(prefix).map(|at| &self.all[at as usize])
     }
 
-    /// Has everything near that an event speaks of, so that the waits for memory overlap: none of these depends on
-    /// another, while what is done with each block afterwards does. First the lines of the tables, then, where there are
-    /// too many to be near anyway, the entries they lead to.
+    /// Brings near everything that an event speaks of, so that the waits for memory overlap: none of these depends on
+    /// another, while what is done with each block afterwards does. First the lines of the tables, then, where there
+    /// are too many to be near anyway, the entries they lead to.
     pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
         const MANY: usize = 1 << 13;
         let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
@@ -188,7 +189,7 @@ impl Entries {
         at
     }
 
-    /// A prefix and a name, if there is no entry of the one and none with the other.
+    /// Returns a prefix and a name as a pair, if there is no entry of the one and none with the other.
     #[inline]
     pub(super) fn new_pair(&self, prefix: u64, name: u64) -> Option<Pair> {
         let pair = Pair { prefix, name, prefix_hash: self.hash(prefix), name_hash: self.hash(name) };
@@ -198,7 +199,7 @@ impl Entries {
         (!named && !known).then_some(pair)
     }
 
-    /// An entry for a prefix whose only name this is, held by these pods.
+    /// Adds an entry for a prefix whose only name this is, held by these pods.
     #[inline]
     pub(super) fn add_named(&mut self, pair: Pair, depth: u32, now: u32, pods: u32) {
         self.grow_prefixes();
@@ -274,7 +275,7 @@ impl Entries {
         other
     }
 
-    /// Takes a name out that nobody uses.
+    /// Takes out a name that nobody uses.
     pub(super) fn remove_other(&mut self, other: u32) {
         let Other { engine, entry, next, .. } = self.others[other as usize];
         let mut before = self.all[entry as usize].others;

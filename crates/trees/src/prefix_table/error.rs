@@ -1,6 +1,6 @@
-//! What can be wrong with a call to a prefix table, or with its config.
+//! Errors of calls to a prefix table, and of its config.
 
-/// Why a call was refused. A refused call has changed nothing.
+/// The reason why a call was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -11,7 +11,7 @@ pub enum Error {
         name: &'static str,
         /// The greatest good value.
         most: u64,
-        /// What was given.
+        /// The given value.
         got: String,
     },
     /// The two lists of a stored event do not go together.
@@ -30,9 +30,9 @@ pub enum Error {
          block must be a multiple; set block_size (AIBRIX_PREFIX_CACHE_BLOCK_SIZE) to 4 times the tokens in its blocks"
     )]
     BlockBytes {
-        /// Which block of the event.
+        /// The block's number in the event.
         block: usize,
-        /// How many bytes its tokens have.
+        /// Number of bytes of the block's tokens.
         bytes: usize,
         /// Bytes in a block of this table.
         block_size: usize,
@@ -40,7 +40,7 @@ pub enum Error {
     /// The background thread could not be started.
     #[error("the thread that evicts could not be started: {why}")]
     Thread {
-        /// What the system says.
+        /// The system's message.
         why: String,
     },
 }

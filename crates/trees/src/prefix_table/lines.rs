@@ -11,15 +11,15 @@
 const ROOM: usize = 12;
 /// Numbers for each line at which a table is full.
 const LOAD: usize = 8;
-/// Where among the tags a line says how many numbers belong to it or to lines before it and stand behind it.
+/// The place, among a line's tags, of the number of those that belong to the line or one before it and stand behind it.
 const PASSED: usize = 12;
-/// Not counted any more: only a new table knows better.
+/// A count that is kept no longer, because it grew too large: only a new table knows better.
 const MANY: u8 = u8::MAX;
 
 #[derive(Debug, Clone)]
 #[repr(align(64))]
 struct Line {
-    /// 0 for no number.
+    /// Tags of the numbers in the line, 0 for no number; then the count at [`PASSED`].
     tags: [u8; 16],
     numbers: [u32; ROOM],
 }
@@ -31,18 +31,18 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// An empty table for so many numbers.
+    /// Makes an empty table with room for so many numbers.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         let empty = Line { tags: [0; 16], numbers: [0; ROOM] };
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
-    /// An empty table with half as much room more.
+    /// Makes an empty table with half as much room more.
     pub(super) fn next(&self) -> Self {
         Self::with_capacity((self.capacity() * 3 / 2).max(4))
     }
 
-    /// Whether there is no room for one more.
+    /// True if there is no room for one more.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len == self.capacity()
@@ -52,7 +52,7 @@ impl Lines {
         self.len
     }
 
-    /// How many numbers it may have.
+    /// Number of numbers that the table has room for.
     pub(super) fn capacity(&self) -> usize {
         self.lines.len() * LOAD
     }
@@ -73,8 +73,8 @@ impl Lines {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
 
-    /// Reads something of the line that a hash names. Depends on nothing but the hash, so that many of these wait for
-    /// memory at the same time.
+    /// Reads something of the line that a hash names. The read depends on nothing but the hash, so that many of these
+    /// wait for memory at the same time.
     #[inline]
     pub(super) fn touch(&self, hash: u64) -> u8 {
         self.lines.get(self.home(hash)).map_or(0, |line| line.tags[PASSED])
@@ -115,7 +115,7 @@ impl Lines {
         }
     }
 
-    /// Takes a number out that was put in with this hash; whether it was there.
+    /// Takes out a number that was put in with this hash. Returns whether it was there.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, number: u32) -> bool {
         let mut candidates = self.of(hash);
@@ -159,15 +159,16 @@ fn place(bits: u64) -> usize {
     bit / 8 + bit % 8 * 8
 }
 
-/// See [`Lines::of`].
+/// The numbers that may have been put in with one hash: see [`Lines::of`].
 pub(super) struct Candidates<'a> {
     table: &'a Lines,
     at: usize,
     tag: u8,
     found: u64,
-    /// Where in the line the last number stands.
+    /// The place in the line of the last number returned.
     place: usize,
-    /// Lines not looked at, this one among them: where every line counts as passed, all are looked at once.
+    /// Number of lines not looked at yet, this one among them: where every line counts as passed, all are looked at
+    /// once.
     left: usize,
 }
 
@@ -196,7 +197,8 @@ mod tests {
 
     use super::*;
 
-    /// Against a set of pairs; hashes of few values, so that lines overflow and counts go to their end.
+    /// Compares a table with a set of pairs, on hashes of few values, so that lines overflow and counts go to their
+    /// end.
     fn random_run(seed: u64) {
         let mut state = seed;
         let mut below = |limit: u64| {

@@ -65,7 +65,7 @@ use worker::Worker;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Stats {
-    /// Contexts.
+    /// Number of contexts.
     pub contexts: usize,
     /// Entries of all contexts: prefix hashes that some pod holds.
     pub prefixes: usize,
@@ -89,7 +89,7 @@ pub struct Stats {
     pub evicted_contexts: u64,
 }
 
-/// See the module's text. Any number of threads may use one at once.
+/// A table of the prefixes that each pod has: see the module's text. Any number of threads may use one at once.
 #[derive(Debug)]
 pub struct SyncPrefixHashTable {
     inner: Arc<Inner>,
@@ -97,7 +97,7 @@ pub struct SyncPrefixHashTable {
 }
 
 impl SyncPrefixHashTable {
-    /// An empty table, and a thread that evicts what is too old until [`Self::close`] or the table's end.
+    /// Makes an empty table, and a thread that evicts what is too old until [`Self::close`] or the table's end.
     ///
     /// # Errors
     ///
@@ -111,7 +111,7 @@ impl SyncPrefixHashTable {
         Ok(Self { inner, worker })
     }
 
-    /// What it was made with.
+    /// The config that the table was made with.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
@@ -132,7 +132,7 @@ impl SyncPrefixHashTable {
         hashes
     }
 
-    /// What share of a prompt each ready pod has, in percent of its full blocks, and the prompt's prefix hashes.
+    /// The share of a prompt that each ready pod has, in percent of its full blocks, and the prompt's prefix hashes.
     ///
     /// A pod's share ends at the first block it does not hold. It is rounded down, but at least 1; pods that do not
     /// hold the first block are not in the answer. All pods are ready if `ready` is `None`. What is matched counts as
@@ -151,7 +151,7 @@ impl SyncPrefixHashTable {
         (found.into_iter().map(percent).collect(), hashes)
     }
 
-    /// How many leading prefixes of a prompt each ready pod has, by the prompt's prefix hashes.
+    /// Number of leading prefixes of a prompt that each ready pod has, by the prompt's prefix hashes.
     #[must_use]
     pub fn match_hashes(
         &self,
@@ -167,8 +167,8 @@ impl SyncPrefixHashTable {
         shared.read().find(hashes, ready, now)
     }
 
-    /// A pod's engine has cached blocks, named `block_hashes`, each after the one before it and the first after
-    /// `parent` (at the beginning of a prompt if `None`). Returns how many of them are now known.
+    /// Records that a pod's engine has cached blocks, named `block_hashes`, each after the one before it and the first
+    /// after `parent` (at the beginning of a prompt if `None`). Returns how many of them are now known.
     ///
     /// That is none if the pod does not hold the parent, and fewer than all if one event has more prefixes than a
     /// context may. A name that the pod announced before and has not removed means one copy more if it means the
@@ -215,7 +215,7 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// A pod's engine has evicted blocks: one copy of each. Other pods keep theirs.
+    /// Records that a pod's engine has evicted blocks, one copy of each. Other pods keep theirs.
     ///
     /// What the router added for the pod ends with the last copy. A name that the pod does not hold is counted and
     /// changes nothing.
@@ -231,7 +231,8 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// A pod's engine has dropped its whole cache: of one model and adapter, or of all if `context` is `None`.
+    /// Records that a pod's engine has dropped its whole cache: of one model and adapter, or of all if `context` is
+    /// `None`.
     pub fn process_all_blocks_cleared(&self, context: Option<(&str, i64)>, pod: &str) {
         if let Some((model, lora_id)) = context {
             self.remove_prefix(model, lora_id, pod);
@@ -241,7 +242,7 @@ impl SyncPrefixHashTable {
         self.inner.drop_empty();
     }
 
-    /// The router sent a prompt with these prefixes to a pod.
+    /// Records that the router sent a prompt with these prefixes to a pod.
     ///
     /// The pod counts as holding them until its engine removes them or they are too old.
     pub fn add_prefix(&self, model: &str, lora_id: i64, pod: &str, prefix_hashes: &[u64]) {
@@ -265,7 +266,8 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Evicts now what is too old, as the background thread does; returns how many prefixes that was. O(prefixes).
+    /// Evicts now what is too old, as the background thread does, and returns the number of prefixes evicted.
+    /// O(prefixes).
     pub fn evict_expired(&self) -> usize {
         self.inner.evict_expired()
     }
@@ -304,7 +306,7 @@ impl SyncPrefixHashTable {
         self.worker.stop();
     }
 
-    /// Whether it was closed.
+    /// True if the table was closed.
     #[must_use]
     pub fn is_closed(&self) -> bool {
         self.worker.is_stopped()

@@ -19,7 +19,7 @@ impl Pods {
         self.numbers.get(name).copied()
     }
 
-    /// The number of a pod, new if need be, that stays at least until [`Watch::left`] is told.
+    /// Returns the number of a pod, new if need be, which stays at least until [`Watch::left`] is told.
     pub(super) fn hold(&mut self, name: &str) -> u32 {
         let pod = match self.find(name) {
             Some(pod) => pod,

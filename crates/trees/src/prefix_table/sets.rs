@@ -13,14 +13,14 @@ use smallvec::SmallVec;
 pub(super) const NAMED: u32 = 1;
 /// The pod announced it under another name, which stands beside.
 pub(super) const OTHER: u32 = 2;
-/// The router sent a prompt there and expects that the pod has it.
+/// The router sent a prompt to the pod, and expects that the pod has it.
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
 /// The empty set.
 pub(super) const EMPTY: u32 = 0;
 
-/// A pod, and the ways in which it holds.
+/// A pod, and the ways in which it holds a prefix.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Member(u32);
 
@@ -36,7 +36,7 @@ impl Member {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// Rising.
+    /// The members in rising order.
     members: Box<[Member]>,
     hash: u64,
     references: u32,
@@ -51,11 +51,11 @@ pub(super) struct Sets {
     vacant: Vec<u32>,
     by_members: HashTable<u32>,
     state: RandomState,
-    /// The last change: from which set, of which pod, to which ways, and what came of it.
+    /// The arguments and the result of the last change: the set it came from, the pod, its new ways, and the new set.
     last: Option<(u32, u32, u32, u32)>,
 }
 
-/// A pod became a member of some set, or of none any more.
+/// A counter of the sets that each pod is a member of, told when a pod joins a set and when it leaves one.
 pub(super) trait Watch {
     fn joined(&mut self, pod: u32);
     fn left(&mut self, pod: u32);
@@ -78,18 +78,18 @@ impl Sets {
         &self.sets[set as usize].members
     }
 
-    /// In which ways a pod is a member; 0 if it is none.
+    /// The ways in which a pod is a member; 0 if it is none.
     pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
         let members = self.members(set);
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
     }
 
-    /// Whether any member holds in this way.
+    /// True if any member holds in this way.
     pub(super) fn any(&self, set: u32, way: u32) -> bool {
         self.sets[set as usize].ways & way != 0
     }
 
-    /// Sets in use, the empty one not counted.
+    /// Number of sets in use, the empty one not counted.
     pub(super) fn len(&self) -> usize {
         self.by_members.len()
     }
@@ -180,7 +180,7 @@ impl Sets {
         gone.members.iter().for_each(|member| watch.left(member.pod()));
     }
 
-    /// How many references each set has, by set.
+    /// Number of references to each set, by set.
     #[cfg(test)]
     pub(super) fn references(&self) -> Vec<u32> {
         self.sets.iter().map(|set| set.references).collect()

@@ -47,7 +47,7 @@ type Meaning = (Vec<Vec<u8>>, u32);
 
 #[derive(Default)]
 struct Model {
-    /// What a pod's name means, as blocks from the root on, and in how many copies.
+    /// The blocks that a pod's name means, from the root on, and the number of copies.
     names: BTreeMap<(usize, u64), Meaning>,
     added: BTreeSet<(usize, Vec<u8>)>,
 }

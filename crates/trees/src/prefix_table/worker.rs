@@ -16,7 +16,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Does something to `target` again and again until it is gone or [`Self::stop`] is called.
+    /// Does something to `target` again and again until the target is gone or [`Self::stop`] is called.
     pub(super) fn start<T: Send + Sync + 'static>(
         target: Weak<T>,
         interval: Duration,
@@ -40,7 +40,7 @@ impl Worker {
         Ok(Self { signal, thread: Mutex::new(Some((thread, std::process::id()))) })
     }
 
-    /// Ends the thread and waits for its end. Again is nothing.
+    /// Ends the thread and waits for its end. Stopping again does nothing.
     pub(super) fn stop(&self) {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.signal.1.notify_all();
@@ -54,7 +54,7 @@ impl Worker {
         }
     }
 
-    /// Whether it was stopped.
+    /// True if the thread was stopped.
     pub(super) fn is_stopped(&self) -> bool {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

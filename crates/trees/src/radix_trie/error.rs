@@ -1,13 +1,13 @@
-//! What can be wrong with a call to a trie.
+//! Errors of calls to a trie.
 
-/// Why a call was refused. A refused call has changed nothing.
+/// The reason why a call was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The trie was asked for pages of no tokens.
     #[error("page_size must be at least 1, got {got}")]
     PageSize {
-        /// What was asked for.
+        /// The page size that was asked for.
         got: u64,
     },
     /// The tokens of an insert are not whole pages.
@@ -28,7 +28,7 @@ pub enum Error {
         /// Number of blocks.
         blocks: usize,
     },
-    /// No tokens at all.
+    /// The call had no tokens at all.
     #[error("tokens must not be empty")]
     Empty,
     /// The handle speaks of a node whose end is not in the trie any more.
@@ -37,13 +37,13 @@ pub enum Error {
     /// The sequence has not marked this node.
     #[error("sequence {sequence} does not use the node: mark it first, and release it once")]
     NotInUse {
-        /// The sequence.
+        /// The sequence's number.
         sequence: i64,
     },
     /// The trie cannot number any more nodes.
     #[error("the trie is full: it has {nodes} nodes")]
     Full {
-        /// How many there are.
+        /// Number of nodes in the trie.
         nodes: usize,
     },
 }

@@ -4,7 +4,7 @@ use super::node::{NONE, Node, ROOT};
 use super::trie::RadixTrie;
 
 impl<B> RadixTrie<B> {
-    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. They are the caller's now.
+    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. They are the caller's from then on.
     ///
     /// Leaf by leaf, each leaf's part in the order of its tokens. A leaf of which only the tail was needed stays
     /// without it; handles to its old end are refused from then on. O(evicted · log leaves).
@@ -14,7 +14,7 @@ impl<B> RadixTrie<B> {
         evicted
     }
 
-    /// [`Self::evict_blocks`] that shows the tokens of each part with its blocks.
+    /// Does the same as [`Self::evict_blocks`], and shows the tokens of each part with its blocks.
     pub fn evict_with(&mut self, wanted: usize, mut take: impl FnMut(&[u32], std::vec::Drain<'_, B>)) {
         let mut left = wanted;
         while left > 0 {

@@ -8,25 +8,25 @@ use super::trie::RadixTrie;
 type Part<'a, B> = (&'a [u32], &'a [B]);
 
 impl<B> RadixTrie<B> {
-    /// How many blocks it has.
+    /// Number of blocks in the trie.
     #[must_use]
     pub fn len(&self) -> usize {
         self.blocks
     }
 
-    /// Whether it has none.
+    /// True if the trie has no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.blocks == 0
     }
 
-    /// How many nodes it has, the root among them.
+    /// Number of nodes in the trie, the root among them.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.len() - self.vacant.len()
     }
 
-    /// The tokens of a node; none of the root.
+    /// The tokens of a node; the root has none.
     ///
     /// # Errors
     ///
@@ -95,7 +95,7 @@ impl<B> RadixTrie<B> {
         Ok(path)
     }
 
-    /// Every node but the root, depth first, children in the order of their coming: its depth (0 right below the
+    /// Shows every node but the root, depth first, children in the order of their coming: its depth (0 right below the
     /// root), tokens and blocks.
     pub fn visit(&self, mut see: impl FnMut(usize, &[u32], &[B])) {
         let (mut at, mut depth) = (self.nodes[ROOT as usize].first_child, 0);
@@ -114,7 +114,7 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Every block.
+    /// Every block in the trie.
     pub fn all_blocks(&self) -> impl Iterator<Item = &B> {
         self.nodes.iter().flat_map(|node| &node.blocks)
     }

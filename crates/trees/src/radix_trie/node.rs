@@ -6,9 +6,9 @@
 
 use smallvec::SmallVec;
 
-/// No node.
+/// The place of no node.
 pub(super) const NONE: u32 = u32::MAX;
-/// The root is where it always was.
+/// The place of the root, which never changes.
 pub(super) const ROOT: u32 = 0;
 
 /// The name of a node: of the end of one cached sequence of tokens.
@@ -21,22 +21,23 @@ pub struct NodeId {
 /// Some pages that follow one another, and the blocks that back them.
 #[derive(Debug)]
 pub(super) struct Node<B> {
-    /// `page_size * blocks.len()` of them; more than none off the root.
+    /// The node's tokens, `page_size * blocks.len()` of them; only the root has none.
     pub(super) tokens: Vec<u32>,
     pub(super) blocks: Vec<B>,
     pub(super) parent: u32,
-    /// Children are a list in the order of their coming; which one begins with a page is looked up in one table.
+    /// The first of the children, which are a list in the order of their coming; which one begins with a page is looked
+    /// up in one table.
     pub(super) first_child: u32,
     pub(super) last_child: u32,
     pub(super) next: u32,
     pub(super) previous: u32,
-    /// The hash of parent and first page: where the table has this node.
+    /// The hash of parent and first page, under which the table has this node.
     pub(super) key: u64,
-    /// The sequences that use it, rising.
+    /// The sequences that use the node, rising.
     pub(super) users: SmallVec<[i64; 2]>,
-    /// When it was made or last released, by the trie's own clock.
+    /// The time at which the node was made or last released, by the trie's own clock.
     pub(super) stamp: u64,
-    /// 0 for a place without a node.
+    /// The number of the node that has this place; 0 for a place without a node.
     pub(super) generation: u64,
 }
 
@@ -61,7 +62,7 @@ impl<B> Node<B> {
         self.first_child == NONE
     }
 
-    /// Adds a user; whether it is new.
+    /// Adds a user. Returns whether it is new.
     pub(super) fn take(&mut self, sequence: i64) -> bool {
         match self.users.binary_search(&sequence) {
             Ok(_) => false,

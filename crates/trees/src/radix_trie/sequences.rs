@@ -1,4 +1,4 @@
-//! Sequences come into the trie, are found in it, and use it.
+//! Sequences of tokens: their way into the trie, finding them there, and marking them as in use.
 
 use super::error::Error;
 use super::node::{NONE, NodeId, ROOT};
@@ -26,8 +26,8 @@ impl<B> RadixTrie<B> {
         self.insert_from(tokens, blocks.len(), node, |start| blocks.split_off(start)).map(|(end, _)| end)
     }
 
-    /// [`Self::insert`] that asks for the blocks once it knows how many of the `count` it needs: those from the number
-    /// given to `blocks` on. Returns the end and that number.
+    /// Does the same as [`Self::insert`], but asks for the blocks once it knows how many of the `count` it needs: those
+    /// from the number given to `blocks` on. Returns the end and that number.
     ///
     /// # Errors
     ///
@@ -64,7 +64,7 @@ impl<B> RadixTrie<B> {
         Ok((self.name(leaf), known))
     }
 
-    /// Whether [`Self::insert`] would refuse so many tokens and blocks below a node.
+    /// Checks that [`Self::insert`] would take so many tokens and blocks below a node.
     ///
     /// # Errors
     ///
@@ -90,8 +90,8 @@ impl<B> RadixTrie<B> {
         self.start(node)
     }
 
-    /// The longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`): where it ends, and
-    /// its blocks.
+    /// Finds the longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`): its end, and its
+    /// blocks.
     ///
     /// A match that ends inside a node splits the node, so that there is a node with just this end. Nothing becomes
     /// more recently used by it: only making and releasing do that.
@@ -112,7 +112,7 @@ impl<B> RadixTrie<B> {
         Ok((node, blocks))
     }
 
-    /// [`Self::match_prefix`] that shows the blocks, node by node, instead of copying them.
+    /// Does the same as [`Self::match_prefix`], but shows the blocks, node by node, instead of copying them.
     ///
     /// # Errors
     ///
@@ -134,8 +134,8 @@ impl<B> RadixTrie<B> {
         Ok(self.name(node))
     }
 
-    /// A sequence uses the node and everything above it: none of that is evicted until it is released. Marking twice
-    /// is marking once.
+    /// Marks the node and everything above it as used by a sequence: none of that is evicted until it is released.
+    /// Marking twice is marking once.
     ///
     /// # Errors
     ///
@@ -153,7 +153,7 @@ impl<B> RadixTrie<B> {
         Ok(())
     }
 
-    /// A sequence uses the node and what is above it no longer; all of that is now the most recently used.
+    /// Releases the node and everything above it from a sequence; all of that is now the most recently used.
     ///
     /// Mark the deepest node as a sequence grows, and release once, from the deepest marked node. A mark left deeper
     /// still protects, and can still be released.

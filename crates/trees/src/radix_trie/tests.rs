@@ -8,7 +8,7 @@ use super::node::{NONE, ROOT};
 use super::*;
 
 impl<B> RadixTrie<B> {
-    /// Everything that can be counted again is.
+    /// Panics unless everything that can be counted again has the count that is kept.
     fn recount(&self) {
         let (mut nodes, mut blocks, mut free) = (1, 0, BTreeSet::new());
         for (index, node) in self.nodes.iter().enumerate() {

@@ -1,26 +1,26 @@
-//! Where the tokens of a call lie: read in place, 32 bits wide or 64, without a copy of the whole prompt.
+//! The tokens of a call: read in place, 32 bits wide or 64, without a copy of the whole prompt.
 
 /// A sequence of tokens. A trie keeps 32 bits of each.
 pub trait Tokens {
-    /// How many there are.
+    /// Number of tokens.
     fn len(&self) -> usize;
 
     /// The token at a position below [`Tokens::len`].
     fn at(&self, position: usize) -> u32;
 
-    /// Whether there are none.
+    /// True if there are no tokens.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// How many tokens from `start` on equal those of `kept`, one after the other.
+    /// Number of tokens from `start` on that equal those of `kept`, one after the other.
     fn common(&self, start: usize, kept: &[u32]) -> usize;
 
     /// Adds the tokens from `start` to before `end` to `kept`.
     fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
 }
 
-/// Tokens compared at once before anybody looks at which one differs: the loop over them has no branch, so it
+/// Number of tokens compared before anybody looks at which one differs: the loop over them has no branch, so it
 /// vectorizes.
 const STRIDE: usize = 32;
 

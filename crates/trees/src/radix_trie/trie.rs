@@ -1,4 +1,4 @@
-//! The trie: its nodes, how they hang together, and following tokens down them.
+//! The trie: its nodes, their links, and the way down them by tokens.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -10,13 +10,13 @@ use super::error::Error;
 use super::node::{NONE, Node, NodeId, ROOT};
 use super::tokens::Tokens;
 
-/// Which cached pages a prompt can use: see the module's text. `B` is whatever a block is to the caller.
+/// A trie of the cached pages that a prompt can use: see the module's text. `B` is whatever a block is to the caller.
 #[derive(Debug)]
 pub struct RadixTrie<B> {
     pub(super) page_size: usize,
-    /// The root first; vacant places have generation 0 and are in `vacant`.
+    /// The nodes, the root first; vacant places have generation 0 and are in `vacant`.
     pub(super) nodes: Vec<Node<B>>,
-    /// The lowest is used first, so that the end of `nodes` becomes free and goes back.
+    /// The vacant places. The lowest is used first, so that the end of `nodes` becomes free and goes back.
     pub(super) vacant: BTreeSet<u32>,
     /// All nodes but the root, by parent and first page.
     pub(super) children: HashTable<u32>,
@@ -25,13 +25,13 @@ pub struct RadixTrie<B> {
     pub(super) blocks: usize,
     pub(super) clock: u64,
     pub(super) generation: u64,
-    /// Pages cannot be chosen so that many meet in one place of the table.
+    /// The seed of the table's hashes, random so that pages cannot be chosen to meet in one place of it.
     pub(super) seed: u64,
     pub(super) page: Vec<u32>,
 }
 
 impl<B> RadixTrie<B> {
-    /// An empty trie of pages of so many tokens.
+    /// Makes an empty trie of pages of so many tokens.
     ///
     /// # Errors
     ///
@@ -60,14 +60,14 @@ impl<B> RadixTrie<B> {
         self.page_size
     }
 
-    /// Where every sequence begins.
+    /// The name of the root, at which every sequence begins.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.name(ROOT)
     }
 
-    /// Follows the first `length` tokens down from a node, whole pages only. Returns where they end in the trie and
-    /// how many that is.
+    /// Follows the first `length` tokens down from a node, whole pages only. Returns their end in the trie and their
+    /// number.
     pub(super) fn descend(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -137,7 +137,7 @@ impl<B> RadixTrie<B> {
         xxh3_64_with_seed(bytemuck::cast_slice(page), self.seed ^ u64::from(parent) << 32)
     }
 
-    /// A node in a vacant place, not yet linked to anything.
+    /// Adds a node in a vacant place, not yet linked to anything.
     pub(super) fn add(&mut self, parent: u32, key: u64, tokens: Vec<u32>, blocks: Vec<B>, stamp: u64) -> u32 {
         self.generation += 1;
         let node = Node::new(parent, key, tokens, blocks, stamp, self.generation);

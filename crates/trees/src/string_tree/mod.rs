@@ -24,25 +24,25 @@ tree_methods! {
 }
 
 impl StringTree {
-    /// An empty tree that evicts what was not accessed for longest.
+    /// Makes an empty tree that evicts what was not accessed for longest.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
     }
 
-    /// An empty tree that evicts by `policy`.
+    /// Makes an empty tree that evicts by `policy`.
     #[must_use]
     pub fn with_policy(policy: EvictionPolicy) -> Self {
         Self { tree: SharedTree::new(Text::new(), policy) }
     }
 
-    /// Characters a tenant holds; the same as [`tenant_size`](Self::tenant_size).
+    /// Number of characters that a tenant holds; the same as [`tenant_size`](Self::tenant_size).
     #[must_use]
     pub fn tenant_char_size(&self, tenant: &str) -> usize {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `text` that anybody holds, and who, as [`prefix_match`](Self::prefix_match) says.
+    /// The longest prefix of `text` that anybody holds, and its tenant, as [`prefix_match`](Self::prefix_match) says.
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, text: &'a str) -> (&'a str, Option<TenantId>) {
         let (bytes, tenant) = self.tree.prefix(text.as_bytes());

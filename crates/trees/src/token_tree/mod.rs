@@ -30,19 +30,19 @@ tree_methods! {
 }
 
 impl TokenTree {
-    /// An empty tree with pages of 16 tokens that evicts what was not accessed for longest.
+    /// Makes an empty tree with pages of 16 tokens that evicts what was not accessed for longest.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
     }
 
-    /// An empty tree with pages of 16 tokens that evicts by `policy`.
+    /// Makes an empty tree with pages of 16 tokens that evicts by `policy`.
     #[must_use]
     pub fn with_policy(policy: EvictionPolicy) -> Self {
         Self { tree: SharedTree::new(Tokens::of(PAGE), policy) }
     }
 
-    /// An empty tree with pages of `page_size` tokens that evicts by `policy`.
+    /// Makes an empty tree with pages of `page_size` tokens that evicts by `policy`.
     ///
     /// # Errors
     /// [`TreeError::PageSize`] if it is not a power of two from 1 to 128.
@@ -56,13 +56,13 @@ impl TokenTree {
         self.tree.units().page()
     }
 
-    /// Tokens a tenant holds; the same as [`tenant_size`](Self::tenant_size).
+    /// Number of tokens that a tenant holds; the same as [`tenant_size`](Self::tenant_size).
     #[must_use]
     pub fn tenant_token_size(&self, tenant: &str) -> usize {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `tokens` that anybody holds, and who, as [`prefix_match`](Self::prefix_match) says.
+    /// The longest prefix of `tokens` that anybody holds, and its tenant, as [`prefix_match`](Self::prefix_match) says.
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, tokens: &'a [u32]) -> (&'a [u32], Option<TenantId>) {
         let (length, tenant) = self.tree.prefix(tokens);

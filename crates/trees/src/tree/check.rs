@@ -1,4 +1,4 @@
-//! What must hold of a tree between any two calls, checked at length: for tests.
+//! Checks of everything that must hold of a tree between any two calls, at length: for tests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use super::core::{Core, Node, ROOT, Run};
 use super::units::Units;
 
 impl<U: Units> Core<U> {
-    /// Everything that is kept beside the nodes is what the nodes say.
+    /// Panics unless everything that is kept beside the nodes agrees with the nodes.
     pub(super) fn check(&self) {
         let (mut stored, mut held) = (size_of::<Node<U::Buffer>>() + self.node(ROOT).heap_bytes(), 0);
         let mut runs: HashMap<*const Run<U::Buffer>, (usize, u32)> = HashMap::new();

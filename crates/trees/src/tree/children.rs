@@ -6,7 +6,7 @@
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-/// Up to here a scan of the list beats hashing.
+/// The number of children up to which a scan of the list beats hashing.
 const FEW: usize = 16;
 
 #[derive(Debug)]
@@ -109,7 +109,7 @@ impl Children {
         list.into_iter().flatten().chain(table.into_iter().flatten()).map(|&(_, node)| node)
     }
 
-    /// Bytes on the heap.
+    /// Number of bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         match self {
             Self::Few(list) if list.spilled() => list.capacity() * 8,

@@ -8,24 +8,24 @@ use super::shared::SharedTree;
 use super::types::{Entry, TenantId};
 use super::units::Units;
 
-/// Children of a node that are still to come.
+/// A node on the way to the place, with its children that are still to come.
 struct Level {
     node: u32,
-    /// Items of the node's path.
+    /// Number of items in the node's path.
     path: usize,
-    /// The last is the next.
+    /// The children that are still to come, the next one last.
     children: Vec<(u32, u64)>,
 }
 
 /// A place in a tree.
 pub(crate) struct Cursor<I> {
     path: Vec<I>,
-    /// `None` before the first step.
+    /// The nodes on the way to the place; `None` before the first step.
     levels: Option<Vec<Level>>,
 }
 
 impl<U: Units> Core<U> {
-    /// Children by their first step.
+    /// The children of a node, in the order of their first steps.
     pub(super) fn sorted_children(&self, node: u32) -> Vec<u32> {
         let mut steps: Vec<(Vec<U::Item>, u32)> = Vec::with_capacity(self.node(node).children.len());
         for number in self.node(node).children.nodes() {
@@ -54,7 +54,7 @@ impl<I: Copy> Cursor<I> {
         Self { path: Vec::new(), levels: None }
     }
 
-    /// The next node.
+    /// Returns the next node, and goes on to it.
     pub(crate) fn next<U: Units<Item = I>>(&mut self, tree: &SharedTree<U>) -> Option<Entry<Vec<I>>> {
         tree.with(|core| {
             let levels = self.levels.get_or_insert_with(|| vec![core.level(ROOT, 0)]);

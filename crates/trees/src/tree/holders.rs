@@ -1,4 +1,4 @@
-//! The tenants of a node, by number, and what each did there.
+//! The tenants of a node, by number, and the accesses of each.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
@@ -8,9 +8,9 @@ use smallvec::SmallVec;
 #[derive(Debug)]
 pub(crate) struct Holder {
     pub(crate) tenant: u32,
-    /// Children of the node that the tenant holds, too: none makes the node one of its leaves.
+    /// Number of the node's children that the tenant holds, too; with none the node is one of its leaves.
     pub(crate) kids: u32,
-    /// Tick at which it came to hold the node.
+    /// The tick at which the tenant came to hold the node.
     pub(crate) since: u64,
     accessed: AtomicU64,
     hits: AtomicU32,
@@ -26,7 +26,7 @@ impl Holder {
         Self { tenant, kids: 0, since, accessed: accessed.into(), hits: hits.into(), priority }
     }
 
-    /// The holder of the upper part of a split: nothing ended there yet, so it has no hits of its own.
+    /// Makes the holder of the upper part of a split: nothing ended there yet, so it has no hits of its own.
     fn above(&self) -> Self {
         Self {
             tenant: self.tenant,
@@ -38,17 +38,17 @@ impl Holder {
         }
     }
 
-    /// Tick of the last access that ended here.
+    /// The tick of the last access that ended here.
     pub(crate) fn accessed(&self) -> u64 {
         self.accessed.load(Relaxed)
     }
 
-    /// Accesses that ended here.
+    /// Number of accesses that ended here.
     pub(crate) fn hits(&self) -> u32 {
         self.hits.load(Relaxed)
     }
 
-    /// An access that ends here. Needs no exclusive access: matches do this beside each other.
+    /// Records an access that ends here. Needs no exclusive access: matches do this beside each other.
     pub(crate) fn access(&self, tick: u64) {
         self.accessed.fetch_max(tick, Relaxed);
         // Stays at the largest number there is rather than begin again.
@@ -57,8 +57,8 @@ impl Holder {
         }
     }
 
-    /// Takes over what a leaf below leaves behind, so that this holder is as fresh, as often used and as dear as if
-    /// every access had been written on the whole path.
+    /// Takes over the accesses, hits and priority of a leaf below that goes, so that this holder is as fresh, as often
+    /// used and as dear as if every access had been written on the whole path.
     pub(crate) fn inherit(&mut self, leaf: &Self) {
         self.accessed.fetch_max(leaf.accessed(), Relaxed);
         let hits = self.hits().saturating_add(leaf.hits());
@@ -71,7 +71,7 @@ impl Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     sorted: SmallVec<[Holder; 1]>,
-    /// Number of the one that came first: the answer of a match.
+    /// Number of the tenant that came first: the answer of a match.
     first: u32,
 }
 
@@ -137,7 +137,7 @@ impl Holders {
         Self { sorted: self.sorted.iter().map(Holder::above).collect(), first: self.first }
     }
 
-    /// Bytes on the heap.
+    /// Number of bytes on the heap.
     pub(crate) fn heap_bytes(&self) -> usize {
         if self.sorted.spilled() { self.sorted.capacity() * size_of::<Holder>() } else { 0 }
     }

@@ -1,7 +1,7 @@
 //! The methods both trees have, written once.
 
-/// Defines a tree: its docs, name, units, key, owned key, how to get items of a key and a key of items, the names of
-/// its inserts, and its kind in snapshots.
+/// Defines a tree: its docs, name, units, key, owned key, the ways from a key to items and from items to a key, the
+/// names of its inserts, and its kind in snapshots.
 macro_rules! tree_methods {
     (
         $(#[$docs:meta])*
@@ -13,7 +13,7 @@ macro_rules! tree_methods {
             tree: SharedTree<$units>,
         }
 
-        /// A place in an iteration of a tree, for those who cannot keep the tree borrowed.
+        /// A place in an iteration of a tree, for callers that cannot keep the tree borrowed.
         pub struct EntryCursor(Cursor<<$units as super::tree::Units>::Item>);
 
         impl EntryCursor {
@@ -24,43 +24,44 @@ macro_rules! tree_methods {
         }
 
         impl $name {
-            /// Puts `key` in the tree for `tenant`, as an access. Nothing happens for a key without a whole unit (page).
+            /// Puts `key` in the tree for `tenant`, as an access. Nothing happens for a key without a whole unit
+            /// (page).
             ///
             /// O(length of the key); the tree is locked only to splice what is new.
             pub fn $insert(&self, key: &$key, tenant: &str) {
                 self.$insert_with_priority(key, tenant, 0);
             }
 
-            /// The same with a priority: that of a node is the largest of its tenant's inserts that went through it.
-            /// Only [`EvictionPolicy::Priority`] asks for it.
+            /// Does the same with a priority: that of a node is the largest of its tenant's inserts that went through
+            /// it. Only [`EvictionPolicy::Priority`] asks for it.
             pub fn $insert_with_priority(&self, key: &$key, tenant: &str, priority: i32) {
                 let $arg = key;
                 self.tree.insert($items, tenant, priority);
             }
 
-            /// The tenant with the longest prefix of `key`, `None` iff nothing matches. Of several that hold the deepest
-            /// node, the one that has held it longest: hits stay where they are, and copies nobody is sent to age.
-            /// An access of that tenant.
+            /// Returns the tenant with the longest prefix of `key`, `None` iff nothing matches. Of several that hold
+            /// the deepest node, it is the one that has held it longest: hits stay where they are, and copies nobody is
+            /// sent to age. This is an access of that tenant.
             #[must_use]
             pub fn prefix_match(&self, key: &$key) -> Option<TenantId> {
                 let $arg = key;
                 self.tree.prefix($items).1
             }
 
-            /// As [`prefix_match`](Self::prefix_match), with the lengths.
+            /// Does the same as [`prefix_match`](Self::prefix_match), and returns the lengths as well.
             #[must_use]
             pub fn match_prefix_with_counts(&self, key: &$key) -> PrefixMatch {
                 let $arg = key;
                 self.tree.match_prefix($items)
             }
 
-            /// A match, then an insert for `tenant`, in one descent; the match as of before the insert.
+            /// Matches, then inserts for `tenant`, in one descent. Returns the match as of before the insert.
             pub fn match_and_insert(&self, key: &$key, tenant: &str) -> PrefixMatch {
                 self.match_and_insert_with(key, |_| Some(tenant))
             }
 
-            /// A match, then an insert for whom `select` names, if anybody, in one descent. `select` is called once,
-            /// while no lock is held: it may take its time, and call the tree.
+            /// Matches, then inserts for the tenant that `select` names, if any, in one descent. `select` is called
+            /// once, while no lock is held: it may take its time, and call the tree.
             pub fn match_and_insert_with<S: AsRef<str>>(
                 &self,
                 key: &$key,
@@ -73,10 +74,10 @@ macro_rules! tree_methods {
                 }
             }
 
-            /// The same with a `select` that may fail.
+            /// Does the same as [`match_and_insert_with`](Self::match_and_insert_with), with a `select` that may fail.
             ///
             /// # Errors
-            /// What `select` returns; then nothing is inserted.
+            /// The error that `select` returns; then nothing is inserted.
             pub fn try_match_and_insert_with<S: AsRef<str>, E>(
                 &self,
                 key: &$key,
@@ -86,46 +87,46 @@ macro_rules! tree_methods {
                 self.tree.match_and_insert_with($items, select)
             }
 
-            /// How deep `tenant` holds `key`, in units. An access of it, if at all.
+            /// The depth to which `tenant` holds `key`, in units. This is an access of the tenant if it holds any.
             #[must_use]
             pub fn prefix_match_tenant(&self, key: &$key, tenant: &str) -> usize {
                 let $arg = key;
                 self.tree.match_tenant($items, tenant)
             }
 
-            /// How deep each tenant holds `key`, in units: the deepest first, equal depths by name; those that hold
-            /// nothing of it are left out. No access of anybody.
+            /// The depth to which each tenant holds `key`, in units: the deepest first, equal depths by name; those
+            /// that hold nothing of it are left out. This is no access of anybody.
             #[must_use]
             pub fn match_all(&self, key: &$key) -> Vec<(TenantId, usize)> {
                 let $arg = key;
                 self.tree.match_all($items)
             }
 
-            /// Units `tenant` holds. O(1).
+            /// Number of units that `tenant` holds. O(1).
             #[must_use]
             pub fn tenant_size(&self, tenant: &str) -> usize {
                 self.tree.size(tenant)
             }
 
-            /// Units each tenant holds, by name.
+            /// Number of units that each tenant holds, by name.
             #[must_use]
             pub fn tenant_sizes(&self) -> Vec<(TenantId, usize)> {
                 self.tree.sizes()
             }
 
-            /// The same, counted anew by a walk of the whole tree: for tests.
+            /// Number of units that each tenant holds, by name, counted anew by a walk of the whole tree: for tests.
             #[must_use]
             pub fn recount(&self) -> Vec<(TenantId, usize)> {
                 self.tree.recount()
             }
 
-            /// Units held by all tenants together.
+            /// Number of units held by all tenants together.
             #[must_use]
             pub fn total_size(&self) -> usize {
                 self.tree.total()
             }
 
-            /// Tenants that hold something, by name.
+            /// The tenants that hold something, by name.
             #[must_use]
             pub fn tenants(&self) -> Vec<TenantId> {
                 self.tree.sizes().into_iter().map(|(name, _)| name).collect()
@@ -137,7 +138,7 @@ macro_rules! tree_methods {
                 self.tree.tenant_count()
             }
 
-            /// Whether a tenant holds something.
+            /// True if a tenant holds something.
             #[must_use]
             pub fn contains_tenant(&self, tenant: &str) -> bool {
                 self.tree.contains_tenant(tenant)
@@ -149,7 +150,8 @@ macro_rules! tree_methods {
                 self.tree.node_count()
             }
 
-            /// Bytes of memory the tree holds, as it counts them itself: what the allocator adds is not known to it.
+            /// Number of bytes of memory the tree holds, as it counts them itself: what the allocator adds is not known
+            /// to it.
             #[must_use]
             pub fn bytes(&self) -> usize {
                 self.tree.bytes()
@@ -161,7 +163,8 @@ macro_rules! tree_methods {
                 self.tree.policy()
             }
 
-            /// Evicts whole leaves of `tenant` by the policy until it holds at most `max_units`; the units evicted.
+            /// Evicts whole leaves of `tenant` by the policy until the tenant holds at most `max_units`. Returns the
+            /// units evicted.
             ///
             /// O(log n) for each leaf evicted and each access since the eviction before. Others get their turn between
             /// slices of a long eviction.
@@ -169,18 +172,20 @@ macro_rules! tree_methods {
                 self.tree.evict_tenant(tenant, max_units)
             }
 
-            /// [`evict_tenant`](Self::evict_tenant) for every tenant that holds more than `max_units`.
+            /// Evicts whole leaves, as [`evict_tenant`](Self::evict_tenant) does, of every tenant that holds more than
+            /// `max_units`.
             pub fn evict_tenant_by_size(&self, max_units: usize) -> usize {
                 self.tree.evict_each(max_units)
             }
 
-            /// Evicts leaves, of whichever tenants have the first by the policy, until all tenants together hold at most
-            /// `max_units`; the units evicted.
+            /// Evicts leaves, of whichever tenants have the first by the policy, until all tenants together hold at
+            /// most `max_units`. Returns the units evicted.
             pub fn evict_to_size(&self, max_units: usize) -> usize {
                 self.tree.evict_to_size(max_units)
             }
 
-            /// The same until [`bytes`](Self::bytes) is at most `max_bytes`, or the tree is empty.
+            /// Evicts leaves in the same order until [`bytes`](Self::bytes) is at most `max_bytes`, or the tree is
+            /// empty.
             pub fn evict_to_bytes(&self, max_bytes: usize) -> usize {
                 self.tree.evict_to_bytes(max_bytes)
             }
@@ -197,16 +202,17 @@ macro_rules! tree_methods {
                 self.tree.budget()
             }
 
-            /// Evicts the node whose whole path has this hash, and all below it, for a tenant or for everybody; the
-            /// units evicted, 0 if no node ends there. [`GLOBAL_EVICTION_HASH`](super::GLOBAL_EVICTION_HASH) names all
-            /// the tenant or everybody holds.
+            /// Evicts the node whose whole path has this hash, and all below it, for a tenant or for everybody. Returns
+            /// the units evicted, 0 if no node ends there. [`GLOBAL_EVICTION_HASH`](super::GLOBAL_EVICTION_HASH) names
+            /// all the tenant or everybody holds.
             ///
             /// O(bytes stored), in a walk beside which matches go on.
             pub fn evict_by_path_hash(&self, hash: u64, tenant: Option<&str>) -> usize {
                 self.tree.evict_path(hash, tenant)
             }
 
-            /// Takes everything from a tenant, and forgets it; the units it held. O(n log n) for its n nodes.
+            /// Takes everything from a tenant, and forgets it. Returns the units that it held. O(n log n) for its n
+            /// nodes.
             pub fn remove_tenant(&self, tenant: &str) -> usize {
                 self.tree.evict_tenant(tenant, 0)
             }
@@ -223,7 +229,8 @@ macro_rules! tree_methods {
                 std::iter::from_fn(move || cursor.next(self))
             }
 
-            /// The same for those who cannot keep the tree borrowed.
+            /// A cursor over the same nodes as [`iter_entries`](Self::iter_entries), for callers that cannot keep the
+            /// tree borrowed.
             #[must_use]
             pub fn entries(&self) -> EntryCursor {
                 EntryCursor(Cursor::new())
@@ -235,7 +242,7 @@ macro_rules! tree_methods {
                 self.tree.snapshot()
             }
 
-            /// The tree of a snapshot.
+            /// Restores the tree of a snapshot.
             ///
             /// # Errors
             /// [`TreeError::Snapshot`] if these are not the bytes of one.

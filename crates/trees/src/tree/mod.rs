@@ -1,5 +1,5 @@
-//! What [`StringTree`](super::string_tree::StringTree) and [`TokenTree`](super::token_tree::TokenTree) have in common:
-//! a radix tree that many tenants share.
+//! A radix tree that many tenants share: the common part of [`StringTree`](super::string_tree::StringTree) and
+//! [`TokenTree`](super::token_tree::TokenTree).
 //!
 //! ```text
 //!   "You are a helpful "      held by a, b, c          a node: an edge (a range of a shared buffer), its holders

@@ -11,20 +11,20 @@
 //!   ESCAPE, a, b      three bytes: any pair
 //! ```
 
-/// Pairs of one byte.
+/// Number of pairs whose code is one byte.
 const ONE: usize = 224;
 const ESCAPE: usize = 255;
-/// Pairs of two bytes.
+/// Number of pairs whose code is two bytes.
 const TWO: usize = (ESCAPE - ONE) * 256;
-/// What must follow a code's first byte so that it can be read as one word.
+/// Number of bytes that must follow a code's first byte so that it can be read as one word.
 pub(super) const PAD: usize = 4;
-/// Pairs compared before one look at the outcome.
+/// Number of pairs compared before one look at the outcome.
 const STRIDE: usize = 16;
-/// Bytes of text that are coded, then compared as code, while all is equal: the quicker way.
+/// Number of bytes of text that are coded, then compared as code, while all is equal: the quicker way.
 const CHUNK: usize = 512;
 
 pub(super) struct PairCode {
-    /// For each pair its code from the low byte up, and in the top byte its length.
+    /// The code of each pair from the low byte up, and in the top byte its length.
     codes: Box<[u32]>,
     one: [[u8; 2]; ONE],
     two: Box<[[u8; 2]]>,
@@ -35,7 +35,7 @@ fn index(pair: [u8; 2]) -> usize {
 }
 
 impl PairCode {
-    /// The code that fits a sample.
+    /// Makes the code that fits a sample.
     pub(super) fn learn(sample: &[u8]) -> Self {
         let mut pairs = vec![0u32; 1 << 16];
         let mut bytes = [0u64; 256];
@@ -72,8 +72,8 @@ impl PairCode {
         size_of::<Self>() + self.codes.len() * 4 + self.two.len() * 2
     }
 
-    /// Codes `text` into `out`, of at least 3/2 of its length and [`PAD`] more; the length of the code. An odd last
-    /// byte is coded with a zero after it.
+    /// Codes `text` into `out`, of at least 3/2 of its length and [`PAD`] more. Returns the length of the code. An odd
+    /// last byte is coded with a zero after it.
     pub(super) fn encode(&self, text: &[u8], out: &mut [u8]) -> usize {
         let codes: &[u32; 1 << 16] = match self.codes.as_ref().try_into() {
             Ok(codes) => codes,
@@ -114,8 +114,8 @@ impl PairCode {
         1 + usize::from(usize::from(first) >= ONE) + usize::from(usize::from(first) == ESCAPE)
     }
 
-    /// Compares `text` with the code from `at` on, but for a rest of less than two strides. Gives the bytes that are equal,
-    /// a multiple of a stride, where they end, and a place a little before that.
+    /// Compares `text` with the code from `at` on, but for a rest of less than two strides. Returns the number of equal
+    /// bytes, a multiple of a stride, their end in the code, and a place a little before that.
     pub(super) fn strides(&self, code: &[u8], mut at: usize, text: &[u8]) -> (usize, usize, (usize, usize)) {
         const MASKS: [u32; 4] = [0, 0xff, 0xffff, 0xff_ffff];
         let mut equal = 0;

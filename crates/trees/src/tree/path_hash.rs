@@ -4,15 +4,15 @@
 //! routers that have such hashes compute them. 0 means "everything" and is no path's hash: a path that would get it
 //! gets 1.
 
-/// In place of a path's hash: everything the tenant has.
+/// The name, in place of a path's hash, of everything that the tenant has.
 pub const GLOBAL_EVICTION_HASH: u64 = 0;
 
-/// The hash of a path that comes in parts.
+/// A hasher of a path that comes in parts.
 #[derive(Debug, Clone, Default)]
 pub struct PathHasher(blake3::Hasher);
 
 impl PathHasher {
-    /// The hasher of the empty path.
+    /// Makes the hasher of the empty path.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
@@ -47,7 +47,7 @@ impl PathHasher {
     }
 }
 
-/// The hash of a path of text. Never [`GLOBAL_EVICTION_HASH`].
+/// The hash of a path of text, never [`GLOBAL_EVICTION_HASH`].
 #[must_use]
 pub fn hash_node_path(path: &str) -> u64 {
     let mut hasher = PathHasher::new();
@@ -55,7 +55,7 @@ pub fn hash_node_path(path: &str) -> u64 {
     hasher.finish()
 }
 
-/// The hash of a path of tokens. Never [`GLOBAL_EVICTION_HASH`].
+/// The hash of a path of tokens, never [`GLOBAL_EVICTION_HASH`].
 #[must_use]
 pub fn hash_token_path(tokens: &[u32]) -> u64 {
     let mut hasher = PathHasher::new();

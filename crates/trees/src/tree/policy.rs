@@ -1,29 +1,29 @@
-//! Which leaf goes first.
+//! The order in which a tenant's leaves are evicted.
 
 use std::cmp::Reverse;
 
 use super::holders::Holder;
 use super::types::TreeError;
 
-/// Which of a tenant's leaves an eviction takes first.
+/// A rule for which of a tenant's leaves an eviction takes first.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EvictionPolicy {
-    /// The one not accessed for longest.
+    /// Evicts the leaf that was not accessed for longest.
     #[default]
     Lru,
-    /// The one accessed least often; of several, the one not accessed for longest.
+    /// Evicts the leaf accessed least often; of several, the one not accessed for longest.
     Lfu,
-    /// The one held for longest.
+    /// Evicts the leaf held for longest.
     Fifo,
-    /// The one accessed last.
+    /// Evicts the leaf accessed last.
     Mru,
-    /// The one held for the shortest time.
+    /// Evicts the leaf held for the shortest time.
     Filo,
-    /// The one of the lowest priority; of several, the one not accessed for longest.
+    /// Evicts the leaf of the lowest priority; of several, the one not accessed for longest.
     Priority,
 }
 
-/// What eviction orders leaves by, smallest first.
+/// The rank of a leaf in the order of eviction, the smallest first.
 pub(crate) type Rank = (u64, u64);
 
 /// A node that was a leaf of a tenant, with the rank it had then. The greatest of a heap is the first to go.
@@ -33,7 +33,7 @@ impl EvictionPolicy {
     /// Every policy.
     pub const ALL: [Self; 6] = [Self::Lru, Self::Lfu, Self::Fifo, Self::Mru, Self::Filo, Self::Priority];
 
-    /// Its name, in lower case.
+    /// The policy's name, in lower case.
     #[must_use]
     pub fn as_str(self) -> &'static str {
         match self {
@@ -59,8 +59,8 @@ impl EvictionPolicy {
         }
     }
 
-    /// Whether an access can bring a leaf forward. Under every other policy it only puts it off, so that a heap that
-    /// is not told about accesses errs on the side that looking again mends.
+    /// True if an access can bring a leaf forward. Under every other policy it only puts it off, so that a heap that is
+    /// not told about accesses errs on the side that looking again mends.
     pub(crate) fn access_hastens(self) -> bool {
         self == Self::Mru
     }

@@ -17,6 +17,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
+use kvatlas_codec::{Cursor, ReadError, put_text, put_varint};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::core::{Core, Piece, ROOT, Run};
@@ -29,36 +30,6 @@ use super::units::{LONGEST, Units};
 const MAGIC: &[u8; 4] = b"KVAT";
 const VERSION: u8 = 1;
 const CHECKSUM: usize = 8;
-
-pub(super) fn put_number(out: &mut Vec<u8>, mut number: u64) {
-    while number >= 0x80 {
-        out.push(number as u8 | 0x80);
-        number >>= 7;
-    }
-    out.push(number as u8);
-}
-
-/// Takes a number off the beginning.
-pub(super) fn take_number(bytes: &mut &[u8]) -> Option<u64> {
-    let mut number = 0u64;
-    for shift in (0..64).step_by(7) {
-        let (&byte, rest) = bytes.split_first()?;
-        *bytes = rest;
-        let part = u64::from(byte & 0x7f);
-        if part << shift >> shift != part {
-            return None;
-        }
-        number |= part << shift;
-        if byte < 0x80 {
-            return Some(number);
-        }
-    }
-    None
-}
-
-fn take_small(bytes: &mut &[u8]) -> Option<u32> {
-    take_number(bytes)?.try_into().ok()
-}
 
 fn refuse(why: &'static str) -> TreeError {
     TreeError::Snapshot { why }
@@ -92,7 +63,7 @@ pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
 }
 
 impl<U: Units> SharedTree<U> {
-    /// The tree as bytes. Readers go on meanwhile, writers wait.
+    /// Writes the tree as bytes. Readers go on meanwhile, writers wait.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         self.with(|core| {
             let mut out = Vec::new();
@@ -109,7 +80,7 @@ impl<U: Units> SharedTree<U> {
 
     pub(crate) fn restore(units: U, header: &Header<'_>) -> Result<Self, TreeError> {
         let mut core = Core::new(Arc::new(units), header.policy);
-        let mut body = header.body;
+        let mut body = Cursor(header.body);
         core.parse(&mut body)?;
         if !body.is_empty() {
             return Err(refuse("it has data after its end"));
@@ -123,16 +94,15 @@ impl<U: Units> Core<U> {
         let mut last = 0;
         let mut names: Vec<_> = self.tenants.numbers().map(|(number, t)| (t.name.clone(), number)).collect();
         names.sort_unstable();
-        put_number(out, names.len() as u64);
+        put_varint(out, names.len() as u64);
         let mut places = vec![0; names.iter().map(|&(_, n)| n as usize + 1).max().unwrap_or(0)];
         for (place, (name, number)) in names.iter().enumerate() {
-            put_number(out, name.len() as u64);
-            out.extend_from_slice(name.as_bytes());
+            put_text(out, name);
             places[*number as usize] = place;
         }
         let mut edge = Vec::new();
         let mut stack = self.sorted_children(ROOT);
-        put_number(out, stack.len() as u64);
+        put_varint(out, stack.len() as u64);
         stack.reverse();
         while let Some(number) = stack.pop() {
             let node = self.node(number);
@@ -143,40 +113,37 @@ impl<U: Units> Core<U> {
             U::write(&edge, out);
             let mut holders: Vec<&Holder> = node.holders.iter().collect();
             holders.sort_unstable_by_key(|h| places[h.tenant as usize]);
-            put_number(out, holders.len() as u64);
+            put_varint(out, holders.len() as u64);
             for holder in holders {
-                put_number(out, places[holder.tenant as usize] as u64);
-                put_number(out, holder.since);
+                put_varint(out, places[holder.tenant as usize] as u64);
+                put_varint(out, holder.since);
                 let accessed = holder.accessed();
                 last = last.max(accessed);
-                put_number(out, accessed);
-                put_number(out, u64::from(holder.hits()));
+                put_varint(out, accessed);
+                put_varint(out, u64::from(holder.hits()));
                 let priority = (holder.priority << 1) ^ (holder.priority >> 31);
-                put_number(out, u64::from(priority.cast_unsigned()));
+                put_varint(out, u64::from(priority.cast_unsigned()));
             }
-            put_number(out, node.children.len() as u64);
+            put_varint(out, node.children.len() as u64);
             stack.extend(self.sorted_children(number).into_iter().rev());
         }
-        put_number(out, self.ticks.load(Relaxed).max(last));
+        put_varint(out, self.ticks.load(Relaxed).max(last));
     }
 
-    fn parse(&mut self, body: &mut &[u8]) -> Result<(), TreeError> {
-        const CUT: TreeError = TreeError::Snapshot { why: "it ends early, or a number in it is too large" };
+    fn parse(&mut self, body: &mut Cursor<'_>) -> Result<(), TreeError> {
+        let cut = |error: ReadError| refuse(error.into());
         let mut newest = 0;
         let mut last: Option<&str> = None;
-        let count = take_small(body).ok_or(CUT)?;
+        let count = body.small().map_err(cut)?;
         for number in 0..count {
-            let length = usize::try_from(take_number(body).ok_or(CUT)?).map_err(|_| CUT)?;
-            let (name, rest) = body.split_at_checked(length).ok_or(CUT)?;
-            let name = std::str::from_utf8(name).map_err(|_| refuse("a tenant's name is not UTF-8"))?;
+            let name = body.text().map_err(cut)?;
             if last.is_some_and(|l| l >= name) || self.tenants.intern(name) != number {
                 return Err(refuse("its tenants are not in order"));
             }
             last = Some(name);
-            *body = rest;
         }
         // The way down: a node, how many of its children are still to come, and the first step of the one before.
-        let mut way: Vec<(u32, u64, Vec<U::Item>)> = vec![(ROOT, take_number(body).ok_or(CUT)?, Vec::new())];
+        let mut way: Vec<(u32, u64, Vec<U::Item>)> = vec![(ROOT, body.varint().map_err(cut)?, Vec::new())];
         while let Some((parent, left, before)) = way.last_mut() {
             if *left == 0 {
                 way.pop();
@@ -199,13 +166,13 @@ impl<U: Units> Core<U> {
                 return Err(refuse("it has too many nodes"));
             }
             let node = self.grow(parent, self.units_of.key(&edge), &piece, 0, piece.items, piece.units);
-            let holders = take_small(body).ok_or(CUT)?;
+            let holders = body.small().map_err(cut)?;
             let mut next = 0;
             for _ in 0..holders {
-                let tenant = take_small(body).ok_or(CUT)?;
-                let (since, accessed) = (take_number(body).ok_or(CUT)?, take_number(body).ok_or(CUT)?);
-                let hits = take_small(body).ok_or(CUT)?;
-                let zigzag = take_small(body).ok_or(CUT)?;
+                let tenant = body.small().map_err(cut)?;
+                let (since, accessed) = (body.varint().map_err(cut)?, body.varint().map_err(cut)?);
+                let hits = body.small().map_err(cut)?;
+                let zigzag = body.small().map_err(cut)?;
                 let priority = (zigzag >> 1).cast_signed() ^ -((zigzag & 1).cast_signed());
                 newest = since.max(accessed).max(newest);
                 if tenant < next || tenant >= count {
@@ -219,9 +186,9 @@ impl<U: Units> Core<U> {
             if holders == 0 {
                 return Err(refuse("a node has no holder"));
             }
-            way.push((node, take_number(body).ok_or(CUT)?, Vec::new()));
+            way.push((node, body.varint().map_err(cut)?, Vec::new()));
         }
-        let ticks = take_number(body).ok_or(CUT)?;
+        let ticks = body.varint().map_err(cut)?;
         // Half of all numbers are room to go on counting for ever.
         if newest > ticks || ticks > u64::MAX / 2 {
             return Err(refuse("something happened in it after its last tick"));

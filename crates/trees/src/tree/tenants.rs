@@ -8,13 +8,13 @@ use hashbrown::HashMap;
 use super::policy::Leaf;
 use super::types::TenantId;
 
-/// What is known of a tenant.
+/// A tenant that holds something.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) name: TenantId,
-    /// Units it holds.
+    /// Number of units that the tenant holds.
     pub(crate) units: usize,
-    /// Nodes it holds no child of.
+    /// Number of nodes of which the tenant holds no child.
     pub(crate) leaves: usize,
     /// The leaves by rank, and some that are none any more: see `core/order.rs`.
     pub(crate) order: BinaryHeap<Leaf>,

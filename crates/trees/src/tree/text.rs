@@ -8,21 +8,21 @@ use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Weak};
 
+use kvatlas_codec::{Cursor, put_varint};
 use parking_lot::{Mutex, RwLock};
 
 use super::pair_code::{PAD, PairCode};
 use super::path_hash::PathHasher;
-use super::snapshot::{put_number, take_number};
 use super::units::{LONGEST, Mark, Units};
 
-/// Bytes of text that a code is learnt from.
+/// Number of bytes of text that a code is learnt from.
 const SAMPLE: usize = 96 << 10;
-/// Texts shorter than this are kept as they are: they are not what fills memory.
+/// The length below which texts are kept as they are: they are not what fills memory.
 const SHORT: usize = 48;
-/// Bytes coded before asking whether the code still pays.
+/// Number of bytes coded before asking whether the code still pays.
 const REVIEW: u64 = 8 << 20;
 
-/// A tree that may take less than this learns no code: the tables of one are 280 KB, which must pay.
+/// The limit in bytes below which a tree learns no code: the tables of one are 280 KB, which must pay.
 const WORTH_A_CODE: usize = 4 << 20;
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ pub(crate) struct Text {
     sample: Mutex<Vec<u8>>,
     sampling: AtomicBool,
     small: AtomicBool,
-    /// Bytes given to the current code and made by it, since the last review.
+    /// Number of bytes given to the current code, then of those made by it, since the last review.
     given: AtomicU64,
     made: AtomicU64,
 }
@@ -52,8 +52,8 @@ impl Codes {
 }
 
 pub(crate) struct TextBuffer {
-    /// `None`: `bytes` is the text itself, and a mark is a number of bytes. Else `bytes` is code (and padding), and a
-    /// mark is twice the place of a pair's code, and one more for the second byte of the pair.
+    /// The code of `bytes` (with padding), where a mark is twice the place of a pair's code, and one more for the
+    /// second byte of the pair. `None` if `bytes` is the text itself, where a mark is a number of bytes.
     code: Option<Arc<PairCode>>,
     bytes: Box<[u8]>,
 }
@@ -97,11 +97,11 @@ impl Text {
 }
 
 thread_local! {
-    /// Where texts are coded before their length is known.
+    /// The memory in which texts are coded before their length is known.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// A thread does not keep more scratch memory than this.
+/// Number of bytes of scratch memory that a thread keeps at most.
 const KEPT_SCRATCH: usize = 1 << 20;
 
 fn continues(byte: u8) -> bool {
@@ -123,7 +123,7 @@ fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     equal
 }
 
-/// Walks from a place of coded text on.
+/// Walks so many items from a place of coded text on. Returns the place where they end.
 fn walk(code: &[u8], from: Mark, items: usize) -> Mark {
     let odd = from as usize & 1;
     let mut at = from as usize >> 1;
@@ -314,16 +314,12 @@ impl Units for Text {
     }
 
     fn write(items: &[u8], out: &mut Vec<u8>) {
-        put_number(out, items.len() as u64);
+        put_varint(out, items.len() as u64);
         out.extend_from_slice(items);
     }
 
-    fn parse(&self, bytes: &mut &[u8]) -> Option<Vec<u8>> {
-        let length = usize::try_from(take_number(bytes)?).ok()?;
-        let text = bytes.get(..length)?;
-        *bytes = &bytes[length..];
-        std::str::from_utf8(text).ok()?;
-        Some(text.to_vec())
+    fn parse(&self, bytes: &mut Cursor<'_>) -> Option<Vec<u8>> {
+        bytes.text().map(|text| text.as_bytes().to_vec()).ok()
     }
 }
 
@@ -332,7 +328,7 @@ mod tests {
     use super::{SAMPLE, Text};
     use crate::tree::units::Units;
 
-    /// Texts that part anywhere, compared from anywhere.
+    /// Compares, reads and cuts texts that part anywhere, from anywhere.
     #[test]
     fn compares_reads_and_cuts_as_plain_text_does() {
         let units = Text::new();

@@ -8,19 +8,20 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
+use kvatlas_codec::{Cursor, put_varint};
+
 use super::path_hash::PathHasher;
-use super::snapshot::{put_number, take_number};
 use super::types::TreeError;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;
-/// Words of a block's low halves: each has those of two tokens half a block apart.
+/// Number of words of a block's low halves: each has those of two tokens half a block apart.
 const LOW: usize = BLOCK / 2;
-/// Tokens that are worked on beside each other.
+/// Number of tokens that are worked on beside each other.
 const LANES: usize = 16;
-/// Words of a row of bits.
+/// Number of words in a row of bits.
 const ROW: usize = BLOCK / 32;
-/// The most rows worth their time.
+/// The most rows that are worth their time.
 const ROWS: u32 = 4;
 
 #[derive(Debug)]
@@ -31,7 +32,7 @@ pub(crate) struct Tokens {
 }
 
 pub(crate) struct TokenBuffer {
-    /// Blocks that are packed; what follows them is not.
+    /// Number of blocks that are packed; what follows them is not.
     blocks: u32,
     rows: u32,
     words: Box<[u32]>,
@@ -58,7 +59,7 @@ impl TokenBuffer {
         }
     }
 
-    /// Whether a block is these tokens.
+    /// True if a block is these tokens.
     fn equals(&self, block: usize, tokens: &[u32; BLOCK]) -> bool {
         let words = self.block(block);
         match self.rows {
@@ -90,7 +91,7 @@ impl TokenBuffer {
     }
 }
 
-/// Calls `with` on each lane of the block's tokens and of those half a block on: where they are, and the two tokens. The
+/// Calls `with` on each lane of the block's tokens and of those half a block on: their place, and the two tokens. The
 /// number of rows is known here, and the loops are plain, so that all of it becomes a few vector instructions.
 #[inline(always)]
 fn each_pair<const R: usize>(words: &[u32], mut with: impl FnMut(usize, usize, u32, u32)) {
@@ -134,7 +135,7 @@ fn equals<const R: usize>(words: &[u32], tokens: &[u32; BLOCK]) -> bool {
     unequal.iter().fold(0, |any, lane| any | lane) == 0
 }
 
-/// Packs blocks; gives all their bits together. Bits above what `R` rows hold are lost: then it was for nothing.
+/// Packs blocks, and returns all their bits together. Bits above what `R` rows hold are lost: then it was for nothing.
 fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
     let mut all = [0u32; LANES];
     for block in blocks {
@@ -181,7 +182,7 @@ impl Tokens {
         if page.is_power_of_two() && page <= 128 { Ok(Self::of(page)) } else { Err(TreeError::PageSize { got: page }) }
     }
 
-    /// A page size that is known to be one.
+    /// Makes tokens of a page size that is known to be one.
     pub(crate) const fn of(page: usize) -> Self {
         assert!(page.is_power_of_two() && page <= 128);
         Self { page, rows: AtomicU32::new(0) }
@@ -326,19 +327,19 @@ impl Units for Tokens {
     }
 
     fn write(items: &[u32], out: &mut Vec<u8>) {
-        put_number(out, items.len() as u64);
+        put_varint(out, items.len() as u64);
         for &token in items {
-            put_number(out, u64::from(token));
+            put_varint(out, u64::from(token));
         }
     }
 
-    fn parse(&self, bytes: &mut &[u8]) -> Option<Vec<u32>> {
-        let length = usize::try_from(take_number(bytes)?).ok()?;
+    fn parse(&self, bytes: &mut Cursor<'_>) -> Option<Vec<u32>> {
         // A token is at least a byte.
-        if length > bytes.len() || length % self.page != 0 {
+        let length = bytes.count(1).ok()?;
+        if !length.is_multiple_of(self.page) {
             return None;
         }
-        (0..length).map(|_| u32::try_from(take_number(bytes)?).ok()).collect()
+        (0..length).map(|_| bytes.small().ok()).collect()
     }
 }
 

@@ -8,13 +8,14 @@ pub type TenantId = Arc<str>;
 /// The answer to a match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixMatch {
-    /// Of the tenants that hold the matched prefix, the one that has held its last node longest; `None` iff nothing matched.
+    /// The tenant that holds the matched prefix, of several the one that has held its last node longest; `None` iff
+    /// nothing matched.
     pub tenant: Option<TenantId>,
-    /// Units matched: characters (Unicode scalar values) or tokens.
+    /// Number of units matched: characters (Unicode scalar values) or tokens.
     pub matched: usize,
-    /// Units of the input.
+    /// Number of units in the input.
     pub input: usize,
-    /// Units of the input that could match: whole pages only. The same as `input` for text.
+    /// Number of units of the input that could match: whole pages only. The same as `input` for text.
     pub paged: usize,
 }
 
@@ -41,33 +42,33 @@ fn ratio(part: usize, of: usize) -> f64 {
 pub struct Entry<P> {
     /// All units from the root to the end of the node.
     pub path: P,
-    /// Its holders by name, each with the tick of the last access that ended at this node (or below it, in a part
-    /// evicted since).
+    /// The node's holders by name, each with the tick of the last access that ended at this node (or below it, in a
+    /// part evicted since).
     pub tenants: Vec<(TenantId, u64)>,
 }
 
-/// Why a tree refused. A refused call has changed nothing.
+/// The reason why a tree refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// No such page size.
+    /// There is no such page size.
     #[error("page_size must be a power of two from 1 to 128, got {got}")]
     PageSize {
-        /// What was asked for.
+        /// The page size that was asked for.
         got: usize,
     },
-    /// No such policy.
+    /// There is no such policy.
     #[error(
         "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
     )]
     UnknownPolicy {
-        /// What was given.
+        /// The given name.
         name: String,
     },
     /// The bytes are not a snapshot of such a tree.
     #[error("not a snapshot: {why}")]
     Snapshot {
-        /// What is wrong with them.
+        /// The fault in the bytes.
         why: &'static str,
     },
 }

@@ -59,7 +59,8 @@ fn everything_at_once() {
     }
 }
 
-/// Each thread has a tenant of its own, and takes nothing away: in the end all of it is there.
+/// Evicts one tenant while each thread inserts for a tenant of its own and takes nothing away: in the end all of it is
+/// there.
 #[test]
 fn no_insert_is_lost_while_another_tenant_is_evicted() {
     let tree = TokenTree::with_config(1, EvictionPolicy::Lru).unwrap();

@@ -7,10 +7,10 @@ use kvatlas_trees::{EvictionPolicy, hash_node_path, hash_token_path};
 use crate::model::Model;
 use kvatlas_testing::{Random, seeds};
 
-/// As maintained, as counted anew, and all together.
+/// The sizes of the tenants as maintained and as counted anew, and that of all together.
 type Sizes = (Vec<(String, usize)>, Vec<(String, usize)>, usize);
 
-/// What the two trees have in common, as the histories use it.
+/// The methods that the two trees have in common, as the histories use them.
 pub(crate) trait Tree {
     type Item: Copy + Ord + std::fmt::Debug + 'static;
     const ALPHABET: &'static [Self::Item];

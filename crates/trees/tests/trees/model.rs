@@ -6,16 +6,16 @@ use std::collections::BTreeMap;
 use kvatlas_trees::EvictionPolicy;
 
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct Held {
+pub(crate) struct ModelBlock {
     pub(crate) accessed: u64,
     pub(crate) since: u64,
     pub(crate) hits: u64,
     pub(crate) priority: i32,
 }
 
-type Holders = BTreeMap<String, Held>;
+type Holders = BTreeMap<String, ModelBlock>;
 
-/// `I` is a character or a token.
+/// A model of a tree; `I` is a character or a token.
 pub(crate) struct Model<I> {
     pub(crate) page: usize,
     pub(crate) policy: EvictionPolicy,
@@ -80,7 +80,7 @@ impl<I: Copy + Ord> Model<I> {
         self.nodes.entry(key.clone()).or_default();
         for pages in 1..=key.len() / self.page {
             if let Some(holders) = self.nodes.get_mut(&key[..pages * self.page]) {
-                let fresh = Held { accessed: 0, since: self.ticks + 1, hits: 0, priority: i32::MIN };
+                let fresh = ModelBlock { accessed: 0, since: self.ticks + 1, hits: 0, priority: i32::MIN };
                 let held = holders.entry(tenant.to_owned()).or_insert(fresh);
                 held.priority = held.priority.max(priority);
             }
@@ -144,7 +144,7 @@ impl<I: Copy + Ord> Model<I> {
         self.sizes().values().sum()
     }
 
-    fn rank(&self, held: &Held) -> (i128, u64) {
+    fn rank(&self, held: &ModelBlock) -> (i128, u64) {
         match self.policy {
             EvictionPolicy::Lru => (held.accessed.into(), 0),
             EvictionPolicy::Mru => (-i128::from(held.accessed), 0),

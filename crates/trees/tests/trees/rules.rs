@@ -1,4 +1,4 @@
-//! The rules, one by one.
+//! Tests of the trees' rules, one by one.
 
 use kvatlas_trees::string_tree::StringTree;
 use kvatlas_trees::token_tree::TokenTree;
@@ -290,7 +290,7 @@ fn wide_nodes_find_and_forget() {
     assert_eq!(tree.match_prefix_with_counts(&[7, 1, 1, 1]).matched, 0);
 }
 
-/// In a small stack, so that anything that recurses by level would not come back.
+/// Builds a million levels in a small stack, so that anything that recurses by level would not come back.
 #[test]
 fn a_million_levels() {
     let deep = || {

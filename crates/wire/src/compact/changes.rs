@@ -1,10 +1,10 @@
-//! What changed, read.
+//! Changes, read from the bytes of a frame.
 
+use kvatlas_codec::{Cursor, from_zigzag};
 use kvatlas_index::{self as index, BlockHash, Tier};
 
 use super::recorder::{CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
-use super::varint::{Cursor, from_zigzag};
-use super::{Malformed, name_of};
+use super::{FormatError, name_of};
 
 /// Blocks in one change at most.
 const MOST: u64 = 1 << 24;
@@ -16,31 +16,31 @@ const MOST_COPIES: u64 = 1 << 16;
 pub enum Change<'a> {
     /// Consecutive blocks of a chain were stored.
     Store {
-        /// Where.
+        /// Tier that the blocks are on.
         tier: Tier,
         /// The block before the first.
         parent: Option<BlockHash>,
-        /// Their names.
+        /// Names of the blocks.
         names: &'a [BlockHash],
         /// The content hash of each.
         contents: &'a [u64],
-        /// Whether a block that is held already has no other copy now.
+        /// True if a block that is held already has no other copy now.
         once: bool,
         /// Copies of each.
         copies: u32,
     },
     /// Blocks that are held were stored on another tier as well.
     StoreKnown {
-        /// Where.
+        /// Tier that the blocks are on.
         tier: Tier,
-        /// Their names.
+        /// Names of the blocks.
         names: &'a [BlockHash],
     },
     /// A copy of each block was removed.
     Remove {
-        /// Where from.
+        /// Tier that the blocks were on.
         tier: Tier,
-        /// Their names.
+        /// Names of the blocks.
         names: &'a [BlockHash],
     },
     /// The rank has lost everything.
@@ -82,26 +82,26 @@ struct Heading {
 
 impl Heading {
     /// `last`: the number before, from which the next one differs.
-    fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, Malformed> {
+    fn read(cursor: &mut Cursor<'_>, last: &mut u64) -> Result<Self, FormatError> {
         let head = cursor.byte()?;
         let (kind, tier) = (head & KIND, Tier::ALL[usize::from(head >> TIER_SHIFT & 3)]);
-        let copies = if head & COPIES == 0 { 1 } else { cursor.number()? };
+        let copies = if head & COPIES == 0 { 1 } else { cursor.varint()? };
         if kind == CLEAR {
             *last = 0;
             return Ok(Self { kind, tier, once: false, copies: 1, parent: None, blocks: 0 });
         }
         if !(1..=MOST_COPIES).contains(&copies) {
-            return Err(Malformed("a block has no copies, or more than there can be"));
+            return Err(FormatError("a block has no copies, or more than there can be"));
         }
         let parent = if head & PARENT == 0 {
             None
         } else {
-            *last = from_zigzag(*last, cursor.number()?);
+            *last = from_zigzag(*last, cursor.varint()?);
             Some(name_of(*last))
         };
-        let blocks = cursor.number()?;
+        let blocks = cursor.varint()?;
         if blocks > MOST {
-            return Err(Malformed("a change has more blocks than there can be"));
+            return Err(FormatError("a change has more blocks than there can be"));
         }
         Ok(Self { kind, tier, once: head & ONCE != 0, copies: copies as u32, parent, blocks })
     }
@@ -112,19 +112,19 @@ impl Heading {
         cursor: &mut Cursor<'_>,
         last: &mut u64,
         mut run: impl FnMut(u64, u64, u64),
-    ) -> Result<(), Malformed> {
+    ) -> Result<(), FormatError> {
         let mut left = self.blocks;
         while left > 0 {
-            let said = cursor.number()?;
+            let said = cursor.varint()?;
             let first = from_zigzag(*last, said >> 1);
             let (length, step) = if said & 1 == 0 {
                 (1, 0)
             } else {
-                let said = cursor.number()?;
+                let said = cursor.varint()?;
                 ((said >> 1).saturating_add(2), if said & 1 == 0 { 1 } else { u64::MAX })
             };
             if length > left {
-                return Err(Malformed("a run of blocks is longer than their number"));
+                return Err(FormatError("a run of blocks is longer than their number"));
             }
             run(first, step, length);
             *last = first.wrapping_add(step.wrapping_mul(length - 1));
@@ -134,8 +134,8 @@ impl Heading {
     }
 
     /// The content hashes, which a store has behind its numbers.
-    fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], Malformed> {
-        if self.kind == STORE { cursor.bytes(8 * self.blocks) } else { Ok(&[]) }
+    fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], FormatError> {
+        Ok(if self.kind == STORE { cursor.bytes(8 * self.blocks)? } else { &[] })
     }
 }
 
@@ -143,7 +143,7 @@ impl Heading {
 ///
 /// # Errors
 /// If the bytes are wrong.
-pub fn weight(bytes: &[u8]) -> Result<u64, Malformed> {
+pub fn weight(bytes: &[u8]) -> Result<u64, FormatError> {
     let (mut cursor, mut last, mut weight) = (Cursor(bytes), 0, 0_u64);
     while !cursor.is_empty() {
         let head = Heading::read(&mut cursor, &mut last)?;
@@ -167,7 +167,7 @@ impl Changes {
     ///
     /// # Errors
     /// What `change` says, or that the bytes are wrong; then the changes before were given.
-    pub fn read<E: From<Malformed>>(
+    pub fn read<E: From<FormatError>>(
         &mut self,
         bytes: &[u8],
         mut change: impl FnMut(Change<'_>) -> Result<(), E>,

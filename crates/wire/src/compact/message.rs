@@ -1,8 +1,9 @@
 //! Messages and the frames in them.
 
-use super::Malformed;
+use kvatlas_codec::{Cursor, put_varint};
+
+use super::FormatError;
 use super::changes::weight;
-use super::varint::{Cursor, put};
 
 /// The version of the format that is written, and the only one that there is.
 pub const VERSION: u8 = 1;
@@ -23,26 +24,26 @@ const STATE_END: u8 = 6;
 const STATUS: u8 = 7;
 const GONE: u8 = 8;
 
-/// Whether a payload is meant to be a message of a relay, of whatever version.
+/// True if a payload is meant to be a message of a relay, of whatever version.
 #[must_use]
 pub fn is_compact(payload: &[u8]) -> bool {
     payload.first() == Some(&MAGIC)
 }
 
-/// What the relay knows of the stream that it follows.
+/// Status of the stream that the relay follows, as far as the relay knows it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Status {
-    /// Whether what it holds is what the engine announced.
+    /// True if what the stream holds is what the engine announced.
     pub trusted: bool,
-    /// Whether the engine may hold more.
+    /// True if the engine may hold more.
     pub partial: bool,
-    /// Whether depths are upper bounds only.
+    /// True if depths are upper bounds only.
     pub upper_bound: bool,
-    /// Whether the engine does not tell which blocks have a salt.
+    /// True if the engine does not tell which blocks have a salt.
     pub no_salts: bool,
-    /// Whether what is in the message waited at the relay for long.
+    /// True if what is in the message waited at the relay for long.
     pub late: bool,
-    /// Whether only a number says that the engine, connected anew, is the one whose blocks are held.
+    /// True if only a number says that the engine, connected anew, is the one whose blocks are held.
     pub unverified: bool,
 }
 
@@ -63,7 +64,7 @@ impl Status {
 /// A part of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Frame<'a> {
-    /// What a batch of the engine changed in what a rank holds: see [`Changes`](super::Changes).
+    /// Changes of a batch of the engine in what a rank holds: see [`Changes`](super::Changes).
     Batch {
         /// The rank.
         rank: u32,
@@ -81,14 +82,14 @@ pub enum Frame<'a> {
         /// The changes that make it, of a rank that holds nothing.
         changes: &'a [u8],
     },
-    /// That was all that a rank holds. Batches of it count from here on, and only from here on.
+    /// End of what a rank holds. Batches of the rank count from here on, and only from here on.
     StateRankEnd {
         /// The rank.
         rank: u32,
     },
-    /// All ranks were told.
+    /// End of the state: all ranks were told.
     StateEnd,
-    /// What the relay knows of the stream from here on.
+    /// Status of the stream from here on, as far as the relay knows it.
     Status(Status),
     /// The relay follows this stream no more.
     Gone,
@@ -97,13 +98,13 @@ pub enum Frame<'a> {
 /// A message as it was sent.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Message<'a> {
-    /// Which life of which relay. A later one is higher.
+    /// Life of the relay. A later one is higher.
     pub life: u64,
     /// The message's number in it, without gaps from 0 on.
     pub id: u64,
     /// Tokens in a block.
     pub block_size: u32,
-    /// Which key content hashes depend on; 0 if on none.
+    /// Number of the key that content hashes depend on; 0 if on none.
     pub key: u32,
     /// The engine's time of the last batch in it, in seconds; 0 if there is none.
     pub timestamp: f64,
@@ -115,22 +116,21 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// If it is none, or one of a version that is not known.
-    pub fn read(payload: &'a [u8]) -> Result<Self, Malformed> {
+    pub fn read(payload: &'a [u8]) -> Result<Self, FormatError> {
         let mut cursor = Cursor(payload);
         if cursor.byte()? != MAGIC {
-            return Err(Malformed("it does not begin with the byte 0xc1"));
+            return Err(FormatError("it does not begin with the byte 0xc1"));
         }
         if cursor.byte()? != VERSION {
-            return Err(Malformed("it has another version than 1: this program is older than the relay, or newer"));
+            return Err(FormatError("it has another version than 1: this program is older than the relay, or newer"));
         }
         let life = cursor.word()?;
-        let id = cursor.number()?;
+        let id = cursor.varint()?;
         if id == u64::MAX {
-            return Err(Malformed("no message can follow it"));
+            return Err(FormatError("no message can follow it"));
         }
-        let small = |number: u64| u32::try_from(number).map_err(|_| Malformed("a number is too large"));
-        let block_size = small(cursor.number()?)?;
-        let key = small(cursor.number()?)?;
+        let block_size = cursor.small()?;
+        let key = cursor.small()?;
         let timestamp = f64::from_bits(cursor.word()?);
         Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
     }
@@ -139,7 +139,7 @@ impl<'a> Message<'a> {
     ///
     /// # Errors
     /// If a frame or a change cannot be read, or its changes are of more than [`MOST_BLOCKS`].
-    pub fn check(&self) -> Result<(), Malformed> {
+    pub fn check(&self) -> Result<(), FormatError> {
         let mut blocks = 0_u64;
         for frame in self.frames() {
             if let Frame::Batch { changes, .. } | Frame::State { changes, .. } = frame? {
@@ -147,13 +147,13 @@ impl<'a> Message<'a> {
             }
         }
         if blocks > MOST_BLOCKS + self.frames.len() as u64 {
-            return Err(Malformed("its changes are of more blocks than those of one message may be"));
+            return Err(FormatError("its changes are of more blocks than those of one message may be"));
         }
         Ok(())
     }
 
-    /// Its frames, in order, up to the first that cannot be read.
-    pub fn frames(&self) -> impl Iterator<Item = Result<Frame<'a>, Malformed>> + use<'a> {
+    /// Returns the frames, in order, up to the first that cannot be read.
+    pub fn frames(&self) -> impl Iterator<Item = Result<Frame<'a>, FormatError>> + use<'a> {
         let mut cursor = Cursor(self.frames);
         std::iter::from_fn(move || {
             if cursor.is_empty() {
@@ -168,34 +168,33 @@ impl<'a> Message<'a> {
     }
 }
 
-fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, Malformed> {
+fn frame<'a>(cursor: &mut Cursor<'a>) -> Result<Frame<'a>, FormatError> {
     let tag = cursor.byte()?;
-    let rank = |cursor: &mut Cursor<'a>| u32::try_from(cursor.number()?).map_err(|_| Malformed("a rank is too large"));
     let changes = |cursor: &mut Cursor<'a>| {
-        let length = cursor.number()?;
+        let length = cursor.varint()?;
         cursor.bytes(length)
     };
     Ok(match tag {
-        BATCH => Frame::Batch { rank: rank(cursor)?, changes: changes(cursor)? },
+        BATCH => Frame::Batch { rank: cursor.small()?, changes: changes(cursor)? },
         FORGOTTEN => Frame::Forgotten,
         STATE_BEGIN => Frame::StateBegin,
-        STATE => Frame::State { rank: rank(cursor)?, changes: changes(cursor)? },
-        STATE_RANK_END => Frame::StateRankEnd { rank: rank(cursor)? },
+        STATE => Frame::State { rank: cursor.small()?, changes: changes(cursor)? },
+        STATE_RANK_END => Frame::StateRankEnd { rank: cursor.small()? },
         STATE_END => Frame::StateEnd,
         STATUS => Frame::Status(Status::from_bits(cursor.byte()?)),
         GONE => Frame::Gone,
-        _ => return Err(Malformed("a frame is of an unknown kind")),
+        _ => return Err(FormatError("a frame is of an unknown kind")),
     })
 }
 
 /// Writes one message after the other.
 #[derive(Debug, Clone, Copy)]
 pub struct MessageWriter {
-    /// As in [`Message`].
+    /// Life of the relay, as in [`Message`].
     pub life: u64,
-    /// As there.
+    /// Block size, as in [`Message`].
     pub block_size: u32,
-    /// As there.
+    /// Number of the key, as in [`Message`].
     pub key: u32,
 }
 
@@ -206,9 +205,9 @@ impl MessageWriter {
         let mut out = Vec::with_capacity(room + 40);
         out.extend([MAGIC, VERSION]);
         out.extend(self.life.to_le_bytes());
-        put(&mut out, id);
-        put(&mut out, u64::from(self.block_size));
-        put(&mut out, u64::from(self.key));
+        put_varint(&mut out, id);
+        put_varint(&mut out, u64::from(self.block_size));
+        put_varint(&mut out, u64::from(self.key));
         out.extend(timestamp.to_le_bytes());
         out
     }
@@ -217,8 +216,8 @@ impl MessageWriter {
     pub fn put(out: &mut Vec<u8>, frame: Frame<'_>) {
         let long = |out: &mut Vec<u8>, tag, rank: u32, changes: &[u8]| {
             out.push(tag);
-            put(out, u64::from(rank));
-            put(out, changes.len() as u64);
+            put_varint(out, u64::from(rank));
+            put_varint(out, changes.len() as u64);
             out.extend(changes);
         };
         match frame {
@@ -228,7 +227,7 @@ impl MessageWriter {
             Frame::State { rank, changes } => long(out, STATE, rank, changes),
             Frame::StateRankEnd { rank } => {
                 out.push(STATE_RANK_END);
-                put(out, u64::from(rank));
+                put_varint(out, u64::from(rank));
             }
             Frame::StateEnd => out.push(STATE_END),
             Frame::Status(status) => out.extend([STATUS, status.bits()]),

@@ -1,4 +1,4 @@
-//! What a relay publishes of an engine's events: what changed in its cache, without token ids, in few bytes.
+//! Messages of a relay about an engine's events: what changed in its cache, without token ids, in few bytes.
 //!
 //! ```text
 //!   engine's batch ──Reader──▶ index
@@ -16,18 +16,24 @@
 mod changes;
 mod message;
 mod recorder;
-mod varint;
 
+use kvatlas_codec::ReadError;
 use kvatlas_index::BlockHash;
 
 pub use self::changes::{Change, Changes, weight};
 pub use self::message::{Frame, MOST_BLOCKS, Message, MessageWriter, Status, VERSION, is_compact};
 pub use self::recorder::Recorder;
 
-/// Why bytes are no message of a relay.
+/// Reason why bytes are no message of a relay.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("not a message of a relay: {0}")]
-pub struct Malformed(pub(crate) &'static str);
+pub struct FormatError(pub(crate) &'static str);
+
+impl From<ReadError> for FormatError {
+    fn from(error: ReadError) -> Self {
+        Self(error.into())
+    }
+}
 
 /// The name in an index of the block that has a number: different numbers have different names, spread evenly.
 #[must_use]

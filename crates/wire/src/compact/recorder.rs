@@ -9,9 +9,8 @@
 use std::collections::VecDeque;
 
 use hashbrown::HashMap;
+use kvatlas_codec::{put_varint, zigzag};
 use kvatlas_index::{BlockHash, RankCopy, Tier};
-
-use super::varint::{put, zigzag};
 
 /// Names of removed blocks that keep their numbers in any case.
 const KEPT: usize = 1 << 16;
@@ -29,7 +28,7 @@ pub(super) const ONCE: u8 = 1 << 5;
 pub(super) const COPIES: u8 = 1 << 6;
 
 #[derive(Debug, Clone, Copy)]
-struct Numbered {
+struct BlockNumber {
     number: u64,
     /// At least as many copies as a reader of the record may hold, on each tier.
     copies: [u8; Tier::ALL.len()],
@@ -38,7 +37,7 @@ struct Numbered {
 /// The record of one rank.
 #[derive(Debug, Default)]
 pub struct Recorder {
-    names: HashMap<BlockHash, Numbered>,
+    names: HashMap<BlockHash, BlockNumber>,
     next: u64,
     /// Names without copies, those that have been so for the longest time first.
     removed: VecDeque<BlockHash>,
@@ -50,7 +49,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// What was written down since the last call; nothing if nothing changed.
+    /// Takes what was written down since the last call; nothing if nothing changed.
     pub fn take(&mut self) -> Vec<u8> {
         self.last = 0;
         std::mem::take(&mut self.out)
@@ -157,7 +156,7 @@ impl Recorder {
         flush(self, true);
     }
 
-    /// That blocks are not held after all, as changes.
+    /// Writes as changes that blocks are not held after all.
     pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
         self.remove(tier, names, false);
         self.take()
@@ -167,7 +166,7 @@ impl Recorder {
         let flags = if parent.is_some() { PARENT } else { 0 } | if copies == 1 { 0 } else { COPIES };
         self.out.push(kind | (tier as u8) << TIER_SHIFT | flags);
         if copies != 1 {
-            put(&mut self.out, u64::from(copies));
+            put_varint(&mut self.out, u64::from(copies));
         }
         if let Some(parent) = parent {
             let is_new = !self.names.contains_key(&parent);
@@ -176,14 +175,14 @@ impl Recorder {
                 // Of a block that nobody was told of, so that there is nothing to be removed.
                 self.removed.push_back(parent);
             }
-            put(&mut self.out, zigzag(self.last, number));
+            put_varint(&mut self.out, zigzag(self.last, number));
             self.last = number;
         }
     }
 
     fn number(&mut self, name: BlockHash, count: impl FnOnce(&mut [u8; Tier::ALL.len()])) -> u64 {
         let next = self.next;
-        let it = self.names.entry(name).or_insert(Numbered { number: next, copies: [0; Tier::ALL.len()] });
+        let it = self.names.entry(name).or_insert(BlockNumber { number: next, copies: [0; Tier::ALL.len()] });
         count(&mut it.copies);
         self.next += u64::from(it.number == next);
         it.number
@@ -199,7 +198,7 @@ impl Recorder {
 
     /// In runs: how far from the last number, and whether more than one follow each other, up or down.
     fn numbers(&mut self, numbers: &[u64]) {
-        put(&mut self.out, numbers.len() as u64);
+        put_varint(&mut self.out, numbers.len() as u64);
         let mut rest = numbers;
         while let Some((&first, others)) = rest.split_first() {
             let step = match others.first() {
@@ -210,9 +209,9 @@ impl Recorder {
             let follows = |at: &usize| rest[*at] == rest[*at - 1].wrapping_add(step);
             let run = if step == 0 { 1 } else { 1 + (1..rest.len()).take_while(follows).count() };
             // The difference has one bit less than 64, as no number is that high.
-            put(&mut self.out, zigzag(self.last, first) << 1 | u64::from(run > 1));
+            put_varint(&mut self.out, zigzag(self.last, first) << 1 | u64::from(run > 1));
             if run > 1 {
-                put(&mut self.out, (run as u64 - 2) << 1 | u64::from(step != 1));
+                put_varint(&mut self.out, (run as u64 - 2) << 1 | u64::from(step != 1));
             }
             self.last = rest[run - 1];
             rest = &rest[run..];

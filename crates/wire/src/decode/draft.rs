@@ -9,18 +9,18 @@ use super::values::{integer, kind, lookahead, names, optional_name, text, tokens
 use crate::error::Reason;
 use crate::event::{Cleared, EventOf, RemovedOf, StoredOf};
 use crate::medium;
-use crate::name::Named;
+use crate::name::BlockName;
 
 /// See the module's text.
 pub(crate) struct Draft<'a, N> {
     event: EventOf<N>,
     /// Fields without which an event means nothing: one bit each.
     seen: u32,
-    /// Where the extra keys are. They cannot be understood before the LoRA name is known.
+    /// Place of the extra keys. They cannot be understood before the LoRA name is known.
     extra_keys: Option<Cursor<'a>>,
 }
 
-impl<'a, N: Named> Draft<'a, N> {
+impl<'a, N: BlockName> Draft<'a, N> {
     pub(crate) fn new(tag: &[u8], spare: &mut Spare<N>) -> Result<Self, Fault> {
         let event = match tag {
             b"BlockStored" => EventOf::Stored(spare.stored()),
@@ -107,7 +107,7 @@ impl<'a, N: Named> Draft<'a, N> {
     }
 }
 
-fn stored<N: Named>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
         Field::Parent => it.parent = optional_name(cursor, field)?,
@@ -130,7 +130,7 @@ fn stored<N: Named>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<'_>)
 }
 
 /// A removal has few of the fields; those that it has not may be of any type.
-fn removed<N: Named>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
+fn removed<N: BlockName>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Cursor<'_>) -> Result<(), Fault> {
     match field {
         Field::BlockHashes => names(cursor, &mut it.block_hashes)?,
         Field::Medium => it.medium = text(cursor, field)?.map(medium::intern),

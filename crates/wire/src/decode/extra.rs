@@ -12,7 +12,7 @@ use crate::error::Reason;
 use crate::event::StoredOf;
 use crate::keys::Key;
 
-/// What one integration puts before the salts that it hands to the engine.
+/// Prefix that one integration puts before the salts that it hands to the engine.
 const PREFIX: &str = "dynamo-cache-salt:";
 
 /// The salt that a client knows, of what an engine shows; none if it is empty.
@@ -22,7 +22,7 @@ pub(crate) fn salt(shown: &str) -> Option<&str> {
 }
 
 /// One key as sent.
-enum Sent<'a> {
+enum RawKey<'a> {
     Text(&'a str),
     Lora(&'a str),
     Salt(&'a str),
@@ -58,14 +58,14 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
     Ok(())
 }
 
-fn understand<N>(key: Sent<'_>, block: usize, at: usize, stored: &mut StoredOf<N>) {
+fn understand<N>(key: RawKey<'_>, block: usize, at: usize, stored: &mut StoredOf<N>) {
     let key = match key {
-        Sent::Lora(name) => {
+        RawKey::Lora(name) => {
             stored.lora.get_or_insert_with(|| name.into());
             return;
         }
-        Sent::Text(name) if at == 0 && stored.lora.as_deref() == Some(name) => return,
-        Sent::Salt(shown) | Sent::Text(shown) => {
+        RawKey::Text(name) if at == 0 && stored.lora.as_deref() == Some(name) => return,
+        RawKey::Salt(shown) | RawKey::Text(shown) => {
             let salt = salt(shown);
             let new = stored.salt.is_none() && block == 0;
             if salt.is_none() || salt == stored.salt.as_deref() {
@@ -77,27 +77,27 @@ fn understand<N>(key: Sent<'_>, block: usize, at: usize, stored: &mut StoredOf<N
             }
             Key::Text(shown.into())
         }
-        Sent::Key(key) => key,
+        RawKey::Key(key) => key,
     };
     // No more blocks than a header can count.
     stored.extra_keys.push((block as u32, key));
 }
 
-fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<Sent<'a>, Fault> {
+fn sent<'a>(cursor: &mut Cursor<'a>) -> Result<RawKey<'a>, Fault> {
     let start = *cursor;
     let plain = match cursor.value()? {
-        Value::Text(text) => std::str::from_utf8(text).ok().map(Sent::Text),
-        Value::Bytes(digest) => Some(Sent::Key(Key::Embeds(digest.into()))),
+        Value::Text(text) => std::str::from_utf8(text).ok().map(RawKey::Text),
+        Value::Bytes(digest) => Some(RawKey::Key(Key::Embeds(digest.into()))),
         Value::Array(parts @ (2 | 3)) => tuple(*cursor, parts)?,
         _ => None,
     };
     *cursor = start;
     cursor.skip()?;
-    Ok(plain.unwrap_or_else(|| Sent::Key(Key::Other(start.until(cursor).into()))))
+    Ok(plain.unwrap_or_else(|| RawKey::Key(Key::Other(start.until(cursor).into()))))
 }
 
 /// A key of several parts: an item as shown, or a tagged tuple. None if it is neither.
-fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<Sent<'a>>, Fault> {
+fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>, Fault> {
     let Some(first) = text(inside.value()?) else { return Ok(None) };
     let second = inside.value()?;
     if matches!(second, Value::Array(_) | Value::Map(_)) {
@@ -105,21 +105,21 @@ fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<Sent<'a>>, F
     }
     if parts == 2 {
         return Ok(match (first, second) {
-            ("cache_salt", Value::Text(salt)) => text(Value::Text(salt)).map(Sent::Salt),
-            ("prompt_embeds", Value::Bytes(digest)) => Some(Sent::Key(Key::Embeds(digest.into()))),
+            ("cache_salt", Value::Text(salt)) => text(Value::Text(salt)).map(RawKey::Salt),
+            ("prompt_embeds", Value::Bytes(digest)) => Some(RawKey::Key(Key::Embeds(digest.into()))),
             (identifier, offset) => integer(offset).map(|offset| item(identifier, offset)),
         });
     }
     let (second, third) = (text(second), inside.value()?);
     Ok(match (first, second, third) {
-        ("lora", Some(name), Value::Text(_)) => Some(Sent::Lora(name)),
+        ("lora", Some(name), Value::Text(_)) => Some(RawKey::Lora(name)),
         ("mm", Some(identifier), offset) => integer(offset).map(|offset| item(identifier, offset)),
         _ => None,
     })
 }
 
-fn item(identifier: &str, offset: i64) -> Sent<'static> {
-    Sent::Key(Key::Item { identifier: identifier.into(), offset })
+fn item(identifier: &str, offset: i64) -> RawKey<'static> {
+    RawKey::Key(Key::Item { identifier: identifier.into(), offset })
 }
 
 fn text(value: Value<'_>) -> Option<&str> {

@@ -1,19 +1,19 @@
-//! Why an event cannot be read.
+//! Faults: the reasons why an event cannot be read.
 
-use super::msgpack::Broken;
+use super::msgpack::MsgpackError;
 use crate::error::Reason;
 
-/// Why an event cannot be read.
+/// Reason why an event cannot be read.
 #[derive(Debug)]
 pub(crate) enum Fault {
     /// Not even its end can be found.
-    Broken(Broken),
-    /// It means nothing.
+    Broken(MsgpackError),
+    /// The event means nothing.
     Event(Reason, String),
 }
 
-impl From<Broken> for Fault {
-    fn from(broken: Broken) -> Self {
+impl From<MsgpackError> for Fault {
+    fn from(broken: MsgpackError) -> Self {
         Self::Broken(broken)
     }
 }

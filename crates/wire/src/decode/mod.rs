@@ -19,11 +19,11 @@ use kvatlas_index::BlockHash;
 
 use self::draft::Draft;
 use self::fault::Fault;
-use self::msgpack::{Broken, Cursor, Value};
+use self::msgpack::{Cursor, MsgpackError, Value};
 use self::spare::Spare;
-use crate::error::{Error, Reason, Refused};
+use crate::error::{Error, Reason, RefusedEvent};
 use crate::event::{Batch, BatchOf, EventOf};
-use crate::name::Named;
+use crate::name::BlockName;
 
 /// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
 /// nothing but nonsense does not grow in memory.
@@ -50,10 +50,10 @@ pub struct Decoder {
 }
 
 impl Decoder {
-    /// As [`decode()`].
+    /// Decodes a payload as [`decode()`] does.
     ///
     /// # Errors
-    /// As there.
+    /// Those of [`decode()`].
     pub fn decode(&mut self, payload: &[u8]) -> Result<&BatchOf<BlockHash>, Error> {
         self.spare.take(&mut self.batch);
         read(payload, &mut self.batch, &mut self.spare)?;
@@ -62,13 +62,13 @@ impl Decoder {
 }
 
 /// Reads a payload into an empty batch.
-fn read<N: Named>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
+fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
         Wrong::Shape(what) => Error::NotABatch { what },
-        Wrong::Broken(Broken::Cut) if payload.is_empty() => Error::Empty,
-        Wrong::Broken(Broken::Cut) => Error::Truncated { bytes: payload.len() },
-        Wrong::Broken(Broken::Reserved) => Error::Malformed,
+        Wrong::Broken(MsgpackError::Cut) if payload.is_empty() => Error::Empty,
+        Wrong::Broken(MsgpackError::Cut) => Error::Truncated { bytes: payload.len() },
+        Wrong::Broken(MsgpackError::Reserved) => Error::Malformed,
     })?;
     batch.timestamp = timestamp;
     // An event of less than 16 bytes is none.
@@ -86,7 +86,7 @@ fn read<N: Named>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) 
             Fault::Broken(broken) => broken,
             Fault::Event(reason, detail) => {
                 let may_remove = !is_store(start);
-                refuse(&mut batch.refused, Refused { at, events: 1, reason, may_remove, detail });
+                refuse(&mut batch.refused, RefusedEvent { at, events: 1, reason, may_remove, detail });
                 cursor = start;
                 match cursor.skip() {
                     Ok(()) => continue,
@@ -110,7 +110,7 @@ fn read<N: Named>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) 
         match rank(&mut cursor) {
             Ok(rank) => batch.rank = rank,
             Err(Fault::Event(reason, detail)) => {
-                let refused = Refused { at: events, events: 1, reason, may_remove: true, detail };
+                let refused = RefusedEvent { at: events, events: 1, reason, may_remove: true, detail };
                 refuse(&mut batch.refused, refused);
             }
             Err(Fault::Broken(broken)) => lose(&mut batch.refused, events, events + 1, &cursor, broken),
@@ -120,12 +120,12 @@ fn read<N: Named>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) 
 }
 
 enum Wrong {
-    Broken(Broken),
+    Broken(MsgpackError),
     Shape(String),
 }
 
-impl From<Broken> for Wrong {
-    fn from(broken: Broken) -> Self {
+impl From<MsgpackError> for Wrong {
+    fn from(broken: MsgpackError) -> Self {
         Self::Broken(broken)
     }
 }
@@ -161,7 +161,7 @@ fn rank(cursor: &mut Cursor<'_>) -> Result<Option<u32>, Fault> {
     }
 }
 
-fn event<N: Named>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<EventOf<N>, Fault> {
+fn event<N: BlockName>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<EventOf<N>, Fault> {
     match cursor.value()? {
         Value::Map(entries) => {
             let tag = map_tag(*cursor, entries)?;
@@ -183,7 +183,7 @@ fn event<N: Named>(cursor: &mut Cursor<'_>, spare: &mut Spare<N>) -> Result<Even
     }
 }
 
-/// Whether the event that begins here, whatever is wrong with it, says that it stores blocks.
+/// True if the event that begins here, whatever is wrong with it, says that it stores blocks.
 fn is_store(mut cursor: Cursor<'_>) -> bool {
     let tag = match cursor.value() {
         Ok(Value::Map(entries)) => map_tag(cursor, entries).ok(),
@@ -215,8 +215,8 @@ fn not_an_event(what: &str) -> Fault {
 }
 
 /// Tells of an event left out.
-fn refuse(refused: &mut Vec<Refused>, one: Refused) {
-    let is_same = |other: &&mut Refused| (other.reason, other.may_remove) == (one.reason, one.may_remove);
+fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
+    let is_same = |other: &&mut RefusedEvent| (other.reason, other.may_remove) == (one.reason, one.may_remove);
     let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
     match same {
         Some(same) => same.events += one.events,
@@ -225,13 +225,15 @@ fn refuse(refused: &mut Vec<Refused>, one: Refused) {
 }
 
 /// Tells of the event `at` and all after it, which cannot be found any more.
-fn lose(refused: &mut Vec<Refused>, at: usize, events: usize, from: &Cursor<'_>, broken: Broken) {
+fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor<'_>, broken: MsgpackError) {
     // The number of events is only as good as the payload: there are not more of them than bytes.
     let lost = (events - at).min(from.left().max(1)) as u64;
     let (reason, what) = match broken {
-        Broken::Cut => (Reason::Truncated, "the payload ends inside the event"),
-        Broken::Reserved => (Reason::Malformed, "a byte 0xc1, which begins no MessagePack value, inside the event"),
+        MsgpackError::Cut => (Reason::Truncated, "the payload ends inside the event"),
+        MsgpackError::Reserved => {
+            (Reason::Malformed, "a byte 0xc1, which begins no MessagePack value, inside the event")
+        }
     };
     let detail = if lost > 1 { format!("{what}; {} after it are lost with it", lost - 1) } else { what.to_owned() };
-    refuse(refused, Refused { at, events: lost, reason, may_remove: true, detail });
+    refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
 }

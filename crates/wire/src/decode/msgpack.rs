@@ -6,9 +6,9 @@
 //! The general crates decode each token through a result of its own; the token lists are nearly all of a payload, so
 //! `u32s` reads them in a loop that the processor can predict.
 
-/// What cannot be read past.
+/// Fault in MessagePack that cannot be read past.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Broken {
+pub(crate) enum MsgpackError {
     /// The bytes end inside a value.
     Cut,
     /// The byte 0xc1, which begins no value.
@@ -32,7 +32,7 @@ pub(crate) enum Value<'a> {
 }
 
 impl Value<'_> {
-    /// What it is, for messages.
+    /// Kind of the value, for messages.
     pub(crate) fn kind(&self) -> &'static str {
         match self {
             Self::Nil => "nil",
@@ -69,31 +69,31 @@ impl<'a> Cursor<'a> {
         &self.rest[..self.rest.len() - later.rest.len()]
     }
 
-    fn take(&mut self, bytes: usize) -> Result<&'a [u8], Broken> {
-        let (taken, rest) = self.rest.split_at_checked(bytes).ok_or(Broken::Cut)?;
+    fn take(&mut self, bytes: usize) -> Result<&'a [u8], MsgpackError> {
+        let (taken, rest) = self.rest.split_at_checked(bytes).ok_or(MsgpackError::Cut)?;
         self.rest = rest;
         Ok(taken)
     }
 
-    fn number<const N: usize>(&mut self) -> Result<[u8; N], Broken> {
-        let (taken, rest) = self.rest.split_first_chunk().ok_or(Broken::Cut)?;
+    fn number<const N: usize>(&mut self) -> Result<[u8; N], MsgpackError> {
+        let (taken, rest) = self.rest.split_first_chunk().ok_or(MsgpackError::Cut)?;
         self.rest = rest;
         Ok(*taken)
     }
 
-    fn len8(&mut self) -> Result<usize, Broken> {
+    fn len8(&mut self) -> Result<usize, MsgpackError> {
         Ok(usize::from(u8::from_be_bytes(self.number()?)))
     }
 
-    fn len16(&mut self) -> Result<usize, Broken> {
+    fn len16(&mut self) -> Result<usize, MsgpackError> {
         Ok(usize::from(u16::from_be_bytes(self.number()?)))
     }
 
-    fn len32(&mut self) -> Result<usize, Broken> {
+    fn len32(&mut self) -> Result<usize, MsgpackError> {
         Ok(u32::from_be_bytes(self.number()?) as usize)
     }
 
-    fn extension(&mut self, bytes: usize) -> Result<Value<'a>, Broken> {
+    fn extension(&mut self, bytes: usize) -> Result<Value<'a>, MsgpackError> {
         // One more byte says which.
         self.take(1)?;
         self.take(bytes)?;
@@ -102,7 +102,7 @@ impl<'a> Cursor<'a> {
 
     /// Reads a value, or the header of an array or a map.
     #[inline]
-    pub(crate) fn value(&mut self) -> Result<Value<'a>, Broken> {
+    pub(crate) fn value(&mut self) -> Result<Value<'a>, MsgpackError> {
         let [first] = self.number()?;
         Ok(match first {
             0x00..=0x7f => Value::Unsigned(first.into()),
@@ -110,7 +110,7 @@ impl<'a> Cursor<'a> {
             0x90..=0x9f => Value::Array((first & 0x0f).into()),
             0xa0..=0xbf => Value::Text(self.take((first & 0x1f).into())?),
             0xc0 => Value::Nil,
-            0xc1 => return Err(Broken::Reserved),
+            0xc1 => return Err(MsgpackError::Reserved),
             0xc2 | 0xc3 => Value::Bool,
             0xc4 => self.len8().and_then(|n| self.take(n)).map(Value::Bytes)?,
             0xc5 => self.len16().and_then(|n| self.take(n)).map(Value::Bytes)?,
@@ -141,7 +141,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// A map's key if it is a string; anything else is read past.
-    pub(crate) fn key(&mut self) -> Result<Option<&'a [u8]>, Broken> {
+    pub(crate) fn key(&mut self) -> Result<Option<&'a [u8]>, MsgpackError> {
         let start = *self;
         if let Value::Text(key) = self.value()? {
             return Ok(Some(key));
@@ -152,7 +152,7 @@ impl<'a> Cursor<'a> {
     }
 
     /// Reads past one whole value.
-    pub(crate) fn skip(&mut self) -> Result<(), Broken> {
+    pub(crate) fn skip(&mut self) -> Result<(), MsgpackError> {
         let mut values = 1_u64;
         while values > 0 {
             values -= 1;

@@ -26,7 +26,7 @@ impl<N> Spare<N> {
         self.stored.pop().unwrap_or_default()
     }
 
-    /// No names.
+    /// Returns an empty list of names.
     pub(super) fn names(&mut self) -> Vec<N> {
         self.names.pop().unwrap_or_default()
     }

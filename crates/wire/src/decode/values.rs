@@ -6,13 +6,13 @@ use super::fault::Fault;
 use super::field::Field;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::name::Named;
+use crate::name::BlockName;
 
 fn wrong(field: Field, wanted: &str, found: &str) -> Fault {
     Fault::Event(Reason::InvalidField, format!("{} must be {wanted}, found {found}", field.name()))
 }
 
-fn name<N: Named>(value: Value<'_>, field: Field) -> Result<N, Fault> {
+fn name<N: BlockName>(value: Value<'_>, field: Field) -> Result<N, Fault> {
     match value {
         Value::Unsigned(name) => Ok(N::unsigned(name)),
         Value::Negative(name) => Ok(N::signed(name)),
@@ -21,14 +21,14 @@ fn name<N: Named>(value: Value<'_>, field: Field) -> Result<N, Fault> {
     }
 }
 
-pub(crate) fn optional_name<N: Named>(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<N>, Fault> {
+pub(crate) fn optional_name<N: BlockName>(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<N>, Fault> {
     match cursor.value()? {
         Value::Nil => Ok(None),
         value => name(value, field).map(Some),
     }
 }
 
-pub(crate) fn names<N: Named>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) -> Result<(), Fault> {
+pub(crate) fn names<N: BlockName>(cursor: &mut Cursor<'_>, into: &mut Vec<N>) -> Result<(), Fault> {
     into.clear();
     let count = match cursor.value()? {
         Value::Array(count) => count,

@@ -13,7 +13,7 @@ use self::out::Out;
 use crate::event::{Batch, Event, Removed, Stored};
 use crate::keys::Key;
 
-/// Whose format, and of which age.
+/// Dialect of an engine: its format, and of which age.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Dialect {
     /// vLLM since 0.24: events are maps.
@@ -42,7 +42,7 @@ impl Dialect {
         }
     }
 
-    /// What the engine calls a tier.
+    /// Medium: the engine's word for a tier.
     #[must_use]
     pub fn medium(self, tier: Tier) -> &'static str {
         match (self, tier) {

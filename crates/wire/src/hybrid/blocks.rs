@@ -1,4 +1,4 @@
-//! Which groups hold which blocks.
+//! Blocks of a hybrid model, and the groups that hold them.
 //!
 //! Groups with blocks of the same length give a block the same name, and one with longer blocks names them as the
 //! others name the block that ends there. So the group whose events say which tokens its blocks contain says for all
@@ -9,10 +9,10 @@ use std::num::NonZeroU64;
 use hashbrown::HashMap;
 use kvatlas_index::{BlockHash, Tier, hash};
 
-/// Who holds a block and on which tier: a bit for each.
+/// Set of the groups that hold a block and the tiers where they do: a bit for each.
 pub(super) type Holders = u64;
 
-/// So many that hold blocks can be told apart.
+/// Number of holders of blocks that can be told apart.
 pub(super) const HOLDERS: usize = Holders::BITS as usize / Tier::ALL.len();
 
 /// The bit of a holder and a tier.
@@ -22,7 +22,7 @@ pub(super) fn bit(holder: usize, tier: Tier) -> Holders {
 
 #[derive(Debug, Default)]
 struct Block {
-    /// None until that is known.
+    /// Prefix that ends with the block; none until that is known.
     prefix: Option<NonZeroU64>,
     holders: Holders,
 }
@@ -44,7 +44,7 @@ pub(super) struct Blocks {
     orphans: HashMap<BlockHash, Orphan>,
     /// Orphans by their parents.
     waiting: HashMap<BlockHash, Vec<BlockHash>>,
-    /// Whether two names have meant the same or one two things, so that a prefix does not tell who holds it.
+    /// True if two names have meant the same or one two things, so that a prefix does not tell who holds it.
     pub(super) ambiguous: bool,
 }
 
@@ -54,7 +54,7 @@ impl Blocks {
         self.names.len()
     }
 
-    /// Who holds the block that ends a prompt's beginning.
+    /// Returns the holders of the block that ends a prompt's beginning.
     pub(super) fn holders(&self, prefix: u64) -> Holders {
         self.prefixes.get(&key(prefix)).copied().unwrap_or(0)
     }
@@ -186,7 +186,7 @@ impl Blocks {
         shrink(&mut self.waiting);
     }
 
-    /// Whether what is kept agrees with itself.
+    /// Checks that what is kept agrees with itself.
     #[cfg(test)]
     pub(super) fn check(&self) {
         assert!(!self.ambiguous);

@@ -1,4 +1,4 @@
-//! How far the engine of a hybrid model can serve a prompt.
+//! Depths to which the engine of a hybrid model can serve a prompt.
 //!
 //! Hybrid models have several groups of layers, each with blocks and events of its own. A prompt can be continued at a
 //! depth that every group can serve: one with full attention needs all blocks before it, one with a sliding window the
@@ -25,12 +25,12 @@ use crate::event::StoredOf;
 
 /// The group that the index knows.
 const INDEXED: usize = 0;
-/// Those who announce blocks without naming a group: connectors, which keep blocks whole.
+/// Number of the connectors' group: they announce blocks without naming a group, and keep blocks whole.
 const ALL_GROUPS: usize = 1;
-/// The first of the others.
+/// Number of the first of the other groups.
 const OTHERS: usize = 2;
 
-/// What one rank of a hybrid model holds, by group. A [`Reader`](crate::Reader) writes it, queries read it.
+/// Blocks that one rank of a hybrid model holds, by group. A [`Reader`](crate::Reader) writes it, queries read it.
 #[derive(Debug)]
 pub struct Hybrid {
     inner: RwLock<Inner>,
@@ -42,13 +42,13 @@ struct Inner {
     block_size: u32,
     groups: Vec<Group>,
     blocks: Blocks,
-    /// Whether anything was ever stored elsewhere than on the device.
+    /// True if anything was ever stored elsewhere than on the device.
     offloaded: bool,
-    /// Whether there were groups that cannot be followed: too many, or without a number.
+    /// True if there were groups that cannot be followed: too many, or without a number.
     lost: bool,
-    /// Whether there is a group that the index knows. Models of windows alone have none.
+    /// True if there is a group that the index knows. Models of windows alone have none.
     indexed: bool,
-    /// Whether there is none, and not all events have said what their blocks contain.
+    /// True if there is none, and not all events have said what their blocks contain.
     sparse: bool,
 }
 
@@ -74,13 +74,13 @@ impl Hybrid {
         Self { inner: RwLock::new(inner) }
     }
 
-    /// Whether what all groups need is known, so that [`depths`](Self::depths) are what the engine can serve.
+    /// True if what all groups need is known, so that [`depths`](Self::depths) are what the engine can serve.
     #[must_use]
     pub fn is_exact(&self) -> bool {
         self.read().is_exact()
     }
 
-    /// Whether nothing can be said of what the engine serves: no group tells what all its blocks contain.
+    /// True if nothing can be said of what the engine serves: no group tells what all its blocks contain.
     #[must_use]
     pub fn is_blind(&self) -> bool {
         self.read().is_blind()
@@ -163,7 +163,8 @@ impl Hybrid {
         it.hold(OTHERS + group, names, tier, count_copies);
     }
 
-    /// What blocks contain that a group holds which is not indexed. None if its event does not say.
+    /// Notes the contents of blocks that a group holds which is not indexed. `contents`: none if the event does not
+    /// say.
     pub(crate) fn link_other(&self, parent: Option<BlockHash>, names: &[BlockHash], contents: Option<&[u64]>) {
         let mut it = self.write();
         match contents {

@@ -1,6 +1,6 @@
-//! How far a cache group can serve a prompt.
+//! Need of a cache group: how far it can serve a prompt.
 
-/// Which blocks a group must hold for a prompt to be continued at a depth.
+/// Blocks that a group must hold for a prompt to be continued at a depth.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(super) enum Need {
     /// All of them, each of `step` blocks of the index.
@@ -10,7 +10,7 @@ pub(super) enum Need {
     },
     /// The last `blocks` before the depth, or all if there are fewer, each of `step` blocks of the index.
     Last {
-        /// At least 1.
+        /// Number of these blocks, at least 1.
         blocks: usize,
         /// Blocks of the index in one of the group.
         step: usize,

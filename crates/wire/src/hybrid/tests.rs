@@ -25,7 +25,7 @@ struct Group {
 }
 
 impl Group {
-    /// Whether it can serve this depth, said as the engine's rule says it.
+    /// True if the group can serve this depth, said as the engine's rule says it.
     fn serves(&self, depth: usize, held: impl Fn(usize) -> bool) -> bool {
         let blocks = (1..=depth).filter(|end| end.is_multiple_of(self.step)).collect::<Vec<_>>();
         let tokens = depth as u64 * u64::from(BLOCK);
@@ -42,7 +42,7 @@ impl Group {
     }
 }
 
-/// What there is: copies by group, tier and prefix.
+/// Blocks that there are: copies by group, tier and prefix.
 type Held = HashMap<(Option<u32>, usize, u64), u32>;
 
 struct Engine {
@@ -141,7 +141,7 @@ impl Engine {
         self.apply(Event::from(Removed { block_hashes: vec![name(prefix)], medium, group, ..Removed::default() }));
     }
 
-    /// Whether a group other than the indexed one made it shorter, but not nothing.
+    /// Checks the depths of a prompt; true if a group other than the indexed one made one shorter, but not nothing.
     fn check(&mut self) -> bool {
         let prompt = self.prompt();
         let contents = content_hashes(&prompt, BLOCK as usize, None, None);
@@ -238,14 +238,14 @@ fn engine() -> Engine {
     engine
 }
 
-/// What is asked for the prompt that `stored` stores.
+/// Depth that is found for the prompt that `stored` stores.
 fn depth(engine: &Engine) -> u32 {
     let contents = content_hashes(&[1; 4], BLOCK as usize, None, None);
     let found = View::ALL.map(|view| engine.index.find(&contents).depth(view));
     engine.reader.hybrid().map_or(found, |hybrid| hybrid.depths(&prefix_hashes(&contents), found))[0]
 }
 
-/// What the index was told just before, in the same batch, is seen.
+/// The reader sees what the index was told just before, in the same batch.
 #[test]
 fn a_batch_may_tell_of_several_groups() {
     let (mut at_once, mut apart) = (engine(), engine());

@@ -1,17 +1,17 @@
-//! Which cache group decides how long a cached prefix is.
+//! Cache groups, and which of them decides how long a cached prefix is.
 //!
 //! Hybrid models keep several groups of layers, each with blocks and events of its own. A prefix can be used as far as
 //! every group can serve it. Groups with full attention need all blocks from the first on, which is what an index of
 //! prefixes says; a sliding window or a state needs only some, and the events do not say which tokens those belong
 //! to. So one group with full attention is indexed, and answers are an upper bound as soon as there is any other.
 
-/// What a group is known to be. Kinds come with stores; removals name the group alone.
+/// Cache groups of a stream, as far as they are known. Kinds come with stores; removals name the group alone.
 #[derive(Debug, Default)]
 pub(crate) struct Groups {
     pub(crate) decides: Option<u32>,
     /// Groups that cannot decide.
     pub(crate) others: Vec<u32>,
-    /// Whether the prefix may be cut shorter by a group that is not indexed.
+    /// True if the prefix may be cut shorter by a group that is not indexed.
     pub(crate) several: bool,
 }
 
@@ -22,7 +22,7 @@ const WHOLE_PREFIX: [&str; 3] = ["full_attention", "mla_attention", "sink_full_a
 const MOST: usize = 64;
 
 impl Groups {
-    /// Whether a store is of the group that decides.
+    /// Notes the group of a store; true if it is the one that decides.
     pub(crate) fn store(&mut self, group: Option<u32>, kind: Option<&str>) -> bool {
         let kind = kind.filter(|&kind| kind != "unknown");
         let whole = kind.map(|kind| WHOLE_PREFIX.contains(&kind));
@@ -43,12 +43,12 @@ impl Groups {
         false
     }
 
-    /// Whether no group was seen yet that could decide.
+    /// True if no group was seen yet that could decide.
     pub(crate) fn only_others(&self) -> bool {
         self.decides.is_none()
     }
 
-    /// Whether a removal is of the group that decides.
+    /// True if a removal is of the group that decides.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)

@@ -18,30 +18,30 @@ use crate::error::Reason;
 use crate::event::{BatchOf, EventOf, RemovedOf, StoredOf};
 use crate::hybrid::Hybrid;
 use crate::identity::{Identity, Space};
-use crate::name::Named;
+use crate::name::BlockName;
 
-/// What one stream (one rank of a worker) has to remember between its batches: the salts of the blocks held, which
-/// events do not repeat, and the kinds of its cache groups, which removals do not name.
+/// Reader of one stream (one rank of a worker): it remembers between batches the salts of the blocks held, which events
+/// do not repeat, and the kinds of its cache groups, which removals do not name.
 #[derive(Debug)]
 pub struct Reader {
     block_size: u32,
-    /// What blocks are called.
+    /// Scheme of the blocks' names.
     identity: Arc<Identity>,
-    /// Whether a block announced again has another copy.
+    /// True if a block announced again has another copy.
     count_copies: bool,
     salts: Salts,
     groups: Groups,
-    /// Whether cache groups are followed that are not indexed.
+    /// True if cache groups are followed that are not indexed.
     follow_groups: bool,
-    /// What they hold, as soon as there are any.
+    /// Blocks of these groups, as soon as there are any.
     hybrid: Option<Arc<Hybrid>>,
-    /// Whether names of blocks depend on the tokens after them.
+    /// True if names of blocks depend on the tokens after them.
     looks_ahead: bool,
-    /// Whether events have a place for salts, as far as is known.
+    /// True if events have a place for salts; none while that is not known.
     shows_salts: Option<bool>,
-    /// Where changes are written down, if they are.
+    /// Recorder of the changes, if they are written down.
     recorder: Option<Box<Recorder>>,
-    /// Kept for its memory.
+    /// Scratch space, kept for its memory.
     scratch: Scratch,
 }
 
@@ -55,7 +55,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// One large event must not cost its memory for ever.
+    /// Gives memory back: one large event must not cost its memory for ever.
     fn shrink(&mut self) {
         self.names.shrink_to(KEPT.max(self.names.len()));
         self.contents.shrink_to(KEPT.max(self.contents.len()));
@@ -63,7 +63,7 @@ impl Scratch {
 }
 
 impl Reader {
-    /// For an index of blocks of this many tokens.
+    /// Makes a reader for an index of blocks of this many tokens.
     #[must_use]
     pub fn new(block_size: u32) -> Self {
         Self {
@@ -81,21 +81,21 @@ impl Reader {
         }
     }
 
-    /// What blocks are called in the index, and where it is noticed if two are called the same. By default they are called
-    /// by their content hashes.
+    /// Sets the scheme of the blocks' names in the index, which also notices two blocks with one name. By default
+    /// content hashes are the names.
     #[must_use]
     pub fn calling(self, identity: Arc<Identity>) -> Self {
         Self { identity, ..self }
     }
 
-    /// Whether a block announced again has another copy, as by default, if the index counts copies.
+    /// Sets `count_copies`: a block announced again has another copy, as by default, if the index counts copies.
     #[must_use]
     pub fn counting(self, count_copies: bool) -> Self {
         Self { count_copies, ..self }
     }
 
-    /// Whether the events of cache groups that are not indexed are kept in a [`Hybrid`], instead of being left out as by
-    /// default. Whoever asks the index must then have its depths corrected.
+    /// Sets `follow_groups`: the events of cache groups that are not indexed are kept in a [`Hybrid`], instead of being
+    /// left out as by default. Whoever asks the index must then have its depths corrected.
     #[must_use]
     pub fn following_groups(self, follow_groups: bool) -> Self {
         Self { follow_groups, ..self }
@@ -107,7 +107,7 @@ impl Reader {
         Self { recorder: Some(Box::default()), ..self }
     }
 
-    /// Where it writes down what it changes, if it does.
+    /// Recorder of the reader's changes, if they are written down.
     pub fn recorder(&mut self) -> Option<&mut Recorder> {
         self.recorder.as_deref_mut()
     }
@@ -116,7 +116,7 @@ impl Reader {
     /// and those that could not be decoded, are counted by reason; nothing fails as a whole.
     ///
     /// The batch's own rank is not looked at: which stream it came by is for the caller to say.
-    pub fn apply<N: Named>(
+    pub fn apply<N: BlockName>(
         &mut self,
         batch: &BatchOf<N>,
         index: &BlockIndex,
@@ -175,13 +175,14 @@ impl Reader {
         }
     }
 
-    /// What the groups of a hybrid model hold that are not indexed; none for other models, and if groups are not followed.
+    /// Blocks of the groups of a hybrid model that are not indexed; none for other models, and if groups are not
+    /// followed.
     #[must_use]
     pub fn hybrid(&self) -> Option<&Arc<Hybrid>> {
         self.hybrid.as_ref()
     }
 
-    /// Whether answers about this stream are an upper bound only.
+    /// True if answers about this stream are an upper bound only.
     ///
     /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
     /// Mamba, a second group with full attention), unless groups are followed and all of them say what they need; and for speculative decoding with lookahead, where the engine
@@ -194,8 +195,8 @@ impl Reader {
         self.looks_ahead || self.groups.several && !known
     }
 
-    /// Whether the engine tells the salts of blocks and what else belongs to them besides tokens and adapter: no if its
-    /// stores have no place for that. None before the first store.
+    /// True if the engine tells the salts of blocks and what else belongs to them besides tokens and adapter; false if
+    /// its stores have no place for that. None before the first store.
     ///
     /// Where it does not, blocks of a salted prompt look like those of the same prompt without a salt.
     #[must_use]
@@ -214,7 +215,7 @@ impl Reader {
         self.salts.len()
     }
 
-    fn store<N: Named>(
+    fn store<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
@@ -263,7 +264,7 @@ impl Reader {
 
     /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
     /// unless told otherwise: they contain what the rank holds under these names.
-    fn store_by_name<N: Named>(
+    fn store_by_name<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
@@ -295,7 +296,7 @@ impl Reader {
         if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
     }
 
-    fn remove<N: Named>(
+    fn remove<N: BlockName>(
         &mut self,
         it: &RemovedOf<N>,
         index: &mut Changes<'_>,
@@ -330,7 +331,7 @@ impl Reader {
     }
 
     /// Blocks of a group that is not indexed.
-    fn store_other<N: Named>(
+    fn store_other<N: BlockName>(
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
@@ -355,7 +356,7 @@ impl Reader {
     }
 
     /// In models without full attention, the groups that there are have to say what their blocks contain.
-    fn link_other<N: Named>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool) {
+    fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool) {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
         if it.block_size != self.block_size || !fills {
@@ -393,7 +394,8 @@ fn seeded(index: &mut Changes<'_>, worker: &str, rank: u32) -> Arc<Hybrid> {
     Arc::new(hybrid)
 }
 
-/// What the event's blocks are called, whose tokens fill them. Returns how many are called as others were.
+/// Computes the words of the event's blocks, whose tokens fill them. Returns how many of them are those of other blocks
+/// too.
 fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
     let lora = it.adapter();
     let space = Space { lora: lora.as_deref(), salt };

@@ -11,11 +11,11 @@ use kvatlas_index::{BlockHash, Tier};
 
 #[derive(Debug, Default)]
 pub(crate) struct Salts {
-    blocks: HashMap<BlockHash, Salted>,
+    blocks: HashMap<BlockHash, SaltedBlock>,
 }
 
 #[derive(Debug)]
-struct Salted {
+struct SaltedBlock {
     salt: Arc<str>,
     copies: [u32; Tier::ALL.len()],
 }
@@ -40,7 +40,7 @@ impl Salts {
             return;
         };
         for name in names {
-            let new = || Salted { salt: salt.clone(), copies: [0; Tier::ALL.len()] };
+            let new = || SaltedBlock { salt: salt.clone(), copies: [0; Tier::ALL.len()] };
             let salted = self.blocks.entry(*name).or_insert_with(new);
             if salted.salt != *salt {
                 *salted = new();
@@ -68,7 +68,7 @@ impl Salts {
         }
     }
 
-    /// Everything on a tier is gone.
+    /// Forgets what was on a tier.
     pub(crate) fn clear(&mut self, tier: Tier) {
         self.blocks.retain(|_, salted| {
             salted.copies[tier as usize] = 0;
@@ -83,7 +83,7 @@ impl Salts {
 
     /// A block as [`iter`](Self::iter) had it.
     pub(crate) fn put(&mut self, name: BlockHash, salt: Arc<str>, copies: [u32; Tier::ALL.len()]) {
-        self.blocks.insert(name, Salted { salt, copies });
+        self.blocks.insert(name, SaltedBlock { salt, copies });
     }
 
     pub(crate) fn len(&self) -> usize {

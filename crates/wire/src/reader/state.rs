@@ -1,4 +1,4 @@
-//! What a reader remembers, to be kept with what the index holds and taken up again by another process.
+//! State of a reader, to be kept with what the index holds and taken up again by another process.
 
 use std::sync::Arc;
 
@@ -19,25 +19,25 @@ pub struct SaltedBlock {
     pub copies: [u32; Tier::ALL.len()],
 }
 
-/// What a [`Reader`] remembers besides what the index holds.
+/// State of a [`Reader`] besides what the index holds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ReaderState {
     /// The cache group that is indexed.
     pub decides: Option<u32>,
     /// Cache groups that are not.
     pub others: Vec<u32>,
-    /// Whether the prefix may be cut shorter by a group that is not indexed.
+    /// True if the prefix may be cut shorter by a group that is not indexed.
     pub several: bool,
-    /// Whether names of blocks depend on the tokens after them.
+    /// True if names of blocks depend on the tokens after them.
     pub looks_ahead: bool,
-    /// Whether events have a place for salts, as far as is known.
+    /// True if events have a place for salts; none while that is not known.
     pub shows_salts: Option<bool>,
     /// The salted blocks held, in any order.
     pub salts: Vec<SaltedBlock>,
 }
 
 impl Reader {
-    /// What it remembers. None for a hybrid model, of which more is to be known than this.
+    /// State of the reader. None for a hybrid model, of which more is to be known than this.
     #[must_use]
     pub fn state(&self) -> Option<ReaderState> {
         if self.hybrid.is_some() {

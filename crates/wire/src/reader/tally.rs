@@ -5,7 +5,7 @@ use std::ops::AddAssign;
 use crate::compact::Change;
 use crate::error::Reason;
 
-/// What became of events. Tallies add up.
+/// Counts of events by what became of them. Tallies add up.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub struct Tally {
     /// Events applied.

@@ -1,4 +1,4 @@
-//! What engines send, and what is like it.
+//! Payloads of engines, and others that are like them.
 
 mod fields;
 mod forms;

@@ -1,4 +1,4 @@
-//! What cannot be decoded, and what it costs.
+//! Payloads and events that cannot be decoded, and what that costs.
 
 use kvatlas_wire::{Error, Reason, decode};
 use serde_json::json;

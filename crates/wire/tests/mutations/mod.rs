@@ -187,7 +187,7 @@ fn extra_keys(random: &mut Random, blocks: usize) -> Vec<(u32, Key)> {
     keys
 }
 
-/// What must hold of one random batch. An error says what did not.
+/// Checks what must hold of one random batch. An error says what did not.
 pub(crate) fn check(seed: u64) -> Result<(), String> {
     let mut random = Random::new(seed);
     let dialect = Dialect::ALL[random.below(4)];
@@ -209,7 +209,7 @@ pub(crate) fn check(seed: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Where the first event begins and each ends.
+/// Returns where the first event begins and each ends.
 fn ends(batch: &Batch, dialect: Dialect) -> Vec<usize> {
     let length = |events: &[Event]| {
         let alone = Batch { events: events.to_vec(), rank: None, ..Batch::default() };

@@ -18,7 +18,7 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
     from kvatlas.sim import WorkloadConfig, generate, read_trace  # noqa: PLC0415 - slow to import
 
     if trace is not None:
-        read = read_trace(trace, skip_bad=options["skip_bad"], limit=options["requests"])
+        read = read_trace(trace, skip_bad=options["skip_bad"], limit=options["requests"]).check_timed()
         if read.skipped:
             click.echo(f"{read.skipped} malformed lines were skipped; the first: {read.first_skipped}", err=True)
         return read
@@ -56,7 +56,7 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
-    """What results record about their plan."""
+    """The part of a plan that results record."""
     return {"digest": plan.digest, "facts": plan.facts(), "meta": json.loads(plan.meta)}
 
 

@@ -1,4 +1,4 @@
-"""Who is asked what, and when: a trace spread over workers.
+"""The queries that each worker gets, and when: a trace spread over workers.
 
 A **session** is what a trace says (`session_id`), else the requests that have their second trace block in common, as
 turns of a conversation do (the first is often everybody's system prompt); a prompt of one trace block is a session of
@@ -28,7 +28,7 @@ from kvatlas.lab.bench.config import MOST_BLOCKS, PlanConfig
 from kvatlas.lab.bench.segments import Ints
 from kvatlas.sim.hashing import expand, output_content
 from kvatlas.sim.request import cacheable_tokens
-from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, check_block_size
+from kvatlas.sim.trace import Trace, TraceRequest, check_block_size
 
 Floats = NDArray[np.float64]
 
@@ -124,7 +124,7 @@ def make_chains(trace: Trace, config: PlanConfig) -> Chains:
     same on every copy of a request.
     """
     size, length = config.fleet.engine.block_size, config.length
-    parts = check_block_size(size)
+    parts = check_block_size(size, trace.block)
     rows = trace.requests
     prompt_tokens = np.array([row.input_length * length for row in rows], dtype=np.int64)
     output_tokens = np.array([row.output_length for row in rows], dtype=np.int64)
@@ -168,4 +168,4 @@ def make_chains(trace: Trace, config: PlanConfig) -> Chains:
 
 def trace_blocks(trace: Trace) -> int:
     """Trace blocks of all prompts, whole or not."""
-    return sum(-(-row.input_length // TRACE_BLOCK) for row in trace.requests)
+    return sum(-(-row.input_length // trace.block) for row in trace.requests)

@@ -1,4 +1,4 @@
-"""What a plan is made of."""
+"""The configuration that a plan is made from."""
 
 from __future__ import annotations
 
@@ -59,5 +59,5 @@ class PlanConfig:
             raise ConfigError(f"engine_speed must be above 0, got {speed}")
 
     def as_json(self) -> dict[str, object]:
-        """For the plan's `meta`."""
+        """The configuration as plain data, for the plan's `meta`."""
         return asdict(self)

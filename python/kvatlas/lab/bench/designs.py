@@ -21,11 +21,11 @@ class Design:
     """One line of the list.
 
     Attributes:
-        name: As results show it.
-        program: What runs it.
-        index: What that program calls it.
-        about: In a few words.
-        deviates: Whether it is known to answer some queries of streams such as engines send otherwise than the
+        name: Name that results show.
+        program: Program that runs it.
+        index: Name that the program has for it.
+        about: A description in a few words.
+        deviates: True if it is known to answer some queries of streams such as engines send otherwise than the
             reference does.
     """
 
@@ -93,7 +93,7 @@ def _strict(name: str) -> Design | None:
     return Design(name, Program(), name, f"{rung.what}; strict", _deviates(rung.strict_deviations))
 
 
-class _Numbered:
+class _NumberAdapter:
     """The nested dictionary, whose workers have names, for a run, whose workers have numbers."""
 
     def __init__(self, inner: NestedDict) -> None:
@@ -117,14 +117,14 @@ class _Numbered:
 
 
 def make_design(name: str, *, strict: bool = False) -> Any:
-    """What the native run takes for `name`: the name itself, or an object made here if the design is in Python.
+    """The design that the native run takes for `name`: the name itself, or an object made here if it is in Python.
 
     Raises:
         DesignError: A `module:attribute` that cannot be loaded or made.
     """
     if ":" not in name:
         if name in ("dict-python", "dict-python-strict"):
-            return _Numbered(NestedDict(strict=strict or name.endswith("-strict")))
+            return _NumberAdapter(NestedDict(strict=strict or name.endswith("-strict")))
         return name
     module, _, attribute = name.partition(":")
     if "" not in sys.path:

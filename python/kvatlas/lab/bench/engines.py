@@ -119,7 +119,7 @@ class Tape:
         self.parents.append(parent)
 
     def columns(self) -> Columns:
-        """What was written down."""
+        """The events that were written down, as columns."""
         return Columns(
             np.array(self.times, dtype=np.uint64),
             np.array(self.kinds, dtype=np.uint8),

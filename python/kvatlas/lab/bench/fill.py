@@ -29,7 +29,8 @@ def fill(text: str, name: str, table: str) -> str:
 
 
 def sweep_table(data: dict[str, Any]) -> str:
-    """A sweep's thresholds in Markdown, highest first."""
+    """A sweep's thresholds in Markdown, highest first; with the range of the searches if there was more than one."""
+    repeats = data["config"]["repeats"]
     found = sorted(data["indexes"], key=lambda one: -(one["threshold"] or 0))
     rows = []
     for one in found:
@@ -41,30 +42,33 @@ def sweep_table(data: dict[str, Any]) -> str:
             [
                 f"`{one['index']}`{star}",
                 more + speed(one["threshold"]),
-                spread,
+                *([spread] if repeats > 1 else []),
                 ns(half.get("deadline_p99")),
                 ns(half.get("service_p50")),
                 ns(half.get("service_p99")),
                 wrong_words(one["wrong"], one["compared"]) if one["threshold"] else one["note"],
             ]
         )
-    head = ["index", "threshold", "of the repeats", "p99 from deadline*", "service p50*", "service p99*", "wrong"]
-    config, limit = data["config"], data["config"]["limit"]
+    ranges = ["of the repeats"] if repeats > 1 else []
+    head = ["index", "threshold", *ranges, "p99 from deadline*", "service p50*", "service p99*", "wrong"]
+    limit = data["config"]["limit"]
     clock = "from the deadline" if limit["clock"] == "deadline" else "in service"
+    searches = f"medians of {repeats}" if repeats > 1 else "one search each"
     note = (
-        f"Block operations per second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; medians of "
-        f"{config['repeats']}. *: at half of its own threshold. \\*: known wrong answers, which do not count here. "
+        f"Block operations per second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; {searches}. "
+        "*: at half of its own threshold. \\*: known wrong answers, which do not count here. "
         f"{_where(data)}"
     )
     return markdown(head, rows) + "\n\n" + note
 
 
 def grow_table(data: dict[str, Any]) -> str:
-    """Growth in Markdown, a table a series."""
+    """Growth in Markdown, a table a series with its smallest, middle and largest size; the figure has them all."""
     parts = []
     for one in data["series"]:
         points = [p for p in data["points"] if p["series"] == one["name"]]
-        sizes = sorted({p["size"] for p in points})
+        every = sorted({p["size"] for p in points})
+        sizes = sorted({every[0], every[len(every) // 2], every[-1]})
         names = list(dict.fromkeys(p["index"] for p in points))
         cells = {(p["index"], p["size"]): ns(p["p50"]) for p in points}
         rows = [[f"`{name}`", *(cells.get((name, size), "-") for size in sizes)] for name in names]

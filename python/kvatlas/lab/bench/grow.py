@@ -1,4 +1,4 @@
-"""How the cost of one lookup grows: with the depth of a query, the workers, the holders of a block, the blocks stored.
+"""The growth of the cost of one lookup: with the depth of a query, workers, holders of a block, and blocks stored.
 
 Not a run: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
 each timed in service. Nothing else runs, so this is what a lookup costs and not what a user waits. The four series
@@ -130,7 +130,7 @@ class ShapeColumns:
             yield holder, chain * depth, depth
 
     def plan(self) -> Plan:
-        """As a plan, whose lookups are each of a worker that holds all of what is asked."""
+        """The operations as a plan, whose lookups are each of a worker that holds all of what is asked."""
         depth = self.shape.depth
         count = len(self.chain) + len(self.asked)
 
@@ -205,7 +205,7 @@ class Growth:
     config: dict[str, object] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """For files."""
+        """The growth as plain data, for files."""
         return asdict(self)
 
 

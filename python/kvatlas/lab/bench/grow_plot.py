@@ -87,7 +87,7 @@ def growth_rows(growth: Growth, series: str) -> tuple[list[str], list[list[str]]
 
 
 def skipped(growth: Growth) -> list[str]:
-    """What was left out and why, a line each."""
+    """The points that were left out and why, a line each."""
     return [
         f"{p.index}, {p.series} {p.size:,}: {p.skipped}"
         for p in growth.points

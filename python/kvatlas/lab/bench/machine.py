@@ -33,7 +33,7 @@ def machine_id(facts: dict[str, str | int]) -> str:
 
 
 def about_machine(facts: dict[str, str | int]) -> str:
-    """In a line."""
+    """A description of the machine in a line."""
     return (
         f"{facts['processor']}, {facts['usable_cpus']} CPUs, {facts['system']} on {facts['architecture']}, "
         f"Python {facts['python']}, kvatlas {facts['kvatlas']}"

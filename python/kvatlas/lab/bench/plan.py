@@ -77,9 +77,9 @@ def make_plan(
     """Make the plan of `trace`. O(blocks of all requests and copies).
 
     Args:
-        trace: What is asked.
-        config: On which fleet.
-        processes: How many to use; None: one a CPU, or none for a small plan.
+        trace: The requests.
+        config: The fleet, and how it gets the requests.
+        processes: Number of processes to use; None: one a CPU, or none for a small plan.
         progress: Told how far it is.
 
     Raises:

@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def probe_python(columns: ShapeColumns, design: Any, build_seconds: float, lookup_seconds: float) -> dict[str, Any]:
-    """What the native probe does, for a design in Python."""
+    """Do what the native probe does, for a design in Python."""
     contents, names = columns.contents, columns.names
     found: dict[str, Any] = {"built": True, "events": 0, "blocks": None, "lookups": 0, "wrong": 0, "example": None}
     start = perf_counter()

@@ -27,12 +27,12 @@ _STARTUP = 120.0  # seconds that a process may take besides its windows: to load
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """What runs a point: this package, or a peer's program."""
+    """A program that runs points: this package, or a peer's program."""
 
     peers: Path | None = None
 
     def command(self, plan: Path, index: str, options: Mapping[str, object]) -> list[str]:
-        """What to execute."""
+        """The command line that runs a point."""
         text = json.dumps(options, sort_keys=True)
         if self.peers is None:
             return [sys.executable, "-m", "kvatlas.lab.bench.point", str(plan), index, text]

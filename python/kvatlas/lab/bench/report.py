@@ -110,7 +110,7 @@ def _times(times: Mapping[str, Any] | None) -> str:
 
 
 def examples(result: Mapping[str, Any]) -> list[str]:
-    """What was wrong, some of it."""
+    """Examples of what the comparison of a result found wrong."""
     comparison = result.get("comparison") or {}
     return [str(example) for example in comparison.get("examples") or ()]
 

@@ -30,7 +30,7 @@ class Search:
     failed: float | None = None
 
     def next_rate(self) -> float | None:
-        """What to try next; None when the search is over."""
+        """The rate to try next; None when the search is over."""
         if self.passed is None:
             if self.failed is None:
                 return min(max(self.start, self.lowest), self.highest)
@@ -42,7 +42,10 @@ class Search:
         return math.sqrt(self.passed * self.failed)
 
     def tell(self, rate: float, passed: bool) -> None:
-        """How `rate` went. The border is where a pass turns into a failure: noise the other way is ignored."""
+        """Note whether `rate` passed.
+
+        The border is where a pass turns into a failure: noise the other way is ignored.
+        """
         if passed:
             self.passed = rate if self.passed is None else max(self.passed, rate)
         else:

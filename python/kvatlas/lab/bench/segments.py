@@ -9,7 +9,7 @@ Ints = NDArray[np.int64]
 
 
 def starts(lengths: Ints) -> Ints:
-    """Where each segment begins: shape (n,)."""
+    """The position at which each segment begins: shape (n,)."""
     return np.cumsum(lengths) - lengths
 
 

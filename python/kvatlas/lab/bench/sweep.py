@@ -38,17 +38,17 @@ Measure = Callable[[str, dict[str, object], float], Result]
 
 @dataclass(frozen=True, slots=True)
 class SweepConfig:
-    """How to sweep.
+    """The settings of a sweep.
 
     Attributes:
-        repeats: Of each search and of each point of a curve.
-        seconds: Of a measured window, at most.
+        repeats: Repeats of each search and of each point of a curve.
+        seconds: Length of a measured window, at most.
         warm_up: Share of what a point runs that comes before its window.
         width: How exactly a threshold is found, as a share of it.
-        fractions: Of the threshold, where the curve is measured.
+        fractions: Shares of the threshold, at which the curve is measured.
         start: The rate where the first search begins, in block operations per second.
-        limit: Of p99.
-        options: For every point, as the run takes them: threads, pinning and so on.
+        limit: Limit of p99.
+        options: Options of every point, as the run takes them: threads, pinning and so on.
     """
 
     repeats: int = 3
@@ -97,7 +97,7 @@ class CurvePoint:
 
 @dataclass(slots=True)
 class IndexResult:
-    """What a sweep found about one design."""
+    """The results of a sweep for one design."""
 
     index: str
     deviates: bool
@@ -126,13 +126,13 @@ class Sweep:
     complete: bool = True
 
     def as_json(self) -> dict[str, Any]:
-        """For files."""
+        """The sweep as plain data, for files."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Told before each point and at the end."""
+    """The progress of a sweep, told before each point and at the end."""
 
     index: str
     phase: str  # "threshold" or "curve"
@@ -274,7 +274,7 @@ class Sweeper:
     # Points
 
     def options(self, rate: float) -> tuple[dict[str, object], float]:
-        """What a point at `rate` is asked to do, and how many seconds of windows that takes."""
+        """The options of a point at `rate`, and the seconds of windows that it takes."""
         s = self.config
         until = min(1.0, rate * s.seconds / (1 - s.warm_up) / self._blocks)
         options = {**s.options, "rate": rate, "warm_up": s.warm_up * until}
@@ -316,7 +316,7 @@ class Sweeper:
 
 
 def wrong_of(result: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """How many answers and holdings were wrong, and how many were compared; None if none were."""
+    """The numbers of answers and holdings that were wrong, and that were compared; None if none were."""
     comparison = result.get("comparison")
     if not comparison:
         return None, None

@@ -1,4 +1,4 @@
-"""What a result is worth: whether a point passed, and if not, in which way."""
+"""The verdict on a result: whether a point passed, and if not, in which way."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """How long 99 of 100 lookups may take: from their deadline (what a user waits) or in service (what it costs)."""
+    """The highest p99 that lookups may have: from their deadline (what a user waits) or in service (what it costs)."""
 
     p99_ns: float = 10e6
     clock: str = "deadline"
@@ -51,7 +51,7 @@ class Verdict:
         kind: "pass"; "invalid" (the generator did not keep its schedule: says nothing about the index), "behind" (did
             not keep up), "slow" (p99 beyond the limit), "wrong" (other answers or holdings than the reference's),
             "error" (the index raised, or no result came back).
-        reason: In words; "" for a pass.
+        reason: The reason in words; "" for a pass.
     """
 
     kind: str
@@ -87,7 +87,7 @@ def judge(result: Mapping[str, Any], limit: Limit | None = None, *, deviates: bo
 
 
 def bound_of(result: Mapping[str, Any], verdict: Verdict) -> str:
-    """What ended a search at this failure: the verdict's kind; "behind" for an invalid run in which the index was late.
+    """The kind of failure that ended a search: the verdict's; "behind" for an invalid run in which the index was late.
 
     On few processors an index that cannot keep up takes the generator's time, too. If all was done long after the
     generator had issued it, late as that was, it was the index.
@@ -102,7 +102,7 @@ def bound_of(result: Mapping[str, Any], verdict: Verdict) -> str:
 
 
 def hopeless(result: Mapping[str, Any]) -> bool:
-    """Whether a failure is so clear that trying again would be a waste."""
+    """True if a failure is so clear that trying again would be a waste."""
     offered = (result.get("offered") or {}).get("block_ops_per_s") or 0.0
     achieved = (result.get("achieved") or {}).get("block_ops_per_s") or 0.0
     return result.get("kept_up") is not True and achieved < 0.7 * offered

@@ -5,6 +5,6 @@ router`, and requests go through it over HTTP. `kvatlas demo` shows it; for figu
 """
 
 from kvatlas.lab.demo.config import MOST_ENGINES, DemoConfig
-from kvatlas.lab.demo.demo import Demo, Standing
+from kvatlas.lab.demo.demo import Demo, PolicyResults
 
-__all__ = ["MOST_ENGINES", "Demo", "DemoConfig", "Standing"]
+__all__ = ["MOST_ENGINES", "Demo", "DemoConfig", "PolicyResults"]

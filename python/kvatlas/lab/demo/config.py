@@ -1,4 +1,4 @@
-"""What the demo runs."""
+"""The configuration of the demo."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_REQUESTS = 1_000_000
 
 @dataclass(frozen=True, slots=True)
 class DemoConfig:
-    """What to run.
+    """The configuration of a demo.
 
     Attributes:
         fleet: The engines.

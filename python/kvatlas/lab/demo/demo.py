@@ -19,7 +19,7 @@ REFRESH = 1.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Standing:
+class PolicyResults:
     """The results of one policy so far. Times are in seconds of the engines' clock.
 
     Attributes:
@@ -50,7 +50,7 @@ class Standing:
 class Demo:
     """Runs the policies in turn; calls `show` with their results every second."""
 
-    def __init__(self, config: DemoConfig, show: Callable[[list[Standing]], None]) -> None:
+    def __init__(self, config: DemoConfig, show: Callable[[list[PolicyResults]], None]) -> None:
         """Nothing is started yet.
 
         Raises:
@@ -60,9 +60,9 @@ class Demo:
         self._show = show
         for policy in config.policies:
             _check(policy, config.fleet.seed)
-        self._over: list[Standing] = []
+        self._over: list[PolicyResults] = []
 
-    def run(self, stop: Callable[[], bool]) -> list[Standing]:
+    def run(self, stop: Callable[[], bool]) -> list[PolicyResults]:
         """All turns, or until `stop`. Raises `KvatlasError` if an engine or a router does not start."""
         trace = self._config.workload()
         with self._config.servers() as fleet:
@@ -72,7 +72,7 @@ class Demo:
                 self._over.append(self._turn(policy, fleet, trace, stop))
         return self._over
 
-    def _turn(self, policy: str, fleet: Fleet, trace: Trace, stop: Callable[[], bool]) -> Standing:
+    def _turn(self, policy: str, fleet: Fleet, trace: Trace, stop: Callable[[], bool]) -> PolicyResults:
         config = self._config
         for engine in fleet.engines:
             engine.wait_quiet()
@@ -87,12 +87,12 @@ class Demo:
             router.wait_ready(30.0)
             return asyncio.run(self._load(policy, router, trace, stop))
 
-    async def _load(self, policy: str, router: Router, trace: Trace, stop: Callable[[], bool]) -> Standing:
+    async def _load(self, policy: str, router: Router, trace: Trace, stop: Callable[[], bool]) -> PolicyResults:
         config, tally, began = self._config, Tally(), time.monotonic()
 
-        def standing() -> Standing:
+        def standing() -> PolicyResults:
             first, p99 = tally.first_token(), tally.first_token(0.99)
-            return Standing(
+            return PolicyResults(
                 name=policy,
                 elapsed=time.monotonic() - began,
                 done=tally.done,

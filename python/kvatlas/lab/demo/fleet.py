@@ -68,7 +68,7 @@ class Part:
         raise KvatlasError(f"{self.name} did not start: {' '.join(self._command)}")
 
     def kill(self) -> None:
-        """With SIGKILL."""
+        """End the part with SIGKILL."""
         if self._process is not None:
             self._process.kill()
             self._process.wait()
@@ -84,12 +84,12 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of killing one part.
+    """The outcome of killing one part.
 
     Attributes:
-        part: What was killed.
+        part: The part that was killed.
         requests: Requests that were answered meanwhile.
-        failed: Those that were not.
+        failed: Requests that were not answered.
         right_after: Seconds of rest until each index was right of every engine; None if that took too long.
         wrong: Depths that an index gave of an engine it trusted, and the engine does not have.
     """
@@ -192,7 +192,10 @@ class FleetDemo:
 
 
 def compare(url: str, prompts: Sequence[Sequence[int]], truth: dict[str, list[int]]) -> tuple[bool, int]:
-    """Whether an index trusts all engines and knows what they hold, and how many of its depths are too large."""
+    """Compare an index with the engines.
+
+    Returns whether it trusts all engines and knows what they hold, and how many of its depths are too large.
+    """
     equal, deeper = True, 0
     try:
         with Client(url) as client:

@@ -22,7 +22,7 @@ _DECISION = "x-kvatlas-decision-us"
 
 @dataclass(slots=True)
 class Tally:
-    """What became of requests. Times in seconds of the real clock."""
+    """Counts and times of the requests that were sent. Times in seconds of the real clock."""
 
     sent: int = 0
     failed: int = 0

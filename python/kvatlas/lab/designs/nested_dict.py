@@ -33,7 +33,7 @@ class NestedDict:
     """The nested dictionary, with the methods of `kvatlas.lab.designs.Rung`. For one thread at a time.
 
     Args:
-        strict: Whether lookups follow parents, which makes them exact.
+        strict: True if lookups follow parents, which makes them exact.
         block_size: Tokens in a block, for ``tokens=``.
     """
 
@@ -138,7 +138,7 @@ class NestedDict:
         lora: str | None = None,
         salt: str | None = None,
     ) -> ReferenceMatch:
-        """How many leading blocks of a prompt each worker holds: see `kvatlas.BlockIndex.find`.
+        """The number of leading blocks of a prompt that each worker holds: see `kvatlas.BlockIndex.find`.
 
         Raises:
             InvalidArgumentError: Both or neither of tokens and content_hashes, or lora or salt with content_hashes.

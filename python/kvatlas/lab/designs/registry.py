@@ -1,4 +1,4 @@
-"""What rungs there are, what each promises and what it gets wrong."""
+"""The rungs of the ladder: what each promises and what it gets wrong."""
 
 from dataclasses import dataclass
 from typing import Final
@@ -20,13 +20,13 @@ class Deviation:
     """
 
     name: str
-    """Of which kind: "conflation", "holes", "orphans", "renames" or "aliases"."""
+    """The kind of deviation: "conflation", "holes", "orphans", "renames" or "aliases"."""
     what: str
-    """What happens."""
+    """A sentence that says what happens."""
     events: tuple[Event, ...]
-    """What the worker announces."""
+    """The events that the worker announces."""
     query: tuple[int, ...]
-    """Content hashes."""
+    """The content hashes that are looked up."""
     answer: int
     """The depth that the design gives."""
     truth: int
@@ -38,19 +38,19 @@ class RungInfo:
     """One rung of the ladder."""
 
     name: str
-    """What `open_rung` calls it."""
+    """The name by which `open_rung` knows the rung."""
     step: int
-    """Which step of the story it is, 1 to 6; 7 is this project's own."""
+    """The step of the story that the rung is, 1 to 6; 7 is this project's own."""
     what: str
-    """What it is."""
+    """A description of the rung."""
     promise: str
-    """What a lookup costs, and how it is fed."""
+    """The cost of a lookup, and the way in which the rung is fed."""
     options: tuple[str, ...]
-    """The options of `open_rung` that it has a use for, besides `block_size`."""
+    """The options of `open_rung` that the rung has a use for, besides `block_size`."""
     deviations: tuple[Deviation, ...]
-    """What it gets wrong; nothing else differs from `kvatlas.reference`."""
+    """The deviations of the rung; nothing else differs from `kvatlas.reference`."""
     strict_deviations: tuple[Deviation, ...] | None
-    """What it still gets wrong with `strict=True`; None if it cannot be strict."""
+    """The deviations that are left with `strict=True`; None if the rung cannot be strict."""
 
 
 def _store(parent: int | None, *blocks: tuple[int, int]) -> Store:
@@ -203,7 +203,7 @@ def open_rung(
 
     Args:
         name: One of `RUNGS`.
-        strict: Whether the deviations that can be mended are.
+        strict: True to mend the deviations that can be mended.
         event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
         jump_size: How far the positional rungs jump, in blocks, at least 1.
         shards: Actors of "radix-sharded"; 1 to 1,024.

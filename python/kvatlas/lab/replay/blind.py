@@ -18,7 +18,7 @@ TTL = 120.0  # seconds, as Dynamo's router has it where no events come
 
 
 class Guess(Protocol):
-    """What is guessed of all engines."""
+    """A guess at what all engines hold."""
 
     def depths(self, names: Sequence[int], now: float) -> Mapping[int, int]:
         """Engines that may hold some of the leading `names`, and how many."""
@@ -27,7 +27,7 @@ class Guess(Protocol):
         """A prompt of these blocks went to an engine."""
 
     def ended(self, request: Request, now: float) -> None:
-        """It ended, however."""
+        """A request ended, in whatever way."""
 
     def forget(self, engine: int) -> None:
         """An engine is gone."""
@@ -72,7 +72,7 @@ class MockCaches:
 
 
 class TtlCaches:
-    """What was sent counts as held for `ttl` seconds after it was sent last."""
+    """Caches in which a block counts as held for `ttl` seconds after it was sent last."""
 
     def __init__(self, engines: int, ttl: float = TTL) -> None:
         self._ttl = ttl

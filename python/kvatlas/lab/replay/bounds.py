@@ -1,4 +1,4 @@
-"""What could be had by somebody who knows everything: bounds to hold the policies against.
+"""Bounds to hold the policies against: what could be had by somebody who knows everything.
 
 `Greedy` knows each engine's true cache, how far its prompts are, what runs there and how long each answer will be, and
 sends each request where it expects the least harm. It is greedy: it does not know which requests will come, so it is

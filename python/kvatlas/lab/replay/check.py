@@ -1,4 +1,4 @@
-"""Is the index right? A sample of the answers is held against two oracles.
+"""A check that the index is right: a sample of the answers is held against two oracles.
 
 - the **reference**: `kvatlas.reference.ReferenceIndex`, fed the same events;
 - the **engines**: what each simulated engine would find in its own pool at that moment.
@@ -49,7 +49,7 @@ class Disagreement:
 
 @dataclass(slots=True)
 class Agreement:
-    """How the check went."""
+    """The outcome of the check."""
 
     sampled: int = 0  # queries picked
     checked: int = 0  # of those, checked; the others would have taken too long

@@ -1,4 +1,4 @@
-"""What to replay and on what."""
+"""The configuration of a replay: what to replay and on what."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "
 """The policies that are replayed by default; `kvatlas.routing.policy_names()` lists all."""
 
 GUESSES = ("mock", "ttl")
-"""What replaces the index where there are no events: simulated caches, or what was sent recently."""
+"""The guesses that replace the index where there are no events: simulated caches, or what was sent recently."""
 
 
 def default_fleet() -> FleetConfig:
@@ -45,7 +45,9 @@ class ReplayConfig:
         policies: Names of the routing policies, `module:Class`, or names of bounds.
         options: Options of the policies; every replayed policy gets them.
         settings: Settings of the router.
-        guess: What replaces the index where there are no events: one of `GUESSES`.
+        guess: The guess that replaces the index where there are no events: one of `GUESSES`.
+        loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
+        host_tokens: Tokens of a host tier behind each engine's cache, announced as its copies; 0: there is none.
         speedup: Speed factor of the trace's clock.
         check: Share of the queries whose answers are compared with the reference, from 0 to 1.
         check_seconds: Time limit for the checked queries of one policy, in seconds.
@@ -59,6 +61,8 @@ class ReplayConfig:
     options: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] | None = None
     guess: str = "mock"
+    loop: str | None = None
+    host_tokens: int = 0
     speedup: float = 1.0
     check: float = 0.01
     check_seconds: float = 3.0
@@ -70,6 +74,8 @@ class ReplayConfig:
                 f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
                 "fit in memory: use larger blocks, smaller pools or fewer engines"
             )
+        if self.host_tokens < 0:
+            raise ConfigError(f"host_tokens must not be negative, got {self.host_tokens}")
         if not (math.isfinite(self.speedup) and self.speedup > 0):
             raise ConfigError(f"speedup must be above 0, got {self.speedup}")
         if not 0 <= self.check <= 1:

@@ -7,13 +7,16 @@ The record is JSON lines, one a decision, as `kvatlas router --record` writes th
 
 `t` is in seconds on the router's clock; `hashes` are the content hashes of the prompt's full blocks; `cached`, `output`
 and `first_token` (seconds after `t`) are what came of it, or null where nobody knows. There is no text in it.
+
+Where the router knew the session of a request, `session_id`, `after` and `delay` say what it had to wait for, as in a
+trace, so that the record can be replayed in the closed loop.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,12 +27,13 @@ from kvatlas._hashes import Hashes
 from kvatlas._text import count, percent, seconds
 from kvatlas.errors import TraceError
 from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.sim.dependencies import Dependency
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 from kvatlas.sim.trace import Trace, TraceRequest, other_format
 
 RECORDED = "as recorded"
-"""What the replay of the recorded choices is called."""
+"""The name of the replay of the recorded choices."""
 
 _OUTPUT = 256  # tokens, where the record does not say
 
@@ -82,19 +86,23 @@ def read_decisions(path: str | os.PathLike[str], *, model: str | None = None) ->
         models = sorted({str(row["model"]) for row in rows})
         raise TraceError(f"{path} has no decisions for model {model!r}, but for {', '.join(models)}")
     kind = max(sorted(set(kinds), key=str), key=kinds.count)
+    _resolve_after(rows)
     kept = [row for row in rows if (row["model"], row["block_size"]) == kind]
     kept.sort(key=lambda row: float(row["t"]))
     workers = sorted({row["worker"] for row in kept})
     number_of = {name: number for number, name in enumerate(workers)}
     begin = float(kept[0]["t"])
     made = Decisions(Trace([], name=Path(path).name, block=kind[1]), workers, [], left_out=bad + len(rows) - len(kept))
-    for row in kept:
+    places = {id(row): place for place, row in enumerate(kept)}
+    for place, row in enumerate(kept):
         tokens, block = int(row["tokens"]), kind[1]
         ids = [int(name, 16) for name in row["hashes"][: tokens // block]]
         output = row.get("output")
         when = round((float(row["t"]) - begin) * 1000)
         length = _OUTPUT if output is None else int(output)
-        made.trace.requests.append(TraceRequest(when, tokens, length, tuple(ids)))
+        after = _dependencies(row, places)
+        session = row.get("session_id")
+        made.trace.requests.append(TraceRequest(when, tokens, length, tuple(ids), session, place, after))
         made.chosen.append(number_of[row["worker"]])
         if isinstance(row.get("first_token"), (int, float)):
             made.first_tokens.append(float(row["first_token"]))
@@ -105,7 +113,7 @@ def read_decisions(path: str | os.PathLike[str], *, model: str | None = None) ->
 
 
 def about_record(record: Decisions) -> list[str]:
-    """What the router and its engines really measured, in sentences, to hold the simulated figures against."""
+    """The figures that the router and its engines really measured, in sentences, to hold the simulated ones against."""
     lines = []
     if record.first_tokens:
         mean, p99 = float(np.mean(record.first_tokens)), float(np.percentile(record.first_tokens, 99))
@@ -118,6 +126,43 @@ def about_record(record: Decisions) -> list[str]:
     if record.left_out:
         lines.append(f"{count(record.left_out)} decisions were left out: of another model or block size, or too brief.")
     return lines
+
+
+def _resolve_after(rows: Sequence[dict[str, Any]]) -> None:
+    """Put the rows that each one waited for in the place of their numbers.
+
+    Numbers begin anew when the router does: a row, written when it has ended, means the last one before it.
+    """
+    last: dict[object, dict[str, Any]] = {}
+    for row in rows:
+        found = [last[number] for number in row.get("after") or () if number in last]
+        row["after"] = [each for each in found if float(each["t"]) <= float(row["t"])]
+        last[row.get("id")] = row
+
+
+def _dependencies(row: dict[str, Any], places: Mapping[int, int]) -> tuple[Dependency, ...]:
+    """The requests of a replay that a row waited for. Those that are left out have waited for others in their turn."""
+    found: dict[int, dict[str, Any]] = {}
+    seen: set[int] = set()
+    todo = list(row["after"])
+    whole = True
+    while todo:
+        each = todo.pop()
+        if id(each) in seen:
+            continue
+        seen.add(id(each))
+        if id(each) in places:
+            found[places[id(each)]] = each
+        else:
+            whole = False
+            todo += each["after"]
+    if not found:
+        return ()
+    delay = row.get("delay")
+    if not whole or not isinstance(delay, int):
+        end = max(float(each["t"]) + float(each.get("took") or 0.0) for each in found.values())
+        delay = round(max(0.0, float(row["t"]) - end) * 1000)
+    return tuple(Dependency(place, delay) for place in sorted(found))
 
 
 def _row(text: str, where: str) -> dict[str, Any] | None:
@@ -141,13 +186,16 @@ def _row(text: str, where: str) -> dict[str, Any] | None:
     hashes = row.get("hashes")
     if not isinstance(hashes, list):
         return None
+    after = row.get("after")
     try:
-        ok = float(row["t"]) >= 0 and int(row["tokens"]) > 0 and int(row["block_size"]) > 0
+        ok = after is None or (isinstance(after, list) and all(type(number) is int for number in after))
+        ok = ok and isinstance(row.get("session_id"), str | int | None)
+        ok = ok and float(row["t"]) >= 0 and int(row["tokens"]) > 0 and int(row["block_size"]) > 0
         ok = ok and all(0 <= int(name, 16) < 1 << 64 for name in hashes)
     except (TypeError, ValueError):
         ok = False
     if not (ok and isinstance(row["worker"], str)):
-        raise TraceError(f"{where}: t, tokens, block_size, worker or hashes cannot be what they are")
+        raise TraceError(f"{where}: t, tokens, block_size, worker, hashes, session_id or after cannot be what they are")
     return row
 
 

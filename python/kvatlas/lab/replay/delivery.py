@@ -1,4 +1,4 @@
-"""How announcements reach the index: at once, late, or lost and asked for again.
+"""The delivery of announcements to the index: at once, late, or lost and asked for again.
 
 An engine numbers its announcements. When one is lost, the next that arrives shows the gap; it and those behind it wait,
 in order, until the lost one has come again (`repair` seconds later), as the service does while it replays a stream.
@@ -21,7 +21,7 @@ _Call = tuple[str, str, int | None, Sequence[int], Hashes | None]
 
 @dataclass(slots=True)
 class _Stream:
-    """Of one engine."""
+    """The stream of announcements of one engine."""
 
     lost: list[tuple[int, _Call]] = field(default_factory=list)  # with their numbers; nobody knows of them yet
     until: float = 0.0  # nothing is applied before this
@@ -29,7 +29,7 @@ class _Stream:
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """What happened to the announcements of one replay."""
+    """Counts of what happened to the announcements of one replay."""
 
     announced: int = 0
     lost: int = 0

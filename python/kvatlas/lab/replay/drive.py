@@ -14,6 +14,7 @@ from kvatlas.lab.replay.placing import Placer
 from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.host import HostTier
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig
@@ -22,15 +23,15 @@ from kvatlas.sim.stepped import SteppedEngine
 Find = Callable[[Hashes], IndexMatch]
 Look = Callable[[Request, Hashes, IndexMatch], None]
 
-_STUCK = 3_600.0  # seconds of virtual time after which a request that a router keeps is a mistake
+STUCK = 3_600.0  # seconds of virtual time after which a request that a router keeps is a mistake
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a request must keep to count as served well. Seconds.
+    """The times, in seconds, that a request must keep to count as served well.
 
     Attributes:
-        ttft: To its first token.
+        ttft: Time to its first token.
         between: Mean of the times between its tokens.
     """
 
@@ -39,14 +40,39 @@ class Limits:
 
 
 @dataclass(slots=True)
+class Waits:
+    """The parts of the time to first token, in seconds.
+
+    Attributes:
+        router: Until the request was sent to the engine that answered.
+        queue: In the engine's queue, for its turn.
+        room: In the engine's queue, while the first request of it found too few free blocks or too many others running.
+        compute: From the start of its prompt to the first token.
+    """
+
+    router: float = 0.0
+    queue: float = 0.0
+    room: float = 0.0
+    compute: float = 0.0
+
+    def over(self, requests: int) -> Waits:
+        """The mean of so many requests."""
+        count = max(requests, 1)
+        return Waits(self.router / count, self.queue / count, self.room / count, self.compute / count)
+
+
+@dataclass(slots=True)
 class Outcome:
-    """What became of the requests of one replay. Times in seconds."""
+    """The outcome of the requests of one replay. Times in seconds."""
 
     requests: int = 0  # that came
+    ends: dict[int, float] = field(default_factory=dict)  # when each request got its last token, by number
+    hits: dict[int, int] = field(default_factory=dict)  # tokens that each found cached, by number
     refused: int = 0  # too large for any engine, or refused by the router
     waited: int = 0  # held back in the router for a while
     retried: int = 0  # sent again as their engine died
     ttft: list[float] = field(default_factory=list)  # from coming to the router, in the order of the first tokens
+    waits: Waits = field(default_factory=Waits)  # summed over the requests with a first token
     good: int = 0  # within both limits
     last_arrival: float = 0.0
     end: float = 0.0  # the last token
@@ -60,6 +86,7 @@ class _Life:
     query: Hashes
     arrived: float
     engine: int = -1
+    sent: float = 0.0
     first: float = -1.0  # when its first token was seen, on whichever engine
 
 
@@ -78,23 +105,35 @@ class Drive:
         limits: Limits | None = None,
         pool: BlockPool | None = None,
         prepare: Callable[[Request, int], None] | None = None,
+        host_blocks: int = 0,
     ) -> None:
         """`find` asks the index (None: it is never asked); `pool` is one cache for all engines.
+
+        `host_blocks`: the size of a host tier behind each engine's own cache; 0: there is none.
 
         `prepare` is called with a request and its engine's number before it is sent.
         """
         self.placer = placer
         self.outcome = Outcome()
         self.engines = [
-            SteppedEngine(name, config, steps.slower(scenario.slow.get(n, 1.0)), delivery, self, pool)
+            SteppedEngine(
+                name,
+                config,
+                steps.slower(scenario.slow.get(n, 1.0)),
+                delivery,
+                self,
+                pool,
+                HostTier(host_blocks, delivery) if host_blocks and pool is None else None,
+            )
             for n, name in enumerate(workers)
         ]
         self.limits = limits or Limits()
-        self._delivery, self._find, self._prepare = delivery, find, prepare
+        self._delivery, self._find, self._prepare, self._pool = delivery, find, prepare, pool
         self._heap: list[tuple[float, int]] = []  # when an engine is due; entries that are no longer true are skipped
         self._lives: dict[int, _Life] = {}
         self._freed = False
         self._now = 0.0
+        self.ended: Callable[[int, float], None] | None = None  # told of each request that is over: number, time
         self._changes = sorted(
             [(at, n, True) for n, at in scenario.joins.items()] + [(at, n, False) for n, at in scenario.dies.items()]
         )
@@ -111,6 +150,11 @@ class Drive:
         if life.first < 0:
             life.first = now
             self.outcome.ttft.append(now - life.arrived)
+            waits, admitted = self.outcome.waits, now if request.admitted is None else request.admitted
+            waits.router += life.sent - life.arrived
+            waits.queue += admitted - life.sent - request.room
+            waits.room += request.room
+            waits.compute += now - admitted
 
     def finished(self, request: Request) -> None:
         """A request's last token is out."""
@@ -119,9 +163,13 @@ class Drive:
         self._freed = True
         life = self._lives.pop(request.number)
         outcome.end = max(outcome.end, now)
+        outcome.ends[request.number] = now
+        outcome.hits[request.number] = request.hit_tokens
         gaps = max(request.output_tokens - 1, 1)
         if life.first - life.arrived <= limits.ttft and (now - life.first) / gaps <= limits.between:
             outcome.good += 1
+        if self.ended is not None:
+            self.ended(request.number, now)
 
     # The loop
 
@@ -146,6 +194,7 @@ class Drive:
             if now > time or now == math.inf:
                 break
             self._at(now)
+            free = self._pool.free if self._pool is not None else 0
             if change <= due:
                 self._change(now)
             else:
@@ -156,11 +205,33 @@ class Drive:
                 engine.run_until(due)
                 if engine.due is not None:
                     heapq.heappush(heap, (engine.due, n))
+            if self._pool is not None and (self._freed or self._pool.free > free):
+                self._share_room(now)
             if self._freed:
                 self._freed = False
                 self._bind(now)
         if time < math.inf:
             self._at(time)
+
+    @property
+    def now(self) -> float:
+        """The virtual time."""
+        return self._now
+
+    @property
+    def open(self) -> int:
+        """Requests that are not over."""
+        return len(self._lives)
+
+    def next_due(self) -> float:
+        """A time before which nothing happens by itself; infinite: nothing will."""
+        due = self._heap[0][0] if self._heap else math.inf
+        return min(due, self._changes[0][0]) if self._changes else due
+
+    def wait_a_second(self) -> None:
+        """Let a second pass in which no engine does anything: the router may keep requests for a time."""
+        self._at(self._now + 1.0)
+        self._bind(self._now)
 
     def drain(self) -> None:
         """Let everything happen until all requests are done."""
@@ -169,10 +240,9 @@ class Drive:
         while self._lives:
             # All engines are idle and the router still keeps some: it may be waiting for time to pass.
             idle += 1.0
-            self._at(self._now + 1.0)
-            self._bind(self._now)
+            self.wait_a_second()
             self.run_until(math.inf)
-            if idle > _STUCK:
+            if idle > STUCK:
                 raise RuntimeError(f"{self.placer.name} keeps {len(self._lives)} requests though all engines are idle")
 
     def gaps(self) -> Gaps:
@@ -181,6 +251,14 @@ class Drive:
         for engine in self.engines:
             every.merge(engine.gaps)
         return every
+
+    def _share_room(self, now: float) -> None:
+        """Let every engine look at its queue: nobody else tells it that another one gave blocks of the pool back."""
+        for n, engine in enumerate(self.engines):
+            due = engine.due
+            engine.look_for_room(now)
+            if engine.due is not None and engine.due != due:
+                heapq.heappush(self._heap, (engine.due, n))
 
     def _at(self, now: float) -> None:
         self._now = max(self._now, now)
@@ -208,13 +286,15 @@ class Drive:
 
     def _send(self, life: _Life, n: int, now: float) -> None:
         request, engine = life.request, self.engines[n]
-        life.engine = n
+        life.engine, life.sent = n, now
         if self._prepare is not None:
             self._prepare(request, n)
         if not engine.submit(request, now):
             self.outcome.refused += 1
             del self._lives[request.number]
             self.placer.failed(request, now)
+            if self.ended is not None:
+                self.ended(request.number, now)
         elif engine.due is not None:
             heapq.heappush(self._heap, (engine.due, n))
 
@@ -240,3 +320,4 @@ def _again(request: Request) -> None:
     """Make a request new: what it had computed went with its engine."""
     request.state, request.first_token, request.preempted = State.WAITING, None, 0
     request.blocks, request.stored, request.computed = [], 0, 0
+    request.admitted, request.room, request.loaded = None, 0.0, 0

@@ -18,7 +18,7 @@ from kvatlas.routing import Depths
 
 
 class IndexMatch(Depths, Protocol):
-    """What `find` returns."""
+    """The answer that `find` returns."""
 
     @property
     def any_tier(self) -> Depths:
@@ -94,7 +94,7 @@ class TimedIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """What the index cost in one replay. Rates are calls, or blocks, a second of time inside the calls."""
+    """The cost of the index in one replay. Rates are calls, or blocks, a second of time inside the calls."""
 
     lookups: int
     lookups_per_second: float

@@ -1,4 +1,4 @@
-"""Who decides in a replay: one interface for routers and for bounds that know everything."""
+"""One interface for all that decide in a replay: routers, and bounds that know everything."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Placer(Protocol):
 
     @property
     def uses_index(self) -> bool:
-        """Whether `choose` weighs what the index says."""
+        """True if `choose` weighs what the index says."""
 
     def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
         """The number of the engine; None: the request waits in the router until `bound` gives it out."""
@@ -45,7 +45,7 @@ class Placer(Protocol):
         """The engine died or refused the request; the same request may be given to `choose` again."""
 
     def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
-        """What the engines say of themselves, as their metrics do."""
+        """The engines report on themselves, as their metrics do."""
 
     def joins(self, engine: int, now: float) -> None:
         """An engine that was not there takes requests from now on."""
@@ -98,7 +98,9 @@ class RouterPlacer:
         found: Any = match
         if self._guess is not None:
             found = self._guessed(request, now)
-        decision = self._router.choose(content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, now=now)
+        decision = self._router.choose(
+            content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, session=request.session, now=now
+        )
         self._sent[request.number] = decision
         if decision.waits:
             self._waiting[request.number] = request

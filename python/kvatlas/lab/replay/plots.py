@@ -10,9 +10,9 @@ import numpy as np
 
 from kvatlas import _text
 from kvatlas.lab import html
-from kvatlas.lab.figures import LINES, bare, check_plot, svg_of
+from kvatlas.lab.figures import LINES, bare, svg_of, write_figure
 from kvatlas.lab.replay import summary
-from kvatlas.lab.replay.report import INDEX, ROUTING, index_rows, routing_rows
+from kvatlas.lab.replay.report import INDEX, ROUTING, WAITS, index_rows, routing_rows, wait_rows
 from kvatlas.lab.replay.results import ReplayResult
 
 if TYPE_CHECKING:
@@ -24,12 +24,7 @@ _OURS, _OTHERS = "#1a7f5a", "#9aa7b1"
 
 def write_plot(result: ReplayResult, path: Path) -> None:
     """Write a plot in the format that the name of `path` says. Raises `PlotError` or `OSError`."""
-    check_plot(path)
-    kind = path.suffix.lower()
-    if kind == ".html":
-        path.write_text(page(result), encoding="utf-8")
-    else:
-        draw(result).savefig(path, format=kind[1:], dpi=150)
+    write_figure(path, lambda: draw(result), lambda: page(result))
 
 
 def draw(result: ReplayResult) -> Figure:
@@ -145,10 +140,20 @@ def page(result: ReplayResult) -> str:
             html.heading("What routing is worth"),
             html.table(ROUTING, rows, kinds),
             html.paragraphs([summary.LEGEND], note=True),
+            html.heading("What requests waited for"),
+            html.table(WAITS, wait_rows(result), kinds),
+            html.paragraphs([summary.WAITING], note=True),
             html.heading("The index meanwhile"),
             html.table(INDEX, index_rows(result), kinds),
             html.paragraphs([summary.about_index(result)], note=True),
             html.heading("In short"),
-            html.paragraphs([*summary.conclusion(result), summary.about_check(result)]),
+            html.paragraphs(
+                [
+                    *summary.conclusion(result),
+                    *summary.about_missed(result),
+                    *summary.about_sessions(result),
+                    summary.about_check(result),
+                ]
+            ),
         ],
     )

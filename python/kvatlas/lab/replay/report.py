@@ -11,6 +11,7 @@ from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.results import ReplayResult
 
 ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
+WAITS = ("policy", "TTFT mean", "in the router", "in the queue", "for room", "computing")
 INDEX = ("policy", "finds /s", "find p50", "p99", "events /s", "store ns", "remove ns", "held", "bytes /block")
 # Left out in this order where the terminal is too narrow.
 _EXPENDABLE_ROUTING = (3, 8, 5, 7, 2)
@@ -37,6 +38,17 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     for name, rate in (("one shared cache", result.shared_rate), ("one infinite cache", result.bound_rate)):
         rows.append((name, _text.percent(rate), *[""] * (len(ROUTING) - 2)))
     return rows
+
+
+def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
+    """One row for each policy: what its requests waited for."""
+    return [
+        (
+            p.policy,
+            *map(_text.seconds, (p.ttft.mean, p.waits.router, p.waits.queue, p.waits.room, p.waits.compute)),
+        )
+        for p in result.policies
+    ]
 
 
 def index_rows(result: ReplayResult) -> list[tuple[str, ...]]:
@@ -76,10 +88,15 @@ def print_report(result: ReplayResult, console: Console) -> None:
     )
     console.print(Padding(summary.LEGEND, (0, 1)), style="dim", highlight=False)
     console.print()
+    console.print(make_table(WAITS, wait_rows(result), console.width, title="Waiting"))
+    console.print(Padding(summary.WAITING, (0, 1)), style="dim", highlight=False)
+    console.print()
     console.print(make_table(INDEX, index_rows(result), console.width, title="Index", expendable=_EXPENDABLE_INDEX))
     console.print(Padding(summary.about_index(result), (0, 1)), style="dim", highlight=False)
     console.print()
     for line in summary.conclusion(result):
+        console.print(line, highlight=False)
+    for line in [*summary.about_missed(result), *summary.about_sessions(result)]:
         console.print(line, highlight=False)
     console.print(summary.about_check(result), style="bold red" if result.disagreements else None, highlight=False)
     for policy in result.policies:

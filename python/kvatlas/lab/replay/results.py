@@ -1,4 +1,4 @@
-"""What a replay found: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
+"""The results of a replay: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -10,13 +10,14 @@ import numpy as np
 
 from kvatlas.lab.replay.check import Agreement
 from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.lab.replay.drive import Waits
 from kvatlas.lab.replay.measure import IndexFigures
 from kvatlas.sim.statistics import TraceStatistics
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How evenly the engines shared the prefill work."""
+    """The spread of the prefill work over the engines."""
 
     max_over_mean: float  # 1 is even
     variation: float  # standard deviation / mean
@@ -29,6 +30,30 @@ class Latency:
     mean: float
     p50: float
     p99: float
+
+
+@dataclass(frozen=True, slots=True)
+class Slowdown:
+    """The time that sessions waited for answers, as a multiple of that on an idle engine that keeps what they share."""
+
+    sessions: int  # that have all answers
+    mean: float
+    p95: float
+    within: float  # sessions an hour whose slowdown was at most `MOST_SLOWDOWN`
+
+
+@dataclass(frozen=True, slots=True)
+class MissShares:
+    """Prompt tokens that were computed, by reason, as shares of all prompt tokens: with the hits they add up to 1."""
+
+    never: float  # no request before had them
+    evicted: float  # no engine held them any more
+    on_the_way: float  # an engine that did not get the request was about to compute them
+    elsewhere: float  # another engine held them
+
+
+MOST_SLOWDOWN = 1.5
+"""The slowdown up to which a session counts as served well."""
 
 
 @dataclass(slots=True)
@@ -48,7 +73,10 @@ class PolicyResult:
     utilisation: float  # share of the engines' time until the last arrival that prefill took
     spread: Spread
     ttft: Latency
+    waits: Waits  # parts of the mean time to first token
     between: Latency  # times between tokens
+    missed: MissShares | None  # None: the trace has no sessions, or engines name blocks each in its own way
+    slowdown: Slowdown | None  # None: the trace has no sessions
     goodput: float  # requests per second within both limits, until the last token
     good: float  # the same as a share of the requests
     waited: int  # requests held back in the router for a while
@@ -70,6 +98,7 @@ class ReplayResult:
     skipped: int
     generated: dict[str, float]  # what only the generator knows; empty for a trace from a file
     config: ReplayConfig
+    loop: str  # "open" or "closed"
     statistics: TraceStatistics
     bound_rate: float  # hit rate of one infinite cache over the whole trace
     shared_rate: float  # hit rate of one cache as large as all engines' together (in trace blocks)

@@ -21,9 +21,12 @@ from kvatlas.lab.replay.check import Checker, watched_workers
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.delivery import Delivery
 from kvatlas.lab.replay.drive import Drive
+from kvatlas.lab.replay.loop import choose_loop, closed_arrivals, open_arrivals
 from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
+from kvatlas.lab.replay.misses import Holdings
 from kvatlas.lab.replay.placing import Placer, RouterPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
+from kvatlas.lab.replay.sessions import session_slowdown, time_alone
 from kvatlas.reference import ReferenceIndex
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
@@ -52,6 +55,7 @@ def replay(
     fleet = config.fleet
     size = fleet.engine.block_size
     check_block_size(size, trace.block)
+    loop = choose_loop(trace, config.loop)
     # All of them before anything else is done: one that cannot be made is told at once.
     placers = [make_placer(name, config) for name in config.policies]
     if first is not None:
@@ -65,13 +69,14 @@ def replay(
         skipped=trace.skipped,
         generated=trace.facts,
         config=config,
+        loop=loop,
         statistics=trace_statistics(trace, size),
         bound_rate=sum(bound) / prompts,
         shared_rate=shared / prompts,
     )
     for placer in placers:
         index = make_index(size) if make_index else BlockIndex(block_size=size)
-        one = _replay_policy(trace, bound, config, placer, index, progress, stop)
+        one = _replay_policy(trace, loop, bound, config, placer, index, progress, stop)
         if one.requests or not one.partial:
             result.policies.append(one)
         if one.partial:
@@ -113,6 +118,7 @@ def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
 
 def _replay_policy(
     trace: Trace,
+    loop: str,
     bound: list[int],
     config: ReplayConfig,
     placer: Placer,
@@ -124,8 +130,9 @@ def _replay_policy(
     requests = trace.requests
     name, its = placer.name, config.fleet
     size, workers = its.engine.block_size, its.workers()
-    # What is late or lost is no mistake of the index: there is nothing to check then.
-    check = config.check if config.scenario.exact_events and not config.scenario.dies and name not in BOUNDS else 0.0
+    # What is late, lost or in a second tier is no mistake of the index: there is nothing to check then.
+    exact = config.scenario.exact_events and not config.scenario.dies and not config.host_tokens
+    check = config.check if exact and name not in BOUNDS else 0.0
     watched = watched_workers(workers, its.engine.blocks, its.seed)
     timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
     checker = Checker(name, check, config.check_seconds, len(requests), its.seed)
@@ -141,6 +148,7 @@ def _replay_policy(
         config.limits,
         _pool(name, config, trace),
         prepare=use_own_names if its.own_names else None,
+        host_blocks=config.host_tokens // size,
     )
     if isinstance(placer, Greedy):
         placer.engines = drive.engines
@@ -148,19 +156,28 @@ def _replay_policy(
     def look(request: Request, query: Hashes, match: IndexMatch) -> None:
         checker.look(request, query, match, timed, drive.engines, its.own_names)
 
-    begin = requests[0].timestamp
+    came: dict[int, float] = {}
+    tells_why = not its.own_names and any(line.session_id is not None for line in requests)
+    held = Holdings(drive.engines, size) if tells_why else None
     done = 0
     now = 0.0
     partial = False
-    for number, line in enumerate(requests):
+    arrivals = (
+        closed_arrivals(trace, config.speedup, drive) if loop == "closed" else open_arrivals(trace, config.speedup)
+    )
+    for number, now in arrivals:
         if stop is not None and stop():
             partial = True
             break
-        now = (line.timestamp - begin) / 1000 / config.speedup
+        line = requests[number]
+        came[number] = now
         request = make_request(line, number, size, trace.block)
+        drive.run_until(now)
+        if held is not None:
+            held.look(request)
         drive.arrive(request, request.content_hashes[: line.input_length // size], now, look)
         done += 1
-        if progress is not None and not number & 15:
+        if progress is not None and not (done - 1) & 15:
             progress(name, done)
     delivery.run_until(now)
     stats = index.stats()
@@ -172,7 +189,10 @@ def _replay_policy(
     counters = [engine.counters for engine in drive.engines]
     prompt_tokens = sum(c.prompt_tokens for c in counters)
     hit_tokens = sum(c.hit_tokens for c in counters)
-    routed = sum(line.input_length for line in requests[:done])
+    routed = sum(requests[number].input_length for number in came)
+    alone = [
+        time_alone(line, cached, config.steps, its.engine.chunk) for line, cached in zip(requests, bound, strict=True)
+    ]
     checker.agreement.reference_workers = len(timed.watched)
     checker.agreement.feed_seconds = timed.shadow_ns / 1e9
     outcome, gaps = drive.outcome, drive.gaps()
@@ -184,13 +204,16 @@ def _replay_policy(
         prompt_tokens=prompt_tokens,
         hit_tokens=hit_tokens,
         hit_rate=hit_tokens / prompt_tokens if prompt_tokens else 0.0,
-        bound_rate=sum(bound[:done]) / routed if routed else 0.0,
+        bound_rate=sum(bound[number] for number in came) / routed if routed else 0.0,
         prefill_tokens=sum(c.prefill_tokens for c in counters),
         preemptions=sum(c.preemptions for c in counters),
         utilisation=busy / (now * its.engines) if now else 0.0,
         spread=spread([engine.busy for engine in drive.engines]),
         ttft=latency(outcome.ttft),
+        waits=outcome.waits.over(len(outcome.ttft)),
         between=Latency(gaps.mean, gaps.quantile(0.5), gaps.quantile(0.99)),
+        missed=held.missed(requests, bound, outcome.hits) if held is not None else None,
+        slowdown=session_slowdown(requests, alone, came, outcome.ends),
         goodput=outcome.good / outcome.end if outcome.end else 0.0,
         good=outcome.good / done if done else 0.0,
         waited=outcome.waited,

@@ -1,4 +1,4 @@
-"""What happens to a fleet during a replay, besides its requests."""
+"""The scenario of a replay: what happens to a fleet besides its requests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class Scenario:
         lose_events: Share of the announcements that are lost, from 0 to 1. The next one of the same engine shows the
             gap; those that follow wait until the lost one has been asked for again and came.
         repair: How long that takes after the gap is seen.
-        no_events: Whether the router gets no announcements at all.
+        no_events: True if the router gets no announcements at all.
     """
 
     slow: dict[int, float] = field(default_factory=dict)
@@ -47,12 +47,12 @@ class Scenario:
 
     @property
     def plain(self) -> bool:
-        """Whether it changes nothing."""
+        """True if the scenario changes nothing."""
         return all(
             getattr(self, f.name) == f.default for f in fields(self) if f.name not in ("slow", "joins", "dies")
         ) and not (self.slow or self.joins or self.dies)
 
     @property
     def exact_events(self) -> bool:
-        """Whether the index hears of everything at once."""
+        """True if the index hears of everything at once."""
         return not (self.event_delay or self.lose_events or self.no_events)

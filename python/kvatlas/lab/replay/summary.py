@@ -1,15 +1,15 @@
-"""What a replay found, in a sentence or two."""
+"""The results of a replay, in a sentence or two."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from kvatlas._text import count, duration, percent, seconds
-from kvatlas.lab.replay.results import PolicyResult, ReplayResult
+from kvatlas.lab.replay.results import MOST_SLOWDOWN, PolicyResult, ReplayResult
 
 
 def about_trace(result: ReplayResult) -> list[str]:
-    """What was replayed, in lines."""
+    """The trace that was replayed, in lines."""
     stats = result.statistics
     rate = stats.requests / stats.duration if stats.duration else 0.0
     lengths = stats.input_quantiles
@@ -27,6 +27,15 @@ def about_trace(result: ReplayResult) -> list[str]:
     made = result.generated
     if "bursts" in made:
         lines.append(f"Generated: {count(made['bursts'])} bursts of siblings, and single requests.")
+    elif "sub_agents" in made:
+        lines.append(
+            f"Generated: {count(made['sessions'])} sessions of agents and {count(made['sub_agents'])} sub-agents, "
+            f"{made['turns_per_session']:.1f} requests to a session."
+        )
+    elif "documents" in made:
+        lines.append(f"Generated: questions on {count(made['documents'])} documents.")
+    elif "conversations" in made:
+        lines.append(f"Generated: {count(made['conversations'])} conversations of clients that wait for their answers.")
     elif made:
         lines.append(
             f"Generated: {count(made['sessions'])} sessions of {made['turns_per_session']:.1f} requests on average; "
@@ -61,8 +70,15 @@ LEGEND = (
 )
 
 
+WAITING = (
+    "Parts of the mean TTFT. in the queue: of the engine, for its turn; for room: in that queue, while the first "
+    "request of it found too few free blocks or too many others running; computing: from the start of the prompt to "
+    "the first token."
+)
+
+
 def conclusion(result: ReplayResult) -> list[str]:
-    """What it means, in sentences. Empty if there is nothing to compare."""
+    """The meaning of the results, in sentences. Empty if there is nothing to compare."""
     done = [p for p in result.policies if not p.partial]
     ours = next((p for p in done if p.policy == "kvatlas"), None)
     others = [p for p in done if p is not ours]
@@ -117,8 +133,38 @@ def _compare_ttft(kvatlas: PolicyResult, other: PolicyResult) -> str:
     )
 
 
+def about_sessions(result: ReplayResult) -> list[str]:
+    """The slowdown of sessions, in lines. Empty if the trace names none."""
+    slow = [(p.policy, p.slowdown) for p in result.policies if p.slowdown is not None]
+    if not slow:
+        return []
+    how = "start when those they wait for have ended" if result.loop == "closed" else "come at the trace's times"
+    return [
+        f"Requests {how} ({result.loop} loop). Session slowdown (time in requests / that on an idle engine that keeps "
+        "the session's context): "
+        + "; ".join(
+            f"{name} {s.mean:.2f} on average, {s.p95:.2f} at p95, {s.within:.0f} sessions/h within {MOST_SLOWDOWN:g}"
+            for name, s in slow
+        )
+        + "."
+    ]
+
+
+def about_missed(result: ReplayResult) -> list[str]:
+    """The reasons why tokens were computed, in lines. Empty if nobody counted."""
+    missed = [(p.policy, p.missed) for p in result.policies if p.missed is not None]
+    if not missed:
+        return []
+    every = "; ".join(
+        f"{name} {percent(m.never)} new, {percent(m.evicted)} evicted everywhere, "
+        f"{percent(m.on_the_way)} on the way, {percent(m.elsewhere)} held elsewhere"
+        for name, m in missed
+    )
+    return [f"Prompt tokens that were not cached: {every}."]
+
+
 def about_check(result: ReplayResult) -> str:
-    """How the sampled answers compare with the oracles, in a line."""
+    """The comparison of the sampled answers with the oracles, in a line."""
     if not result.config.check:
         return "No answer was checked (--check 0)."
     checked = sum(p.agreement.checked for p in result.policies)
@@ -132,7 +178,7 @@ def about_check(result: ReplayResult) -> str:
 
 
 def about_index(result: ReplayResult) -> str:
-    """How the index was measured, in a line."""
+    """The way in which the index was measured, in a line."""
     clock = max((p.index.clock_cost_ns for p in result.policies), default=0.0)
     return (
         "Each call from Python is timed on its own, between simulation steps that empty the processor's caches; "

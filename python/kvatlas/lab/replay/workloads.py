@@ -12,7 +12,10 @@ from pathlib import Path
 
 from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
+from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
+from kvatlas.sim.documents import DocumentConfig, generate_documents
 from kvatlas.sim.trace import Trace, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate
 
@@ -22,11 +25,11 @@ TRACES = "KVATLAS_TRACES"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What to replay.
+    """A workload that can be replayed.
 
     Attributes:
-        name: What it is called.
-        text: What it is, in a line.
+        name: Its name.
+        text: Its description, in a line.
         make: Makes its trace from a seed.
         speedup: How many times as fast the trace's clock runs.
         scenario: What happens to the fleet.
@@ -54,7 +57,34 @@ def _chat(seed: int) -> Trace:
 
 
 def _agents(seed: int) -> Trace:
-    return generate(WorkloadConfig(requests=3_000, seed=seed, request_rate=9.0, agents=1.0, tool_result=1_500))
+    return generate_agents(AgentConfig(seed=seed))
+
+
+def _documents(seed: int) -> Trace:
+    return generate_documents(DocumentConfig(seed=seed))
+
+
+def _code_generation(seed: int) -> Trace:
+    return generate_conversations(code_generation(seed))
+
+
+def _reasoning(seed: int) -> Trace:
+    return generate_conversations(reasoning(seed))
+
+
+def _b2b_saas(seed: int) -> Trace:
+    config = DocumentConfig(
+        requests=3_000,
+        seed=seed,
+        request_rate=15.0,
+        documents=150,
+        document=6_000,
+        question=1_200,
+        output=1_000,
+        spread=0.0,
+        variants=5,
+    )
+    return generate_documents(config)
 
 
 def _retrieval(seed: int) -> Trace:
@@ -101,9 +131,16 @@ _ALL = (
         2.0,
         Scenario(no_events=True),
     ),
+    Workload("claude-code", "recorded Claude Code sessions, closed loop", _recorded("agents/claude-code-a.jsonl.gz")),
     Workload("agents-delay-2", "agents; events 2 s late", _agents, scenario=Scenario(event_delay=2.0)),
     Workload("chat", "generated chats", _chat),
-    Workload("agents", "generated agents in loops", _agents),
+    Workload("agents", "generated coding agents with pauses and sub-agents, closed loop", _agents),
+    Workload("documents", "questions on 192 documents of 48 K tokens", _documents),
+    Workload(
+        "code-generation", "llm-d's: 70 clients, contexts of 55 K tokens, a few turns, closed loop", _code_generation
+    ),
+    Workload("reasoning", "llm-d's: 450 clients, prompts of 1 K tokens and answers of 8 K, closed loop", _reasoning),
+    Workload("b2b-saas", "llm-d's: 750 prompts again and again, five on each of 150 prefixes of 6 K tokens", _b2b_saas),
     Workload("retrieval", "questions on documents, some popular, single turns", _retrieval),
     Workload("mixed", "generated chats and agents", _mixed),
     Workload("bursts", "bursts of 8 to 64 siblings and single requests", _bursts),

@@ -4,7 +4,7 @@
 prompts become the same tokens here as there. Then it sends one small prompt twice, and tests whether the index then
 holds it and the engine found it in its cache. If so, engine and router agree on everything in between.
 
-`findings` has what is reported, `ask` the questions, `tokens` the comparison, `round_trip` the prompt's
+`findings` has what is reported, `ask` the questions, `tokens` and `agents` the comparison, `round_trip` the prompt's
 way, `handover` that from a prefill to a decode engine.
 """
 

@@ -91,7 +91,7 @@ def _number(value: object) -> int | None:
 
 
 def _reason(response: httpx.Response) -> str:
-    """What the engine says is wrong, in a line."""
+    """The end of a line that says what the engine finds wrong; empty if it does not say."""
     try:
         said = response.json()
     except ValueError:

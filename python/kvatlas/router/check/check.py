@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 
 from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
+from kvatlas.router.check.agents import compare_agents
 from kvatlas.router.check.ask import Engine
-from kvatlas.router.check.findings import EngineReport, Looked
+from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.sites import look_above
@@ -15,7 +16,7 @@ from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import ENGINE, NONE, resolve
 from kvatlas.service.config import Engine as EngineEntry
 from kvatlas.service.discovery.http import Asker
-from kvatlas.service.discovery.probe import Found, Prober
+from kvatlas.service.discovery.probe import EngineDescription, Prober
 from kvatlas.service.discovery.watch import Discovery
 from kvatlas.tokenize import LocalTokenizer
 
@@ -57,6 +58,8 @@ async def _check(
         else:
             async with _engine(config, one.entry) as engine:
                 await compare(engine, one.report, one.model, tokenizer)
+                if tokenizer is not None:
+                    await compare_agents(engine, one.report, one.model, resolve(config.router.tokenizer) or "")
     if up:
         await RoundTrip(config, tokenizer).run(up)
         await hand_over(config, up)
@@ -70,10 +73,10 @@ def _engine(config: RouterConfig, entry: EngineEntry) -> Engine:
     return Engine(entry.url, config.discovery.bearer(), config.discovery.request_timeout)
 
 
-async def _look(config: RouterConfig, entry: EngineEntry) -> Looked:
-    """Whether it answers, which models it has, and where its events are."""
+async def _look(config: RouterConfig, entry: EngineEntry) -> CheckedEngine:
+    """Look at an engine: does it answer, which models has it, and where are its events?"""
     report = EngineReport(entry.worker, entry.shown_url, entry.role or "both")
-    looked = Looked(entry, report, [])
+    looked = CheckedEngine(entry, report, [])
     async with _engine(config, entry) as engine:
         try:
             status, seconds = await engine.get(config.health.path)
@@ -95,7 +98,7 @@ async def _look(config: RouterConfig, entry: EngineEntry) -> Looked:
     return looked
 
 
-async def _models(engine: Engine, looked: Looked) -> None:
+async def _models(engine: Engine, looked: CheckedEngine) -> None:
     report = looked.report
     try:
         said = await engine.json("GET", "/v1/models")
@@ -125,7 +128,7 @@ async def _models(engine: Engine, looked: Looked) -> None:
     looked.models = [wanted, *names] if wanted in names else names
 
 
-async def _events(config: RouterConfig, looked: Looked) -> None:
+async def _events(config: RouterConfig, looked: CheckedEngine) -> None:
     report = looked.report
     if config.router.no_events:
         report.add("events", "note", "not followed (--no-events): what it holds is predicted from what was sent to it")
@@ -172,7 +175,7 @@ async def _events(config: RouterConfig, looked: Looked) -> None:
         )
 
 
-def _ranks(looked: Looked, found: Found) -> None:
+def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
     """Say what requests call the ranks of an engine that shares its deployment's ranks with others."""
     numbers = ", ".join(map(str, found.ranks))
     if found.rank_header is None:
@@ -188,7 +191,7 @@ def _ranks(looked: Looked, found: Found) -> None:
     looked.report.add("ranks", "ok", f"{numbers}; requests name them {how} (X-data-parallel-rank)")
 
 
-def _compare_models(looked: list[Looked]) -> None:
+def _compare_models(looked: list[CheckedEngine]) -> None:
     """Say which engines cannot stand in for each other."""
     named = [one for one in looked if one.models]
     common = set.intersection(*(set(one.models) for one in named)) if named else set()
@@ -205,8 +208,8 @@ def _compare_models(looked: list[Looked]) -> None:
             )
 
 
-def _compare_block_sizes(looked: list[Looked]) -> None:
-    """Engines of one model must cut prompts alike to be compared."""
+def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
+    """Report engines of one model that cut prompts into blocks of different sizes, and so cannot be compared."""
     by_model: dict[str, dict[int, list[str]]] = {}
     for one in looked:
         if one.found is not None:

@@ -1,4 +1,4 @@
-"""What a check finds: one line for each thing, good or bad, and what to change."""
+"""The findings of a check: one line for each thing, good or bad, and what to change."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from kvatlas.service.config import Engine
-from kvatlas.service.discovery.probe import Found
+from kvatlas.service.discovery.probe import EngineDescription
 
 Level = Literal["ok", "note", "warning", "problem"]
 
@@ -33,7 +33,7 @@ class Finding:
 
 @dataclass(slots=True)
 class EngineReport:
-    """What was found of one engine.
+    """The findings about one engine.
 
     Attributes:
         worker: The engine's name.
@@ -48,23 +48,23 @@ class EngineReport:
     findings: list[Finding] = field(default_factory=list)
 
     def add(self, what: str, level: Level, words: str, change: str = "") -> None:
-        """Note one."""
+        """Add a finding."""
         self.findings.append(Finding(what, level, words, change))
 
     @property
     def problems(self) -> list[Finding]:
-        """Those that are to be mended."""
+        """The findings that are to be mended."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
 
 @dataclass(slots=True)
-class Looked:
+class CheckedEngine:
     """An engine, as far as it is known."""
 
     entry: Engine
     report: EngineReport
     models: list[str]
-    found: Found | None = None
+    found: EngineDescription | None = None
 
     @property
     def model(self) -> str:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from kvatlas.errors import ClientError
 from kvatlas.router.check.ask import Answer, Engine
-from kvatlas.router.check.findings import Looked
+from kvatlas.router.check.findings import CheckedEngine
 from kvatlas.router.config import RouterConfig
 
 _BOOTSTRAP_PORT = 8998  # SGLang's own default
@@ -24,7 +24,7 @@ _GIVE = {
 }
 
 
-async def hand_over(config: RouterConfig, looked: Sequence[Looked]) -> None:
+async def hand_over(config: RouterConfig, looked: Sequence[CheckedEngine]) -> None:
     """Try each prefill engine with a decode engine, and each decode engine with a prefill engine."""
     prefill = [one for one in looked if one.report.role == "prefill"]
     decode = [one for one in looked if one.report.role == "decode"]
@@ -48,7 +48,7 @@ async def hand_over(config: RouterConfig, looked: Sequence[Looked]) -> None:
         taker.report.add("handover", "ok", f"{where}: answered in {answer.seconds:.2f} s{cached}")
 
 
-async def _pair(config: RouterConfig, giver: Looked, taker: Looked) -> Answer:
+async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine) -> Answer:
     body: dict[str, Any] = {
         "model": giver.model,
         "prompt": f"Check {secrets.token_hex(8)}: " + "hand this over, please. " * 40,
@@ -68,7 +68,7 @@ async def _pair(config: RouterConfig, giver: Looked, taker: Looked) -> Answer:
 
 
 async def _info(engine: Engine) -> dict[str, Any] | None:
-    """What SGLang says of itself; None from another engine."""
+    """The information that SGLang gives of itself; None from another engine."""
     try:
         info = await engine.json("GET", "/server_info")
     except ClientError as error:
@@ -78,7 +78,9 @@ async def _info(engine: Engine) -> dict[str, Any] | None:
     return info if isinstance(info, dict) and "disaggregation_mode" in info else None
 
 
-async def _sglang(first: Engine, second: Engine, body: dict[str, Any], giver: Looked, info: dict[str, Any]) -> Answer:
+async def _sglang(
+    first: Engine, second: Engine, body: dict[str, Any], giver: CheckedEngine, info: dict[str, Any]
+) -> Answer:
     if info["disaggregation_mode"] != "prefill":
         raise ClientError(f"the prefill engine's disaggregation_mode is {info['disaggregation_mode']!r}")
     room = {

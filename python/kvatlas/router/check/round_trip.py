@@ -14,7 +14,7 @@ from typing import Any
 from kvatlas.client import AsyncClient, StreamStatus
 from kvatlas.errors import ClientError, KvatlasError, ServiceError
 from kvatlas.router.check.ask import Answer, Engine
-from kvatlas.router.check.findings import Looked
+from kvatlas.router.check.findings import CheckedEngine
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.tokenizers import NONE
@@ -35,8 +35,8 @@ class RoundTrip:
         self._config = config
         self._tokenizer = tokenizer
 
-    async def run(self, looked: Sequence[Looked]) -> None:
-        """All of them. What is found goes to their reports."""
+    async def run(self, looked: Sequence[CheckedEngine]) -> None:
+        """Send prompts through all engines. What is found goes to their reports."""
         followed = [one for one in looked if one.found is not None]
         if not followed:
             for one in looked:
@@ -63,7 +63,7 @@ class RoundTrip:
             for one in looked:
                 await self._through(one, client if one.found is not None else None)
 
-    async def _through(self, one: Looked, client: AsyncClient | None) -> None:
+    async def _through(self, one: CheckedEngine, client: AsyncClient | None) -> None:
         config, report = self._config, one.report
         if report.role != "both" and one.found is not None and one.found.engine == "sglang":
             report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
@@ -114,7 +114,7 @@ class RoundTrip:
                     raise
         return await engine.generate("/v1/completions", {**body, "prompt": text}), None
 
-    async def _live(self, one: Looked, client: AsyncClient) -> bool:
+    async def _live(self, one: CheckedEngine, client: AsyncClient) -> bool:
         streams = await self._streams(one, client)
         if not streams:
             why = [engine.reason for engine in (await client.ready()).engines if engine.worker == one.report.worker]
@@ -132,12 +132,12 @@ class RoundTrip:
         one.report.add("stream", "problem", f"{words}: {stream.last_error}" if stream.last_error else words, change)
         return False
 
-    async def _streams(self, one: Looked, client: AsyncClient) -> list[StreamStatus]:
+    async def _streams(self, one: CheckedEngine, client: AsyncClient) -> list[StreamStatus]:
         name = one.report.worker
         return [stream for worker in await client.workers() if worker.worker == name for stream in worker.streams]
 
     async def _indexed(
-        self, one: Looked, client: AsyncClient, tokens: list[int], size: int, before: dict[int, int | None]
+        self, one: CheckedEngine, client: AsyncClient, tokens: list[int], size: int, before: dict[int, int | None]
     ) -> None:
         """Wait until the index has the prompt, and say what is wrong if it has not."""
         assert one.found is not None  # noqa: S101 - said by the caller's condition
@@ -187,10 +187,10 @@ class RoundTrip:
                 "turn on prefix caching: vLLM without --no-enable-prefix-caching, SGLang without --disable-radix-cache",
             )
 
-    def _group(self, one: Looked) -> str:
+    def _group(self, one: CheckedEngine) -> str:
         return one.entry.routing_group or self._config.routing_group
 
-    def _cached(self, one: Looked, again: Answer, size: int) -> None:
+    def _cached(self, one: CheckedEngine, again: Answer, size: int) -> None:
         report = one.report
         if again.cached_tokens is None:
             report.add(

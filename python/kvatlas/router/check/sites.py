@@ -107,7 +107,7 @@ def _block_sizes(report: EngineReport, sites: Sequence[SiteStatus], ours: int) -
 
 
 async def _may_report(report: EngineReport, client: AsyncClient, sites: Sequence[SiteStatus], group: str) -> None:
-    """Whether the key is enough to report what engines had cached. A claim of nothing changes nothing."""
+    """Check that the key is enough to report what engines had cached. A claim of nothing changes nothing."""
     if not sites:
         return
     site = sites[0]

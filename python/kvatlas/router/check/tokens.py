@@ -1,4 +1,4 @@
-"""Whether prompts become the same tokens here as in an engine: if they do not, nothing that it holds is ever found."""
+"""The check that prompts become the same tokens here as in an engine: if not, nothing that it holds is ever found."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def _field(kind: Kind, default: Any = None) -> Any:
 
 
 class _Entry:
-    """What engines and streams share: fields that know their kinds, and a table of a file that has them."""
+    """The common part of engines and streams: fields that know their kinds, and a table of a file that has them."""
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ class _Entry:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """From itself, a flag's text, or a mapping."""
+        """Make an entry from itself, a flag's text, or a mapping."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -81,7 +81,7 @@ class _Entry:
 
     @classmethod
     def from_table(cls, table: Mapping[str, Any]) -> Self:
-        """From a table of a file.
+        """Make an entry from a table of a file.
 
         Raises:
             ConfigError: A key is unknown, missing or wrong.
@@ -158,12 +158,12 @@ class Engine(_Entry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `[NAME=]URL`."""
+        """Make an engine from `[NAME=]URL`."""
         named = _NAMED_URL.fullmatch(text)
         return cls(named[2], name=named[1]) if named else cls(text)
 
     def show(self) -> str:
-        """As a flag has it."""
+        """The engine as a flag has it."""
         return f"{self.name}={self.shown_url}" if self.name else self.shown_url
 
 
@@ -227,7 +227,7 @@ class Stream(_Entry):
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """From `WORKER=ENDPOINT[,KEY=VALUE...]`."""
+        """Make a stream from `WORKER=ENDPOINT[,KEY=VALUE...]`."""
         first, *rest = text.split(",")
         name, equals, endpoint = first.partition("=")
         if not equals or not name or not endpoint:
@@ -251,7 +251,7 @@ class Stream(_Entry):
         return cls(name, endpoint, **given)
 
     def show(self) -> str:
-        """As a flag has it."""
+        """The stream as a flag has it."""
         parts = [f"{self.worker}={self.endpoint}"]
         for each in dataclasses.fields(self)[2:]:
             value = getattr(self, each.name)
@@ -260,8 +260,13 @@ class Stream(_Entry):
         return ",".join(parts)
 
 
-def check_names(engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
+def check_names(engines: Iterable[Engine], streams: Iterable[Stream], *, shared: bool = False) -> None:
     """Check that each engine has a name of its own, and that each rank of a worker has one stream.
+
+    Args:
+        engines: The engines.
+        streams: The streams.
+        shared: True if streams may be those of an engine, and have its name: for a router, which sends it requests.
 
     Raises:
         ConfigError: Names two that clash.
@@ -275,9 +280,10 @@ def check_names(engines: Iterable[Engine], streams: Iterable[Stream]) -> None:
             )
     ranks: set[tuple[str, int]] = set()
     for stream in streams:
-        if stream.worker in seen:
+        if not shared and stream.worker in seen:
             raise ConfigError(
-                f"worker {shown(stream.worker)} of a stream has the name of engine {seen[stream.worker].shown_url}"
+                f"worker {shown(stream.worker)} of a stream has the name of engine {seen[stream.worker].shown_url}: "
+                "leave the engine out, as it would be asked for its streams"
             )
         if (stream.worker, stream.rank) in ranks:
             raise ConfigError(f"worker {shown(stream.worker)}: rank {stream.rank} has two streams")

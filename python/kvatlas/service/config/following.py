@@ -1,4 +1,4 @@
-"""Settings of how a service follows engines: their streams, what it learns late, how it finds them."""
+"""Settings of following engines: their streams, adopting blocks announced earlier, and discovery."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from kvatlas.service.config.kinds import (
     FROM_0,
     PORT,
     Addresses,
-    Choice,
     File,
     Hosts,
     Integer,
     Number,
+    OnOff,
     Size,
     Texts,
 )
@@ -25,7 +25,7 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class StreamConfig(Section):
-    """How the engines' event streams are followed."""
+    """Settings of following the engines' event streams."""
 
     section: ClassVar[str] = "streams"
 
@@ -112,7 +112,7 @@ class StreamConfig(Section):
     keyed_identity: Literal["off", "on"] = field(
         default="off",
         metadata=about(
-            Choice("off", "on"),
+            OnOff("off", "on"),
             "--keyed-identity",
             "Identify blocks under a secret key instead of by content hash, so that nobody can construct prompts that "
             "match others. Queries then need tokens.",
@@ -130,7 +130,7 @@ class StreamConfig(Section):
 
 @dataclass(frozen=True)
 class AdoptConfig(Section):
-    """How the service learns of blocks that engines announced before it followed them."""
+    """Settings of learning about blocks that engines announced before the service followed them."""
 
     section: ClassVar[str] = "adopt"
 
@@ -152,7 +152,7 @@ class AdoptConfig(Section):
 
 @dataclass(frozen=True)
 class DiscoveryConfig(Section):
-    """How the event sockets of engines are discovered. `key` is the engines' API key itself, for programs."""
+    """Settings of discovering the event sockets of engines. `key` is the engines' API key itself, for programs."""
 
     section: ClassVar[str] = "discovery"
 

@@ -1,4 +1,4 @@
-"""What values a setting takes: how they are written in a file, a variable or a flag, and what is refused.
+"""The kinds of values that settings take: their form in a file, a variable or a flag, and their limits.
 
 A kind turns whatever was given into the value, or raises ValueError with what would be right. It does not know where
 the value came from: the caller says that.
@@ -28,7 +28,7 @@ def shown(value: object) -> str:
 
 
 class Kind(ABC):
-    """What a setting takes.
+    """The kind of values that a setting takes.
 
     Attributes:
         wanted: What would be right, in words: "must be ..." is put before it.
@@ -42,15 +42,19 @@ class Kind(ABC):
 
     @abstractmethod
     def convert(self, value: object) -> Any:
-        """The value of what a file or a program gave."""
+        """The value of a setting that a file or a program gave."""
 
     def parse(self, text: str) -> Any:
-        """The value of what a flag or a variable gave."""
+        """The value of a setting that a flag or a variable gave."""
         return self.convert(text)
 
     def show(self, value: Any) -> str:
         """The value as a file would have it."""
         return _toml(value)
+
+    def native(self, value: Any) -> Any:
+        """The value as the native part reads it: a JSON type."""
+        return value
 
     def bad(self, value: object) -> ValueError:
         """The error for a value that is not right."""
@@ -86,6 +90,9 @@ class Texts(Kind):
 
     def show(self, value: tuple[str, ...]) -> str:
         return f"[{', '.join(map(_toml, value))}]"
+
+    def native(self, value: tuple[str, ...]) -> list[str]:
+        return list(value)
 
 
 class Names(Texts):
@@ -141,6 +148,13 @@ class Choice(Kind):
         if isinstance(value, str) and value in self.choices:
             return value
         raise self.bad(value)
+
+
+class OnOff(Choice):
+    """On or off: true or false for the native part."""
+
+    def native(self, value: str) -> bool:
+        return value == "on"
 
 
 class Integer(Kind):
@@ -279,7 +293,7 @@ class Pairs(Kind):
     repeatable = True
 
     def __init__(self, *, plain: bool = False) -> None:
-        """`plain`: all values are strings. Otherwise what looks like a number, true or false is that."""
+        """Make the kind. With `plain` all values are strings; else what looks like a number, true or false is that."""
         self.plain = plain
         values = "strings" if plain else "strings, numbers, true or false"
         self.wanted = f"NAME=VALUE, several separated by white space, or in a file a table of {values}"
@@ -307,6 +321,9 @@ class Pairs(Kind):
         inside = ", ".join(f"{_toml(name)} = {_toml(item)}" for name, item in value)
         return f"{{ {inside} }}" if inside else "{}"
 
+    def native(self, value: tuple[tuple[str, Scalar], ...]) -> dict[str, Scalar]:
+        return dict(value)
+
 
 def _scalar(text: str) -> Scalar:
     if text in ("true", "false"):
@@ -321,7 +338,7 @@ def _scalar(text: str) -> Scalar:
 
 
 class Address(Kind):
-    """Where to listen: an IP address and a port."""
+    """An address to listen at: an IP address and a port."""
 
     wanted = 'an IP address and a port: "127.0.0.1:8090", "[::1]:8090", "0.0.0.0:8090" for all, port 0 for any free one'
     metavar = "IP:PORT"
@@ -343,7 +360,7 @@ class Address(Kind):
 
 
 class Addresses(Texts):
-    """Where to listen, several times."""
+    """Several addresses to listen at."""
 
     wanted = 'a list of IP addresses with ports: "0.0.0.0:5557", "[::1]:5557"'
     metavar = "IP:PORT[,IP:PORT...]"
@@ -365,6 +382,9 @@ class File(Kind):
         if isinstance(value, Path) or (isinstance(value, str) and value and "\0" not in value):
             return Path(value).expanduser()
         raise self.bad(value)
+
+    def native(self, value: Path) -> str:
+        return str(value)
 
 
 class Directory(File):

@@ -45,7 +45,7 @@ class EntryKind(Protocol):
     """Makes an engine or a stream of a flag's text or of a table."""
 
     def of(self, value: Any, /) -> Engine | Stream:
-        """It. Raises `ConfigError`."""
+        """Make the entry. Raises `ConfigError`."""
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,7 @@ SERVICE = Schema(Config, SECTIONS, LISTS, {"engine": "engines", "stream": "stati
 
 @dataclass(frozen=True)
 class ResolvedConfig(Generic[C]):
-    """A configuration, and where each of its values came from.
+    """A configuration, with the source of each of its values.
 
     Attributes:
         config: The configuration.
@@ -115,7 +115,7 @@ def read_as(
     env: Mapping[str, str] | None = None,
     file: Path | str | None = None,
 ) -> ResolvedConfig[C]:
-    """The same for the settings of any command.
+    """Put the configuration of any command together, as `read_config` does for `kvatlas serve`.
 
     Raises:
         ConfigError: As `read_config` raises it.
@@ -193,7 +193,7 @@ class _Reading(Generic[C]):
                 raise ConfigError(f"unknown environment variable {variable}: {near}")
 
     def _overrule(self, path: str, variable: str | None = None) -> None:
-        """A key given one way takes the place of one given another way further down; two ways at once are refused."""
+        """Let a key given one way replace one given another way further down; two ways at once are refused."""
         values, sources, keys = self.values, self.sources, self.schema.keys
         for secret, (secret_variable, file) in self.schema.secrets.items():
             other = {secret: file, file: secret}.get(path)
@@ -302,7 +302,7 @@ def _item(kind: EntryKind, item: object, where: str) -> Engine | Stream:
 
 
 def show_config(resolved: ResolvedConfig[C], schema: Schema[C] | None = None) -> str:
-    """The settings in force as TOML, each with where it came from; bearer keys are left out."""
+    """The settings in force as TOML, each with its source; bearer keys are left out."""
     config: Any = resolved.config
     its: Schema[Any] = SERVICE if schema is None else schema
     lines = ["# The effective configuration. Settings without a comment have their default value."]

@@ -6,7 +6,6 @@ configuration and the documentation are made from this one list.
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -87,7 +86,7 @@ class Config(Section):
                 raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
         object.__setattr__(self, "engines", tuple(map(Engine.of, self.engines)))
         object.__setattr__(self, "static_streams", tuple(map(Stream.of, self.static_streams)))
-        check_names(self.engines, self.static_streams)
+        check_names(self.engines, self.static_streams, shared=self.sends_requests)
         for stream in self.static_streams:
             stream.check(model=self.model, block_size=self.block_size)
         kept = [f"snapshot.{name}" for name in ("dir", "peer") if getattr(self.snapshot, name) is not None]
@@ -113,61 +112,24 @@ class Config(Section):
             )
 
     @property
+    def sends_requests(self) -> bool:
+        """True if requests are sent to the engines, whether their events can be followed or not."""
+        return False
+
+    @property
     def follows_events(self) -> bool:
-        """Whether the engines' events are followed here."""
+        """True if the engines' events are followed here."""
         return True
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """The configuration of the native service: JSON types, durations in seconds, files by their path."""
-        http: dict[str, Any] = {
-            name: getattr(self.http, name)
-            for name in (
-                "bind",
-                "admin_bind",
-                "threads",
-                "max_body",
-                "body_memory",
-                "max_connections",
-                "request_timeout",
-                "idle_timeout",
-                "untrusted",
-            )
-        }
-        self.http.bearer(), self.http.admin_bearer()  # reports errors in the files here, with their keys' names
-        for name in ("key", "admin_key"):
-            file = getattr(self.http, f"{name}_file")
-            http[name] = getattr(self.http, name)
-            http[f"{name}_file"] = None if file is None else str(file)
-        http["access_log"] = self.http.access_log == "on"
-        http["hosts"] = list(self.http.hosts)
-        logs = {"format": self.log.format, "level": self.log.level if log else "off"}
-        if self.http.tls_cert is not None:
-            authority = self.http.tls_client_ca
-            http["tls"] = {
-                "cert": str(self.http.tls_cert),
-                "key": str(self.http.tls_key),
-                "client_ca": None if authority is None else str(authority),
-            }
-        streams = dataclasses.asdict(self.streams) | {
-            "allow": list(self.streams.allow),
-            "bind": list(self.streams.bind),
-            "keyed_identity": self.streams.keyed_identity == "on",
-            "limits": dataclasses.asdict(self.limits),
-        }
-        adopt = {"share": self.adopt.share, "hash_seeds": list(self.adopt.hash_seeds)}
-        snapshot = {
-            "dir": None if self.snapshot.dir is None else str(self.snapshot.dir),
-            "every": self.snapshot.every,
-            "keep": self.snapshot.keep,
-            "from_peer": self.snapshot.peer is not None,
-            "max_bytes": self.snapshot.max_bytes,
-        }
-        self.snapshot.peer_bearer()  # an error in the file is one now
-        sites = {name: getattr(self.sites, name) for name in ("role", "grain", "unknown_after", "forget_after")}
-        self.sites.bearer()
-        native = {"http": http, "streams": streams, "adopt": adopt, "snapshot": snapshot, "sites": sites}
-        native["relay"] = self.relay.for_native()
-        return {**native, "holds": list(holds), "log": logs}
+        """The configuration of the native service: each section by its name."""
+        self.sites.bearer()  # an error in the file is one now
+        sections = ("http", "streams", "adopt", "snapshot", "relay", "sites", "log")
+        native = {name: getattr(self, name).for_native() for name in sections}
+        native["streams"]["limits"] = self.limits.for_native()
+        if not log:
+            native["log"]["level"] = "off"
+        return {**native, "holds": list(holds)}
 
 
 SECTIONS: dict[str, type[Section]] = {

@@ -1,4 +1,4 @@
-"""What a section of settings is: fields that say their kind, flag and help, and are checked against them."""
+"""A section of settings: fields that say their kind, flag and help, and are checked against them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Key:
 
     @property
     def env(self) -> str:
-        """Its environment variable: named like the flag."""
+        """The setting's environment variable: named like the flag."""
         return ENV_PREFIX + self.flag.removeprefix("--").replace("-", "_").upper()
 
     def show_default(self) -> str:
@@ -48,13 +48,16 @@ class Key:
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
-def about(kind: Kind, flag: str, text: str) -> dict[str, Any]:
-    """What a field of a section says of itself: the kind of its values, its flag and its help."""
-    return {"kind": kind, "flag": flag, "help": text}
+def about(kind: Kind, flag: str, text: str, *, native: bool = True) -> dict[str, Any]:
+    """The metadata of a field of a section: the kind of its values, its flag and its help.
+
+    `native`: the native part reads it, in its struct of the section, under the same name. Otherwise Python alone does.
+    """
+    return {"kind": kind, "flag": flag, "help": text, "native": native}
 
 
 class Section:
-    """Settings of one section. Checks each field against its kind."""
+    """The settings of one section, each field checked against its kind."""
 
     section: ClassVar[str] = ""
 
@@ -68,6 +71,15 @@ class Section:
                 object.__setattr__(self, name, key.kind.convert(value))
             except ValueError as error:
                 raise ConfigError(f"{key.path} {error}") from None
+
+    def for_native(self) -> dict[str, Any]:
+        """The settings that the native part reads, by name: durations in seconds, sizes in bytes, files by path."""
+        given = {}
+        for each in dataclasses.fields(self):  # type: ignore[arg-type]
+            if each.metadata.get("native"):
+                value = getattr(self, each.name)
+                given[each.name] = None if value is None else each.metadata["kind"].native(value)
+        return given
 
 
 def keys_of(section: type[Section]) -> Iterator[Key]:

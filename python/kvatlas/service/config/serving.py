@@ -1,10 +1,10 @@
-"""Settings of what a service answers: its HTTP, its limits, its log."""
+"""Settings of a service's answers: its HTTP, its limits, its log."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import (
@@ -13,6 +13,7 @@ from kvatlas.service.config.kinds import (
     Choice,
     File,
     Integer,
+    OnOff,
     Size,
     Texts,
 )
@@ -70,15 +71,20 @@ class HttpConfig(Section):
     )
     tls_cert: Path | None = field(
         default=None,
-        metadata=about(File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS."),
+        metadata=about(
+            File(), "--tls-cert", "Certificate chain in PEM. Together with --tls-key, enables TLS.", native=False
+        ),
     )
     tls_key: Path | None = field(
-        default=None, metadata=about(File(), "--tls-key", "Private key of the certificate, in PEM.")
+        default=None, metadata=about(File(), "--tls-key", "Private key of the certificate, in PEM.", native=False)
     )
     tls_client_ca: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--tls-client-ca", "Certificate authorities in PEM. Clients must send a certificate signed by one."
+            File(),
+            "--tls-client-ca",
+            "Certificate authorities in PEM. Clients must send a certificate signed by one.",
+            native=False,
         ),
     )
     max_body: int = field(default=8 << 20, metadata=about(Size(), "--max-body", "Maximum size of a request body."))
@@ -105,7 +111,7 @@ class HttpConfig(Section):
         metadata=about(ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
     )
     access_log: Literal["off", "on"] = field(
-        default="off", metadata=about(Choice("off", "on"), "--access-log", "Log each request.")
+        default="off", metadata=about(OnOff("off", "on"), "--access-log", "Log each request.")
     )
     untrusted: Literal["leave-out", "flag"] = field(
         default="leave-out",
@@ -133,6 +139,15 @@ class HttpConfig(Section):
         one_key("http.key", self.key, self.key_file)
         one_key("http.admin_key", self.admin_key, self.admin_key_file)
 
+    def for_native(self) -> dict[str, Any]:
+        """The settings for the native server: TLS in a table of its own, and the keys that programs gave."""
+        self.bearer(), self.admin_bearer()  # reports errors in the files here, with their keys' names
+        tls = None
+        if self.tls_cert is not None:
+            authority = None if self.tls_client_ca is None else str(self.tls_client_ca)
+            tls = {"cert": str(self.tls_cert), "key": str(self.tls_key), "client_ca": authority}
+        return super().for_native() | {"key": self.key, "admin_key": self.admin_key, "tls": tls}
+
     def bearer(self) -> str | None:
         """The bearer key for queries, if there is one.
 
@@ -152,7 +167,7 @@ class HttpConfig(Section):
         return read_secret(self.admin_key_file, "http.admin_key_file")
 
     def is_loopback(self) -> bool:
-        """Whether only this machine can connect."""
+        """True if only this machine can connect."""
         host = self.bind.rpartition(":")[0]
         return host.startswith("127.") or host == "[::1]"
 
@@ -187,7 +202,7 @@ class LimitsConfig(Section):
 
 @dataclass(frozen=True)
 class LogConfig(Section):
-    """What `kvatlas serve` writes to stderr."""
+    """Settings of the log that `kvatlas serve` writes to stderr."""
 
     section: ClassVar[str] = "log"
 

@@ -1,8 +1,7 @@
-"""Settings of what services give one another and themselves: snapshots, relays, digests of sites."""
+"""Settings of the state that services give one another and themselves: snapshots, relays, digests of sites."""
 
 from __future__ import annotations
 
-import dataclasses
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,6 +17,7 @@ from kvatlas.service.config.kinds import (
     Directory,
     File,
     Integer,
+    OnOff,
     Size,
     Text,
 )
@@ -26,7 +26,7 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class SnapshotConfig(Section):
-    """What the service keeps over a restart, or takes from another one when it starts.
+    """Settings of the state that the service keeps over a restart, or takes from another one when it starts.
 
     `peer_key` is the key of the service at `peer` itself, for programs.
     """
@@ -59,12 +59,16 @@ class SnapshotConfig(Section):
             "--peer-snapshot",
             "URL of a running kvatlas service whose snapshot this one begins with. Or dns:NAME:PORT: of any replica "
             "at the addresses of NAME that is ready.",
+            native=False,
         ),
     )
     peer_key_file: Path | None = field(
         default=None,
         metadata=about(
-            File(), "--peer-snapshot-key-file", "File with the key that the service at --peer-snapshot needs for this."
+            File(),
+            "--peer-snapshot-key-file",
+            "File with the key that the service at --peer-snapshot needs for this.",
+            native=False,
         ),
     )
     peer_timeout: float = field(
@@ -73,6 +77,7 @@ class SnapshotConfig(Section):
             ABOVE_0,
             "--peer-snapshot-timeout",
             "Time within which that snapshot must arrive. After it, it is given up.",
+            native=False,
         ),
     )
     max_bytes: int = field(
@@ -99,6 +104,11 @@ class SnapshotConfig(Section):
                 object.__setattr__(self, "peer", checked_url(self.peer))
         except ValueError as error:
             raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
+
+    def for_native(self) -> dict[str, Any]:
+        """The settings for the native service, which is told that a snapshot of another one will come."""
+        self.peer_bearer()  # an error in the file is one now
+        return super().for_native() | {"from_peer": self.peer is not None}
 
     def peer_bearer(self) -> str | None:
         """The key of the service at `peer`, if there is one.
@@ -169,7 +179,7 @@ class RelayConfig(Section):
     insecure_readers: Literal["off", "on"] = field(
         default="off",
         metadata=about(
-            Choice("off", "on"),
+            OnOff("off", "on"),
             "--relay-insecure-readers",
             "Let readers on other machines connect to a relay without NATS and without a key.",
         ),
@@ -194,7 +204,7 @@ class RelayConfig(Section):
     snapshots: Literal["off", "on"] = field(
         default="off",
         metadata=about(
-            Choice("off", "on"),
+            OnOff("off", "on"),
             "--relay-snapshots",
             "Keep a snapshot in NATS's object store, every --snapshot-every, for readers that start later. Messages "
             "that neither it nor the one before it needs are removed from the JetStream stream.",
@@ -248,15 +258,11 @@ class RelayConfig(Section):
             raise ConfigError("relay.snapshots needs NATS, but relay.source has relays (tcp://)")
 
     def for_native(self) -> dict[str, Any]:
-        """What the native service is told."""
-        told = dataclasses.asdict(self)
-        for name in ("credentials", "ca", "key_file", "reader_key_file"):
-            told[name] = None if told[name] is None else str(told[name])
-        told["from"] = told.pop("source")
-        told["snapshots"] = self.snapshots == "on"
-        told["insecure_readers"] = self.insecure_readers == "on"
-        told["in_memory"] = told.pop("storage") == "memory"
-        return told
+        """The settings for the native service, with the keys that programs gave."""
+        given = super().for_native() | {"key": self.key, "reader_key": self.reader_key, "dedicated": self.dedicated}
+        given["from"] = given.pop("source")
+        given["in_memory"] = given.pop("storage") == "memory"
+        return given
 
 
 def _check_servers(name: str, servers: list[str]) -> None:
@@ -276,7 +282,7 @@ def _check_listening(url: str) -> None:
 
 @dataclass(frozen=True)
 class SitesConfig(Section):
-    """How the service goes together with other sites. `key` is the key of the service at `url` itself, for programs."""
+    """Settings of working together with other sites. `key` is the key of the service at `url` itself, for programs."""
 
     section: ClassVar[str] = "sites"
 
@@ -290,16 +296,26 @@ class SitesConfig(Section):
     )
     url: str | None = field(
         default=None,
-        metadata=about(Text(), "--global", "URL of the service above many sites. Digests of this one are sent to it."),
+        metadata=about(
+            Text(),
+            "--global",
+            "URL of the service above many sites. Digests of this one are sent to it.",
+            native=False,
+        ),
     )
     site: str | None = field(
-        default=None, metadata=about(Text(), "--site", "Name of this site, for --global. Each site has its own.")
+        default=None,
+        metadata=about(Text(), "--site", "Name of this site, for --global. Each site has its own.", native=False),
     )
     key_file: Path | None = field(
         default=None,
-        metadata=about(File(), "--global-key-file", "File with the admin key of the service at --global."),
+        metadata=about(
+            File(), "--global-key-file", "File with the admin key of the service at --global.", native=False
+        ),
     )
-    every: float = field(default=5.0, metadata=about(ABOVE_0, "--digest-every", "Time from one digest to the next."))
+    every: float = field(
+        default=5.0, metadata=about(ABOVE_0, "--digest-every", "Time from one digest to the next.", native=False)
+    )
     grain: int = field(
         default=32,
         metadata=about(

@@ -4,7 +4,7 @@
 one engine registered as it is, `watch` keeps a changing list of them.
 """
 
-from kvatlas.service.discovery.probe import Found, Source
+from kvatlas.service.discovery.probe import EngineDescription, Source
 from kvatlas.service.discovery.watch import Discovery
 
-__all__ = ["Discovery", "Found", "Source"]
+__all__ = ["Discovery", "EngineDescription", "Source"]

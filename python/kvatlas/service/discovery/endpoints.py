@@ -1,4 +1,4 @@
-"""Turn the addresses that engines report into addresses to connect to."""
+"""The addresses that engines report, turned into addresses to connect to."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _WILD = ("*", "0.0.0.0", "::")  # noqa: S104 - what engines say, not where this 
 
 
 def is_loopback(host: str) -> bool:
-    """Whether the host means the local machine."""
+    """True if the host means the local machine."""
     if host == "localhost":
         return True
     try:

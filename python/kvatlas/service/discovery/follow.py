@@ -1,4 +1,4 @@
-"""Keeps the registration of one engine, or of one configured stream, up to date until stopped.
+"""The watch over one engine, or one configured stream, which keeps its registration up to date until stopped.
 
 An engine that does not answer stays registered: that its stream is silent is found out by the stream itself, and until
 then what it holds is still right. It is unregistered when it leaves the list, and registered again when its answers
@@ -12,13 +12,13 @@ import json
 import logging
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from typing import Any, Protocol
 
 from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
 from kvatlas.service.config.engines import Engine, Stream
-from kvatlas.service.discovery.probe import Found, Prober, Source
+from kvatlas.service.discovery.probe import EngineDescription, Prober, Source
 from kvatlas.service.native import Native, about_stream, registration
 
 logger = logging.getLogger("kvatlas.discovery")
@@ -28,20 +28,20 @@ _WHOLE_EVERY = 6  # checks; those between ask for the event sources only
 
 
 class Watcher(Protocol):
-    """Told of engines, besides the service: a router sends them requests, whether they publish events or not."""
+    """An observer of engines, besides the service: a router sends them requests, whether they publish events or not."""
 
-    def listed(self, engine: Engine, /) -> None:
-        """An engine is in the list, or what the list says of it has changed."""
+    def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
+        """Take note that an engine is in the list, or that its entry has changed, and of streams given by hand."""
 
-    def found(self, engine: Engine, found: Found | None, prober: Prober, /) -> None:
-        """It was asked. `found`: what is to be registered of it; None if that was not to be had."""
+    def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
+        """Take note that an engine was asked. `found` is to be registered of it; None if it was not to be had."""
 
     def left(self, engine: Engine, /) -> None:
-        """It is not in the list any more."""
+        """Take note that an engine is not in the list any more."""
 
 
 class Follower(ABC):
-    """One entry of the list.
+    """A follower of one entry of the list.
 
     Attributes:
         is_registered: Whether all of it is registered.
@@ -57,6 +57,8 @@ class Follower(ABC):
         self.is_registered = False
         self._url = url
         self._rank = rank
+        # Where no events are followed, what is wrong with them is nobody's concern.
+        self.warns = config.follows_events
         self.settled = asyncio.Event()  # registered once, or there is no use in waiting
         self._stop = asyncio.Event()
         self._problem: str | None = None
@@ -98,8 +100,8 @@ class Follower(ABC):
             # Many engines are followed: not all at the same moment.
             await self._sleep(delay * random.uniform(0.9, 1.1))
 
-    async def look(self) -> Found | None:
-        """What there is to be registered; None for what was there before. May be cut short.
+    async def look(self) -> EngineDescription | None:
+        """Return what there is to be registered; None if that has not changed. May be cut short.
 
         Raises:
             DiscoveryError: It cannot be registered.
@@ -107,15 +109,15 @@ class Follower(ABC):
         return None
 
     @abstractmethod
-    async def apply(self, found: Found | None) -> float:
-        """Register it, to the end, and say in how many seconds to look again.
+    async def apply(self, found: EngineDescription | None) -> float:
+        """Register what was found, to the end, and return in how many seconds to look again.
 
         Raises:
             DiscoveryError: It was refused.
         """
 
     def stop(self) -> None:
-        """`run` shall end."""
+        """Ask `run` to end."""
         self._stop.set()
 
     @abstractmethod
@@ -123,12 +125,12 @@ class Follower(ABC):
         """Unregister what was registered, after `run` has ended."""
 
     async def left(self) -> None:
-        """As `leave`, and it is not in the list any more."""
+        """Do what `leave` does, for an entry that is not in the list any more."""
         await self.leave()
         self.native.forget_engine(self.name, self._rank)
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
-        """Say how far it is. What is registered stays registered, whatever the engine says now."""
+        """Report how far the entry is. What is registered stays registered, whatever the engine says now."""
         report = {
             "worker": self.name,
             "rank": self._rank,
@@ -140,15 +142,14 @@ class Follower(ABC):
         self.native.report_engine(json.dumps(report))
 
     def _note(self, problem: str) -> None:
-        """Say it once."""
+        """Log a problem, once."""
         if problem != self._problem:
             self._problem = problem
-            # Where no events are followed, what is wrong with them is nobody's concern.
-            level = logging.WARNING if self.config.follows_events else logging.DEBUG
+            level = logging.WARNING if self.warns else logging.DEBUG
             logger.log(level, "%s: %s", self.shown, problem)
 
-    async def _or_stop(self, work: Coroutine[Any, Any, Found | None]) -> Found | None:
-        """The result, unless told to stop before there is one."""
+    async def _or_stop(self, work: Coroutine[Any, Any, EngineDescription | None]) -> EngineDescription | None:
+        """Return the result, or None if told to stop before there is one."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -167,7 +168,7 @@ class Follower(ABC):
             return
 
     async def register(self, announced_by: str | None = None, **about: Any) -> bool:
-        """Tell the native service. True if that is news to it.
+        """Register with the native service. True if that is news to it.
 
         Args:
             announced_by: The host of the engine that named the addresses; None if whoever runs this service did.
@@ -177,7 +178,7 @@ class Follower(ABC):
         return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Register with the native service. Tolerate that it is already registered."""
+        """Unregister from the native service. Tolerate that it refuses."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:
@@ -192,14 +193,14 @@ class Follower(ABC):
 
 
 class StreamFollower(Follower):
-    """A stream that was named by hand."""
+    """A follower of a stream that was named by hand."""
 
     def __init__(self, native: Native, config: Config, stream: Stream) -> None:
         super().__init__(native, config, stream.worker, f"stream of {stream.worker}", stream.endpoint, rank=stream.rank)
         self.stream = stream
         self._registered = False
 
-    async def apply(self, found: Found | None) -> float:
+    async def apply(self, found: EngineDescription | None) -> float:
         # Also later: somebody may have unregistered it over HTTP, and the list says that it is to be there.
         stream, config = self.stream, self.config
         await self.register(endpoint=stream.endpoint, **about_stream(stream, config))
@@ -212,7 +213,7 @@ class StreamFollower(Follower):
 
 
 class EngineFollower(Follower):
-    """An engine that is asked."""
+    """A follower of an engine that is asked."""
 
     def __init__(
         self,
@@ -222,23 +223,36 @@ class EngineFollower(Follower):
         engine: Engine,
         pace: Callable[[], float],
         watcher: Watcher | None = None,
+        *,
+        registers: bool = True,
     ) -> None:
+        """Make a follower.
+
+        Args:
+            native: The service.
+            config: Its configuration.
+            prober: Asks the engine.
+            engine: The engine.
+            pace: Tells the seconds between two looks.
+            watcher: Is told of the engine, too.
+            registers: False if its streams are given by hand, so that what it says of them is of no concern.
+        """
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
+        self.registers = registers
+        self.warns = self.warns and registers
         self._watcher = watcher
         self.engine = engine
         self._prober = prober
         self._pace = pace
-        self._found: Found | None = None
+        self._found: EngineDescription | None = None
         self._registered: dict[int, Source] = {}
         self._light = 0
 
-    async def look(self) -> Found | None:
+    async def look(self) -> EngineDescription | None:
         light, self._light = self._light, 0  # after a failure all is asked anew: the engine may be another one
         try:
             found = await self._prober.whole() if light == 0 or await self._prober.changed() else None
-        except DiscoveryError as problem:
-            if not problem.temporary and self._prober.kind is None:
-                self._prober.kind = "unknown"
+        except DiscoveryError:
             await self._tell(None)
             raise
         if found is not None:
@@ -246,24 +260,29 @@ class EngineFollower(Follower):
         self._light = light
         return found
 
-    async def _tell(self, found: Found | None) -> None:
+    def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
+        if self.registers:
+            super()._report(state, code, reason)
+
+    async def _tell(self, found: EngineDescription | None) -> None:
         if self._watcher is not None:
-            await asyncio.to_thread(self._watcher.found, self.engine, found, self._prober)
+            await asyncio.to_thread(self._watcher.found, self.engine, found)
 
     async def left(self) -> None:
         await super().left()
         if self._watcher is not None:
             await asyncio.to_thread(self._watcher.left, self.engine)
 
-    async def apply(self, found: Found | None) -> float:
+    async def apply(self, found: EngineDescription | None) -> float:
         light, self._light = self._light, 0
         if found is not None:
-            await self._register_all(found)
+            if self.registers:
+                await self._register_all(found)
             light = _WHOLE_EVERY
         self._light = light - 1
         return self._pace()
 
-    async def _register_all(self, found: Found) -> None:
+    async def _register_all(self, found: EngineDescription) -> None:
         before = self._found
         if before is not None and (before.model, before.block_size) != (found.model, found.block_size):
             logger.info(
@@ -311,7 +330,7 @@ class EngineFollower(Follower):
 
 
 def _state(code: str) -> str:
-    """What an engine is called that could not be asked, by the code of the problem."""
+    """The state of an engine that could not be asked, by the code of the problem."""
     if code in ("timeout", "unreachable"):
         return "unreachable"
     return "no_events" if code == "no_events" else "unusable"

@@ -93,7 +93,7 @@ class Asker:
         return answer.status_code, body.decode(errors="replace")
 
     async def get_json(self, url: str, *, absent: tuple[int, ...] = ()) -> Any:
-        """An answer in JSON; None for the statuses of `absent`.
+        """The value of an answer in JSON; None for the statuses of `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.

@@ -1,4 +1,4 @@
-"""Asks one engine what it serves and where its events are: vLLM, SGLang, and versions of them that do not say it."""
+"""Questions to one engine about its models and its events: vLLM, SGLang, and versions of them that do not say it."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvatlas.service.config.engines import Engine
 from kvatlas.service.discovery.endpoints import at, bound_port, check_listening, reachable
 from kvatlas.service.discovery.http import Asker
 
-__all__ = ["Found", "Prober", "Source"]
+__all__ = ["EngineDescription", "Prober", "Source"]
 
 _NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
 _NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is this an engine?"
@@ -31,7 +31,7 @@ _MOST_BYTES = 1 << 10  # of a name
 
 @dataclass(frozen=True)
 class Source:
-    """Where one rank's events are."""
+    """The source of one rank's events."""
 
     rank: int
     endpoint: str
@@ -41,8 +41,8 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Found:
-    """What an engine says of itself.
+class EngineDescription:
+    """An engine's description of itself.
 
     Attributes:
         engine: "vllm" or "sglang".
@@ -83,7 +83,7 @@ class _Models:
 
 
 @dataclass(frozen=True)
-class _Said:
+class _ServerAnswer:
     """An engine's answer, of which the rest follows: an equal one means that nothing has changed."""
 
     engine: str
@@ -102,7 +102,7 @@ class Prober:
         *,
         names_ranks: bool = False,
     ) -> None:
-        """Nothing is asked yet.
+        """Make a prober. Nothing is asked yet.
 
         Args:
             asker: Sends the requests.
@@ -118,21 +118,19 @@ class Prober:
         self._engine = engine
         self._config = config
         self.host = urlsplit(engine.url).hostname or ""
-        self._said: _Said | None = None
+        self._said: _ServerAnswer | None = None
         self._models = _Models()
-        self.kind: str | None = None  # "vllm", "sglang" or "unknown", once it has answered
-        self.bootstrap_port: int | None = None  # where SGLang's prefill engines meet decode engines
 
     async def changed(self) -> bool:
-        """Whether the engine says something else than when `whole` asked.
+        """True if the engine says something else than when `whole` asked.
 
         Raises:
             DiscoveryError: It does not report them.
         """
         return self._said is None or await self._ask() != self._said
 
-    async def whole(self) -> Found:
-        """All of it.
+    async def whole(self) -> EngineDescription:
+        """Ask the engine for all of its description.
 
         Raises:
             DiscoveryError: It cannot be registered as it is.
@@ -150,7 +148,7 @@ class Prober:
         self._said = said
         return found
 
-    async def _header_of(self, found: Found) -> str | None:
+    async def _header_of(self, found: EngineDescription) -> str | None:
         """The numbers by which requests name these ranks.
 
         The frontends of vLLM differ, and none of them says so: it is found out by the shortest request there is.
@@ -167,42 +165,35 @@ class Prober:
             self._rank_header = (found.ranks, header)
         return self._rank_header[1]
 
-    async def _try_rank(self, found: Found, number: int) -> tuple[int, str]:
+    async def _try_rank(self, found: EngineDescription, number: int) -> tuple[int, str]:
         body = {"model": (*self._models.served, found.model)[0], "prompt": "1", "max_tokens": 1}
         return await self._asker.post(f"{self._engine.url}/v1/completions", body, {"X-data-parallel-rank": str(number)})
 
-    async def _ask(self) -> _Said:
+    async def _ask(self) -> _ServerAnswer:
         try:
             return await self._asked()
         except DiscoveryError:
             self._rank_header = None  # it may be another one when it answers again
             raise
 
-    async def _asked(self) -> _Said:
+    async def _asked(self) -> _ServerAnswer:
         sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405))
         if sources is not None:
             if not isinstance(sources, dict):
                 raise DiscoveryError(_NO_RANKS, "bad_answer")
             if len(sources) > _MOST_RANKS:
                 raise _too_many(len(sources))
-            self.kind = "vllm"
-            return _Said("vllm", sources)
+            return _ServerAnswer("vllm", sources)
         for path in ("/server_info", "/get_server_info"):
             info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
-            if isinstance(info, dict) and ("kv_events" in info or "disaggregation_mode" in info):
-                self.kind = "sglang"
-                port = info.get("disaggregation_bootstrap_port")
-                self.bootstrap_port = port if _is_positive(port) else None
             if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
                 names = ("kv_events", "kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
-                return _Said("sglang", {name: info.get(name) for name in names})
-        said = _Said("vllm", {"": await self._old_vllm()})
-        self.kind = "vllm"
-        return said
+                return _ServerAnswer("sglang", {name: info.get(name) for name in names})
+        return _ServerAnswer("vllm", {"": await self._old_vllm()})
 
     # vLLM
 
-    async def _vllm(self, said: _Said) -> Found:
+    async def _vllm(self, said: _ServerAnswer) -> EngineDescription:
         metrics: dict[str, int | None] | None = None
         if "" in said.content:
             metrics = await self._vllm_metrics()
@@ -219,7 +210,7 @@ class Prober:
         block_size = self._engine.block_size or self._config.block_size
         if block_size is None:
             block_size = _one_block_size(metrics if metrics is not None else await self._vllm_metrics())
-        return Found("vllm", model, block_size, sources, *self._names(model))
+        return EngineDescription("vllm", model, block_size, sources, *self._names(model))
 
     def _names(self, model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Aliases and adapters: those of the engine and those configured."""
@@ -257,13 +248,13 @@ class Prober:
         return endpoint
 
     def _counts_copies(self, events: dict[str, Any]) -> bool:
-        """Whether a block announced again is another copy: not if the engine says that it reports hits, too."""
+        """True if a block announced again is another copy: not if the engine says that it reports hits, too."""
         if self._engine.count_copies is not None:
             return self._engine.count_copies
         return events.get("kv_cache_report_mode") != "full"
 
     async def _ask_models(self) -> _Models:
-        """The names of the model, of which there is one at least, and of its adapters."""
+        """Ask for the names of the model, of which there is one at least, and of its adapters."""
         models = await self._asker.get_json(f"{self._engine.url}/v1/models")
         cards = models.get("data") if isinstance(models, dict) else None
         served: list[str] = []
@@ -278,12 +269,12 @@ class Prober:
         return self._models
 
     async def _try_models(self) -> None:
-        """The same where the model's name is known otherwise. Without an answer, names stay as they were."""
+        """Ask for the names where the model's name is known otherwise. Without an answer, names stay as they were."""
         with contextlib.suppress(DiscoveryError):
             await self._ask_models()
 
     async def _vllm_metrics(self) -> dict[str, int | None]:
-        """Block sizes by data-parallel rank."""
+        """Ask for the block sizes by data-parallel rank."""
         text = await self._asker.get(f"{self._engine.url}/metrics", absent=(404, 405))
         sizes: dict[str, int | None] = {}
         for match in _INFO.finditer(text or ""):
@@ -293,7 +284,7 @@ class Prober:
         return sizes
 
     async def _old_vllm(self) -> str:
-        """Whether there is an engine at all; the name of its model."""
+        """Ask if there is an engine at all. Returns the name of its model."""
         try:
             return (await self._ask_models()).served[0]
         except DiscoveryError as problem:
@@ -302,7 +293,7 @@ class Prober:
             raise DiscoveryError(_NO_ENGINE, "bad_answer") from problem
 
     async def _vllm_version(self) -> str:
-        """Such as `0.22.1`; empty if the engine does not report it."""
+        """Ask for the version, such as `0.22.1`; empty if the engine does not report it."""
         with contextlib.suppress(DiscoveryError):
             answer = await self._asker.get_json(f"{self._engine.url}/version", absent=(404, 405))
             if isinstance(answer, dict) and isinstance(answer.get("version"), str):
@@ -326,7 +317,7 @@ class Prober:
 
     # SGLang
 
-    async def _sglang(self, said: _Said) -> Found:
+    async def _sglang(self, said: _ServerAnswer) -> EngineDescription:
         info = said.content
         events = info["kv_events"]
         if not isinstance(events, dict):
@@ -360,10 +351,10 @@ class Prober:
                 replay, _listens = reachable(replay, host or self.host, f"rank {rank}'s replay endpoint")
             sources.append(Source(rank, endpoint, replay, _text(events.get("topic")), self._counts_copies(events)))
         await self._try_models()
-        return Found("sglang", model, block_size, tuple(sources), *self._names(model))
+        return EngineDescription("sglang", model, block_size, tuple(sources), *self._names(model))
 
     def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:
-        """From the flag that the engine was started with: versions before `kv_events` show no more."""
+        """The event sources by the flag that the engine was started with: versions before `kv_events` show no more."""
         config = info["kv_events_config"]
         if not isinstance(config, str) or not config:
             raise DiscoveryError(_NO_EVENTS, "no_events")
@@ -386,7 +377,7 @@ class Prober:
 
 
 def _ports_wanted(version: str, command: str) -> str:
-    """What to do, with this command, about an engine that does not report its event sockets."""
+    """The advice, with this command, about an engine that does not report its event sockets."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -403,7 +394,7 @@ def _ports_wanted(version: str, command: str) -> str:
 
 
 def _publishers(publishers: object) -> dict[int, str]:
-    """Addresses of single ranks, where they are on several hosts."""
+    """The addresses of single ranks, where they are on several hosts."""
     each = publishers if isinstance(publishers, list) else []
     return {
         item["dp_rank"]: item["endpoint"]
@@ -429,7 +420,7 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
 
 
 def _others(names: tuple[str, ...], model: str) -> tuple[str, ...]:
-    """Each once and without the model's own, as many and as long as the service takes them."""
+    """The names, each once and without the model's own, as many and as long as the service takes them."""
     fit = (name for name in names if name != model and len(name.encode(errors="replace")) <= _MOST_BYTES)
     return tuple(dict.fromkeys(fit))[:_MOST_NAMES]
 

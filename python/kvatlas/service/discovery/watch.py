@@ -1,4 +1,4 @@
-"""Keeps a list of engines and streams registered: those given at the start, and those of a file that may change."""
+"""The list of engines and streams to keep registered: those given at the start, and those of a file that may change."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
         except ConfigError as error:
             raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
     try:
-        check_names(engines, streams)
+        check_names(engines, streams, shared=config.sends_requests)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
     return [*engines, *streams]
@@ -61,7 +61,7 @@ class Discovery:
     """Follows engines until it is stopped."""
 
     def __init__(self, config: Config) -> None:
-        """Nothing is asked yet.
+        """Make a discovery. Nothing is asked yet.
 
         Raises:
             ConfigError: The engines' file or key file cannot be read or is wrong.
@@ -82,7 +82,7 @@ class Discovery:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """What is to be followed, as far as is known."""
+        """The engines and streams to be followed, as far as is known."""
         return (*self._config.engines, *self._config.static_streams, *self._listed)
 
     async def run(self, native: Native) -> None:
@@ -103,7 +103,7 @@ class Discovery:
                 await asyncio.gather(settle, *tasks, *self._leaving, return_exceptions=True)
 
     def stop(self) -> None:
-        """`run` shall end. To be called in its loop."""
+        """Ask `run` to end. To be called in its loop."""
         self._stop.set()
 
     async def _stopped_within(self, seconds: float | None) -> bool:
@@ -136,30 +136,44 @@ class Discovery:
         names: dict[str, type[Entry]] = {}
         for entry in self.entries:
             name = _name(entry)
-            if name in wanted or names.setdefault(name[0], type(entry)) is not type(entry):
+            is_of_its_kind = self._config.sends_requests or names.setdefault(name[0], type(entry)) is type(entry)
+            if name in wanted or not is_of_its_kind:
                 logger.warning("%s: ignored %s, which was already configured at the start", self._file, _shown(entry))
                 continue
             wanted[name] = entry
+        by_hand: dict[str, set[int]] = {}
+        for entry in wanted.values():
+            if isinstance(entry, Stream):
+                by_hand.setdefault(entry.worker, set()).add(entry.rank)
         self._drop({name for name, (entry, _f, _t) in self._followers.items() if wanted.get(name) != entry})
+        self._drop(
+            {
+                name
+                for name, (_e, follower, _t) in self._followers.items()
+                if isinstance(follower, EngineFollower) and follower.registers is (name[0] in by_hand)
+            }
+        )
         for name, entry in wanted.items():
             if name not in self._followers:
-                self._add(name, entry)
+                self._add(name, entry, by_hand.get(name[0], set()))
 
-    def _add(self, name: Name, entry: Entry) -> None:
+    def _add(self, name: Name, entry: Entry, by_hand: set[int]) -> None:
         follower: Follower
         if isinstance(entry, Engine):
             check, routes = self._native.check_allowed, self.watcher is not None
             prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
             if self.watcher is not None:
-                self.watcher.listed(entry)
-            follower = EngineFollower(self._native, self._config, prober, entry, self.pace, self.watcher)
+                self.watcher.listed(entry, by_hand)
+            follower = EngineFollower(
+                self._native, self._config, prober, entry, self.pace, self.watcher, registers=not by_hand
+            )
         else:
             follower = StreamFollower(self._native, self._config, entry)
         before = [task for task in self._leaving if task.get_name() == name[0]]
         self._followers[name] = (entry, follower, asyncio.create_task(_run_after(before, follower)))
 
     def pace(self, engines: int | None = None) -> float:
-        """Seconds between two looks at an engine: more where there are many, so that looking stays cheap."""
+        """The seconds between two looks at an engine: more where there are many, so that looking stays cheap."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name]) -> None:
@@ -193,7 +207,7 @@ class Discovery:
         self._follow()
 
     def _say(self, refused: str | None) -> None:
-        """That the file is wrong, or right again; once."""
+        """Log that the file is wrong, or right again; once."""
         if refused != self._refused:
             self._refused = refused
             if refused is None:
@@ -203,7 +217,7 @@ class Discovery:
 
 
 async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> None:
-    """An entry that was changed is registered when the old one is gone."""
+    """Run the follower of an entry that was changed when the old one is gone."""
     await asyncio.gather(*before, return_exceptions=True)
     await follower.run()
 

@@ -1,4 +1,4 @@
-"""What a served engine is, as one value that can be sent to another process."""
+"""The configuration of a served engine, as one value that can be sent to another process."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ Role = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """What a served engine is.
+    """The configuration of a served engine.
 
     Attributes:
         name: Tells engines apart in what they print; also part of what their chances follow from.
-        dialect: Whose words it speaks, "vllm" or "sglang".
+        dialect: The engine whose words it speaks, "vllm" or "sglang".
         arrays: Events as positional arrays, as engines wrote them before mid-2026.
         hash_bytes: Names as whole digests (vLLM only).
-        hash_algorithm: What names are computed by, "sha256" or "sha256_cbor" (vLLM only).
-        hash_seed: Names of its own; engines with the same seed, or none, name blocks alike.
+        hash_algorithm: Hash function of the names, "sha256" or "sha256_cbor" (vLLM only).
+        hash_seed: Seed that gives it names of its own; engines with the same seed, or none, name blocks alike.
         engine: The cache and its timing.
         speed: How many seconds of the engine's time pass in one.
         ranks: Data-parallel ranks, each with a cache and a stream of its own.
         model: The model it says it serves.
         loras: Adapters it says it serves.
         host: The address to bind.
-        http_port: 0 for any free one.
-        events_port: Of rank 0's live stream, rank r has this + r; 0 for any free ones.
-        replay_port: Of rank 0's replays likewise.
-        topic: Of the live stream.
+        http_port: Port of its HTTP; 0 for any free one.
+        events_port: Port of rank 0's live stream, rank r has this + r; 0 for any free ones.
+        replay_port: Port of rank 0's replays, likewise.
+        topic: Topic of the live stream.
         buffer_steps: Batches kept for replays.
-        replay_socket: Its replies: "current", "old" (without a topic frame), or "none": there is no such socket.
+        replay_socket: Replies to replays: "current", "old" (without a topic frame), or "none": there is no such socket.
         step: Seconds (real ones) from one step to the next at the least; a step's events are one batch.
         max_model_len: The longest prompt with its answer, in tokens.
         role: "prefill" or "decode" if it hands prompts over, or takes them; "both" may do either, or neither.
-        faults: What goes wrong.
-        seed: Of everything left to chance.
+        faults: Faults that happen to it.
+        seed: Seed of everything left to chance.
     """
 
     name: str = "engine-0"
@@ -116,18 +116,18 @@ class ServerConfig:
         return min(self.max_model_len, self.engine.cache_tokens)
 
     def names(self) -> Names:
-        """How it names blocks."""
+        """The way in which the engine names blocks."""
         if self.dialect == "vllm":
             return VllmNames(self.hash_seed, as_bytes=self.hash_bytes, algorithm=self.hash_algorithm)
         return SglangNames(self.hash_seed)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The configuration as plain data, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ServerConfig:
-        """What `as_dict` gave."""
+        """Make a configuration of what `as_dict` gave."""
         rest = dict(data)
         engine, faults = EngineConfig(**rest.pop("engine")), Faults(**rest.pop("faults"))
         return cls(**{**rest, "loras": tuple(rest["loras"])}, engine=engine, faults=faults)

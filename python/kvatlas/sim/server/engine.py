@@ -81,15 +81,15 @@ class ServedEngine:
 
     @property
     def url(self) -> str:
-        """Where its HTTP is."""
+        """The address of the engine's HTTP."""
         return f"http://{reachable(self.config.host)}:{self.http_port}"
 
     def endpoint(self, rank: int = 0) -> str:
-        """Where a rank's live stream is."""
+        """The endpoint of a rank's live stream."""
         return f"tcp://{reachable(self.config.host)}:{self.events_port + self._rank(rank).number}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """Where a rank answers replays; None if it is said not to."""
+        """The endpoint at which a rank answers replays; None if it is said not to."""
         if self.replay_port is None:
             return None
         return f"tcp://{reachable(self.config.host)}:{self.replay_port + self._rank(rank).number}"
@@ -144,13 +144,13 @@ class ServedEngine:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """What a rank holds of a prompt, as of all that it published so far (if it is quiet)."""
+        """The blocks that a rank holds of a prompt, as of all that it published so far (if it is quiet)."""
         chosen = self._rank(rank)
         held, usable = chosen.depths(tokens, lora, salt)
         return Truth(held, usable, self.epoch, chosen.last_seq, chosen.quiet and not self.down)
 
     def state(self) -> list[RankState]:
-        """Where each rank is."""
+        """The state of each rank."""
         return [
             RankState(
                 rank=rank.number,

@@ -1,4 +1,4 @@
-"""What can go wrong between an engine and its readers, on purpose and by a seed."""
+"""Faults that can happen between an engine and its readers, on purpose and by a seed."""
 
 from __future__ import annotations
 
@@ -14,14 +14,17 @@ from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
 
 ReplaySocket = Literal["on", "closed", "silent", "slow"]
-"""How replays are answered. "closed": nobody listens; "silent": not at all; "slow": one batch every `SLOW` seconds."""
+"""The way in which replays are answered.
+
+"closed": nobody listens; "silent": not at all; "slow": one batch every `SLOW` seconds.
+"""
 
 _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
 
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """How often what goes wrong: chances from 0 to 1, each time a batch is published, or an answer asked for.
+    """The chances of faults, from 0 to 1, each time a batch is published, or an answer asked for.
 
     The first six concern the live socket only, replays have those batches right. Poison is in the stream itself, so
     in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing. What a corrupt
@@ -75,7 +78,7 @@ class Faults:
 
 
 MISHAPS = ("http_refuse", "http_hang", "http_die_before", "http_die_after", "http_garbage", "http_slow", "http_early")
-"""What goes wrong with an answer over HTTP."""
+"""The names of the faults of answers over HTTP."""
 CHANCES = (
     "drop",
     "duplicate",
@@ -119,7 +122,7 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """Whether anything published has still to be sent."""
+        """True if anything published has still to be sent."""
         return bool(self._queue) or self._overtaken is not None
 
     def push(self, seq: int, payload: bytes, faults: Faults) -> None:

@@ -39,15 +39,15 @@ class EngineHandle:
 
     @property
     def url(self) -> str:
-        """Where its HTTP is."""
+        """The address of the engine's HTTP."""
         return f"http://{reachable(self.config.host)}:{self.config.http_port}"
 
     def endpoint(self, rank: int = 0) -> str:
-        """Where a rank's live stream is."""
+        """The endpoint of a rank's live stream."""
         return f"tcp://{reachable(self.config.host)}:{self.config.events_port + self._rank(rank)}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """Where a rank answers replays; None if it never does."""
+        """The endpoint at which a rank answers replays; None if it never does."""
         if self.config.replay_socket == "none":
             return None
         return f"tcp://{reachable(self.config.host)}:{self.config.replay_port + self._rank(rank)}"
@@ -55,18 +55,18 @@ class EngineHandle:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """What a rank holds of a prompt."""
+        """The blocks that a rank holds of a prompt."""
         return self.match_all([Query(tokens, lora, salt, rank)])[0]
 
     def match_all(self, queries: Sequence[Query]) -> list[Truth]:
-        """The same for many prompts, all as of one moment."""
+        """The blocks that ranks hold of many prompts, all as of one moment."""
         rows = [
             {"token_ids": list(q.tokens), "lora_name": q.lora, "cache_salt": q.salt, "rank": q.rank} for q in queries
         ]
         return [Truth(**row) for row in self._post("/sim/match", {"queries": rows})["answers"]]
 
     def state(self) -> list[RankState]:
-        """Where its ranks are."""
+        """The state of each of the engine's ranks."""
         return [RankState(**row) for row in self._control.call("GET", "/sim/state")["ranks"]]
 
     def wait_quiet(self, timeout: float = 60.0) -> list[RankState]:
@@ -150,12 +150,12 @@ class EngineHandle:
 
     @property
     def pid(self) -> int:
-        """Its process."""
+        """The id of the engine's process."""
         return self._process.pid
 
     @property
     def alive(self) -> bool:
-        """Whether its process runs."""
+        """True while the engine's process runs."""
         return self._process.alive
 
     def kill(self) -> None:
@@ -285,14 +285,14 @@ class Fleet:
     `http_port + i`, its streams from `events_port + 2 * ranks * i` on, and its replays `ranks` ports above those.
 
     Args:
-        engines: How many.
-        config: What each is like; names, seeds and ports are set for each.
-        processes: How many processes; engines that share one also die together.
-        http_port: Of the first engine's HTTP.
-        events_port: Of the first engine's first stream.
-        name: What engines are called: this and a number.
-        own_names: Every engine names blocks in its own way.
-        traffic: What they send themselves; nothing unless given.
+        engines: Number of engines.
+        config: Configuration of each engine; names, seeds and ports are set for each.
+        processes: Number of processes; engines that share one also die together.
+        http_port: Port of the first engine's HTTP.
+        events_port: Port of the first engine's first stream.
+        name: Name of the engines: this and a number.
+        own_names: True if every engine names blocks in its own way.
+        traffic: Requests that the engines send themselves; nothing unless given.
     """
 
     def __init__(
@@ -371,7 +371,7 @@ class Fleet:
 
     @property
     def urls(self) -> list[str]:
-        """Where their HTTP is."""
+        """The addresses of the engines' HTTP."""
         return [engine.url for engine in self.engines]
 
     @property

@@ -18,7 +18,7 @@ _MOST = 10_000  # prompts kept
 
 
 @dataclass(slots=True)
-class Computed:
+class PrefillWork:
     """A prompt that is being computed, or was, for another engine."""
 
     tokens: int
@@ -29,7 +29,7 @@ class Handover:
     """Computed prompts by the name under which they will be fetched."""
 
     def __init__(self) -> None:
-        self._kept: dict[str, Computed] = {}
+        self._kept: dict[str, PrefillWork] = {}
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -39,15 +39,15 @@ class Handover:
         name = secrets.token_hex(8) if name is None else name
         while len(self._kept) >= _MOST:
             del self._kept[next(iter(self._kept))]
-        self._kept[name] = Computed(tokens)
+        self._kept[name] = PrefillWork(tokens)
         return name
 
     def drop(self, name: str) -> None:
-        """It will not be fetched."""
+        """Forget a prompt that will not be fetched."""
         self._kept.pop(name, None)
 
     def keep(self, name: str) -> None:
-        """It is computed: keep it for a while."""
+        """Note that a prompt is computed, and keep it for a while."""
         if (kept := self._kept.get(name)) is not None:
             kept.done.set()
             asyncio.get_running_loop().call_later(KEPT, self._expire, name, kept)
@@ -68,6 +68,6 @@ class Handover:
         self.drop(name)
         return kept.tokens
 
-    def _expire(self, name: str, kept: Computed) -> None:
+    def _expire(self, name: str, kept: PrefillWork) -> None:
         if self._kept.get(name) is kept:
             self.drop(name)

@@ -1,4 +1,4 @@
-"""How engines name blocks: the chains of hashes that vLLM and SGLang really compute.
+"""The names that engines give to blocks: the chains of hashes that vLLM and SGLang really compute.
 
 A name covers the tokens of its block and everything before them, the LoRA adapter and the cache salt, so blocks that
 must not be shared never have one name. Names are kept as the integers a block pool keys by; `wire` makes of them what
@@ -21,7 +21,7 @@ from pickle import dumps
 from typing import Literal, Protocol
 
 HashAlgorithm = Literal["sha256", "sha256_cbor"]
-"""What vLLM hashes blocks by: its option --prefix-caching-hash-algo."""
+"""The hash function by which vLLM names blocks: its option --prefix-caching-hash-algo."""
 
 DEFAULT_SEED = "vllm-none-hash"
 """The seed of vLLM's root when nothing else is said: engines then name blocks alike."""
@@ -113,7 +113,7 @@ class SglangNames:
 
 
 def lora_path(lora: str) -> str:
-    """Where an adapter would be on the engine's disk. vLLM hashes it."""
+    """The path that an adapter would have on the engine's disk. vLLM hashes it."""
     return f"/adapters/{lora}"
 
 

@@ -94,7 +94,7 @@ def _ended(stop: asyncio.Event) -> None:
 
 
 def _allow_files() -> None:
-    """As many open files as this process may have: each engine has a handful of sockets and those of its readers."""
+    """Allow as many open files as this process may have: each engine has some sockets, besides those of its readers."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(ValueError, OSError):

@@ -28,7 +28,7 @@ from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 
 
 class Owner(Protocol):
-    """What a rank needs of its engine."""
+    """The engine of a rank, as far as the rank needs it."""
 
     config: ServerConfig
     clock: Clock
@@ -260,7 +260,7 @@ class Rank:
 
     @property
     def quiet(self) -> bool:
-        """Whether nothing is under way: no request, no event to publish, no batch to send."""
+        """True if nothing is under way: no request, no event to publish, no batch to send."""
         return not (self.load or self.announcer.batch.events or self.link.pending)
 
     @property

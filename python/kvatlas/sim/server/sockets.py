@@ -20,7 +20,7 @@ END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class SocketConfig:
-    """What the sockets are. `replay_endpoint` None: no replays; `old_replies`: replies without a topic frame."""
+    """Settings of the sockets. `replay_endpoint` None: no replays; `old_replies`: replies without a topic frame."""
 
     endpoint: str
     replay_endpoint: str | None
@@ -71,18 +71,18 @@ class EventSockets:
             self._pub = None
 
     def forget(self) -> None:
-        """As in a new process: numbers from 0, nothing kept."""
+        """Begin again as in a new process: numbers from 0, nothing kept."""
         self.next_seq = 0
         self._buffer.clear()
 
     @property
     def endpoint(self) -> str:
-        """Where the live stream is bound."""
+        """The address to which the live stream is bound."""
         return _bound(self._pub)
 
     @property
     def replay_endpoint(self) -> str | None:
-        """Where replays are answered; None if they are not."""
+        """The address at which replays are answered; None if they are not."""
         return None if self.router is None else _bound(self.router)
 
     def record(self, payload: bytes) -> int:
@@ -104,7 +104,7 @@ class EventSockets:
         return list(islice(self._buffer, max(start - self._buffer[0][0], 0), None))
 
     def descriptor(self, socket: zmq.Socket[bytes]) -> int:
-        """What to watch to learn that something changed at a socket (only changes: then look until nothing is left)."""
+        """The file descriptor to watch for changes at a socket (only changes: then look until nothing is left)."""
         descriptor = socket.getsockopt(zmq.FD)
         if not isinstance(descriptor, int):
             raise TypeError(f"ZMQ gave {descriptor!r} for a file descriptor")

@@ -26,7 +26,7 @@ _MOST = 1_000  # requests that wait or run at a rank
 
 @dataclass(frozen=True, slots=True)
 class TrafficConfig:
-    """What engines send themselves: a trace, or generated requests at `request_rate` a second over the whole fleet.
+    """Requests that engines send themselves: of a trace, or generated at `request_rate` a second over the whole fleet.
 
     Either begins again when it is through. Requests go to the engines in turns, at the engines' own speed.
     """
@@ -38,23 +38,25 @@ class TrafficConfig:
     seed: int = 0
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
+        """The configuration as plain data, for JSON."""
         return asdict(self)
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """What `as_dict` gave."""
+        """Make a configuration of what `as_dict` gave."""
         return cls(**data)
 
     def read(self) -> Trace | None:
         """The trace, if it is one. Raises `TraceError`."""
-        return None if self.trace is None else read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad)
+        if self.trace is None:
+            return None
+        return read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad).check_timed()
 
 
-def prompt_tokens(line: TraceRequest) -> list[int]:
-    """Made-up tokens for a line of a trace: equal ids give equal tokens."""
+def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
+    """Tokens made up for a line of a trace, whose ids stand for `block` tokens: equal ids give equal tokens."""
     ids: Hashes = np.array(line.hash_ids, dtype=np.uint64)
-    found = (expand(ids, TRACE_BLOCK)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
+    found = (expand(ids, block)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
     # Ids may leave the last, partial block out: it is like no other then, but engines do not cache it anyway.
     return [*found, *([0] * (line.input_length - len(found)))]
 
@@ -74,6 +76,7 @@ class Traffic:
         speed = next(iter(self.engines.values())).config.speed
         loop = asyncio.get_running_loop()
         due, number = loop.time(), 0
+        block = trace.block if trace is not None else TRACE_BLOCK
         for make in self._rounds(trace):
             lines = await asyncio.to_thread(make)
             previous = lines[0].timestamp
@@ -86,7 +89,7 @@ class Traffic:
                 # Never without giving the engines their turn. What cannot be kept up with is not caught up with.
                 due = max(due, loop.time() - _BEHIND)
                 await asyncio.sleep(max(due - loop.time(), 0))
-                self._send(engine, line)
+                self._send(engine, line, block)
             # The next round begins as long after the last request as requests are apart.
             due += max((previous - lines[0].timestamp) / 1000 / speed / len(lines), 0.01)
 
@@ -98,10 +101,10 @@ class Traffic:
         for seed in count(self.config.seed):
             yield functools.partial(_generated, self.config.request_rate or 1.0, seed)
 
-    def _send(self, engine: ServedEngine, line: TraceRequest) -> None:
+    def _send(self, engine: ServedEngine, line: TraceRequest, block: int) -> None:
         if sum(rank.load for rank in engine.ranks) < _MOST * len(engine.ranks):
             with contextlib.suppress(KvatlasError):  # too long, or just restarting: the traffic goes on
-                engine.submit(prompt_tokens(line), max(line.output_length, 1))
+                engine.submit(prompt_tokens(line, block), max(line.output_length, 1))
                 self.sent += 1
                 return
         self.refused += 1

@@ -1,4 +1,4 @@
-"""What an engine says about itself: the oracle for whoever reads its streams."""
+"""The truth about an engine, from itself: the oracle for whoever reads its streams."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """What a rank holds of a prompt.
+    """The blocks that a rank holds of a prompt.
 
     Attributes:
         held: Leading full blocks held.
-        usable: Of those, the ones that a request could use: the prompt's last token is always computed.
+        usable: Those of them that a request could use: the prompt's last token is always computed.
         epoch: The engine's restarts so far.
         seq: The last batch published in this epoch; None before the first.
-        quiet: Whether nothing is under way. Then a reader of all batches up to `seq` knows the same.
+        quiet: True if nothing is under way. Then a reader of all batches up to `seq` knows the same.
     """
 
     held: int
@@ -37,7 +37,7 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """Where a rank is.
+    """The state of a rank.
 
     Attributes:
         rank: Its number.
@@ -47,7 +47,7 @@ class RankState:
         copies: Blocks as announced: in the vllm dialect further copies of a block count too.
         running: Requests in progress.
         waiting: Requests that wait.
-        quiet: Whether nothing is under way: no request, nothing to publish, no batch held back on its way.
+        quiet: True if nothing is under way: no request, nothing to publish, no batch held back on its way.
         counts: Faults that happened, and replays asked for.
     """
 
@@ -67,7 +67,7 @@ class Completion:
     """An answer to a request, and what it took.
 
     Attributes:
-        text: What was generated.
+        text: The text that was generated.
         prompt_tokens: Tokens of the prompt.
         completion_tokens: Tokens generated.
         cached_tokens: Tokens of the prompt that were found in the cache.

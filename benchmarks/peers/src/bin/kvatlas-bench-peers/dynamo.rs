@@ -14,24 +14,24 @@ use dynamo_kv_router::protocols::{
     KvCacheStoredBlockData, OverlapScores, RouterEvent,
 };
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, PositionalIndexer, ThreadPoolIndexer};
-use kvatlas_index::BlockHash;
-use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_bench::{Counts, Subject};
+use kvatlas_designs::{Change, Scores, WorkerId};
+use kvatlas_index::BlockHash;
 
 use crate::wait::wait;
 
-/// What Dynamo's positional indexer jumps over in its own benchmark unless told otherwise.
+/// The positions that Dynamo's positional indexer jumps over in its own benchmark unless told otherwise.
 pub const JUMP: usize = 8;
 
 type Queues = Arc<Mutex<Vec<flume::Receiver<WorkerTask>>>>;
 
 /// An index of Dynamo's, and the ends of its queues.
-pub struct Watched<T> {
+pub struct DrainableIndex<T> {
     index: T,
     queues: Queues,
 }
 
-impl<T: SyncIndexer> SyncIndexer for Watched<T> {
+impl<T: SyncIndexer> SyncIndexer for DrainableIndex<T> {
     fn configure_metrics(&mut self, metrics: Option<&KvIndexerMetrics>) {
         self.index.configure_metrics(metrics);
     }
@@ -76,7 +76,7 @@ impl<T: SyncIndexer> SyncIndexer for Watched<T> {
 
 /// A pool under test.
 pub struct Pool<T: SyncIndexer> {
-    pool: ThreadPoolIndexer<Watched<T>>,
+    pool: ThreadPoolIndexer<DrainableIndex<T>>,
     queues: OnceLock<Vec<flume::Receiver<WorkerTask>>>,
     starting: Queues,
     threads: usize,
@@ -95,7 +95,7 @@ pub fn positional(threads: usize, block_size: u32, jump: usize) -> Pool<Position
 impl<T: SyncIndexer> Pool<T> {
     fn new(index: T, threads: usize, block_size: u32) -> Self {
         let starting = Queues::default();
-        let watched = Watched { index, queues: Arc::clone(&starting) };
+        let watched = DrainableIndex { index, queues: Arc::clone(&starting) };
         let pool = ThreadPoolIndexer::new(watched, threads, block_size);
         let (sent, failed) = (AtomicU64::new(0), AtomicU64::new(0));
         let made = Self { pool, queues: OnceLock::new(), starting, threads, sent, failed };

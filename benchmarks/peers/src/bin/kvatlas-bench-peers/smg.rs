@@ -3,8 +3,8 @@
 //! Its interface wants the caller to keep a map for each worker; both ways keep it where the events are applied.
 
 use std::hint::black_box;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -12,11 +12,11 @@ use std::time::Duration;
 use kv_index::{
     ChainBlockMap, ChainIndex, Claimed, ContentHash, Control, LanePool, LanePoolConfig, SequenceHash, StoredBlock,
 };
-use kvatlas_index::BlockHash;
-use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_bench::{Counts, Error, EventThread, Subject};
+use kvatlas_designs::{Change, Scores, WorkerId};
+use kvatlas_index::BlockHash;
 
-/// What goes through a queue.
+/// A message that goes through a queue.
 pub enum Message {
     Store {
         worker: u32,
@@ -30,7 +30,7 @@ pub enum Message {
     Clear {
         worker: u32,
     },
-    /// What does this worker hold? Asked after the run, behind everything else.
+    /// The question what this worker holds. Asked after the run, behind everything else.
     Tell {
         worker: u32,
         to: Sender<Held>,
@@ -138,7 +138,7 @@ fn query(contents: &[u64]) -> Vec<ContentHash> {
     contents.iter().map(|&content| ContentHash(content)).collect()
 }
 
-/// What each worker holds, from whatever answers `Tell`.
+/// Returns the blocks that each worker holds, from whatever answers `Tell`.
 fn holdings(workers: u32, send: impl Fn(Message)) -> Held {
     let (to, told) = channel();
     (0..workers).for_each(|worker| send(Message::Tell { worker, to: to.clone() }));
@@ -212,7 +212,7 @@ impl Subject for Chain {
     }
 }
 
-/// As in its authors' own replay.
+/// The batch size of the authors' own replay.
 const BATCH: usize = 32;
 /// A lane is woken by whoever gives it work; this is the net below.
 const SAFETY: Duration = Duration::from_millis(100);

@@ -22,7 +22,7 @@ use render::Vocabulary;
 use subjects::{OurText, OurTokens, PeerText, PeerTokens, Subject};
 
 #[global_allocator]
-static ALLOCATOR: alloc::Counting = alloc::Counting;
+static ALLOCATOR: alloc::CountingAllocator = alloc::CountingAllocator;
 
 const SEED: u64 = 42;
 const WORKERS: usize = 16;

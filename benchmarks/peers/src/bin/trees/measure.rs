@@ -1,4 +1,4 @@
-//! What is timed: routing a trace, and evicting from a large tree.
+//! The operations that are timed: routing a trace, and evicting from a large tree.
 
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::time::Instant;
@@ -13,7 +13,7 @@ pub struct Load<K> {
     pub tenants: Vec<String>,
 }
 
-/// What routers in front of `workers` engines would choose: a conversation stays, one in ten requests moves.
+/// Chooses as routers in front of `workers` engines would: a conversation stays, one in ten requests moves.
 pub fn route(requests: &[Vec<u32>], workers: usize, seed: u64) -> Vec<String> {
     let mut rng = Rng::new(seed);
     let home = |ids: &[u32]| mix(u64::from(ids.get(1).copied().unwrap_or(ids[0]))) as usize % workers;

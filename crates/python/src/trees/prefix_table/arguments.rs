@@ -1,4 +1,4 @@
-//! What the table is given: config, events, numbers, pods.
+//! The arguments of the table: config, events, numbers, pods.
 
 use std::time::Duration;
 
@@ -18,8 +18,8 @@ pub(super) fn refused(error: &Error) -> PyErr {
     }
 }
 
-/// The arguments of the constructor; `None` is what the environment says.
-pub(super) struct Given<'a, 'py> {
+/// The arguments of the constructor; `None` leaves a setting to the environment.
+pub(super) struct ConstructorArguments<'a, 'py> {
     pub(super) max_contexts: Option<&'a Bound<'py, PyAny>>,
     pub(super) max_prefixes_per_context: Option<&'a Bound<'py, PyAny>>,
     pub(super) eviction_interval: Option<&'a Bound<'py, PyAny>>,
@@ -28,8 +28,15 @@ pub(super) struct Given<'a, 'py> {
     pub(super) seed: Option<&'a Bound<'py, PyAny>>,
 }
 
-pub(super) fn config(from: Given<'_, '_>) -> PyResult<Config> {
-    let Given { max_contexts, max_prefixes_per_context, eviction_interval, eviction_duration, block_size, seed } = from;
+pub(super) fn config(from: ConstructorArguments<'_, '_>) -> PyResult<Config> {
+    let ConstructorArguments {
+        max_contexts,
+        max_prefixes_per_context,
+        eviction_interval,
+        eviction_duration,
+        block_size,
+        seed,
+    } = from;
     let mut config = Config::from_env().map_err(|error| refused(&error))?;
     for (given, place, what) in [
         (max_contexts, &mut config.max_contexts, "max_contexts"),

@@ -1,6 +1,6 @@
 //! `SyncPrefixHashTable`: arguments converted, the table called, the answer converted.
 
-use arguments::{Given, Origin, config, field, number, pods, refused};
+use arguments::{ConstructorArguments, Origin, config, field, number, pods, refused};
 use kvatlas_trees::prefix_table::SyncPrefixHashTable as Core;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -17,10 +17,10 @@ use crate::repr::grouped;
 use crate::scalars::{block_hash, describe, string};
 use crate::sequences::contents;
 
-/// Bytes of tokens that take about 10 µs to hash and match.
+/// Number of bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;
 
-/// How much of a prompt each pod holds, by chained hashes of its blocks.
+/// A table of the prefixes that each pod holds, by chained hashes of their blocks.
 ///
 /// There is a context for each model and LoRA adapter. It maps each prefix hash to the pods that hold the prefix. The
 /// table learns from engines' events and from the router's own decisions. A prefix hash is the XXH64, with the table's
@@ -65,7 +65,7 @@ impl SyncPrefixHashTable {
         block_size: Option<&Bound<'_, PyAny>>,
         seed: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
-        let config = config(Given {
+        let config = config(ConstructorArguments {
             max_contexts,
             max_prefixes_per_context,
             eviction_interval,
@@ -76,31 +76,31 @@ impl SyncPrefixHashTable {
         Ok(Self { core: Core::new(config).map_err(|error| refused(&error))? })
     }
 
-    /// int: Bytes of tokens in a block.
+    /// int: The number of bytes of tokens in a block.
     #[getter]
     fn block_size(&self) -> usize {
         self.core.config().block_size
     }
 
-    /// int: Maximum number of contexts.
+    /// int: The maximum number of contexts.
     #[getter]
     fn max_contexts(&self) -> usize {
         self.core.config().max_contexts
     }
 
-    /// int: Maximum number of prefixes per context.
+    /// int: The maximum number of prefixes per context.
     #[getter]
     fn max_prefixes_per_context(&self) -> usize {
         self.core.config().max_prefixes_per_context
     }
 
-    /// float: Seconds between two checks for expired prefixes.
+    /// float: The seconds between two checks for expired prefixes.
     #[getter]
     fn eviction_interval(&self) -> f64 {
         self.core.config().eviction_interval.as_secs_f64()
     }
 
-    /// float: Seconds after which an unused prefix expires.
+    /// float: The seconds after which an unused prefix expires.
     #[getter]
     fn eviction_duration(&self) -> f64 {
         self.core.config().eviction_duration.as_secs_f64()
@@ -112,7 +112,7 @@ impl SyncPrefixHashTable {
         self.core.seed()
     }
 
-    /// bool: Whether close() was called.
+    /// bool: True once close() was called.
     #[getter]
     fn closed(&self) -> bool {
         self.core.is_closed()
@@ -173,7 +173,7 @@ impl SyncPrefixHashTable {
         Ok((percents, array(py, &hashes)?))
     }
 
-    /// match_prefix() in the form of the other indexes: a match, in percent.
+    /// Does the same as match_prefix() in the form of the other indexes: a match, in percent.
     ///
     /// Args:
     ///     tokens: As get_prefix_hashes() takes them.

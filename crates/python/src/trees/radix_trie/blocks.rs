@@ -56,7 +56,7 @@ pub(super) fn copies(py: Python<'_>, blocks: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
     copies
 }
 
-/// Blocks as the list that a caller gets.
+/// Makes the list of blocks that a caller gets.
 pub(super) fn given(py: Python<'_>, blocks: Vec<Py<PyAny>>) -> PyResult<Bound<'_, PyList>> {
     match Layout::of(py) {
         Some(layout) => layout.list(blocks),

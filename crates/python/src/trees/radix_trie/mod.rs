@@ -29,7 +29,7 @@ fn refused(error: &Error) -> PyErr {
     errors::argument(error.code(), &error.to_string())
 }
 
-/// Which cached pages a prompt can use, for an allocator of paged attention inside an engine.
+/// A trie of the cached pages that a prompt can use, for an allocator of paged attention inside an engine.
 ///
 /// A radix trie over whole pages of tokens with one block for each page. Blocks are whatever the caller gives (slot
 /// numbers, objects) and come back as the same objects. What a running sequence uses is marked and stays. The rest is
@@ -82,7 +82,7 @@ impl RadixTrie {
         self.page_size
     }
 
-    /// TrieNode: Where every sequence begins.
+    /// TrieNode: The node at which every sequence begins.
     #[getter]
     fn root(slf: &Bound<'_, Self>) -> TrieNode {
         let root = slf.get().lock(slf.py()).trie.root();
@@ -117,7 +117,7 @@ impl RadixTrie {
         Self::insert_with_count(slf, tokens, blocks, node).map(|(node, _)| node)
     }
 
-    /// Like insert, but also returns how many of the pages existed already.
+    /// Does the same as insert, and also returns how many of the pages existed already.
     ///
     /// Args:
     ///     tokens: As insert() takes them.
@@ -322,7 +322,7 @@ impl RadixTrie {
         self.lock(py).trie.len()
     }
 
-    /// A trie is a trie even when it is empty.
+    /// Returns true: a trie is a trie even when it is empty.
     fn __bool__(&self) -> bool {
         true
     }
@@ -336,7 +336,7 @@ impl RadixTrie {
         format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size)
     }
 
-    /// Blocks may lead back to the trie: the collector must see them. Who is just using the trie holds it, so that
+    /// Shows the blocks to the collector: they may lead back to the trie. Who is just using the trie holds it, so that
     /// seeing nothing then is right.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.state.try_lock() {

@@ -79,18 +79,18 @@ impl TrieNode {
         PySet::new(py, users)
     }
 
-    /// bool: Whether the end that the node stood for has been evicted. Never raises.
+    /// bool: True once the end that the node stood for has been evicted. Never raises.
     #[getter]
     fn evicted(&self, py: Python<'_>) -> bool {
         self.trie.get().look(py, |state| state.trie.parent(self.id)).is_err()
     }
 
-    /// Whether this is the root.
+    /// Returns whether this is the root.
     fn is_root(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.parent(self.id)?.is_none()))
     }
 
-    /// Whether the node has no children.
+    /// Returns whether the node has no children.
     fn is_leaf(&self, py: Python<'_>) -> PyResult<bool> {
         self.trie.get().look(py, |state| Ok(state.trie.children(self.id)?.is_empty()))
     }

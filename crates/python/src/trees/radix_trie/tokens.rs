@@ -27,7 +27,7 @@ pub(super) enum Words {
     U64(Array<u64>),
     I64(Array<i64>),
     Items(Vec<u32>),
-    /// There are symbols among them.
+    /// Tokens with symbols among them.
     Raw(Vec<Token>),
 }
 
@@ -103,13 +103,13 @@ impl Words {
     }
 }
 
-/// Something to be done with tokens, however they lie.
+/// A piece of work on tokens, however they lie.
 pub(super) trait Use<T> {
     fn with(self, tokens: &(impl Tokens + ?Sized)) -> T;
 }
 
 impl Words {
-    /// Does something with the tokens; `raw` says what the symbols are.
+    /// Does a piece of work on the tokens; `raw` has the numbers of symbols.
     pub(super) fn give<T>(&self, raw: &[u32], to: impl Use<T>) -> T {
         match self {
             Self::U32(array) => to.with(&**array),
@@ -155,7 +155,7 @@ pub(super) struct Symbols {
 }
 
 impl Symbols {
-    /// The numbers of tokens for a look-up; nothing for those that need none.
+    /// Returns the numbers of tokens for a look-up; nothing for those that need none.
     pub(super) fn find(&self, words: &Words) -> Vec<u32> {
         let Words::Raw(tokens) = words else { return Vec::new() };
         let find = |token: &Token| match token.plain() {
@@ -165,7 +165,7 @@ impl Symbols {
         tokens.iter().map(find).collect()
     }
 
-    /// The numbers of tokens to be kept, each counted once more.
+    /// Returns the numbers of tokens to be kept, each counted once more.
     pub(super) fn hold(&mut self, words: &Words) -> Vec<u32> {
         let Words::Raw(tokens) = words else { return Vec::new() };
         tokens.iter().map(|token| token.plain().unwrap_or_else(|| self.hold_one(token))).collect()
@@ -188,7 +188,7 @@ impl Symbols {
         SYMBOLS + number
     }
 
-    /// Some tokens are not in the trie any more.
+    /// Releases tokens that are not in the trie any more.
     pub(super) fn release(&mut self, words: &[u32]) {
         if self.numbers.is_empty() {
             return;
@@ -208,7 +208,7 @@ impl Symbols {
         }
     }
 
-    /// What a word of the trie was.
+    /// The token that a word of the trie stands for.
     pub(super) fn token(&self, word: u32) -> Token {
         let symbol = word.checked_sub(SYMBOLS).and_then(|number| self.symbols.get(number as usize));
         symbol.and_then(|(symbol, _)| symbol.clone()).unwrap_or(Token::Int(word.into()))

@@ -1,4 +1,4 @@
-//! What the trees answer: one tenant with counts, or every tenant with its depth.
+//! The answers of the trees: one tenant with counts, or every tenant with its depth.
 
 use std::sync::Arc;
 
@@ -6,9 +6,9 @@ use kvatlas_trees::tree::PrefixMatch;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::ranked::Ranked;
 use crate::repr::grouped;
 use crate::scalars::TopK;
+use crate::worker_depths::WorkerDepths;
 
 /// The tenant with the longest prefix, and its length. Returned by the matches of StringTree and TokenTree.
 ///
@@ -54,13 +54,13 @@ impl TreeMatch {
         self.paged
     }
 
-    /// float: matched / input; 0.0 for an empty input.
+    /// float: The ratio matched / input; 0.0 for an empty input.
     #[getter]
     fn hit_ratio(&self) -> f64 {
         ratio(self.matched, self.input)
     }
 
-    /// float: matched / paged: 1.0 if everything that could match did; 0.0 if nothing could.
+    /// float: The ratio matched / paged: 1.0 if everything that could match did; 0.0 if nothing could.
     #[getter]
     fn paged_ratio(&self) -> f64 {
         ratio(self.matched, self.paged)
@@ -76,20 +76,20 @@ fn ratio(part: usize, whole: usize) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// How much of a prompt each tenant has. Returned by StringTree.find and TokenTree.find.
+/// The depth to which each tenant has a prompt. Returned by StringTree.find and TokenTree.find.
 ///
 /// Lengths count characters (Unicode scalar values), or tokens in whole pages; `unit` says which. It is a
 /// kvatlas.types.PrefixMatch.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct TreeDepths {
-    ranked: Ranked,
+    ranked: WorkerDepths,
     length: usize,
     unit: &'static str,
 }
 
 impl TreeDepths {
     pub(super) fn new(depths: Vec<(Arc<str>, usize)>, length: usize, unit: &'static str) -> Self {
-        Self { ranked: Ranked::new(depths), length, unit }
+        Self { ranked: WorkerDepths::new(depths), length, unit }
     }
 }
 
@@ -107,7 +107,7 @@ impl TreeDepths {
         self.length
     }
 
-    /// str: What depths and length count: "characters" of a StringTree, "tokens" of a TokenTree.
+    /// str: The unit of depths and length: "characters" of a StringTree, "tokens" of a TokenTree.
     #[getter]
     fn unit(&self) -> &'static str {
         self.unit

@@ -1,4 +1,4 @@
-//! What the trees are given: keys, sizes, policies, callbacks.
+//! The arguments of the trees: keys, sizes, policies, callbacks.
 
 use std::ops::Deref;
 
@@ -11,7 +11,7 @@ use crate::errors;
 use crate::scalars::{describe, int, string};
 use crate::sequences::{Tokens, tokens};
 
-/// A refusal of a tree's.
+/// The exception for a refusal of a tree.
 pub(super) fn refused(error: &TreeError) -> PyErr {
     errors::argument(error.code(), &error.to_string())
 }
@@ -36,7 +36,8 @@ pub(super) fn tokens_key(value: &Bound<'_, PyAny>) -> PyResult<TokensKey> {
     tokens(value).map(TokensKey)
 }
 
-/// Tokens of our own. Others may write to an array while a call waits without the GIL: a tree must see one state of it.
+/// Copies tokens into memory of our own. Others may write to an array while a call waits without the GIL: a tree must
+/// see one state of it.
 pub(super) fn own_tokens_key(value: &Bound<'_, PyAny>) -> PyResult<Vec<u32>> {
     Ok(match tokens(value)? {
         Tokens::Items(items) => items,
@@ -58,7 +59,7 @@ pub(super) fn budget(value: Option<&Bound<'_, PyAny>>) -> PyResult<Option<usize>
     value.filter(|value| !value.is_none()).map(|value| size(value, "budget_bytes")).transpose()
 }
 
-/// How much an insert is worth.
+/// The priority of an insert: nodes of lower priority are evicted first.
 pub(super) struct Priority(pub(super) i32);
 
 impl FromPyObject<'_, '_> for Priority {
@@ -126,7 +127,7 @@ impl Select {
         Err(errors::wrong_type(&format!("select must be callable, got {}", describe(select))))
     }
 
-    /// What the caller says to this match. Takes the interpreter back if the tree works without it.
+    /// Asks the caller for a tenant, given this match. Takes the interpreter back if the tree works without it.
     pub(super) fn call(&self, found: &PrefixMatch) -> PyResult<Option<String>> {
         Python::attach(|py| {
             let chosen = self.0.bind(py).call1((TreeMatch::from(found),))?;

@@ -1,4 +1,4 @@
-//! The two classes: what they are made of, and the methods that only one of them has.
+//! The two classes: their parts, and the methods that only one of them has.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -17,7 +17,7 @@ use crate::gil::Writers;
 use crate::sequences::bytes;
 
 tree! {
-    /// Which texts were sent to which tenant: a radix tree over characters, for routers that see text.
+    /// A radix tree over characters of the texts that were sent to each tenant, for routers that see text.
     ///
     /// It records what was sent to which tenant, and finds the longest prefix of a text: an estimate of what engines
     /// have cached. Characters are Unicode scalar values; nothing is normalized.
@@ -82,7 +82,7 @@ tree! {
         Ok(PyString::new(py, &text[..end]))
     }
 
-    /// evict_tenant(), under the name that it has in the original.
+    /// Does the same as evict_tenant(), under the name that it has in the original.
     fn evict_by_tenant(
         &self,
         py: Python<'_>,
@@ -98,7 +98,7 @@ tree! {
 }
 
 tree! {
-    /// Which tokens were sent to which tenant: a radix tree over pages, for routers that have a tokenizer.
+    /// A radix tree over pages of the tokens that were sent to each tenant, for routers that have a tokenizer.
     ///
     /// It records what was sent to which tenant, and finds the longest prefix of a prompt: an estimate of what engines
     /// have cached. Keys are cut down to whole pages, and match in whole pages.

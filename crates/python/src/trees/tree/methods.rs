@@ -8,7 +8,7 @@ use pyo3::types::{PyBytes, PyDict};
 use crate::repr::grouped;
 use crate::scalars::string;
 
-/// Bytes of a key that take about 10 µs to match or insert.
+/// Number of bytes of a key that take about 10 µs to match or insert.
 const LONG_KEY: usize = 1 << 15;
 
 pub(super) fn is_long<K: ?Sized>(key: &K) -> bool {
@@ -32,7 +32,7 @@ pub(super) fn to_dict<'py>(py: Python<'py>, sizes: &[(std::sync::Arc<str>, usize
     Ok(dict)
 }
 
-/// What `__reduce__` gives: who makes it, of what, and the attributes to be set.
+/// The result of `__reduce__`: the maker, its argument, and the attributes to be set.
 pub(super) type Reduced = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
 
 /// The sizes in a repr.
@@ -129,7 +129,7 @@ macro_rules! tree {
                 self.add(py, $key, name(tenant)?, priority.0)
             }
 
-            /// The same, under the name that both trees have.
+            /// Records that a prompt was sent to a tenant, under the name that both trees have.
             #[pyo3(signature = (key, tenant, *, priority=Priority(0)))]
             #[pyo3(text_signature = "($self, key, tenant, *, priority=0)")]
             fn insert(
@@ -142,7 +142,7 @@ macro_rules! tree {
                 self.add(py, key, name(tenant)?, priority.0)
             }
 
-            /// How much every tenant has of a prompt. It changes nothing, not even times of last use.
+            /// Finds how much every tenant has of a prompt. This changes nothing, not even times of last use.
             ///
             /// Args:
             #[doc = $about_key]
@@ -161,7 +161,7 @@ macro_rules! tree {
                 Ok(TreeDepths::new(depths, self.paged(key), $unit))
             }
 
-            /// find(...).scores(): how much every tenant has of a prompt.
+            /// Does the same as find(...).scores(): how much every tenant has of a prompt.
             ///
             /// Returns:
             ///     dict of tenant to depth, deepest first, equal depths by name; only tenants that have anything.
@@ -188,7 +188,7 @@ macro_rules! tree {
                 Ok(TreeMatch::from(&found))
             }
 
-            /// match_prefix_with_counts(key).tenant: None if nothing matched.
+            /// Does the same as match_prefix_with_counts(key).tenant: None if nothing matched.
             ///
             /// Raises:
             ///     InvalidTypeError: The key is of the wrong type.
@@ -200,7 +200,7 @@ macro_rules! tree {
                 Ok(tenant.map(|tenant| tenant.as_ref().to_owned()))
             }
 
-            /// match_prefix_with_counts(), then an insert for this tenant, in one call.
+            /// Does match_prefix_with_counts(), then an insert for this tenant, in one call.
             ///
             /// Args:
             #[doc = $about_key]
@@ -224,7 +224,7 @@ macro_rules! tree {
                 Ok(TreeMatch::from(&found))
             }
 
-            /// match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
+            /// Does match_prefix_with_counts(), then an insert for the tenant that `select` chooses, in one call.
             ///
             /// `select` is called once, with no lock held: it and other threads may use the tree meanwhile. If it
             /// raises an error, that is raised here and nothing is inserted; the match still counts as a use.

@@ -1,4 +1,4 @@
-//! `StringTree` and `TokenTree`: conversion of what goes in and comes out.
+//! `StringTree` and `TokenTree`: conversion of arguments and answers.
 
 mod answers;
 mod arguments;

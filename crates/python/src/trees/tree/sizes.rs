@@ -1,6 +1,6 @@
 //! The methods of both classes about sizes, evictions and all nodes. `methods.rs` has those that ask and insert.
 
-/// The methods given, and these.
+/// Defines the methods given, and those about sizes, evictions and all nodes.
 macro_rules! with_sizes {
     ($name:ident($core:ty, $entries:ident), sizes: $size:ident, $sizes:ident, $($methods:tt)*) => {
         #[pymethods]
@@ -18,7 +18,7 @@ macro_rules! with_sizes {
                 self.tenant_size(py, tenant)
             }
 
-            /// The same, under the name that both trees have.
+            /// The size of a tenant, under the name that both trees have.
             fn tenant_size(&self, py: Python<'_>, tenant: &Bound<'_, PyAny>) -> PyResult<usize> {
                 let tenant = name(tenant)?;
                 Ok(self.writers.write(py, false, || self.core.tenant_size(tenant)))
@@ -32,7 +32,7 @@ macro_rules! with_sizes {
                 self.tenant_sizes(py)
             }
 
-            /// The same, under the name that both trees have.
+            /// The size of every tenant, from running counts, under the name that both trees have.
             fn tenant_sizes<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
                 let sizes = self.writers.write(py, false, || self.core.tenant_sizes());
                 to_dict(py, &sizes)
@@ -114,7 +114,7 @@ macro_rules! with_sizes {
                 Ok(self.writers.write(py, true, || self.core.evict_tenant(tenant, most)))
             }
 
-            /// evict_tenant() for every tenant that is larger than this.
+            /// Does evict_tenant() for every tenant that is larger than this.
             ///
             /// Args:
             ///     max_size: For each tenant, in characters of a StringTree, in tokens of a TokenTree.
@@ -218,13 +218,13 @@ macro_rules! with_sizes {
                 })
             }
 
-            /// The tree as bytes. The same tree gives the same bytes. The budget is not included.
+            /// Writes the tree as bytes. The same tree gives the same bytes. The budget is not included.
             fn snapshot<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
                 let bytes = self.writers.write(py, true, || self.core.snapshot());
                 PyBytes::new(py, &bytes)
             }
 
-            /// pickle and copy, by a snapshot and the budget.
+            /// Supports pickle and copy, by a snapshot and the budget.
             fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<Reduced> {
                 let py = slf.py();
                 let state = PyDict::new(py);

@@ -1,4 +1,4 @@
-//! What a router that counts blocks has under way: prompts not computed yet, and blocks in use.
+//! The books of a router that counts blocks: prompts not computed yet, and blocks in use.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -51,14 +51,14 @@ impl Books {
         Self { expiry, entries: HashMap::new(), workers: HashMap::new(), order: BTreeSet::new() }
     }
 
-    /// Requests and workers in it.
+    /// Returns the numbers of requests and of workers in the books.
     #[cfg(test)]
     pub(in crate::policies) fn len(&self) -> (usize, usize) {
         assert_eq!(self.order.len(), self.entries.len());
         (self.entries.len(), self.workers.len())
     }
 
-    /// A request is sent to `worker`, which is thought to have to compute `prefill` tokens of it.
+    /// Books a request that is sent to `worker`, which is thought to have to compute `prefill` tokens of it.
     pub(in crate::policies) fn sent(&mut self, request: &Request<'_>, worker: u32, prefill: f64, now: f64) {
         self.ended(request.number);
         self.expire(now);
@@ -115,7 +115,7 @@ impl Books {
         self.order.retain(|(_, number)| entries.contains_key(number));
     }
 
-    /// Drops what is too old.
+    /// Drops requests that are older than the expiry.
     pub(in crate::policies) fn expire(&mut self, now: f64) {
         if !self.expiry.is_finite() {
             return;
@@ -129,7 +129,8 @@ impl Books {
         }
     }
 
-    /// What a worker would have if it took a request whose pieces are `chain`, of `blocks` blocks in all.
+    /// Returns the load that a worker would have if it took a request whose pieces are `chain`, of `blocks` blocks in
+    /// all.
     pub(in crate::policies) fn load(&self, worker: u32, chain: &[u64], blocks: u32) -> Load {
         let Some(at) = self.workers.get(&worker) else {
             return Load { prefill: 0.0, blocks: f64::from(blocks), requests: 0.0 };

@@ -1,4 +1,4 @@
-//! What several policies are made of. Nothing in here knows a policy.
+//! Parts that several policies are made of. Nothing in here knows a policy.
 
 pub(super) mod books;
 pub(super) mod draw;

@@ -26,7 +26,7 @@ pub(in crate::policies) struct Pieces {
 }
 
 impl Pieces {
-    /// Those of a request: from its hashes if it has any, else from its text.
+    /// Cuts the prompt of a request: by its hashes if it has any, else by its text.
     pub(in crate::policies) fn of(request: &Request<'_>) -> Self {
         let hashes = request.content_hashes;
         if !hashes.is_empty() && request.block_size > 0 {

@@ -18,13 +18,13 @@ impl Ring {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
 
-    /// Workers on it.
+    /// Number of workers on the ring.
     #[cfg(test)]
     pub(in crate::policies) fn len(&self) -> usize {
         self.workers.len()
     }
 
-    /// Puts those of `workers` on it that are not there yet.
+    /// Puts those of `workers` on the ring that are not there yet.
     pub(in crate::policies) fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
@@ -38,7 +38,7 @@ impl Ring {
         }
     }
 
-    /// Takes one off.
+    /// Takes a worker off the ring.
     pub(in crate::policies) fn remove(&mut self, worker: u32) {
         if let Ok(at) = self.workers.binary_search(&worker) {
             self.workers.remove(at);

@@ -1,4 +1,4 @@
-//! What was sent where: a bounded table of prompts' pieces for each worker.
+//! A bounded table of the prompts' pieces that each worker was sent.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -12,7 +12,7 @@ struct Entry {
     newer: u32,
     /// Counts up with every touch of anything: tells who was touched last.
     touch: u64,
-    /// When it was touched.
+    /// Time in seconds at which the piece was last sent.
     time: f64,
     /// The window of time that `hits` counts, and how often it was touched then and in the one before.
     window: u64,
@@ -69,12 +69,12 @@ impl Shelf {
     }
 }
 
-/// How much is kept.
+/// Limits of a table: numbers of pieces, and their age.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(in crate::policies) struct Bounds {
-    /// Pieces of one worker.
+    /// Most pieces of one worker.
     pub(in crate::policies) worker: usize,
-    /// Pieces of all workers.
+    /// Most pieces of all workers.
     pub(in crate::policies) all: usize,
     /// Seconds after which a piece that was not sent again is forgotten.
     pub(in crate::policies) ttl: f64,
@@ -92,12 +92,12 @@ pub(in crate::policies) struct SentBlocks {
 }
 
 impl SentBlocks {
-    /// Empty. `window`: seconds over which hits are counted, for who asks.
+    /// Makes an empty table. `window`: seconds over which hits are counted, for who asks.
     pub(in crate::policies) fn new(window: f64) -> Self {
         Self { shelves: BTreeMap::new(), touches: 0, total: 0, window }
     }
 
-    /// Workers that it knows.
+    /// Number of workers in the table.
     #[cfg(test)]
     pub(in crate::policies) fn workers(&self) -> usize {
         self.shelves.len()
@@ -108,7 +108,7 @@ impl SentBlocks {
         self.shelves.get(&worker).map_or(0, |shelf| shelf.slots.len())
     }
 
-    /// How many leading names of `chain` the worker was sent, no longer than `ttl` seconds ago.
+    /// Returns the number of leading names of `chain` that the worker was sent, no longer than `ttl` seconds ago.
     pub(in crate::policies) fn depth(&self, worker: u32, chain: &[u64], ttl: f64, now: f64) -> usize {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         // Who holds a piece holds those before it, and they are not older.
@@ -117,13 +117,14 @@ impl SentBlocks {
         })
     }
 
-    /// When the worker was last sent the piece called `name`, on a clock that ticks with each piece. 0: never.
+    /// Returns the touch with which the worker was last sent the piece called `name`; 0 if it never was. Touches of all
+    /// pieces are numbered in turn, from 1 on.
     pub(in crate::policies) fn last_touch(&self, worker: u32, name: u64) -> u64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         shelf.slots.get(&name).map_or(0, |&slot| shelf.entries[slot as usize].touch)
     }
 
-    /// The worker is sent the prompt.
+    /// Records that the worker is sent the prompt.
     pub(in crate::policies) fn insert(&mut self, worker: u32, chain: &[u64], bounds: Bounds, now: f64) {
         self.forget_older(bounds.ttl, now);
         let shelf = self.shelves.entry(worker).or_default();
@@ -178,14 +179,15 @@ impl SentBlocks {
         }
     }
 
-    /// The worker is gone.
+    /// Drops a worker, and its pieces.
     pub(in crate::policies) fn remove(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.remove(&worker) {
             self.total -= shelf.slots.len();
         }
     }
 
-    /// How often the `count` least recently used pieces of a worker were sent it in the last window of time, summed.
+    /// Returns the sum, over the `count` least recently used pieces of a worker, of the times that each was sent to it
+    /// in the last window of time.
     ///
     /// Counted in two fixed windows, the older one by the share of it that the sliding one still covers.
     pub(in crate::policies) fn hits_of_oldest(&self, worker: u32, count: usize, now: f64) -> f64 {

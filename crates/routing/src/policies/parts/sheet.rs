@@ -11,7 +11,7 @@ pub(in crate::policies) fn sheet<const N: usize>(
     Terms { names: names.to_vec(), values: (0..rows).flat_map(weigh).collect() }
 }
 
-/// The last column.
+/// Returns the last column of a table of terms: what rows are compared by.
 pub(in crate::policies) fn compared(terms: &Terms) -> Vec<f64> {
     let width = terms.names.len().max(1);
     terms.values.iter().skip(width - 1).step_by(width).copied().collect()

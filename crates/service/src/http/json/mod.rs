@@ -13,12 +13,12 @@ use std::borrow::Cow;
 use self::digits::{up_to_eight, usual_tokens};
 use super::refusal::Refusal;
 
-/// How deep values that are skipped may be nested.
+/// Levels at most that values that are skipped may be nested.
 const DEPTH: usize = 64;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// Where in a document the reading is.
+/// A reader at its place in a document.
 pub(crate) struct Reader<'a> {
     bytes: &'a [u8],
     at: usize,
@@ -154,7 +154,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Whether null comes; it is read then.
+    /// True if null comes; it is read then.
     pub(crate) fn null(&mut self) -> Result<bool> {
         if self.peek() != Some(b'n') {
             return Ok(false);
@@ -162,7 +162,7 @@ impl<'a> Reader<'a> {
         self.word("null").map(|()| true)
     }
 
-    /// Whether a string comes.
+    /// True if a string comes.
     pub(crate) fn is_string(&mut self) -> bool {
         self.peek() == Some(b'"')
     }
@@ -270,7 +270,7 @@ impl<'a> Reader<'a> {
         (value, digits)
     }
 
-    /// Whether the `digits` here are only a part of a number, or none, because of what follows or a leading zero.
+    /// True if the `digits` here are only a part of a number, or none, because of what follows or a leading zero.
     #[inline]
     fn goes_on(&self, digits: usize) -> bool {
         let leading_zero = digits > 1 && self.bytes[self.at] == b'0';

@@ -1,4 +1,4 @@
-//! What a query asks: read from its body, checked, its blocks hashed.
+//! Queries: read from their bodies, checked, their blocks hashed.
 
 mod name;
 mod parameters;
@@ -7,9 +7,9 @@ mod read;
 mod scope;
 mod scratch;
 mod seen;
+mod values;
 
-pub(crate) use self::name::{MAX_TEXT, check_name};
 pub(crate) use self::prompt::Kind;
-pub(crate) use self::read::{Asked, Body, batch, single};
-pub(crate) use self::scope::{DEFAULT_ROUTING_GROUP, Scope};
+pub(crate) use self::read::{Body, Queries, batch, single};
+pub(crate) use self::scope::Scope;
 pub(crate) use self::scratch::Scratch;

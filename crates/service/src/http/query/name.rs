@@ -2,14 +2,10 @@
 
 use std::borrow::Cow;
 
+use kvatlas_follow::register::{MAX_TEXT, check_name};
+
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
-
-/// Bytes of a worker's name at most.
-const MAX_NAME: usize = 256;
-
-/// Bytes of any other name, endpoint or topic at most.
-pub(crate) const MAX_TEXT: usize = 1024;
 
 /// A name that is not too long.
 pub(super) fn check_text<'a>(what: &str, text: Cow<'a, str>) -> Result<Cow<'a, str>, Refusal> {
@@ -28,16 +24,4 @@ pub(super) fn instance_id(reader: &mut Reader<'_>, what: &str) -> Result<String,
     let name = reader.string(what)?;
     check_name(&name)?;
     Ok(name.into_owned())
-}
-
-/// Whether a worker may be called so.
-pub(crate) fn check_name(name: &str) -> Result<(), Refusal> {
-    if (1..=MAX_NAME).contains(&name.len()) {
-        return Ok(());
-    }
-    let message = format!(
-        "instance_id must be an integer or a string of 1 to {MAX_NAME} bytes, got a string of {} bytes",
-        name.len()
-    );
-    Err(Refusal::invalid("invalid_instance_id", message))
 }

@@ -6,18 +6,18 @@ use std::ops::Range;
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
 use super::name::check_text;
-use super::parameters;
 use super::scratch::Scratch;
-use super::seen::{Seen, given_twice, missing};
+use super::seen::{KeySet, given_twice, missing};
+use super::values::unsigned;
 
 type Result<T> = std::result::Result<T, Refusal>;
 
 const TOKEN_IDS: &str = "token_ids";
 const CONTENT_HASHES: &str = "content_hashes";
-/// What the dialect calls [`CONTENT_HASHES`].
+/// The dialect's name for [`CONTENT_HASHES`].
 const BLOCK_HASHES: &str = "block_hashes";
 
-/// How a query names its blocks.
+/// The way in which a query names its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
     Tokens,
@@ -38,7 +38,7 @@ impl Kind {
 #[derive(Debug)]
 pub(super) struct Prompt<'a> {
     pub(super) kind: Kind,
-    /// In the scratch memory of its kind.
+    /// The prompt's range in the scratch memory of its kind.
     pub(super) range: Range<usize>,
     /// Tokens of the prompt, if known.
     pub(super) tokens: Option<u64>,
@@ -49,8 +49,8 @@ pub(super) struct Prompt<'a> {
 /// A prompt while it is read.
 #[derive(Default)]
 pub(super) struct Reading<'a> {
-    seen: Seen,
-    /// How its blocks are named, and by which member.
+    seen: KeySet,
+    /// The way in which its blocks are named, and by which member.
     named: Option<(Kind, &'static str)>,
     range: Range<usize>,
     prompt_tokens: Option<u64>,
@@ -113,7 +113,7 @@ impl<'a> Reading<'a> {
             }
             "prompt_tokens" if kind == Kind::Hashes => {
                 self.seen.note(2, key)?;
-                self.prompt_tokens = Some(parameters::unsigned(key, &value)?);
+                self.prompt_tokens = Some(unsigned(key, &value)?);
             }
             _ => return Ok(Some(value)),
         }

@@ -16,13 +16,13 @@ const MAX_BATCH: usize = 1024;
 type Result<T> = std::result::Result<T, Refusal>;
 
 /// Queries as they were asked.
-pub(crate) struct Asked<'a> {
+pub(crate) struct Queries<'a> {
     pub(crate) scope: Scope<'a>,
     prompts: Vec<Prompt<'a>>,
 }
 
-impl Asked<'_> {
-    /// How many queries.
+impl Queries<'_> {
+    /// Number of queries.
     pub(crate) fn len(&self) -> usize {
         self.prompts.len()
     }
@@ -66,12 +66,12 @@ impl Asked<'_> {
         (*kind == Kind::Tokens).then(|| (&scratch.tokens[range.clone()], lora.as_deref(), salt.as_deref()))
     }
 
-    /// How many queries have content hashes instead of tokens.
+    /// Number of queries that have content hashes instead of tokens.
     pub(crate) fn hashed(&self) -> usize {
         self.prompts.iter().filter(|prompt| prompt.kind == Kind::Hashes).count()
     }
 
-    /// Whether all queries have tokens.
+    /// Checks that all queries have tokens.
     ///
     /// # Errors
     /// A refusal of the first that has content hashes.
@@ -81,7 +81,7 @@ impl Asked<'_> {
         Err(if self.prompts.len() > 1 { refusal.at(format_args!("queries[{at}]")) } else { refusal })
     }
 
-    /// What the blocks of one query are called.
+    /// The names of the blocks of one query.
     pub(crate) fn content<'s>(
         &self,
         at: usize,
@@ -115,12 +115,12 @@ impl Asked<'_> {
 pub(crate) enum Body<'a> {
     /// All of it in JSON.
     Json(&'a [u8]),
-    /// Its blocks as integers, little-endian, the rest in the URL.
+    /// The query's blocks as integers, little-endian, the rest in the URL.
     Bytes { parameters: &'a str, blocks: &'a [u8] },
 }
 
 /// A single query: of `/query` with tokens, of `/query_by_hash` with content hashes.
-pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Asked<'a>> {
+pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Queries<'a>> {
     let (mut scope, mut prompt) = (scope::Reading::default(), prompt::Reading::default());
     match body {
         Body::Json(body) => {
@@ -138,11 +138,11 @@ pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> R
             prompt.bytes(blocks, kind, scratch)?;
         }
     }
-    Ok(Asked { scope: scope.done()?, prompts: vec![prompt.done(kind.member())?] })
+    Ok(Queries { scope: scope.done()?, prompts: vec![prompt.done(kind.member())?] })
 }
 
 /// A batch.
-pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Asked<'a>> {
+pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Queries<'a>> {
     let mut scope = scope::Reading::default();
     let mut prompts = None;
     let mut reader = Reader::new(body);
@@ -170,7 +170,7 @@ pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Asked<'
         Ok(())
     })?;
     reader.end()?;
-    Ok(Asked { scope: scope.done()?, prompts: prompts.ok_or_else(|| missing("queries"))? })
+    Ok(Queries { scope: scope.done()?, prompts: prompts.ok_or_else(|| missing("queries"))? })
 }
 
 fn one_of_batch<'a>(reader: &mut Reader<'a>, scratch: &mut Scratch) -> Result<Prompt<'a>> {
@@ -190,7 +190,7 @@ mod tests {
 
     use super::*;
 
-    fn hashed(asked: &Asked<'_>, scratch: &mut Scratch) -> Vec<Vec<u64>> {
+    fn hashed(asked: &Queries<'_>, scratch: &mut Scratch) -> Vec<Vec<u64>> {
         let mut all = Vec::new();
         asked.each(4, &Identity::public(), scratch, |content| all.push(content.to_vec()));
         all

@@ -1,19 +1,18 @@
-//! Where a query looks, and what it wants to be told.
+//! The scope of a query: where it looks, and what it wants to be told.
 
 use std::borrow::Cow;
 
+use kvatlas_follow::register::{DEFAULT_ROUTING_GROUP, check_name};
+
 use super::super::json::Reader;
 use super::super::refusal::Refusal;
-use super::name::{check_name, check_text, instance_id};
-use super::parameters::{boolean, unsigned};
-use super::seen::{Seen, missing};
+use super::name::{check_text, instance_id};
+use super::seen::{KeySet, missing};
+use super::values::{boolean, unsigned};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
-/// The routing group of those who name none.
-pub(crate) const DEFAULT_ROUTING_GROUP: &str = "default";
-
-/// Where to look, and what to say of it.
+/// The scope of a query: where to look, and what to say of it.
 #[derive(Debug, Default)]
 pub(crate) struct Scope<'a> {
     pub(crate) model: Cow<'a, str>,
@@ -21,11 +20,11 @@ pub(crate) struct Scope<'a> {
     pub(crate) top_k: Option<usize>,
     /// The only workers to consider.
     pub(crate) among: Option<Vec<String>>,
-    /// Whether ranks are left out that are unverified.
+    /// True if ranks are left out that are unverified.
     pub(crate) strict: bool,
-    /// Whether levels are wanted too.
+    /// True if levels are wanted too.
     pub(crate) levels: bool,
-    /// Whether the age of what is known is wanted too.
+    /// True if the age of what is known is wanted too.
     pub(crate) age: bool,
 }
 
@@ -38,7 +37,7 @@ impl Scope<'_> {
 /// A scope while it is read.
 #[derive(Default)]
 pub(super) struct Reading<'a> {
-    seen: Seen,
+    seen: KeySet,
     scope: Scope<'a>,
     model: Option<Cow<'a, str>>,
 }

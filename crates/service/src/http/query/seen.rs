@@ -4,9 +4,9 @@ use super::super::refusal::Refusal;
 
 /// Keys that came, to notice those that come twice.
 #[derive(Default)]
-pub(super) struct Seen(u32);
+pub(super) struct KeySet(u32);
 
-impl Seen {
+impl KeySet {
     /// Notes a key, which has a bit of its own.
     pub(super) fn note(&mut self, bit: u32, key: &str) -> Result<(), Refusal> {
         if self.0 & 1 << bit != 0 {

@@ -1,10 +1,10 @@
-//! What engines and the router say.
+//! Changes of a context: the events of engines, and the prompts that the router sent.
 
 use super::ways::Context;
 use crate::prefix_table::hash;
 use crate::prefix_table::sets::{ADDED, EMPTY, NAMED, OTHER, Watch};
 
-/// How prefixes are named and how many there may be.
+/// The seed and the block size that name prefixes, and the limit on their number.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Rules {
     pub(crate) seed: u64,
@@ -13,22 +13,22 @@ pub(crate) struct Rules {
 }
 
 impl Rules {
-    /// Blocks of this table in a block of an engine, which has as many as it has.
+    /// Number of this table's blocks in a block of an engine, whose size is any multiple of this table's.
     fn blocks(&self, bytes: &[u8]) -> usize {
         if bytes.len() == self.block_size { 1 } else { bytes.len() / self.block_size }
     }
 }
 
-/// What a stored event came to.
+/// The outcome of a stored event.
 pub(crate) enum Stored {
-    /// So many engine blocks are known; so many prefixes had to make room.
+    /// Number of engine blocks that are known now, and of prefixes that had to make room.
     Blocks { blocks: usize, evicted: usize },
     /// The pod does not hold the parent.
     UnknownParent,
 }
 
 impl Context {
-    /// A pod announces blocks, each after the one before it, the first after `parent`.
+    /// Records that a pod announced blocks, each after the one before it, the first after `parent`.
     pub(crate) fn store(
         &mut self,
         pod: &str,
@@ -91,8 +91,8 @@ impl Context {
         Stored::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
     }
 
-    /// A pod's name that nobody has means a prefix that nobody has, which is the usual case: one look at each table, and all
-    /// is written at once. False if it is another case; then nothing is done.
+    /// Records that a pod's name means a prefix, where nobody has either, which is the usual case: one look at each
+    /// table, and all is written at once. Returns false in any other case; then nothing is done.
     #[inline]
     fn announce_new(&mut self, pod: u32, name: u64, prefix: u64, depth: u32, now: u32) -> bool {
         if self.entries.other_names() > 0 {
@@ -104,7 +104,7 @@ impl Context {
         true
     }
 
-    /// A pod's name means these prefixes from now on.
+    /// Records that a pod's name means these prefixes from now on.
     fn announce(&mut self, pod: u32, name: u64, prefixes: &[u64], depth: u32, now: u32) {
         let current = self.meant(pod, name);
         if !current.is_empty() {
@@ -145,7 +145,8 @@ impl Context {
         }
     }
 
-    /// A pod's engine evicted blocks: one copy of each. Returns how many of the names it did not hold.
+    /// Records that a pod's engine evicted blocks, one copy of each. Returns how many of the names the pod did not
+    /// hold.
     pub(crate) fn remove(&mut self, pod: &str, names: &[u64]) -> usize {
         let Some(pod) = self.pods.find(pod) else { return names.len() };
         // The number must not be given to another before the end.
@@ -166,8 +167,8 @@ impl Context {
         unknown
     }
 
-    /// Takes a pod's name away from everything it means, and unless `replaced` with it what the router added there:
-    /// the engine knows better. Returns whether it meant anything.
+    /// Takes a pod's name away from everything it means, and unless `replaced` with it what the router added there: the
+    /// engine knows better. Returns whether the name meant anything.
     fn forget(&mut self, pod: u32, name: u64, replaced: bool) -> bool {
         let meant = self.meant(pod, name);
         for &at in &meant {
@@ -188,7 +189,7 @@ impl Context {
         !meant.is_empty()
     }
 
-    /// The router sent these prefixes to a pod, and expects that it holds them.
+    /// Records that the router sent these prefixes to a pod, and expects that the pod holds them.
     pub(crate) fn add(&mut self, pod: &str, prefixes: &[u64], max_prefixes: usize, now: u32) -> usize {
         let pod = self.pods.hold(pod);
         for (depth, &prefix) in prefixes.iter().take(max_prefixes).enumerate() {

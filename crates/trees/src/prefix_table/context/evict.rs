@@ -1,4 +1,4 @@
-//! Entries go because of their age, or because there are too many.
+//! Eviction of entries because of their age, or because there are too many.
 
 use super::ways::Context;
 use crate::prefix_table::entries::NONE;

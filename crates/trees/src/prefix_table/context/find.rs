@@ -1,4 +1,4 @@
-//! Who has how much of a prompt.
+//! Lookups: the pods that have any of a prompt, and how much of it.
 
 use std::sync::Arc;
 
@@ -8,7 +8,7 @@ use super::ways::{Context, Few};
 use crate::prefix_table::sets::EMPTY;
 
 impl Context {
-    /// How many leading prefixes each pod holds, of those that are asked about (all if `None`) and hold any.
+    /// Number of leading prefixes that each pod holds, of the pods that are asked about (all if `None`) and hold any.
     pub(crate) fn find(&self, prefixes: &[u64], ready: Option<&[&str]>, now: u32) -> Vec<(Arc<str>, usize)> {
         let mut alive: Few = SmallVec::new();
         if let Some(ready) = ready {

@@ -5,7 +5,7 @@ use crate::prefix_table::entries::NONE;
 use crate::prefix_table::sets::{EMPTY, NAMED, OTHER};
 
 impl Context {
-    /// Everything that can be counted again is.
+    /// Panics unless everything that can be counted again has the count that is kept.
     pub(crate) fn recount(&self) {
         let live = |set: u32| set != EMPTY;
         let mut references = vec![0; self.sets.references().len()];

@@ -1,4 +1,5 @@
-//! Who holds an entry, and in which ways: by the entry's own name, by another one, or because the router sent it there.
+//! The pods that hold an entry, and their ways: by the entry's own name, by another one, or because the router sent it
+//! there.
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -14,7 +15,7 @@ pub(crate) struct Context {
     pub(super) entries: Entries,
     pub(super) sets: Sets,
     pub(super) pods: Pods,
-    /// How often a pod announced a name beyond the first time, where it did.
+    /// Number of times that a pod announced a name beyond the first, where it did.
     pub(super) copies: HashMap<(u32, u64), u32>,
 }
 
@@ -54,7 +55,7 @@ impl Context {
         meant
     }
 
-    /// The entry where what a pod's name means ends.
+    /// The entry at the end of what a pod's name means.
     pub(super) fn end_of(&self, pod: u32, name: u64) -> Option<u32> {
         let ends = |&at: &u32| {
             let entry = &self.entries.all[at as usize];
@@ -96,7 +97,7 @@ impl Context {
         self.entries.all[at as usize].pods = self.sets.change(set, pod, ways, &mut self.pods);
     }
 
-    /// A pod holds in these ways and no other; an entry that nobody holds goes.
+    /// Makes a pod hold an entry in these ways and no other; an entry that nobody holds goes.
     pub(super) fn set_ways(&mut self, at: u32, pod: u32, ways: u32) {
         let set = self.sets.change(self.entries.all[at as usize].pods, pod, ways, &mut self.pods);
         self.entries.all[at as usize].pods = set;
@@ -119,7 +120,7 @@ impl Context {
         }
     }
 
-    /// Different sets of pods, and pods.
+    /// Number of different sets of pods, and of pods.
     pub(crate) fn counts(&self) -> (usize, usize) {
         (self.sets.len(), self.pods.len())
     }

@@ -1,15 +1,15 @@
-//! Following an input down the tree.
+//! The way of an input down the tree.
 
-use super::nodes::{Core, Found, ROOT};
+use super::nodes::{Core, Descent, ROOT};
 use crate::tree::units::Units;
 
-/// The beginning of every descent.
-pub(crate) const START: Found = Found { node: ROOT, birth: 0, shape: 0, within: 0, mark: 0, items: 0, units: 0 };
+/// The place where every descent begins.
+pub(crate) const START: Descent = Descent { node: ROOT, birth: 0, shape: 0, within: 0, mark: 0, items: 0, units: 0 };
 
 impl<U: Units> Core<U> {
-    /// Follows `input` down from where `found` ended, as far as it goes. What the edge there still has is not looked at:
-    /// that ended because the input differs from it, or it has nothing left.
-    pub(crate) fn descend(&self, mut found: Found, input: &[U::Item]) -> Found {
+    /// Follows `input` down from the place `found`, as far as it goes. The rest of the edge there is not looked at: the
+    /// input differs from it, or it has nothing left.
+    pub(crate) fn descend(&self, mut found: Descent, input: &[U::Item]) -> Descent {
         let units = &*self.units_of;
         let mut at = self.node(found.node);
         while found.within == at.items && found.items < input.len() {
@@ -27,7 +27,7 @@ impl<U: Units> Core<U> {
             let (items, mark) = outcome;
             let whole = items == at.items as usize;
             let more = if whole { at.units as usize } else { units.count(&rest[..items]) };
-            found = Found {
+            found = Descent {
                 node: child,
                 birth: at.birth,
                 shape: at.shape,
@@ -40,7 +40,7 @@ impl<U: Units> Core<U> {
         found
     }
 
-    /// An access of a tenant that ends in `node`.
+    /// Records an access of a tenant that ends in `node`.
     pub(crate) fn access(&self, node: u32, tenant: u32) {
         if let Some(holder) = self.node(node).holders.get(tenant) {
             holder.access(self.tick());
@@ -48,7 +48,7 @@ impl<U: Units> Core<U> {
     }
 
     /// The deepest node on the way to `found` that a tenant holds, and the units that match down to there.
-    pub(crate) fn deepest_of(&self, found: &Found, tenant: u32) -> Option<(u32, usize)> {
+    pub(crate) fn deepest_of(&self, found: &Descent, tenant: u32) -> Option<(u32, usize)> {
         let (mut node, mut depth) = (found.node, found.units);
         while node != ROOT {
             let here = self.node(node);
@@ -62,7 +62,7 @@ impl<U: Units> Core<U> {
         None
     }
 
-    pub(crate) fn units_above(&self, found: &Found) -> usize {
+    pub(crate) fn units_above(&self, found: &Descent) -> usize {
         let node = self.node(found.node);
         if found.within == node.items {
             return found.units - node.units as usize;
@@ -76,8 +76,8 @@ impl<U: Units> Core<U> {
         above
     }
 
-    /// Makes the end of `found` the end of a node.
-    pub(crate) fn boundary(&mut self, found: &Found) -> u32 {
+    /// Makes the end of `found` the end of a node, and returns that node.
+    pub(crate) fn boundary(&mut self, found: &Descent) -> u32 {
         let node = self.node(found.node);
         if found.within == node.items {
             return found.node;

@@ -8,13 +8,14 @@ use crate::tree::policy::Rank;
 use crate::tree::units::Units;
 
 impl<U: Units> Core<U> {
-    /// Evicts the first leaf of a tenant; its units, 0 if it has none.
+    /// Evicts the first leaf of a tenant. Returns the leaf's units, 0 if the tenant has no leaf.
     fn evict_first(&mut self, tenant: u32) -> usize {
         let Some((_, node)) = self.first_leaf(tenant) else { return 0 };
         self.detach(node, tenant)
     }
 
-    /// Evicts leaves of a tenant, at most `leaves` of them, until it holds at most `most` units; the units evicted.
+    /// Evicts leaves of a tenant, at most `leaves` of them, until the tenant holds at most `most` units. Returns the
+    /// units evicted.
     pub(crate) fn evict_tenant(&mut self, tenant: u32, most: usize, leaves: usize) -> usize {
         let mut evicted = 0;
         for _ in 0..leaves {
@@ -26,7 +27,8 @@ impl<U: Units> Core<U> {
         evicted
     }
 
-    /// Evicts leaves of all tenants, the first of them all first, at most `leaves`, until `done`; the units evicted.
+    /// Evicts leaves of all tenants, the first of them all first, at most `leaves`, until `done`. Returns the units
+    /// evicted.
     pub(crate) fn evict_until(&mut self, leaves: usize, done: impl Fn(&Self) -> bool) -> usize {
         if done(self) {
             return 0;
@@ -48,7 +50,7 @@ impl<U: Units> Core<U> {
         evicted
     }
 
-    /// Takes a node and all below it from a tenant, the lowest first; the units taken.
+    /// Takes a node and all below it from a tenant, the lowest first. Returns the units taken.
     pub(crate) fn detach_below(&mut self, top: u32, tenant: u32) -> usize {
         let holds = |n: u32| self.try_node(n).is_some_and(|n| n.holders.get(tenant).is_some());
         let mut found: Vec<u32> = [top].into_iter().filter(|&n| holds(n)).collect();

@@ -1,4 +1,4 @@
-//! Tenants come to nodes and leave them.
+//! Tenants of nodes: adding them and taking them away.
 
 use super::nodes::{Core, ROOT};
 use crate::tree::holders::Holder;
@@ -32,7 +32,8 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Takes a leaf from a tenant; its units. The node goes with its last holder, and the tenant with its last node.
+    /// Takes a leaf from a tenant, and returns its units. The node goes with its last holder, and the tenant with its
+    /// last node.
     pub(crate) fn detach(&mut self, node: u32, tenant: u32) -> usize {
         let (units, parent) = (self.node(node).units as usize, self.node(node).parent);
         let Some(gone) = self.change(node, |n| n.holders.remove(tenant)) else { return 0 };
@@ -65,7 +66,7 @@ impl<U: Units> Core<U> {
         units
     }
 
-    /// The access that ends an insert, and its place in the order of eviction.
+    /// Records the access that ends an insert, and puts it in the order of eviction.
     pub(crate) fn end_insert(&mut self, node: u32, tenant: u32, tick: u64, priority: i32) {
         if let Some(holder) = self.node_mut(node).holders.get_mut(tenant) {
             holder.access(tick);
@@ -74,7 +75,7 @@ impl<U: Units> Core<U> {
         self.enqueue(node, tenant);
     }
 
-    /// Adds a holder to a node of a tree that is being read; false if it does not hold the parent.
+    /// Adds a holder to a node of a tree that is being read. Returns false if the tenant does not hold the parent.
     pub(crate) fn restore_holder(&mut self, node: u32, holder: Holder) -> bool {
         let (tenant, parent) = (holder.tenant, self.node(node).parent);
         if parent != ROOT {

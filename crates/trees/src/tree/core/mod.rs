@@ -17,4 +17,4 @@ mod order;
 pub(crate) use descend::START;
 #[cfg(test)]
 pub(crate) use nodes::Node;
-pub(crate) use nodes::{Core, Found, Piece, ROOT, Run};
+pub(crate) use nodes::{Core, Descent, Piece, ROOT, Run};

@@ -34,7 +34,7 @@ pub(crate) struct Node<B> {
     pub(crate) shape: u32,
     pub(crate) parent: u32,
     pub(crate) key: u32,
-    /// The edge: where it begins in the run, its items, its units.
+    /// The beginning of the edge in its run; then the edge's items and its units.
     pub(crate) from: Mark,
     pub(crate) items: u32,
     pub(crate) units: u32,
@@ -49,21 +49,21 @@ impl<B> Node<B> {
     }
 }
 
-/// Where a descent ended.
+/// The place where a descent ended.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Found {
+pub(crate) struct Descent {
     pub(crate) node: u32,
     pub(crate) birth: u64,
     pub(crate) shape: u32,
-    /// Items matched within the node's edge, and where that is in its run.
+    /// Number of items matched within the node's edge; then their end in the edge's run.
     pub(crate) within: u32,
     pub(crate) mark: Mark,
-    /// Items and units matched in all.
+    /// Number of items, then of units, matched in all.
     pub(crate) items: usize,
     pub(crate) units: usize,
 }
 
-/// A new run, and how much of it there is.
+/// A new run, with its numbers of items and units.
 pub(crate) struct Piece<B> {
     pub(crate) run: Arc<Run<B>>,
     pub(crate) items: usize,
@@ -78,13 +78,13 @@ pub(crate) struct Core<U: Units> {
     free: Vec<u32>,
     pub(crate) tenants: Tenants,
     births: u64,
-    /// Accesses so far.
+    /// Number of accesses so far.
     pub(crate) ticks: AtomicU64,
-    /// Units held, by all tenants together.
+    /// Number of units held, by all tenants together.
     pub(crate) units: usize,
-    /// Bytes of nodes, what hangs on them, and runs.
+    /// Number of bytes of nodes, of what hangs on them, and of runs.
     pub(crate) stored: usize,
-    /// Entries in the tenants' orders.
+    /// Number of entries in the tenants' orders.
     pub(crate) queued: usize,
 }
 
@@ -136,12 +136,12 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Whether the node a descent ended at is there, and its edge as it was.
-    pub(crate) fn still(&self, found: &Found) -> bool {
+    /// True if the node of `found` is still there, with its edge as it was.
+    pub(crate) fn still(&self, found: &Descent) -> bool {
         self.try_node(found.node).is_some_and(|n| n.birth == found.birth && n.shape == found.shape)
     }
 
-    /// Nodes, the root not counted.
+    /// Number of nodes, the root not counted.
     pub(crate) fn len(&self) -> usize {
         self.nodes.len() - self.free.len() - 1
     }
@@ -185,7 +185,7 @@ impl<U: Units> Core<U> {
         self.births
     }
 
-    /// Changes what hangs on a node, and counts the bytes.
+    /// Changes a node, and counts the bytes on the heap that come with it or go.
     pub(super) fn change<T>(&mut self, node: u32, how: impl FnOnce(&mut Node<U::Buffer>) -> T) -> T {
         let node = self.node_mut(node);
         let before = node.heap_bytes();
@@ -200,7 +200,7 @@ impl<U: Units> Core<U> {
         16 + size_of::<Run<U::Buffer>>() + U::bytes(&run.buffer)
     }
 
-    /// A new node under `parent`, without holders, whose edge is `items` of a run from `from` on.
+    /// Adds a node under `parent`, without holders, whose edge is `items` of a run from `from` on.
     pub(crate) fn grow(
         &mut self,
         parent: u32,
@@ -230,7 +230,7 @@ impl<U: Units> Core<U> {
         node
     }
 
-    /// Splits a node's edge; the number of the new upper part.
+    /// Splits a node's edge. Returns the number of the new upper part.
     pub(crate) fn split(&mut self, lower: u32, items: u32, units: u32, mark: Mark, lower_key: u32) -> u32 {
         let (birth, node) = (self.birth(), self.node(lower));
         let (parent, key) = (node.parent, node.key);
@@ -276,7 +276,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Copies what is still used of a run out of it. The nodes of a run lie on one path, and the lowest go first, so
+    /// Copies out of a run what is still used of it. The nodes of a run lie on one path, and the lowest go first, so
     /// they are found upwards from the parent of the one that went.
     fn trim(&mut self, lowest: u32, run: &Arc<Run<U::Buffer>>, live: u32) {
         let shares = |node: u32| self.node(node).run.as_ref().is_some_and(|r| Arc::ptr_eq(r, run));
@@ -307,7 +307,7 @@ impl<U: Units> Core<U> {
         }
     }
 
-    /// Gives back what the lists keep beyond need.
+    /// Gives back the memory that the lists have beyond need.
     pub(crate) fn shrink(&mut self) {
         if self.free.len() < 1024 || self.free.len() * 2 < self.nodes.len() {
             return;
@@ -321,7 +321,7 @@ impl<U: Units> Core<U> {
         self.nodes.shrink_to(self.nodes.len() + self.nodes.len() / 8);
     }
 
-    /// Goes on numbering births after another tree's: this one is put in its place.
+    /// Continues to number births after another tree's: this tree is put in that one's place.
     pub(crate) fn births_from(&mut self, other: &Self) {
         self.births = other.births;
     }

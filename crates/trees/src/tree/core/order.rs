@@ -15,11 +15,11 @@ use crate::tree::policy::Rank;
 use crate::tree::tenants::Tenant;
 use crate::tree::units::Units;
 
-/// A heap may have this many entries that are no leaves any more beside as many as it has leaves.
+/// Number of entries that are no leaves any more, beyond as many as there are leaves, that a heap may have.
 const STALE: usize = 64;
 
 impl<U: Units> Core<U> {
-    /// What a leaf's rank is now; `None` if it is none.
+    /// The present rank of a leaf; `None` if it is none.
     fn leaf_rank(&self, node: u32, tenant: u32) -> Option<Rank> {
         let holder = self.try_node(node)?.holders.get(tenant)?;
         (holder.kids == 0).then(|| self.policy.rank(holder))

@@ -8,7 +8,7 @@ use crate::tree::path_hash::GLOBAL_EVICTION_HASH;
 use crate::tree::types::TenantId;
 use crate::tree::units::Units;
 
-/// Leaves evicted before others get a turn.
+/// Number of leaves evicted before others get a turn.
 const SLICE: usize = 512;
 
 impl<U: Units> SharedTree<U> {
@@ -66,7 +66,7 @@ impl<U: Units> SharedTree<U> {
         Some(self.budget.load(Relaxed)).filter(|&b| b != NONE)
     }
 
-    /// After an insert: when it went over the budget, evicts somewhat more than that, so that not each of the next
+    /// Ends an insert: when it went over the budget, evicts somewhat more than that, so that not each of the next
     /// inserts must.
     pub(crate) fn keep_budget(&self, core: parking_lot::RwLockWriteGuard<'_, Core<U>>) {
         let budget = self.budget.load(Relaxed);

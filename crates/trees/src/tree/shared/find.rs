@@ -1,13 +1,13 @@
 //! Matches: under the read lock, but for a policy under which an access brings a leaf forward.
 
 use super::tree::SharedTree;
-use crate::tree::core::{Found, ROOT, START};
+use crate::tree::core::{Descent, ROOT, START};
 use crate::tree::types::{PrefixMatch, TenantId};
 use crate::tree::units::Units;
 
 impl<U: Units> SharedTree<U> {
-    /// The match, and where it ended. `input` is whole.
-    fn find(&self, input: &[U::Item]) -> (Found, Option<TenantId>) {
+    /// Finds the match and its end. `input` is whole.
+    fn find(&self, input: &[U::Item]) -> (Descent, Option<TenantId>) {
         if input.is_empty() {
             return (START, None);
         }
@@ -25,7 +25,7 @@ impl<U: Units> SharedTree<U> {
     }
 
     /// Tells the order of eviction of an access that brings a leaf forward.
-    fn hasten(&self, found: &Found, tenant: u32) {
+    fn hasten(&self, found: &Descent, tenant: u32) {
         let mut core = self.core.write();
         if core.try_node(found.node).is_some_and(|n| n.birth == found.birth) {
             core.enqueue(found.node, tenant);
@@ -36,7 +36,7 @@ impl<U: Units> SharedTree<U> {
         self.match_at(input).1
     }
 
-    pub(super) fn match_at(&self, input: &[U::Item]) -> (Found, PrefixMatch) {
+    pub(super) fn match_at(&self, input: &[U::Item]) -> (Descent, PrefixMatch) {
         let whole = self.whole(input);
         let (found, tenant) = self.find(whole);
         // What matched has been counted on the way.
@@ -45,13 +45,13 @@ impl<U: Units> SharedTree<U> {
         (found, PrefixMatch { tenant, matched: found.units, input, paged })
     }
 
-    /// The items that match, and the tenant.
+    /// Number of items that match, and the tenant.
     pub(crate) fn prefix(&self, input: &[U::Item]) -> (usize, Option<TenantId>) {
         let (found, tenant) = self.find(self.whole(input));
         (found.items, tenant)
     }
 
-    /// How deep one tenant matches, in units.
+    /// The depth to which one tenant matches, in units.
     pub(crate) fn match_tenant(&self, input: &[U::Item], tenant: &str) -> usize {
         let whole = self.whole(input);
         let core = self.core.read();
@@ -60,14 +60,14 @@ impl<U: Units> SharedTree<U> {
         let Some((node, depth)) = core.deepest_of(&found, tenant) else { return 0 };
         core.access(node, tenant);
         if core.policy.access_hastens() {
-            let at = Found { node, birth: core.node(node).birth, ..found };
+            let at = Descent { node, birth: core.node(node).birth, ..found };
             drop(core);
             self.hasten(&at, tenant);
         }
         depth
     }
 
-    /// How deep every tenant matches, in units: deepest first, equal depths by name.
+    /// The depth to which every tenant matches, in units: deepest first, equal depths by name.
     pub(crate) fn match_all(&self, input: &[U::Item]) -> Vec<(TenantId, usize)> {
         let whole = self.whole(input);
         let core = self.core.read();

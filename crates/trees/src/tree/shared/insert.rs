@@ -1,11 +1,11 @@
 //! Inserts: compared under the read lock, stored under none, spliced under the write lock.
 
 use super::tree::SharedTree;
-use crate::tree::core::{Core, Found, Piece, Run, START};
+use crate::tree::core::{Core, Descent, Piece, Run, START};
 use crate::tree::types::PrefixMatch;
 use crate::tree::units::Units;
 
-/// Descents without the write lock before one with it.
+/// Number of descents without the write lock before one with it.
 const TRIES: usize = 3;
 
 impl<U: Units> SharedTree<U> {
@@ -25,8 +25,8 @@ impl<U: Units> SharedTree<U> {
         Ok(result)
     }
 
-    /// Inserts, starting from where a descent has ended.
-    fn insert_at(&self, mut found: Found, input: &[U::Item], tenant: &str, priority: i32) {
+    /// Inserts, starting from the place where a descent has ended.
+    fn insert_at(&self, mut found: Descent, input: &[U::Item], tenant: &str, priority: i32) {
         if input.is_empty() {
             return;
         }
@@ -57,8 +57,9 @@ impl<U: Units> SharedTree<U> {
         self.keep_budget(core);
     }
 
-    /// If the tenant holds exactly this already, all there is to do is an access.
-    fn access_only(&self, core: &Core<U>, found: &Found, input: &[U::Item], tenant: &str, priority: i32) -> bool {
+    /// Records an access, which is all there is to do if the tenant holds exactly this already. Returns false, and does
+    /// nothing, in any other case.
+    fn access_only(&self, core: &Core<U>, found: &Descent, input: &[U::Item], tenant: &str, priority: i32) -> bool {
         if found.items < input.len() || core.policy.access_hastens() {
             return false;
         }
@@ -84,7 +85,7 @@ impl<U: Units> SharedTree<U> {
     pub(crate) fn splice(
         &self,
         core: &mut Core<U>,
-        found: Found,
+        found: Descent,
         pieces: &[Piece<U::Buffer>],
         input: &[U::Item],
         tenant: &str,

@@ -1,4 +1,4 @@
-//! The tree as many threads use it: what is done under which lock.
+//! The tree as many threads use it, and the lock under which each part of the work is done.
 //!
 //! One lock for the tree: prompts of a fleet begin alike, so that shards by the first unit would be one shard. Nearly all
 //! the time of a call is spent comparing its input with what is stored, under the read lock, and storing what is new,

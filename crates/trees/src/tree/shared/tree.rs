@@ -1,4 +1,4 @@
-//! The tree and its lock, and how much is held.
+//! The tree with its lock, and the sizes of what it holds.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
@@ -10,7 +10,7 @@ use crate::tree::policy::EvictionPolicy;
 use crate::tree::types::TenantId;
 use crate::tree::units::Units;
 
-/// No budget.
+/// The budget of a tree without one.
 pub(crate) const NONE: usize = usize::MAX;
 
 /// A tree of text or tokens.

@@ -71,7 +71,7 @@ class _Control:
         return web.json_response(asdict(self.engine.faults))
 
     async def set_faults(self, request: web.Request) -> web.Response:
-        """What the body names changes, the rest stays."""
+        """Change the faults that the body names; the others stay as they are."""
         self.engine.set_faults(self.engine.faults.changed(await read_object(request)))
         return web.json_response(asdict(self.engine.faults))
 

@@ -1,4 +1,4 @@
-"""What the engines answer to whoever wants to know where their events are and how they are doing."""
+"""The engines' answers to whoever wants to know where their events are and how they are doing."""
 
 from __future__ import annotations
 

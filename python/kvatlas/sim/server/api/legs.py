@@ -30,9 +30,9 @@ class Leg:
     """One half of a request.
 
     Attributes:
-        gives: Whether this engine computes the prompt for another one.
-        name: What the prompt is called; None if this engine is to choose it.
-        host: Where the other engine fetches it, if this one does not give it.
+        gives: True if this engine computes the prompt for another one.
+        name: Name of the prompt; None if this engine is to choose it.
+        host: Host from which it is fetched, if this one does not give it.
         port: The port there.
     """
 
@@ -150,7 +150,7 @@ class Legs:
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """Where other engines fetch prompts from this one."""
+    """The routes by which other engines fetch prompts from this one."""
 
     async def fetch(request: web.Request) -> web.Response:
         patience = min(float(request.query.get("patience", "1")), KEPT)

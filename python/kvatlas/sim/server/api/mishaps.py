@@ -1,4 +1,4 @@
-"""What goes wrong with an answer on purpose: refused, never sent, cut short, not HTTP, slow, or early."""
+"""Faults of an answer, made on purpose: refused, never sent, cut short, not HTTP, slow, or early."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EARLY = "early"
 
 
 def concerns(request: web.Request) -> bool:
-    """Whether a request asks for an answer of the model."""
+    """True if a request asks for an answer of the model."""
     return request.method == "POST" and request.path.startswith("/v1/")
 
 

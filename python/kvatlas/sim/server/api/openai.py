@@ -22,13 +22,23 @@ from kvatlas.sim.server.rank import Rank
 
 _COMPLETION_TOKENS = 16
 _CHAT_TOKENS = 128
+_BILLING = "x-anthropic-billing-header"  # the line with which an agent names itself, which vLLM leaves out
 _LONGEST_ANSWER = 1 << 20
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
     """The routes of `engine`."""
     api = _OpenAI(engine)
+    render = []
+    if engine.config.dialect == "vllm":
+        render = [
+            web.post("/v1/completions/render", api.render_completion),
+            web.post("/v1/chat/completions/render", api.render_chat),
+            web.post("/v1/messages/render", api.render_messages),
+            web.post("/v1/responses/render", api.render_responses),
+        ]
     return [
+        *render,
         web.post("/v1/completions", api.completions),
         web.post("/v1/chat/completions", api.chat),
         web.post("/tokenize", api.tokenize),
@@ -37,7 +47,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _CompletionRequest:
     """A request for an answer."""
 
     chat: bool
@@ -66,12 +76,41 @@ class _OpenAI:
 
     async def chat(self, request: web.Request) -> web.StreamResponse:
         body = await read_object(request)
-        return await self._answer(request, self._asked(request, body, _conversation(body), chat=True))
+        return await self._answer(request, self._asked(request, body, self._conversation(body), chat=True))
+
+    async def render_completion(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        return web.json_response([self._rendered(body, _prompt(body.get("prompt")), "cmpl")])
+
+    async def render_chat(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        return web.json_response(self._rendered(body, self._conversation(body), "chatcmpl"))
+
+    async def render_messages(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        chat: dict[str, object] = {"messages": [*_system_prompt(body.get("system")), *_listed(body.get("messages"))]}
+        return web.json_response(self._rendered(body, self._conversation(chat), "chatcmpl"))
+
+    async def render_responses(self, request: web.Request) -> web.Response:
+        body = await read_object(request)
+        given = body.get("input")
+        items = [{"role": "user", "content": given}] if isinstance(given, str) else _listed(given)
+        instructions = [{"role": "system", "content": body["instructions"]}] if body.get("instructions") else []
+        return web.json_response(self._rendered(body, self._conversation({"messages": instructions + items}), "resp"))
+
+    def _conversation(self, body: dict[str, object]) -> list[int]:
+        return _conversation(body, leaves_out_billing=self.config.dialect == "vllm")
+
+    def _rendered(self, body: dict[str, object], prompt: list[int], kind: str) -> dict[str, object]:
+        """The tokens that a request would be computed with, as vLLM's render routes give them."""
+        model = text(body, "model") or self.engine.model
+        name = f"{kind}-{uuid.uuid4().hex}"
+        return {"request_id": name, "model": model, "token_ids": prompt, "features": None, "sampling_params": {}}
 
     async def tokenize(self, request: web.Request) -> web.Response:
         body = await read_object(request)
         if "messages" in body:
-            ids = _conversation(body)
+            ids = self._conversation(body)
         elif (prompt := text(body, "prompt")) is not None:
             ids = tokens.encode(prompt)
         else:
@@ -84,7 +123,9 @@ class _OpenAI:
 
     # Understanding what is asked
 
-    def _asked(self, request: web.Request, body: dict[str, object], prompt: list[int], *, chat: bool) -> _Asked:
+    def _asked(
+        self, request: web.Request, body: dict[str, object], prompt: list[int], *, chat: bool
+    ) -> _CompletionRequest:
         config = self.config
         serves = self.engine.model
         model = text(body, "model") or serves
@@ -115,7 +156,7 @@ class _OpenAI:
         leg = self.legs.read(body)
         if leg is not None and leg.gives and config.dialect == "sglang":
             output = 1  # whatever was asked for: the other engine goes on from there
-        return _Asked(
+        return _CompletionRequest(
             chat=chat,
             model=model,
             prompt=prompt,
@@ -153,7 +194,7 @@ class _OpenAI:
 
     # Answering
 
-    async def _answer(self, request: web.Request, asked: _Asked) -> web.StreamResponse:
+    async def _answer(self, request: web.Request, asked: _CompletionRequest) -> web.StreamResponse:
         leg, received = asked.leg, False
         if leg is not None and not leg.gives:
             await self.legs.fetch(leg, len(asked.prompt))
@@ -198,7 +239,9 @@ async def _finish(rank: Rank, live: ServedRequest) -> web.Response | None:
     return None
 
 
-async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedRequest) -> web.StreamResponse:
+async def _stream(
+    request: web.Request, asked: _CompletionRequest, rank: Rank, live: ServedRequest
+) -> web.StreamResponse:
     response = web.StreamResponse(headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"})
     head = _head(asked, chunk=True)
     rest: dict[str, object] = {"usage": None} if asked.with_usage else {}
@@ -230,7 +273,9 @@ async def _stream(request: web.Request, asked: _Asked, rank: Rank, live: ServedR
     return response
 
 
-async def _chunks(asked: _Asked, output: AsyncIterator[list[int]], *, early: bool) -> AsyncIterator[dict[str, object]]:
+async def _chunks(
+    asked: _CompletionRequest, output: AsyncIterator[list[int]], *, early: bool
+) -> AsyncIterator[dict[str, object]]:
     """The choices of each chunk. A chat's role comes with the first token, as engines have it, or before if `early`."""
     role: dict[str, object] = {"delta": {"role": "assistant", "content": ""}, "logprobs": None, "finish_reason": None}
     if asked.chat and early:
@@ -250,7 +295,7 @@ def _event(data: dict[str, object]) -> bytes:
     return b"data: " + json.dumps(data, separators=(",", ":")).encode() + b"\n\n"
 
 
-def _head(asked: _Asked, *, chunk: bool) -> dict[str, object]:
+def _head(asked: _CompletionRequest, *, chunk: bool) -> dict[str, object]:
     kind = ("chat.completion.chunk" if chunk else "chat.completion") if asked.chat else "text_completion"
     name = f"{'chatcmpl' if asked.chat else 'cmpl'}-{uuid.uuid4().hex}"
     return {"id": name, "object": kind, "created": int(time.time()), "model": asked.model}
@@ -278,7 +323,22 @@ def _prompt(value: object) -> list[int]:
     return tokens.encode(value) if isinstance(value, str) else token_ids(value, "prompt")
 
 
-def _conversation(body: dict[str, object]) -> list[int]:
+def _listed(value: object) -> list[object]:
+    return value if isinstance(value, list) else []
+
+
+def _system_prompt(system: object) -> list[object]:
+    """The system message that vLLM makes of a system prompt of Messages, without the lines of billing."""
+    blocks = [system] if isinstance(system, str) else [_text_of(block) for block in _listed(system)]
+    text = "".join(block for block in blocks if not block.startswith(_BILLING))
+    return [{"role": "system", "content": text}] if text else []
+
+
+def _text_of(block: object) -> str:
+    return str(block.get("text") or "") if isinstance(block, dict) else ""
+
+
+def _conversation(body: dict[str, object], *, leaves_out_billing: bool) -> list[int]:
     messages = body.get("messages")
     if not isinstance(messages, list) or not messages:
         raise RequestRefusedError("messages must be a list with at least one message", param="messages")
@@ -290,12 +350,15 @@ def _conversation(body: dict[str, object]) -> list[int]:
         role = message.get("role")
         if not isinstance(role, str) or role not in tokens.ROLES:
             raise RequestRefusedError(f"{where}.role must be one of {', '.join(tokens.ROLES)}", param=f"{where}.role")
-        read.append((role, _content(message.get("content"), f"{where}.content")))
+        content = _content(message.get("content"), f"{where}.content")
+        if leaves_out_billing and role == "system" and content.startswith(_BILLING):
+            content = content.partition("\n")[2]
+        read.append((role, content))
     return tokens.chat(read)
 
 
 def _content(value: object, where: str) -> str:
-    """What a message says: a string, or parts of text."""
+    """The text of a message, which is a string or a list of parts."""
     if value is None:
         return ""
     if isinstance(value, str):
@@ -304,7 +367,11 @@ def _content(value: object, where: str) -> str:
         raise RequestRefusedError(f"{where} must be a string or a list of parts", param=where)
     texts: list[str] = []
     for part in value:
-        if not (isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str)):
+        if not (
+            isinstance(part, dict)
+            and part.get("type") in ("text", "input_text", "output_text")
+            and isinstance(part.get("text"), str)
+        ):
             raise RequestRefusedError(f"{where} must be text: this engine accepts no other content", param=where)
         texts.append(part["text"])
     return "".join(texts)

@@ -1,0 +1,1 @@
+"""Released routers in front of the same simulated engines, in real time."""

@@ -1,0 +1,197 @@
+//! The holdings of one worker: the engine's names, and what it takes to let go of them.
+//!
+//! Names lead to places, since an engine removes blocks by name alone. Two names may stand at one place: the worker
+//! stays in that place's entry until both are gone. A name announced again elsewhere has moved: the newest wins.
+//!
+//! A strict index also keeps, for each place, what it continues and how many places continue it. So it knows *holes*:
+//! places that are not held, though something that continues them is. A search leaps over those without seeing them;
+//! they are cut off afterwards, and only for workers that have any.
+
+use std::cell::Cell;
+
+use hashbrown::HashMap;
+
+use super::coverage::Coverage;
+use super::holes::{Holes, Spot};
+use super::table::{Place, Table};
+use crate::interface::WorkerId;
+use kvatlas_index::BlockHash;
+
+fn spot(place: Place) -> Spot {
+    (place.position, place.prefix)
+}
+
+/// The structures in which a worker's blocks are entered, for the time of one event.
+pub(crate) struct Ground<'a> {
+    pub(crate) worker: WorkerId,
+    pub(crate) table: &'a Table,
+    pub(crate) holes: &'a Holes,
+    pub(crate) coverage: Option<&'a Coverage>,
+    /// True if the level above had to be told something.
+    pub(crate) told: Cell<bool>,
+}
+
+impl Ground<'_> {
+    fn enter(&self, place: Place) -> bool {
+        let tell = |coverage: &Coverage| self.told.set(coverage.gained(place) || self.told.get());
+        self.table.insert(place, self.worker, || self.coverage.iter().copied().for_each(tell))
+    }
+
+    fn leave(&self, place: Place) {
+        let tell = |coverage: &Coverage| self.told.set(coverage.lost(place) || self.told.get());
+        self.table.remove(place, self.worker, || self.coverage.iter().copied().for_each(tell));
+    }
+}
+
+/// The blocks of one worker, changed by one thread at a time.
+#[derive(Debug)]
+pub(crate) struct WorkerBlocks {
+    names: HashMap<BlockHash, Place>,
+    ledger: Ledger,
+    /// True once the worker was dropped: whoever still has hold of this must look the worker up again.
+    pub(crate) gone: bool,
+}
+
+#[derive(Debug)]
+enum Ledger {
+    /// Number of names at a place besides the first; most often nothing.
+    Plain(HashMap<Spot, u32>),
+    /// Every place that is held or continued.
+    Strict(HashMap<Spot, Node>),
+}
+
+#[derive(Debug)]
+struct Node {
+    /// The prefix that this place continues.
+    before: u64,
+    /// Number of names that stand here; none in a hole.
+    names: u32,
+    /// Number of places that continue this one.
+    children: u32,
+}
+
+impl WorkerBlocks {
+    pub(crate) fn new(strict: bool) -> Self {
+        let ledger = if strict { Ledger::Strict(HashMap::new()) } else { Ledger::Plain(HashMap::new()) };
+        Self { names: HashMap::new(), ledger, gone: false }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.names.len()
+    }
+
+    pub(crate) fn names(&self) -> impl Iterator<Item = BlockHash> {
+        self.names.keys().copied()
+    }
+
+    pub(crate) fn place(&self, name: BlockHash) -> Option<Place> {
+        self.names.get(&name).copied()
+    }
+
+    pub(crate) fn reserve(&mut self, more: usize) {
+        self.names.reserve(more);
+    }
+
+    /// Enters a block that continues the prefix `before`; that prefix was entered by this worker just now or is held.
+    pub(crate) fn store(&mut self, ground: &Ground<'_>, name: BlockHash, place: Place, before: u64) {
+        let old = self.names.insert(name, place);
+        if old == Some(place) {
+            return;
+        }
+        // The new place first: the old one may be what it continues.
+        self.acquire(ground, place, before);
+        if let Some(old) = old {
+            self.release(ground, old);
+        }
+    }
+
+    /// Removes a block. Returns whether the name was known.
+    pub(crate) fn remove(&mut self, ground: &Ground<'_>, name: BlockHash) -> bool {
+        let Some(place) = self.names.remove(&name) else { return false };
+        self.release(ground, place);
+        if self.names.capacity() > 64 && self.names.len() < self.names.capacity() / 8 {
+            self.names.shrink_to(2 * self.names.len());
+        }
+        true
+    }
+
+    /// Leaves every place and gives the memory back.
+    pub(crate) fn clear(&mut self, ground: &Ground<'_>) {
+        for place in std::mem::take(&mut self.names).into_values() {
+            ground.leave(place);
+        }
+        match &mut self.ledger {
+            Ledger::Plain(extra) => *extra = HashMap::new(),
+            Ledger::Strict(nodes) => *nodes = HashMap::new(),
+        }
+        ground.holes.forget_all(ground.worker);
+    }
+
+    fn acquire(&mut self, ground: &Ground<'_>, place: Place, before: u64) {
+        let nodes = match &mut self.ledger {
+            Ledger::Plain(extra) => {
+                if !ground.enter(place) {
+                    *extra.entry(spot(place)).or_insert(0) += 1;
+                }
+                return;
+            }
+            Ledger::Strict(nodes) => nodes,
+        };
+        if let Some(node) = nodes.get_mut(&spot(place)) {
+            node.names += 1;
+            if node.names == 1 {
+                // Entered before the hole is forgotten: a reader in between sees too little, never too much.
+                ground.enter(place);
+                ground.holes.forget(ground.worker, spot(place));
+            }
+            return;
+        }
+        nodes.insert(spot(place), Node { before, names: 1, children: 0 });
+        if let Some(above) = place.position.checked_sub(1)
+            && let Some(node) = nodes.get_mut(&(above, before))
+        {
+            node.children += 1;
+        }
+        ground.enter(place);
+    }
+
+    fn release(&mut self, ground: &Ground<'_>, place: Place) {
+        let nodes = match &mut self.ledger {
+            Ledger::Plain(extra) => {
+                match extra.get_mut(&spot(place)) {
+                    None => ground.leave(place),
+                    Some(1) => _ = extra.remove(&spot(place)),
+                    Some(more) => *more -= 1,
+                }
+                return;
+            }
+            Ledger::Strict(nodes) => nodes,
+        };
+        let Some(node) = nodes.get_mut(&spot(place)) else { return };
+        node.names -= 1;
+        if node.names > 0 {
+            return;
+        }
+        if node.children > 0 {
+            ground.holes.note(ground.worker, spot(place));
+            ground.leave(place);
+            return;
+        }
+        ground.leave(place);
+        // A place that is neither held nor continued is nothing; nor, perhaps, is then what it continued.
+        let mut at = spot(place);
+        while let Some(node) = nodes.remove(&at) {
+            let Some(above) = at.0.checked_sub(1) else { break };
+            at = (above, node.before);
+            let Some(node) = nodes.get_mut(&at) else { break };
+            node.children -= 1;
+            if node.children > 0 || node.names > 0 {
+                break;
+            }
+            ground.holes.forget(ground.worker, at);
+        }
+        if nodes.capacity() > 64 && nodes.len() < nodes.capacity() / 8 {
+            nodes.shrink_to(2 * nodes.len());
+        }
+    }
+}

@@ -1,0 +1,334 @@
+//! The worker's work: it names the blocks of prompts, and brings together what is named and what is proved.
+
+use std::collections::{HashSet, VecDeque};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use kvatlas_adopt::{At, Chain, Chains, Dialect, Late, Namer, Outcome, Scheme, Why};
+use kvatlas_index::hash::next_prefix_hash;
+use kvatlas_index::{BlockHash, BlockIndex};
+
+use super::prompt_queue::{CacheReport, Counts, Prompt};
+use crate::snapshot::Meanings;
+use crate::state::{Keyspace, Stream};
+
+/// Blocks up to which prompts are named, all prompts up to one before any is up to the next.
+const STAGES: [usize; 4] = [64, 256, 1024, usize::MAX];
+/// Prompts that are remembered to have been tried.
+const MOST_TRIED: usize = 1 << 16;
+/// Blocks that two streams must have named alike, so that one's names speak for the other's.
+const ENOUGH: usize = 64;
+/// Prompts that are being named.
+const MOST_PROMPTS: usize = 4096;
+
+/// A prompt that is being named.
+struct NamingTask {
+    keyspace: Arc<Keyspace>,
+    tokens: Box<[u32]>,
+    salt: Option<Arc<str>>,
+    contents: Vec<u64>,
+    /// Blocks named.
+    done: usize,
+    by: Vec<SchemeNames>,
+}
+
+/// The names so far by one scheme, in each of its forms that is wanted.
+struct SchemeNames {
+    namer: Namer,
+    dialects: Vec<(Dialect, Vec<BlockHash>)>,
+}
+
+/// The worker's state: prompts whose blocks are to be named, and meanings from snapshots.
+pub(super) struct Work {
+    schemes: Arc<[Scheme]>,
+    chains: Chains,
+    /// Prompts that were named, or are being.
+    tried: HashSet<u64>,
+    stages: [VecDeque<NamingTask>; STAGES.len()],
+    /// Meanings, from snapshots, of the names of blocks that nobody could prove to be held.
+    meanings: Vec<(Weak<Keyspace>, Meanings)>,
+}
+
+impl Work {
+    pub(super) fn new(schemes: Arc<[Scheme]>) -> Self {
+        Self {
+            schemes,
+            chains: Chains::default(),
+            tried: HashSet::new(),
+            stages: Default::default(),
+            meanings: Vec::new(),
+        }
+    }
+
+    /// True if there is nothing to be named.
+    pub(super) fn is_idle(&self) -> bool {
+        !self.has_prompts()
+    }
+
+    pub(super) fn has_prompts(&self) -> bool {
+        self.stages.iter().any(|stage| !stage.is_empty())
+    }
+
+    /// True if what is left to be named is deep.
+    pub(super) fn is_shallow_done(&self) -> bool {
+        self.stages[0].is_empty()
+    }
+
+    /// A prompt has come.
+    pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &Counts) {
+        let Some(keyspace) = prompt.keyspace.upgrade() else { return };
+        let Prompt { tokens, salt, answered, .. } = prompt;
+        let contents = keyspace.identity().words(&tokens, keyspace.block_size as usize, None, salt.as_deref());
+        if let Some(answered) = answered {
+            return self.answered(&keyspace, &tokens, salt, contents, &answered, counts);
+        }
+        let schemes = self.schemes_of(&keyspace);
+        let Some((&first, rest)) = contents.split_first() else { return };
+        let whole = rest.iter().fold(first, |prefix, content| next_prefix_hash(prefix, *content));
+        let key = next_prefix_hash(whole, schemes.len() as u64);
+        if self.tried.len() >= MOST_TRIED {
+            self.tried.clear();
+        }
+        let waiting: usize = self.stages.iter().map(VecDeque::len).sum();
+        if schemes.is_empty() || !self.tried.insert(key) {
+            return;
+        }
+        if waiting >= MOST_PROMPTS {
+            self.tried.remove(&key);
+            counts.prompts_dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        counts.prompts.fetch_add(1, Relaxed);
+        let by = schemes.into_iter().map(|(scheme, dialects)| {
+            let namer = scheme.namer(salt.as_deref());
+            SchemeNames { namer, dialects: dialects.into_iter().map(|dialect| (dialect, Vec::new())).collect() }
+        });
+        let by = by.collect();
+        self.stages[0].push_back(NamingTask { keyspace, tokens, salt, contents, done: 0, by });
+    }
+
+    /// Names some blocks of the prompt of which least is named.
+    pub(super) fn step(&mut self, counts: &Counts) {
+        let Some(stage) = self.stages.iter().position(|stage| !stage.is_empty()) else { return };
+        let Some(mut naming) = self.stages[stage].pop_front() else { return };
+        let from = naming.done;
+        let to = STAGES[stage].min(naming.contents.len());
+        let size = naming.keyspace.block_size as usize;
+        for SchemeNames { namer, dialects } in &mut naming.by {
+            for block in naming.tokens[from * size..to * size].chunks_exact(size) {
+                let digest = namer.next(block);
+                for (dialect, names) in &mut *dialects {
+                    names.push(digest.name(dialect.form));
+                }
+            }
+            for (_, names) in dialects {
+                let parent = from.checked_sub(1).map(|before| names[before]);
+                self.chains.add(parent, &names[from..], &naming.contents[from..to], naming.salt.as_ref());
+            }
+        }
+        counts.named_blocks.fetch_add(((to - from) * naming.by.len()) as u64, Relaxed);
+        naming.done = to;
+        self.match_up(&naming, from, counts);
+        if self.chains.shrink() {
+            // What was named may have to be named again.
+            self.tried.clear();
+        }
+        if to < naming.contents.len() {
+            self.stages[stage + 1].push_back(naming);
+        }
+    }
+
+    /// Adopts what streams have proved of the blocks named from `from` on.
+    fn match_up(&self, naming: &NamingTask, from: usize, counts: &Counts) {
+        for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
+            let mut chain = None;
+            naming.keyspace.each_late(|stream, index, rank, late| {
+                if late.dialect().is_some_and(|own| own != dialect) || late.frontier().is_empty() {
+                    return;
+                }
+                for &name in names[from..].iter().rev() {
+                    if late.frontier().proof(name).is_none() {
+                        continue;
+                    }
+                    late.learn(dialect);
+                    let chain = chain.get_or_insert_with(|| Chain {
+                        names: names.clone(),
+                        contents: naming.contents[..names.len()].to_vec(),
+                        salt: naming.salt.clone(),
+                    });
+                    adopt(&naming.keyspace, (stream, index, rank), late, (name, chain, true), counts);
+                }
+            });
+        }
+    }
+
+    /// Takes up what snapshots have taught of a keyspace.
+    pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
+        for dictionary in keyspace.take_taught() {
+            if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
+                continue;
+            }
+            let blocks = dictionary.names.len();
+            match Meanings::new(dictionary) {
+                Some(meanings) => self.meanings.push((Arc::downgrade(keyspace), meanings)),
+                None => tracing::info!(blocks, "a snapshot that is dropped has too many blocks to learn from them"),
+            }
+        }
+    }
+
+    /// Forgets what was taught long ago, or of keyspaces that are gone.
+    pub(super) fn forget_old(&mut self) {
+        let now = Instant::now();
+        self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
+    }
+
+    /// The blocks up to the one of this name, as a snapshot had them.
+    fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
+        let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
+        own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
+    }
+
+    /// Looks at what streams have proved, of late or ever, whether it is known already.
+    pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &Counts) {
+        if sweep {
+            keyspace.set_waiting(false);
+        }
+        let (mut waits, mut nameable) = (false, false);
+        keyspace.each_late(|stream, index, rank, late| {
+            let names = if sweep {
+                late.frontier_mut().expire();
+                late.frontier_mut().take_fresh();
+                late.frontier().names().collect()
+            } else {
+                late.frontier_mut().take_fresh()
+            };
+            nameable |= !late.frontier().is_empty() && late.why_not().is_none();
+            if names.is_empty() {
+                return;
+            }
+            let mut others = None;
+            for name in names {
+                if let Some(chain) = self.chains.up_to(name) {
+                    adopt(keyspace, (stream, index, rank), late, (name, &chain, true), counts);
+                    continue;
+                }
+                // Another stream's names are as good, if they are proved to follow what is in the blocks.
+                let pure = late.is_pure();
+                if !*others.get_or_insert_with(|| pure || index.agrees(&stream.worker, rank, ENOUGH)) {
+                    continue;
+                }
+                let of_snapshot = || self.meaning_of(keyspace, name).filter(|_| pure);
+                if let Some((names, contents)) = index.chain_of(name).or_else(of_snapshot) {
+                    let chain = Chain { names, contents, salt: None };
+                    adopt(keyspace, (stream, index, rank), late, (name, &chain, false), counts);
+                }
+            }
+            waits |= !late.frontier().is_empty();
+        });
+        if waits {
+            keyspace.set_waiting(true);
+        }
+        keyspace.set_nameable(nameable);
+    }
+
+    /// An engine has said what it had of a prompt.
+    fn answered(
+        &mut self,
+        keyspace: &Arc<Keyspace>,
+        tokens: &[u32],
+        salt: Option<Arc<str>>,
+        contents: Vec<u64>,
+        answered: &CacheReport,
+        counts: &Counts,
+    ) {
+        counts.answers.fetch_add(1, Relaxed);
+        let mut used = false;
+        let mut chain = Chain { contents, salt, ..Chain::default() };
+        let size = keyspace.block_size as usize;
+        let Some(stream) = keyspace.stream(&answered.worker, answered.rank) else { return };
+        stream.proven_blocks().each(|index, rank, late| {
+            if rank != answered.rank {
+                return;
+            }
+            let worker = &*stream.worker;
+            let mut named = self.named(late, tokens, size, chain.salt.as_deref());
+            if late.dialect().is_none() {
+                // One of these names that the engine has used says how it names them all.
+                named.retain(|(_, names)| index.held(worker, rank, names).contains(&true));
+            }
+            let Some((dialect, names)) = named.into_iter().next() else { return };
+            late.learn(&dialect);
+            chain.names = names;
+            let adopt =
+                |index: &BlockIndex| late.observed(&chain, answered.blocks, answered.sent, At { index, worker, rank });
+            if let Ok(Outcome::Blocks(blocks)) = keyspace.try_change(index, adopt) {
+                counts.blocks.fetch_add(blocks as u64, Relaxed);
+                used = true;
+            }
+        });
+        if !used {
+            counts.answers_unused.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// The names of a prompt's blocks in the stream's dialect, or else in all.
+    fn named(&self, late: &Late, tokens: &[u32], size: usize, salt: Option<&str>) -> Vec<(Dialect, Vec<BlockHash>)> {
+        let dialects = match late.dialect() {
+            Some(dialect) => vec![dialect.clone()],
+            None if late.is_foreign() => Vec::new(),
+            None => self.schemes.iter().flat_map(dialects_of).collect(),
+        };
+        let named = dialects.into_iter().map(|dialect| {
+            let mut namer = dialect.scheme.namer(salt);
+            let names = tokens.chunks_exact(size).map(|block| namer.next(block).name(dialect.form)).collect();
+            (dialect, names)
+        });
+        named.collect()
+    }
+
+    /// The ways in which the streams of a keyspace may name blocks for which something waits.
+    fn schemes_of(&self, keyspace: &Keyspace) -> Vec<(Scheme, Vec<Dialect>)> {
+        let mut wanted: Vec<Dialect> = Vec::new();
+        let mut any = false;
+        keyspace.each_late(|_, _, _, late| match late.dialect() {
+            _ if late.frontier().is_empty() => {}
+            Some(dialect) if !wanted.contains(dialect) => wanted.push(dialect.clone()),
+            Some(_) => {}
+            None => any |= !late.is_foreign(),
+        });
+        let all = self.schemes.iter().map(|scheme| {
+            let forms = dialects_of(scheme).filter(|dialect| any || wanted.contains(dialect));
+            (scheme.clone(), forms.collect::<Vec<_>>())
+        });
+        all.filter(|(_, dialects)| !dialects.is_empty()).collect()
+    }
+}
+
+fn dialects_of(scheme: &Scheme) -> impl Iterator<Item = Dialect> {
+    scheme.forms().iter().map(|form| Dialect { scheme: scheme.clone(), form: *form })
+}
+
+/// `name` of `chain` was proved by a rank of a stream.
+fn adopt(
+    keyspace: &Keyspace,
+    (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),
+    late: &mut Late,
+    (name, chain, certain): (BlockHash, &Chain, bool),
+    counts: &Counts,
+) {
+    let worker = &*stream.worker;
+    let adopt = |index: &BlockIndex| late.adopt(name, chain, certain, At { index, worker, rank });
+    // If that fails, the index is made anew, and all that was proved is proved again.
+    match keyspace.try_change(index, adopt) {
+        Ok(Outcome::Blocks(blocks)) => {
+            counts.blocks.fetch_add(blocks as u64, Relaxed);
+            let depth = chain.names.len();
+            tracing::debug!(worker, rank, depth, blocks, "learnt blocks that were announced earlier");
+        }
+        Ok(Outcome::Not(Why::Contrary)) => {
+            counts.contrary.fetch_add(1, Relaxed);
+        }
+        Ok(Outcome::Not(_)) | Err(_) => {}
+    }
+}

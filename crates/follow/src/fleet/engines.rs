@@ -1,0 +1,173 @@
+//! The engines to be followed, be they registered or not: what discovery says of each engine and of each configured
+//! stream.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Deserialize;
+
+/// Bytes of a reason at most: it may repeat what an engine answered.
+const MAX_REASON: usize = 1024;
+
+/// The state of discovery with an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EngineState {
+    /// The engine is being asked for the first time.
+    Asking,
+    /// Registered, all ranks of it.
+    Registered,
+    /// The engine cannot be reached or does not answer in time.
+    Unreachable,
+    /// The engine publishes no events.
+    NoEvents,
+    /// The engine's answers cannot be used.
+    Unusable,
+    /// This service refuses to register it.
+    Refused,
+}
+
+impl EngineState {
+    /// All, in their order in metrics.
+    pub const ALL: [Self; 6] =
+        [Self::Asking, Self::Registered, Self::Unreachable, Self::NoEvents, Self::Unusable, Self::Refused];
+
+    /// The name in answers and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Asking => "asking",
+            Self::Registered => "registered",
+            Self::Unreachable => "unreachable",
+            Self::NoEvents => "no_events",
+            Self::Unusable => "unusable",
+            Self::Refused => "refused",
+        }
+    }
+}
+
+/// Discovery's report on one engine or configured stream.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EngineReport {
+    /// The worker's name.
+    pub worker: String,
+    /// The rank of a configured stream; none for an engine.
+    pub rank: Option<u32>,
+    /// The engine's URL, or the stream's endpoint.
+    pub url: String,
+    /// The state of discovery with it.
+    pub state: EngineState,
+    /// A name for the last problem that stays, if there is one.
+    pub code: Option<String>,
+    /// The last problem, in words.
+    pub reason: Option<String>,
+}
+
+/// The report on an engine or a configured stream, as it is shown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct EngineView {
+    /// The worker's name.
+    pub worker: Arc<str>,
+    /// The rank of a configured stream; none for an engine.
+    pub rank: Option<u32>,
+    /// The engine's URL, or the stream's endpoint.
+    pub url: Arc<str>,
+    /// The state of discovery with it.
+    pub state: EngineState,
+    /// A name for the last problem that stays, if there is one.
+    pub code: Option<Arc<str>>,
+    /// The last problem, in words.
+    pub reason: Option<Arc<str>>,
+    /// Time for which it has been in this state.
+    pub since: Duration,
+}
+
+struct Engine {
+    url: Arc<str>,
+    state: EngineState,
+    code: Option<Arc<str>>,
+    reason: Option<Arc<str>>,
+    since: Instant,
+}
+
+/// A worker's name, and the rank of a configured stream.
+type Key = (Arc<str>, Option<u32>);
+
+/// All of them.
+#[derive(Default)]
+pub(super) struct Engines {
+    followed: Mutex<BTreeMap<Key, Engine>>,
+}
+
+impl Engines {
+    /// Takes the place of what was said of it before.
+    pub(super) fn report(&self, report: EngineReport) {
+        let EngineReport { worker, rank, url, state, code, reason } = report;
+        let mut followed = self.followed.lock();
+        let key = (worker.into(), rank);
+        let before = followed.get(&key).filter(|before| before.state == state);
+        let since = before.map_or_else(Instant::now, |before| before.since);
+        let reason = reason.map(|reason| shortened(&reason).into());
+        followed.insert(key, Engine { url: url.into(), state, code: code.map(Into::into), reason, since });
+    }
+
+    /// Forgets an engine or a configured stream, which is not to be followed any more. False if none was known.
+    pub(super) fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
+        self.followed.lock().remove(&(worker.into(), rank)).is_some()
+    }
+
+    /// All, by worker and rank.
+    pub(super) fn views(&self) -> Vec<EngineView> {
+        let followed = self.followed.lock();
+        let view = |((worker, rank), it): (&Key, &Engine)| EngineView {
+            worker: worker.clone(),
+            rank: *rank,
+            url: it.url.clone(),
+            state: it.state,
+            code: it.code.clone(),
+            reason: it.reason.clone(),
+            since: it.since.elapsed(),
+        };
+        followed.iter().map(view).collect()
+    }
+}
+
+fn shortened(reason: &str) -> &str {
+    let end = (0..=MAX_REASON.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
+    &reason[..end.unwrap_or(0)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(state: EngineState, reason: Option<&str>) -> EngineReport {
+        let (worker, url) = ("w".to_owned(), "http://w:1".to_owned());
+        EngineReport { worker, rank: None, url, state, code: None, reason: reason.map(str::to_owned) }
+    }
+
+    #[test]
+    fn the_time_is_that_of_the_state() {
+        let engines = Engines::default();
+        engines.report(report(EngineState::Unreachable, Some("away")));
+        let first = engines.followed.lock()[&("w".into(), None)].since;
+        engines.report(report(EngineState::Unreachable, Some("still away")));
+        let since = |engines: &Engines| engines.followed.lock()[&("w".into(), None)].since;
+        assert_eq!(since(&engines), first);
+        assert_eq!(engines.views()[0].reason.as_deref(), Some("still away"));
+        engines.report(report(EngineState::Registered, None));
+        assert!(since(&engines) >= first);
+        assert_eq!((engines.views().len(), engines.views()[0].reason.clone()), (1, None));
+        assert!(engines.forget("w", None) && !engines.forget("w", None) && engines.views().is_empty());
+    }
+
+    #[test]
+    fn reasons_are_bounded() {
+        let engines = Engines::default();
+        engines.report(report(EngineState::Unusable, Some(&"é".repeat(10_000))));
+        assert_eq!(engines.views()[0].reason.as_ref().map(|reason| reason.len()), Some(MAX_REASON));
+    }
+}

@@ -1,0 +1,264 @@
+//! The fleet as it is registered: workers, the tasks that follow their streams, the keyspaces that they share.
+//!
+//! Changes go one at a time and whole: a registration is checked against all others and made under one lock, and an
+//! unregistration ends when the stream's task has ended and its blocks are gone, even if whoever asked has left.
+//! Queries take none of these locks. `registry` has the changes themselves, `readiness` what the service waits for.
+
+mod engines;
+mod names;
+mod readiness;
+mod registry;
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::runtime::Handle;
+
+use self::engines::Engines;
+pub use self::engines::{EngineReport, EngineState, EngineView};
+pub use self::readiness::Blockers;
+use self::registry::Registry;
+pub use self::registry::{ModelPlace, RegistrationOutcome, WorkerView};
+use crate::context::StreamContext;
+use crate::error::Error;
+use crate::log::panic_text;
+use crate::relay::Relay;
+use crate::snapshot::{Snapshots, Source};
+use crate::state::{Keyspace, Registration, Stream};
+use crate::stream::Publishers;
+use kvatlas_stream::limits::SharedCounts;
+
+/// All that is registered.
+pub struct Fleet {
+    runtime: Handle,
+    /// A lock held over a whole change.
+    changing: tokio::sync::Mutex<()>,
+    registry: Registry,
+    engines: Engines,
+    holds: Mutex<BTreeSet<String>>,
+    draining: AtomicBool,
+    /// True if the fleet was ready once, with an engine at least.
+    was_ready: AtomicBool,
+}
+
+impl Fleet {
+    /// An empty fleet, whose streams run on `runtime`. `holds`: what readiness waits for besides the streams.
+    #[must_use]
+    pub fn new(context: impl Into<StreamContext>, holds: &[String], runtime: Handle) -> Arc<Self> {
+        Arc::new(Self {
+            registry: Registry::new(context.into(), runtime.clone()),
+            runtime,
+            engines: Engines::default(),
+            changing: tokio::sync::Mutex::default(),
+            holds: Mutex::new(holds.iter().cloned().collect()),
+            draining: AtomicBool::new(false),
+            was_ready: AtomicBool::new(false),
+        })
+    }
+
+    /// The keyspace of a model and routing group, if anybody ever registered one.
+    #[must_use]
+    pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
+        self.registry.keyspace(model, routing_group)
+    }
+
+    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if nobody knows the name, [`Error::Conflict`] if it stands for several models.
+    pub fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
+        self.registry.find(model, routing_group)
+    }
+
+    /// All keyspaces, by model and routing group.
+    #[must_use]
+    pub fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
+        self.registry.keyspaces()
+    }
+
+    /// True if blocks are identified under a key that no other process has.
+    #[must_use]
+    pub fn is_keyed(&self) -> bool {
+        self.keyspaces().iter().any(|keyspace| keyspace.identity().is_keyed())
+    }
+
+    /// All workers, by name.
+    #[must_use]
+    pub fn workers(&self) -> Vec<WorkerView> {
+        self.registry.workers()
+    }
+
+    /// Discovery says how far it is with an engine, or with a configured stream.
+    pub fn report(&self, report: EngineReport) {
+        self.engines.report(report);
+    }
+
+    /// Discovery follows it no more. False if it did not.
+    pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
+        self.engines.forget(worker, rank)
+    }
+
+    /// The engines and streams that discovery follows, registered or not.
+    #[must_use]
+    pub fn engines(&self) -> Vec<EngineView> {
+        self.engines.views()
+    }
+
+    /// The time by which a stream is behind its engine: the lag of the last live batch, or, if the engine should have
+    /// answered since and has not, the time for which it has been silent.
+    #[must_use]
+    pub fn lag(&self, stream: &Stream) -> Option<Duration> {
+        let (lag, silence) = (stream.status.lag(), stream.status.silence());
+        let is_asked = stream.registration.replay_endpoint.is_some();
+        let overdue = silence.filter(|silence| is_asked && *silence > 2 * self.registry.probe_interval());
+        lag.max(overdue)
+    }
+
+    /// The engines that connect to this service.
+    pub(crate) fn publishers(&self) -> &Arc<Publishers> {
+        self.registry.publishers()
+    }
+
+    /// The snapshots: what was kept over a restart, and is kept.
+    #[must_use]
+    pub fn snapshots(&self) -> &Arc<Snapshots> {
+        self.registry.snapshots()
+    }
+
+    /// The log that streams are published to, or come by.
+    pub(crate) fn relay(&self) -> &Arc<Relay> {
+        self.registry.relay()
+    }
+
+    /// The buffers and limits that all streams share, with how often each limit was reached.
+    #[must_use]
+    pub fn shared(&self) -> &SharedCounts {
+        self.registry.shared()
+    }
+
+    /// True if queries should come here: from when there is nothing to wait for until it shuts down. An engine
+    /// registered later does not take that back, because all that ask would then have nobody left to ask; answers say
+    /// themselves that they are without it. Engines that discovery cannot register do not hold it back, unless none can
+    /// be.
+    #[must_use]
+    pub fn is_ready(&self) -> bool {
+        if self.draining.load(Relaxed) {
+            return false;
+        }
+        if self.was_ready.load(Relaxed) {
+            return true;
+        }
+        let is_over = self.waiting().is_over();
+        if is_over && self.registry.has_workers() {
+            self.was_ready.store(true, Relaxed);
+        }
+        is_over
+    }
+
+    /// The streams, engines and holds that are not complete yet, be the fleet ready or not.
+    #[must_use]
+    pub fn waiting(&self) -> Blockers {
+        let mut engines = self.engines();
+        let none_usable = !engines.is_empty() && !self.registry.has_workers();
+        engines.retain(|engine| engine.state != EngineState::Registered);
+        Blockers {
+            engines,
+            none_usable,
+            holds: self.holds.lock().iter().cloned().collect(),
+            streams: readiness::unsettled(self.workers()),
+            draining: self.draining.load(Relaxed),
+        }
+    }
+
+    /// Readiness does not wait for this any more. False if it did not.
+    pub fn release(&self, hold: &str) -> bool {
+        self.holds.lock().remove(hold)
+    }
+
+    /// Says from now on that the service is not ready.
+    pub fn drain(&self) {
+        self.draining.store(true, Relaxed);
+    }
+
+    /// Starts to follow an engine. Saying the same twice is fine.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for a block size of 0 and empty names; [`Error::Conflict`] if the rank is registered with
+    /// another endpoint or fed by another stream, the worker belongs to another keyspace, or the keyspace has another
+    /// block size.
+    pub async fn register(self: &Arc<Self>, registration: Registration) -> Result<RegistrationOutcome, Error> {
+        let fleet = self.clone();
+        self.whole(async move {
+            // Before there is another one to wait for.
+            let _ = fleet.is_ready();
+            fleet.registry.register(registration)
+        })
+        .await
+    }
+
+    /// Stops to follow a worker, or one rank of it, and forgets what it held. Returns the number of streams ended.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if the worker is not registered, not in that keyspace, or has no such rank.
+    pub async fn unregister(
+        self: &Arc<Self>,
+        worker: &str,
+        keyspace: Option<(&str, Option<&str>)>,
+        rank: Option<u32>,
+    ) -> Result<usize, Error> {
+        let fleet = self.clone();
+        let worker = worker.to_owned();
+        let keyspace = keyspace.map(|(model, group)| (model.to_owned(), group.map(str::to_owned)));
+        self.whole(async move {
+            let keyspace = keyspace.as_ref().map(|(model, group)| (model.as_str(), group.as_deref()));
+            fleet.registry.unregister(&worker, keyspace, rank).await
+        })
+        .await
+    }
+
+    /// The next registration panics.
+    #[cfg(test)]
+    pub(crate) fn fail_next_registration(&self) {
+        self.registry.fail.store(true, Relaxed);
+    }
+
+    /// Ends all streams. Holdings stay, so that queries still running have their answers.
+    pub async fn stop(self: &Arc<Self>) {
+        self.drain();
+        let _whole = self.changing.lock().await;
+        self.registry.stop().await;
+    }
+
+    /// Runs a change to its end, one at a time, whatever becomes of the caller.
+    async fn whole<T: Send + 'static>(
+        self: &Arc<Self>,
+        change: impl Future<Output = Result<T, Error>> + Send + 'static,
+    ) -> Result<T, Error> {
+        let fleet = self.clone();
+        let task = self.runtime.spawn(async move {
+            let _whole = fleet.changing.lock().await;
+            change.await
+        });
+        task.await.map_err(|error| match error.try_into_panic() {
+            Ok(panic) => {
+                tracing::error!(panic = panic_text(&*panic), "internal error while the fleet was being changed");
+                Error::Internal
+            }
+            // Its threads have ended.
+            Err(_) => Error::Closed,
+        })?
+    }
+}
+
+impl Source for Fleet {
+    fn keyspaces(&self) -> Vec<Arc<Keyspace>> {
+        self.keyspaces()
+    }
+
+    fn release(&self, hold: &str) -> bool {
+        self.release(hold)
+    }
+}

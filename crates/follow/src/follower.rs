@@ -1,0 +1,382 @@
+//! [`Follower`]: engines' event streams followed into indexes, with all that belongs to them but HTTP.
+
+use std::net::SocketAddr;
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::Value;
+use tokio::net::TcpListener;
+use tokio::runtime::{Builder, Runtime};
+
+use crate::adopt::{self, PromptQueue};
+use crate::allow::Allow;
+use crate::config::Config;
+use crate::context::StreamContext;
+use crate::error::Error;
+use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
+use crate::log;
+use crate::metrics;
+use crate::reader;
+use crate::register;
+use crate::relay::Relay;
+use crate::report;
+use crate::sites::{Digests, KeyspaceDigest, Tops};
+use crate::snapshot::{self, Directory, Keeper, Origin, SnapshotFile, Snapshots, Source, read_file};
+use crate::state::Keyspace;
+use kvatlas_stream::zmtp::Room;
+
+/// Time that threads may take to end when a follower is dropped.
+const END: Duration = Duration::from_secs(2);
+
+/// Time for which a client waits for a snapshot that is being made, before it is told to ask again.
+const LONGEST_WAIT: Duration = Duration::from_secs(5);
+
+/// Time that streams may take to be copied for a last snapshot.
+const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
+
+/// Engines' event streams, followed into indexes. It listens nowhere but at `streams.bind`: a router has one in its
+/// process, and a service answers over HTTP from one. Its methods wait, so they are not for calls from
+/// inside an async runtime.
+pub struct Follower {
+    fleet: Arc<Fleet>,
+    /// The rules on which endpoints may be registered.
+    allow: Arc<Allow>,
+    /// The queue where prompts are left that may tell what was never announced.
+    prompt_queue: Arc<PromptQueue<Keyspace>>,
+    running: Mutex<Option<FollowerThreads>>,
+    digests: Digests,
+    sites: Arc<Tops>,
+}
+
+struct FollowerThreads {
+    ingest: Runtime,
+    adopt: AdoptionThread,
+    keeper: Option<Keeper>,
+}
+
+/// The thread that adopts; it ends with this.
+struct AdoptionThread {
+    prompt_queue: Arc<PromptQueue<Keyspace>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Drop for AdoptionThread {
+    fn drop(&mut self) {
+        self.prompt_queue.close();
+        if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
+            tracing::error!("the thread that learns blocks announced earlier has failed");
+        }
+    }
+}
+
+impl Follower {
+    /// Starts; engines can be registered as soon as this returns.
+    /// `asks_for_key`: whether those who register over HTTP, if anybody can, must show a key.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if an address of `streams.bind` cannot be listened at, or there are no threads to be had.
+    pub fn start(config: Config, asks_for_key: bool) -> Result<Self, Error> {
+        log::start(config.log);
+        let ingest = Builder::new_multi_thread()
+            .worker_threads(config.streams.threads)
+            .thread_name("kvatlas-ingest")
+            .enable_all()
+            .build()
+            .map_err(|error| Error::Start {
+                message: format!("cannot start the threads that follow streams: {error}"),
+            })?;
+        let (identity, schemes) = (config.identity()?, config.schemes());
+        let directory = config.snapshot.dir.as_deref().map(Directory::open).transpose()?;
+        let snapshots = Arc::new(Snapshots::new(config.snapshot));
+        let relay = Arc::new(Relay::new(config.relay));
+        let context = StreamContext {
+            identity: Arc::new(identity),
+            schemes,
+            snapshots: snapshots.clone(),
+            relay: relay.clone(),
+            ..config.streams.into()
+        };
+        ingest.block_on(relay.start(context.room()))?;
+        let mut holds = config.holds;
+        holds.extend(reader::holds(&relay));
+        if snapshots.is_loading() {
+            holds.push(snapshot::HOLD.to_owned());
+            ingest.spawn(snapshots.clone().expire());
+        }
+        let fleet = Fleet::new(context.clone(), &holds, ingest.handle().clone());
+        reader::start(&fleet, &context, ingest.handle());
+        let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
+        let prompt_queue = context.prompt_queue.clone();
+        let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
+        let allow = Arc::new(Allow::new(&context.config.allow, !asks_for_key)?);
+        for at in &context.config.bind {
+            listen_for_engines(*at, context.room(), &fleet, &allow, &ingest)?;
+        }
+        let keeper = directory.map(|directory| Keeper::start(snapshots, fleet.clone(), directory)).transpose()?;
+        let running = Mutex::new(Some(FollowerThreads { ingest, adopt, keeper }));
+        let digests = Digests::new(config.sites.grain);
+        Ok(Self { fleet, allow, prompt_queue, running, digests, sites: Arc::new(Tops::new(config.sites)) })
+    }
+
+    /// The fleet: who is registered.
+    #[must_use]
+    pub fn fleet(&self) -> &Arc<Fleet> {
+        &self.fleet
+    }
+
+    /// The rules on which endpoints may be registered.
+    #[must_use]
+    pub fn allow(&self) -> &Allow {
+        &self.allow
+    }
+
+    /// The digests of many sites, where they are taken in.
+    #[must_use]
+    pub fn sites(&self) -> &Tops {
+        &self.sites
+    }
+
+    /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
+    ///
+    /// `announced_by`: the host of the engine that named the endpoints; they must be there or be allowed. None if the
+    /// operator named them: that is fine.
+    ///
+    /// # Errors
+    /// As `/register` has them.
+    pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
+        let registration = register::registration(json.as_bytes())?;
+        if announced_by.is_some() {
+            self.allow.check_registration(&registration, announced_by)?;
+        }
+        let fleet = self.fleet.clone();
+        let registering = self.wait(async move { fleet.register(registration).await })??;
+        Ok(registering == RegistrationOutcome::New)
+    }
+
+    /// Checks that an endpoint may be followed that the engine at `announced_by` named.
+    ///
+    /// # Errors
+    /// [`Error::Forbidden`] if it may not, [`Error::Invalid`] if it is none.
+    pub fn check_allowed(&self, endpoint: &str, announced_by: &str) -> Result<(), Error> {
+        self.allow.check(&endpoint.parse()?, Some(announced_by))
+    }
+
+    /// Unregisters a worker, or one rank of it. Returns the number of streams ended.
+    ///
+    /// # Errors
+    /// [`Error::Unknown`] if it is not registered.
+    pub fn unregister(&self, worker: &str, rank: Option<u32>) -> Result<usize, Error> {
+        let fleet = self.fleet.clone();
+        let worker = worker.to_owned();
+        self.wait(async move { fleet.unregister(&worker, None, rank).await })?
+    }
+
+    /// Appends what `/metrics` says of engines, streams and indexes, for who has it as a part; without the line that ends it.
+    ///
+    /// # Errors
+    /// If `out` takes no more.
+    pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
+        metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)
+    }
+
+    /// The answer to `/workers`.
+    #[must_use]
+    pub fn workers(&self) -> Value {
+        report::workers(&self.fleet, None, None)
+    }
+
+    /// Discovery says how far it is with an engine: an [`EngineReport`] in JSON.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is none.
+    pub fn report_engine(&self, report: &str) -> Result<(), Error> {
+        let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
+        self.fleet.report(report);
+        Ok(())
+    }
+
+    /// Discovery follows an engine, or a configured stream, no more. False if it did not.
+    pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
+        self.fleet.forget(worker, rank)
+    }
+
+    /// Loads a snapshot of another service from a file, where `snapshot.from_peer` has streams wait for one. `url`: where it
+    /// is from. Returns the number of streams in it.
+    ///
+    /// # Errors
+    /// [`Error::Snapshot`] if it cannot be used; the streams begin without it.
+    pub fn load_snapshot(&self, file: &Path, url: &str) -> Result<u64, Error> {
+        let snapshots = self.fleet.snapshots();
+        let read = read_file(file, snapshots.config.max_bytes).map_err(|error| format!("{}: {error}", file.display()));
+        let read = read.map_err(|message| Error::Snapshot { message });
+        let loaded = read.and_then(|bytes| snapshots.read(&bytes, Origin { kind: "peer", file: url.to_owned() }));
+        self.no_snapshot(loaded.as_ref().err().map(ToString::to_string).as_deref());
+        loaded
+    }
+
+    /// The streams need not wait for a snapshot of another service any more. `why`: why there is none.
+    pub fn no_snapshot(&self, why: Option<&str>) {
+        let snapshots = self.fleet.snapshots();
+        if let Some(why) = why {
+            snapshots.counts.refused.fetch_add(1, Relaxed);
+            tracing::error!(why, "the snapshot of another service cannot be used; the streams begin without it");
+        }
+        snapshots.loaded(&*self.fleet);
+    }
+
+    /// Digests of what has changed in each keyspace since the last call, for the service above many sites; of a
+    /// keyspace that `whole` has, by model and routing group, all there is.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if the site cannot be called so.
+    pub fn site_digests(&self, site: &str, whole: &[(String, String)]) -> Result<Vec<KeyspaceDigest>, Error> {
+        let is_whole = |model: &str, group: &str| whole.iter().any(|(a, b)| a == model && b == group);
+        let keyspaces = self.fleet.keyspaces();
+        let next = |it: &Arc<Keyspace>| self.digests.next(site, it, is_whole(&it.model, &it.routing_group));
+        keyspaces.iter().map(next).collect()
+    }
+
+    /// All that the streams hold, for another service to begin with: the snapshot `wanted` if it is still there, or else one
+    /// of the last seconds, or if `fresh`, one of now. Waits for half of `patience` at most, as a request may take no longer.
+    ///
+    /// # Errors
+    /// [`Error::Conflict`] if blocks are called by words that mean nothing to others, [`Error::Unavailable`] if it cannot be
+    /// made, or not in time.
+    pub async fn snapshot(
+        &self,
+        wanted: Option<u64>,
+        fresh: bool,
+        patience: Duration,
+    ) -> Result<Arc<SnapshotFile>, Error> {
+        if self.fleet.is_keyed() {
+            return Err(Error::keyed_identity("there is no snapshot of it that others could use"));
+        }
+        let wait = (patience / 2).min(LONGEST_WAIT);
+        let unavailable = |code, message| Error::Unavailable { code, message };
+        let source: Arc<dyn Source> = self.fleet.clone();
+        let spooled = self.fleet.snapshots().spooled(&source, wanted, fresh, wait).await;
+        let spooled = spooled.map_err(|message| unavailable("snapshot_failed", message))?;
+        let not_ready =
+            || unavailable("snapshot_not_ready", "a snapshot is being made: ask again in a second".to_owned());
+        spooled.ok_or_else(not_ready)
+    }
+
+    /// The answer to `/engines`.
+    #[must_use]
+    pub fn engines(&self) -> Value {
+        report::engines(&self.fleet)
+    }
+
+    /// An account of what answers wait for, as `/ready?strict=1` says it; none if they are whole.
+    #[must_use]
+    pub fn waiting(&self) -> Option<Value> {
+        report::not_ready(&self.fleet)
+    }
+
+    /// Says from now on that it is not ready. All else goes on.
+    pub fn leave(&self) {
+        self.fleet.drain();
+    }
+
+    /// Says that it is not ready, ends all streams and threads. False if that took longer than `timeout` and something was
+    /// cut off. Does nothing the second time.
+    pub fn drain(&self, timeout: Duration) -> bool {
+        self.drain_after(timeout, std::future::ready(true))
+    }
+
+    /// The same, but streams end after `answered`, which says whether all requests were answered; it is given up as
+    /// soon as `timeout` is over.
+    pub fn drain_after(&self, timeout: Duration, answered: impl Future<Output = bool>) -> bool {
+        let Some(FollowerThreads { ingest, adopt, keeper }) = self.running.lock().take() else { return true };
+        self.leave();
+        if let Some(keeper) = keeper {
+            // While the streams are still followed. Who is to close at once writes no more.
+            keeper.stop((!timeout.is_zero()).then(|| Instant::now() + timeout.min(LAST_SNAPSHOT)));
+        }
+        let until = Instant::now() + timeout;
+        let fleet = self.fleet.clone();
+        let in_time = ingest.block_on(async {
+            let answered = answered.await;
+            let ended = tokio::time::timeout_at(until.into(), fleet.stop()).await.is_ok();
+            answered && ended
+        });
+        drop(adopt);
+        ingest.shutdown_timeout(END);
+        in_time
+    }
+
+    /// Runs on the threads that follow streams.
+    pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
+        if let Some(running) = self.running.lock().as_ref() {
+            running.ingest.spawn(work);
+        }
+    }
+
+    fn wait<T: Send + 'static>(&self, work: impl Future<Output = T> + Send + 'static) -> Result<T, Error> {
+        let (sender, receiver) = std::sync::mpsc::channel();
+        {
+            let running = self.running.lock();
+            let Some(running) = running.as_ref() else { return Err(Error::Closed) };
+            running.ingest.spawn(async move {
+                let _ = sender.send(work.await);
+            });
+        }
+        receiver.recv().map_err(|_| Error::Closed)
+    }
+}
+
+impl Drop for Follower {
+    fn drop(&mut self) {
+        self.drain(Duration::ZERO);
+    }
+}
+
+/// Accepts the connections of engines that do not listen themselves.
+fn listen_for_engines(
+    at: SocketAddr,
+    room: Room,
+    fleet: &Arc<Fleet>,
+    allow: &Arc<Allow>,
+    ingest: &Runtime,
+) -> Result<(), Error> {
+    let listener = ingest
+        .block_on(TcpListener::bind(at))
+        .map_err(|error| Error::Start { message: format!("streams.bind: cannot listen at {at}: {error}") })?;
+    let port = listener.local_addr().map_or(at.port(), |at| at.port());
+    tracing::info!(address = %at, port, "listening for engines that connect");
+    let publishers = fleet.publishers().clone();
+    publishers.listens_at(port);
+    let allow = allow.clone();
+    let accept = publishers.accept(listener, port, room, move |peer| allow.has_peer(peer));
+    ingest.spawn(accept);
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_panic_in_a_registration_is_an_internal_error_and_leaves_nothing() {
+        let config = Config::from_json(r#"{ "log": { "level": "off" } }"#).expect("a configuration");
+        let follower = Follower::start(config, false).expect("threads");
+        let engine = |name: &str| {
+            format!(
+                r#"{{ "instance_id": "{name}", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": 4 }}"#
+            )
+        };
+        follower.fleet().fail_next_registration();
+        assert_eq!(follower.register(&engine("w"), None), Err(Error::Internal));
+        // As if nobody had asked.
+        assert_eq!(follower.workers(), serde_json::json!([]));
+        assert!(follower.fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
+        assert_eq!(follower.register(&engine("w"), None), Ok(true));
+        follower.fleet().fail_next_registration();
+        assert_eq!(follower.register(&engine("v"), None), Err(Error::Internal));
+        assert_eq!(follower.unregister("w", None), Ok(1));
+    }
+}

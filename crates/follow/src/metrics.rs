@@ -1,0 +1,401 @@
+//! Metrics of streams and indexes for `/metrics`, as Prometheus reads them. The documentation has names and texts from
+//! here (`tools/docs/metrics.py`).
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_index::Stats;
+use kvatlas_wire::Reason;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode_registry;
+use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::metrics::counter::ConstCounter;
+use prometheus_client::metrics::gauge::ConstGauge;
+use prometheus_client::registry::Registry;
+
+use crate::adopt::PromptQueue;
+use crate::fleet::{EngineState, Fleet};
+use crate::report::VERSION;
+use crate::sites::{Top, Tops, state_name};
+use crate::state::{Counters, Keyspace, Stream};
+use kvatlas_stream::State;
+use kvatlas_stream::limits::{LAG_SECONDS, Limit};
+use kvatlas_stream::{Outcome, Skip};
+
+/// Appends all that there is to say, without the line that ends a text.
+pub(crate) fn write(
+    fleet: &Arc<Fleet>,
+    prompt_queue: &Arc<PromptQueue<Keyspace>>,
+    tops: &Arc<Tops>,
+    out: &mut String,
+) -> Done {
+    encode(Scrape { fleet: fleet.clone(), prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
+}
+
+/// Appends what a collector tells, under the names of kvatlas, without the line that ends a text.
+///
+/// # Errors
+/// If `out` takes no more.
+pub fn encode(collector: impl Collector, out: &mut String) -> Done {
+    let mut registry = Registry::with_prefix("kvatlas");
+    registry.register_collector(Box::new(collector));
+    encode_registry(out, &registry)
+}
+
+struct Scrape {
+    fleet: Arc<Fleet>,
+    prompt_queue: Arc<PromptQueue<Keyspace>>,
+    /// Empty, but there, where nobody sends digests.
+    tops: Arc<Tops>,
+}
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+/// If what is written to takes no more.
+type Done = Result<(), std::fmt::Error>;
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+        sites(&self.tops, &mut encoder)?;
+        self.fleet(&mut encoder)?;
+        self.keyspaces(&mut encoder)?;
+        self.adoption(&mut encoder)?;
+        self.snapshots(&mut encoder)?;
+        self.relay(&mut encoder)?;
+        self.streams(&mut encoder)
+    }
+}
+
+fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    let read = |top: Arc<Top>| {
+        let (counts, list) = {
+            let sites = top.read();
+            (sites.counts(), sites.list(tops.now()))
+        };
+        (counts, list, top)
+    };
+    let all: Vec<_> = tops.all().into_iter().map(read).collect();
+    let help = "Sites whose digests are taken in, by state: known, unknown or doubted";
+    let mut family = describe(encoder, "sites", help, MetricType::Gauge)?;
+    for (_, list, top) in &all {
+        for state in [kvatlas_digest::State::Known, kvatlas_digest::State::Unknown, kvatlas_digest::State::Doubted] {
+            let count = list.iter().filter(|site| site.state == state).count();
+            let state = state_name(state);
+            let labels = [("model", &*top.model), ("routing_group", &*top.routing_group), ("state", state)];
+            gauge_of(&mut family, &labels, count as i64)?;
+        }
+    }
+    type Read = fn(&kvatlas_digest::Counts) -> u64;
+    let gauges: [(&str, &str, Read); 2] = [
+        ("sites_marks", "Different marks of all sites", |counts| counts.marks),
+        ("sites_bytes", "Memory of the index of sites in bytes", |counts| counts.bytes),
+    ];
+    for (name, help, read) in gauges {
+        let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+        for (counts, _, top) in &all {
+            let labels = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+            gauge_of(&mut family, &labels, read(counts) as i64)?;
+        }
+    }
+    let help = "Digests of sites, by outcome: applied changes, whole ones, repeated, refused, or whole_wanted: refused until a whole one comes";
+    let mut family = describe(encoder, "sites_digests", help, MetricType::Counter)?;
+    for (counts, _, top) in &all {
+        let (changes, of) =
+            (counts.applied - counts.whole, [("model", &*top.model), ("routing_group", &*top.routing_group)]);
+        for (outcome, count) in [
+            ("applied", changes),
+            ("whole", counts.whole),
+            ("repeated", counts.repeated),
+            ("whole_wanted", counts.whole_wanted),
+            ("refused", counts.refused),
+        ] {
+            count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+        }
+    }
+    let help = "Claims of sites: compared with what there was, short of it, beyond the bounds, left_out of answers as the site is doubted, and probed nevertheless";
+    let mut family = describe(encoder, "sites_claims", help, MetricType::Counter)?;
+    for (counts, _, top) in &all {
+        let of = [("model", &*top.model), ("routing_group", &*top.routing_group)];
+        for (outcome, count) in [
+            ("compared", counts.compared),
+            ("short", counts.short),
+            ("beyond", counts.beyond),
+            ("left_out", counts.left_out),
+            ("probed", counts.probes),
+        ] {
+            count_of(&mut family, &[of[0], of[1], ("outcome", outcome)], count)?;
+        }
+    }
+    Ok(())
+}
+
+impl Scrape {
+    fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
+        gauge_of(&mut family, &[("version", VERSION)], 1)?;
+        let fleet = &self.fleet;
+        gauge(encoder, "ready", "1 if the service is ready, else 0", i64::from(fleet.is_ready()))?;
+        let unsettled = fleet.waiting().streams.len() as i64;
+        let help = "Streams whose first replay has neither finished nor been given up";
+        gauge(encoder, "streams_unsettled", help, unsettled)?;
+        gauge(encoder, "workers", "Registered workers", fleet.workers().len() as i64)?;
+        let engines = fleet.engines();
+        let help = "Engines and streams of the configuration, registered or not, by state";
+        let mut family = describe(encoder, "engines", help, MetricType::Gauge)?;
+        for state in EngineState::ALL {
+            let count = engines.iter().filter(|engine| engine.state == state).count();
+            gauge_of(&mut family, &[("state", state.name())], count as i64)?;
+        }
+        let shared = fleet.shared();
+        gauge(encoder, "buffered_bytes", "Bytes in the buffers of all streams together", shared.buffered() as i64)?;
+        let help = "How often something was refused or dropped because a limit was reached, by limit";
+        let mut family = describe(encoder, "limits_reached", help, MetricType::Counter)?;
+        for limit in Limit::ALL {
+            count_of(&mut family, &[("limit", limit.name())], shared.reached(limit))?;
+        }
+        let publishers = fleet.publishers();
+        let help = "Engines that have connected to an address of streams.bind";
+        gauge(encoder, "publishers", help, publishers.connections() as i64)?;
+        let help = "Refused connections to the addresses of streams.bind, by reason: not_allowed by streams.allow, or too_many beyond limits.streams";
+        let mut family = describe(encoder, "publishers_refused", help, MetricType::Counter)?;
+        for (reason, count) in publishers.refused() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Batches dropped because no stream is registered for their topic";
+        counter(encoder, "unknown_topic_batches", help, publishers.unknown_topics())
+    }
+
+    fn adoption(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.prompt_queue.counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let help = "Processor time of learning blocks announced before the service started, in seconds";
+        let busy = self.prompt_queue.busy_micros.load(Relaxed) as f64 / 1e6;
+        ConstCounter::new(busy).encode(describe(encoder, "adopt_busy_seconds", help, MetricType::Counter)?)?;
+        let mut parents = 0;
+        for keyspace in self.fleet.keyspaces() {
+            keyspace.each_late(|_, _, _, late| parents += late.frontier().len() as i64);
+        }
+        let help = "Blocks proved to be held, with all blocks before them, whose content is not known yet";
+        gauge(encoder, "adopt_unknown_parents", help, parents)
+    }
+
+    fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let counts = &self.fleet.snapshots().counts;
+        let help = "Streams of which a snapshot had blocks, by outcome";
+        let mut family = describe(encoder, "snapshot_streams", help, MetricType::Counter)?;
+        for outcome in Outcome::ALL {
+            count_of(&mut family, &[("outcome", outcome.name())], counts.outcome(outcome))?;
+        }
+        let help = "Snapshots that could not be loaded: damaged, of another version, or not to be had";
+        counter(encoder, "snapshots_refused", help, counts.refused.load(Relaxed))?;
+        let help = "Snapshots written to disk";
+        counter(encoder, "snapshot_writes", help, counts.writes.load(Relaxed))?;
+        let help = "Snapshots that could not be written to disk; the one before stays";
+        counter(encoder, "snapshot_failed_writes", help, counts.failed_writes.load(Relaxed))?;
+        // Of none, nothing but zeros.
+        let (mut sizes, mut times, mut skipped) = ([0.0; 3], [0.0; 2], [0; Skip::ALL.len()]);
+        if let Some(last) = counts.last() {
+            let since = last.at.duration_since(std::time::UNIX_EPOCH).unwrap_or_default();
+            sizes = [last.written.bytes, last.written.blocks, last.written.distinct].map(|count| count as f64);
+            (times, skipped) = ([since.as_secs_f64(), last.took.as_secs_f64()], last.skipped);
+        }
+        for (name, help, value) in [
+            (
+                "snapshot_last_write_timestamp_seconds",
+                "When the last snapshot was written, in seconds since 1970",
+                times[0],
+            ),
+            ("snapshot_last_write_seconds", "Seconds that the last write of a snapshot took", times[1]),
+            ("snapshot_bytes", "Bytes of the last snapshot", sizes[0]),
+            ("snapshot_blocks", "Blocks in the last snapshot, summed over ranks", sizes[1]),
+            ("snapshot_distinct_blocks", "Different blocks in the last snapshot", sizes[2]),
+        ] {
+            ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)?;
+        }
+        let help = "Streams that are not in the last snapshot, by reason: nothing is held, unproven, hybrid model, changing all the time, or no_answer in time";
+        let mut family = describe(encoder, "snapshot_skipped_streams", help, MetricType::Gauge)?;
+        for (skip, count) in Skip::ALL.into_iter().zip(skipped) {
+            gauge_of(&mut family, &[("reason", skip.name())], count as i64)?;
+        }
+        Ok(())
+    }
+
+    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        for (name, help, count) in self.fleet.relay().counts.all() {
+            counter(encoder, name, help, count)?;
+        }
+        let help = "Bytes that wait to be published to the log, or to be acknowledged by it";
+        gauge(encoder, "relay_buffered_bytes", help, self.fleet.relay().buffered() as i64)
+    }
+
+    fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let all: Vec<_> =
+            self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
+        type Read = fn(&Stats) -> u64;
+        let gauges: [(&str, &str, Read); 5] = [
+            ("index_blocks", "Blocks held on all tiers, summed over ranks", |stats| stats.blocks),
+            (
+                "index_unlinked_blocks",
+                "Blocks on devices that match nothing because an earlier block of their chain is missing",
+                |stats| stats.unlinked,
+            ),
+            ("index_positions", "Distinct blocks of all chains", |stats| stats.positions),
+            ("index_copies", "Copies of blocks on devices beyond the first", |stats| stats.copies),
+            ("index_bytes", "Memory of the index in bytes", |stats| stats.bytes),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for (stats, keyspace) in &all {
+                let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+                gauge_of(&mut family, &labels, read(stats) as i64)?;
+            }
+        }
+        let help = "How often the index was rebuilt from its streams after an internal error";
+        let mut family = describe(encoder, "index_rebuilds", help, MetricType::Counter)?;
+        for (_, keyspace) in &all {
+            let labels = [("model", &*keyspace.model), ("routing_group", &*keyspace.routing_group)];
+            count_of(&mut family, &labels, keyspace.rebuilds())?;
+        }
+        Ok(())
+    }
+
+    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let streams: Vec<(String, Arc<Stream>)> = self
+            .fleet
+            .workers()
+            .into_iter()
+            .flat_map(|worker| worker.streams.into_iter().map(|(rank, stream)| (rank.to_string(), stream)))
+            .collect();
+        let mut family = describe(encoder, "streams", "Streams, by state", MetricType::Gauge)?;
+        for state in State::ALL {
+            let count = streams.iter().filter(|(_, stream)| stream.status.state() == state).count();
+            gauge_of(&mut family, &[("state", state.name())], count as i64)?;
+        }
+        let untrusted = streams.iter().filter(|(_, stream)| !stream.status.is_trusted()).count();
+        gauge(
+            encoder,
+            "streams_untrusted",
+            "Untrusted streams: their known blocks may differ from what the engine holds",
+            untrusted as i64,
+        )?;
+        let partial = streams.iter().filter(|(_, stream)| stream.status.partial.load(Relaxed)).count();
+        let help = "Streams that started late or lost batches that no replay recovered";
+        gauge(encoder, "streams_partial", help, partial as i64)?;
+
+        let no_salts = streams.iter().filter(|(_, stream)| stream.status.no_salts.load(Relaxed)).count();
+        let help = "Streams of engines that do not report cache salts";
+        gauge(encoder, "streams_no_salts", help, no_salts as i64)?;
+
+        let help = "Seconds from the engine's timestamp in a live batch until the batch was visible in answers";
+        let mut family = describe(encoder, "event_lag_seconds", help, MetricType::Histogram)?;
+        let (counts, sum) = self.fleet.shared().lags();
+        let bounds = LAG_SECONDS.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().copied()).collect();
+        family.encode_histogram::<NoLabelSet>(sum, counts.iter().sum(), &buckets, None)?;
+
+        let help = "How many seconds the stream is behind: the lag of its last live batch, or the silence of an engine that should have answered";
+        let mut family = describe(encoder, "stream_lag_seconds", help, MetricType::Gauge)?;
+        for (rank, stream) in &streams {
+            if let Some(lag) = self.fleet.lag(stream) {
+                let labels = [("worker", &*stream.worker), ("rank", rank)];
+                family.encode_family(&labels)?.encode_gauge(&lag.as_secs_f64())?;
+            }
+        }
+
+        type Read = fn(&Stream) -> Option<f64>;
+        let gauges: [(&str, &str, Read); 4] = [
+            ("stream_lag_max_seconds", "The longest lag so far, in seconds", |stream| {
+                Some(stream.status.lag_max().as_secs_f64())
+            }),
+            ("stream_silence_seconds", "Seconds since the last message of the engine", |stream| {
+                stream.status.silence().map(|silence| silence.as_secs_f64())
+            }),
+            ("stream_buffered_batches", "Batches buffered during a replay", |stream| {
+                Some(stream.status.buffered.load(Relaxed) as f64)
+            }),
+            ("stream_epoch", "Number of the epoch: 0 at first, one more for each restart of the engine", |stream| {
+                Some(stream.status.epoch.load(Relaxed) as f64)
+            }),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for (rank, stream) in &streams {
+                if let Some(value) = read(stream) {
+                    family.encode_family(&[("worker", &*stream.worker), ("rank", rank)])?.encode_gauge(&value)?;
+                }
+            }
+        }
+        let counts: Vec<Vec<u64>> = streams.iter().map(|(_, stream)| stream.status.counters.values()).collect();
+        for (at, (name, help)) in Counters::NAMES.iter().enumerate() {
+            let help = help.trim().trim_end_matches('.');
+            let name = format!("stream_{name}");
+            let mut family = describe(encoder, &name, help, MetricType::Counter)?;
+            for ((rank, stream), counts) in streams.iter().zip(&counts) {
+                count_of(&mut family, &[("worker", &*stream.worker), ("rank", rank)], counts[at])?;
+            }
+        }
+        let help = "Events or blocks refused, for each reason that has occurred";
+        let mut family = describe(encoder, "stream_refused", help, MetricType::Counter)?;
+        for (rank, stream) in &streams {
+            for (reason, count) in Reason::ALL.iter().zip(stream.status.refused()) {
+                // A thousand streams times all reasons would be a long text about nothing.
+                if count > 0 {
+                    let labels = [("worker", &*stream.worker), ("rank", rank), ("reason", reason.code())];
+                    count_of(&mut family, &labels, count)?;
+                }
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A family of metrics, whose members are written into what this returns.
+///
+/// # Errors
+/// If what is written to takes no more.
+pub fn describe<'e>(
+    encoder: &'e mut DescriptorEncoder<'_>,
+    name: &'e str,
+    help: &'e str,
+    kind: MetricType,
+) -> Result<MetricEncoder<'e>, std::fmt::Error> {
+    encoder.encode_descriptor(name, help, None, kind)
+}
+
+/// A counter without labels.
+///
+/// # Errors
+/// If what is written to takes no more.
+pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
+    ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
+}
+
+/// A gauge without labels.
+///
+/// # Errors
+/// If what is written to takes no more.
+pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> Done {
+    ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
+}
+
+/// A member of a family of counters.
+///
+/// # Errors
+/// If what is written to takes no more.
+pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> Done {
+    ConstCounter::new(value).encode(family.encode_family(labels)?)
+}
+
+/// A member of a family of gauges.
+///
+/// # Errors
+/// If what is written to takes no more.
+pub fn gauge_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: i64) -> Done {
+    ConstGauge::new(value).encode(family.encode_family(labels)?)
+}

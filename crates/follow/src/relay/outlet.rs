@@ -1,0 +1,341 @@
+//! The queue of what one stream's task has applied and the log does not have yet.
+//!
+//! The task adds to the queue and never waits. If all queues together are too long, the one that is added to is dropped,
+//! its message numbers skip one, and nothing is added until all that the stream holds follows: so readers notice, forget
+//! what they have, and get it anew.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use kvatlas_wire::compact::{Frame, MOST_BLOCKS, MessageWriter, Status, weight};
+use parking_lot::Mutex;
+use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
+
+use super::Relay;
+
+/// Bytes of frames in a message, if there are more: NATS takes 1 MiB by default, and a frame is not divided.
+const MESSAGE: usize = 128 << 10;
+/// Bytes that a frame takes besides its own.
+const OVERHEAD: usize = 64;
+/// Time after which what waits is not of now any more.
+const LATE: Duration = Duration::from_secs(2);
+
+/// The queue of one stream.
+#[derive(Debug)]
+pub(crate) struct Outlet {
+    pub(super) relay: Arc<Relay>,
+    pub(crate) subject: String,
+    /// The subject in short: numbers of messages are the log's, not the subject's.
+    pub(super) named: u64,
+    pub(super) writer: MessageWriter,
+    queue: Mutex<Queue>,
+    pub(super) added: Notify,
+    asked: mpsc::Sender<()>,
+    asks: Mutex<mpsc::Receiver<()>>,
+    closed: AtomicBool,
+}
+
+#[derive(Debug, Default)]
+struct Queue {
+    items: VecDeque<Item>,
+    bytes: usize,
+    /// True if what comes is dropped, until all that is held comes.
+    broken: bool,
+    /// The status at the end of the queue, and at its beginning.
+    told: Status,
+    sent: Status,
+    next_id: u64,
+}
+
+#[derive(Debug)]
+struct Item {
+    bytes: Vec<u8>,
+    /// Blocks that its changes are of.
+    blocks: u64,
+    status: Option<Status>,
+    timestamp: f64,
+    at: Instant,
+    /// The next stream is copied when this is on its way.
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+/// A message on its way.
+#[derive(Debug)]
+pub(super) struct Envelope {
+    pub(super) id: u64,
+    pub(super) payload: bytes::Bytes,
+    /// Bytes that it took of the queue.
+    pub(super) size: usize,
+    status: Status,
+    /// The time at which the first of it was added to the queue.
+    since: Instant,
+}
+
+impl Envelope {
+    /// Says so, if it is not of now any more. It is to be sent again.
+    pub(super) fn note_late(&mut self) {
+        if self.since.elapsed() > LATE && !std::mem::replace(&mut self.status.late, true) {
+            let mut payload = Vec::from(std::mem::take(&mut self.payload));
+            // Of two the last counts.
+            MessageWriter::put(&mut payload, Frame::Status(self.status));
+            self.payload = payload.into();
+        }
+    }
+}
+
+impl Outlet {
+    pub(super) fn new(relay: Arc<Relay>, subject: String, writer: MessageWriter) -> Self {
+        let (asked, asks) = mpsc::channel(1);
+        Self {
+            relay,
+            named: xxhash_rust::xxh3::xxh3_64(subject.as_bytes()),
+            subject,
+            writer,
+            queue: Mutex::default(),
+            added: Notify::new(),
+            asked,
+            asks: Mutex::new(asks),
+            closed: AtomicBool::new(false),
+        }
+    }
+
+    /// All ranks hold nothing: so it is when a task begins, and after all was forgotten. It is all that there is to know.
+    pub(crate) fn forgotten(&self) {
+        self.frame(Frame::Forgotten, 0.0);
+    }
+
+    /// A batch has changed what a rank holds.
+    pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
+        let frame = Frame::Batch { rank, changes };
+        if blocks_of(frame) > MOST_BLOCKS {
+            tracing::warn!(subject = self.subject, "a batch is of more blocks than a message may be: all is told anew");
+            return self.break_off();
+        }
+        self.frame(frame, timestamp);
+    }
+
+    /// A part of the holdings, or what belongs to them. They begin with [`Frame::StateBegin`].
+    pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
+        if frame == Frame::StateBegin {
+            self.relay.counts.states.fetch_add(1, Relaxed);
+            let mut queue = self.queue.lock();
+            if std::mem::take(&mut queue.broken) {
+                // What was to tell it was dropped too.
+                queue.sent = queue.told;
+            }
+        }
+        let mut bytes = Vec::new();
+        MessageWriter::put(&mut bytes, frame);
+        self.push(
+            Item { bytes, blocks: blocks_of(frame), status: None, timestamp: 0.0, at: Instant::now(), permit },
+            true,
+        );
+    }
+
+    /// Publishes what is known of the stream, if that has changed.
+    pub(crate) fn status(&self, status: Status) {
+        if std::mem::replace(&mut self.queue.lock().told, status) != status {
+            let mut bytes = Vec::new();
+            MessageWriter::put(&mut bytes, Frame::Status(status));
+            let item =
+                Item { bytes, blocks: 0, status: Some(status), timestamp: 0.0, at: Instant::now(), permit: None };
+            self.push(item, false);
+        }
+    }
+
+    /// Breaks the queue off: what readers have is not what is held, and they are to get it anew.
+    pub(crate) fn break_off(&self) {
+        self.break_queue(&mut self.queue.lock());
+        self.ask();
+    }
+
+    /// The end by which others ask for all that the stream holds, as [`ask`](Self::ask) does.
+    pub(super) fn asker(&self) -> mpsc::Sender<()> {
+        self.asked.clone()
+    }
+
+    /// All that the stream holds is to be published.
+    pub(crate) fn ask(&self) {
+        // One question is enough for all who ask.
+        let _ = self.asked.try_send(());
+    }
+
+    /// Ready if somebody asks for all that the stream holds.
+    pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
+        self.asks.lock().poll_recv(cx).map(drop)
+    }
+
+    /// Leave to copy all that is held, if the log is there and has room: one stream at a time.
+    pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
+        let relay = &self.relay;
+        let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
+        if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
+    }
+
+    /// The trouble with the log, in words.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.relay.trouble()
+    }
+
+    /// Nothing is added any more; readers are told.
+    pub(crate) fn close(&self) {
+        self.frame(Frame::Gone, 0.0);
+        self.closed.store(true, Relaxed);
+        self.added.notify_one();
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        self.closed.load(Relaxed)
+    }
+
+    fn frame(&self, frame: Frame<'_>, timestamp: f64) {
+        let mut bytes = Vec::new();
+        MessageWriter::put(&mut bytes, frame);
+        let blocks = blocks_of(frame);
+        self.push(Item { bytes, blocks, status: None, timestamp, at: Instant::now(), permit: None }, false);
+    }
+
+    fn push(&self, item: Item, always: bool) {
+        let size = item.bytes.len() + OVERHEAD;
+        let mut queue = self.queue.lock();
+        let relay = &self.relay;
+        if !queue.broken && !always && relay.buffered.load(Relaxed) + size > relay.config.buffer_bytes {
+            self.break_queue(&mut queue);
+            tracing::warn!(subject = self.subject, "the queue to the log is full: what waited in it is dropped");
+            self.ask();
+        }
+        if queue.broken {
+            relay.counts.dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        relay.buffered.fetch_add(size, Relaxed);
+        queue.bytes += size;
+        queue.items.push_back(item);
+        drop(queue);
+        self.added.notify_one();
+    }
+
+    fn break_queue(&self, queue: &mut Queue) {
+        self.relay.counts.dropped.fetch_add(queue.items.len() as u64, Relaxed);
+        self.relay.buffered.fetch_sub(queue.bytes, Relaxed);
+        queue.items.clear();
+        (queue.bytes, queue.broken) = (0, true);
+        queue.next_id += 1;
+    }
+
+    /// The next message, if there is anything to be said, or `beats`: a sign of life.
+    pub(super) fn pack(&self, beats: bool) -> Option<Envelope> {
+        let mut queue = self.queue.lock();
+        if queue.items.is_empty() && !beats {
+            return None;
+        }
+        let oldest = queue.items.front().map(|item| item.at);
+        let id = queue.next_id;
+        queue.next_id += 1;
+        let mut timestamp = 0.0;
+        let (mut frames, mut size, mut blocks) = (Vec::new(), 0, 0);
+        while let Some(item) = queue.items.front() {
+            blocks += item.blocks;
+            if !frames.is_empty() && (frames.len() + item.bytes.len() > MESSAGE || blocks > MOST_BLOCKS) {
+                break;
+            }
+            let Some(item) = queue.items.pop_front() else { break };
+            frames.extend(&item.bytes);
+            size += item.bytes.len() + OVERHEAD;
+            if item.timestamp > 0.0 {
+                timestamp = item.timestamp;
+            }
+            queue.sent = item.status.unwrap_or(queue.sent);
+            // With it goes the permit.
+            drop(item.permit);
+        }
+        queue.bytes -= size;
+        let since = oldest.unwrap_or_else(Instant::now);
+        let late = since.elapsed() > LATE;
+        let mut status = Status { late, ..queue.sent };
+        if queue.broken {
+            status.trusted = false;
+        }
+        MessageWriter::put(&mut frames, Frame::Status(status));
+        drop(queue);
+        let mut payload = self.writer.begin(id, timestamp, frames.len());
+        payload.extend(&frames);
+        Some(Envelope { id, payload: payload.into(), size, status, since })
+    }
+
+    /// A message has arrived, or will not.
+    pub(super) fn arrived(&self, packed: &Envelope) {
+        self.relay.buffered.fetch_sub(packed.size, Relaxed);
+    }
+}
+
+/// Blocks that a frame's changes are of.
+fn blocks_of(frame: Frame<'_>) -> u64 {
+    let (Frame::Batch { changes, .. } | Frame::State { changes, .. }) = frame else { return 0 };
+    // They are our own.
+    weight(changes).unwrap_or(0)
+}
+
+impl Drop for Outlet {
+    fn drop(&mut self) {
+        self.relay.buffered.fetch_sub(self.queue.lock().bytes, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_wire::compact::Message;
+
+    use super::*;
+
+    const TRUSTED: Status =
+        Status { trusted: true, partial: false, upper_bound: false, no_salts: false, late: false, unverified: false };
+
+    fn outlet() -> Outlet {
+        let writer = MessageWriter { life: 1, block_size: 16, key: 0 };
+        Outlet::new(Arc::default(), "kvatlas.g.m.w.0".to_owned(), writer)
+    }
+
+    /// The status that a reader takes for true at the end of a message.
+    fn status(packed: &Envelope) -> Option<Status> {
+        let status = |frame| if let Ok(Frame::Status(status)) = frame { Some(status) } else { None };
+        Message::read(&packed.payload).expect("a message").frames().filter_map(status).last()
+    }
+
+    #[test]
+    fn a_status_that_was_dropped_with_the_queue_is_told_with_the_state() {
+        for lost in [true, false] {
+            let outlet = outlet();
+            outlet.status(TRUSTED);
+            assert_eq!(outlet.pack(false).as_ref().and_then(status), Some(TRUSTED));
+            if lost {
+                outlet.status(Status::default());
+                outlet.break_off();
+            } else {
+                outlet.break_off();
+                outlet.status(Status::default());
+            }
+            outlet.state(Frame::StateBegin, None);
+            outlet.state(Frame::StateEnd, None);
+            let told = outlet.pack(false).as_ref().and_then(status);
+            assert_eq!(told, Some(Status::default()), "the engine is not trusted any more");
+        }
+    }
+
+    #[test]
+    fn what_is_sent_again_much_later_says_so() {
+        let outlet = outlet();
+        outlet.status(TRUSTED);
+        let mut packed = outlet.pack(false).expect("a message");
+        packed.note_late();
+        assert_eq!(status(&packed), Some(TRUSTED));
+        packed.since -= LATE + Duration::from_millis(1);
+        packed.note_late();
+        let late = packed.payload.clone();
+        packed.note_late();
+        assert_eq!((status(&packed), &packed.payload), (Some(Status { late: true, ..TRUSTED }), &late));
+    }
+}

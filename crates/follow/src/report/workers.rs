@@ -1,0 +1,217 @@
+//! `/workers`: the dialect's fields, and under `streams` all that is known about each stream.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use kvatlas_index::RankStats;
+use kvatlas_wire::Reason;
+use serde_json::{Map, Value, json};
+
+use super::ids::id_value;
+use crate::fleet::{Fleet, WorkerView};
+use crate::state::{Counters, Keyspace, Stream};
+use kvatlas_stream::Outcome;
+use kvatlas_stream::State;
+
+/// Blocks held, by worker and rank.
+type Blocks = HashMap<(Arc<str>, u32), BlockCounts>;
+
+#[derive(Clone, Copy, Default)]
+struct BlockCounts {
+    blocks: u64,
+    unlinked: u64,
+    fingerprint: u64,
+}
+
+/// The workers of a model, by whatever name, and routing group, or all.
+#[must_use]
+pub fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
+    let wanted = |worker: &WorkerView| {
+        let names = || worker.names.aliases.iter().chain(&worker.names.adapters);
+        model.is_none_or(|model| *worker.keyspace.model == *model || names().any(|name| name == model))
+            && routing_group.is_none_or(|group| *worker.keyspace.routing_group == *group)
+    };
+    // Counting takes the index's write lock: once for each keyspace, not for each worker.
+    let mut held: HashMap<*const Keyspace, Blocks> = HashMap::new();
+    let workers = fleet.workers().into_iter().filter(wanted);
+    let one = |worker: WorkerView| {
+        let key = &raw const *worker.keyspace;
+        let blocks = held.entry(key).or_insert_with(|| blocks(&worker.keyspace));
+        describe(&worker, blocks)
+    };
+    workers.map(one).collect()
+}
+
+fn blocks(keyspace: &Keyspace) -> Blocks {
+    let of = |rank: RankStats| {
+        let blocks = rank.device_blocks + rank.offloaded_blocks;
+        let held = BlockCounts { blocks, unlinked: rank.unlinked, fingerprint: rank.fingerprint };
+        ((rank.worker, rank.rank), held)
+    };
+    keyspace.index().ranks().into_iter().map(of).collect()
+}
+
+fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
+    let mut endpoints = Map::new();
+    let mut listeners = Map::new();
+    let mut streams = Map::new();
+    for (rank, stream) in &worker.streams {
+        let rank = rank.to_string();
+        let endpoint = stream.registration.endpoint.as_str();
+        let mut listener = json!({ "endpoint": endpoint, "status": status(stream.status.state()) });
+        if let Some(error) = last_error(stream) {
+            listener["last_error"] = error.into();
+        }
+        endpoints.insert(rank.clone(), endpoint.into());
+        listeners.insert(rank.clone(), listener);
+        streams.insert(rank, describe_stream(stream, blocks, &worker.keyspace));
+    }
+    let states = worker.streams.iter().map(|(_, stream)| status(stream.status.state()));
+    let source = worker.streams.first().map_or("zmq", |(_, stream)| &stream.registration.source);
+    json!({
+        "instance_id": id_value(&worker.name),
+        "source": source,
+        "status": states.max_by_key(|status| severity(status)).unwrap_or("pending"),
+        "model_name": worker.keyspace.model,
+        "aliases": worker.names.aliases,
+        "adapters": worker.names.adapters,
+        "routing_group": worker.keyspace.routing_group,
+        "block_size": worker.keyspace.block_size,
+        "endpoints": endpoints,
+        "listeners": listeners,
+        "streams": streams,
+    })
+}
+
+/// A state in the dialect's words.
+fn status(state: State) -> &'static str {
+    match state {
+        State::Connecting | State::Replaying => "pending",
+        State::Live | State::Gap | State::Conflict => "active",
+        State::Stale | State::Limited | State::Unreadable => "failed",
+        State::Stopped => "paused",
+    }
+}
+
+/// The worst of several is the worker's.
+fn severity(status: &str) -> usize {
+    ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
+}
+
+fn describe_stream(stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Value {
+    let status = &stream.status;
+    let ranks = stream.ranks();
+    let held = ranks.iter().fold(BlockCounts::default(), |sum, rank| {
+        let held = blocks.get(&(stream.worker.clone(), *rank)).copied().unwrap_or_default();
+        BlockCounts { blocks: sum.blocks + held.blocks, unlinked: sum.unlinked + held.unlinked, fingerprint: 0 }
+    });
+    // In hexadecimal: not every reader of JSON keeps integers of 64 bits.
+    let fingerprint = |rank: &u32| {
+        let held = blocks.get(&(stream.worker.clone(), *rank)).copied().unwrap_or_default();
+        (rank.to_string(), format!("{:016x}", held.fingerprint).into())
+    };
+    let fingerprints: Map<String, Value> = ranks.iter().map(fingerprint).collect();
+    let counters: Map<String, Value> = Counters::NAMES
+        .iter()
+        .zip(status.counters.values())
+        .map(|((name, _), count)| ((*name).into(), count.into()))
+        .collect();
+    let refused: Map<String, Value> = Reason::ALL
+        .iter()
+        .zip(status.refused())
+        .filter(|(_, count)| *count > 0)
+        .map(|(reason, count)| (reason.code().into(), count.into()))
+        .collect();
+    let mut described = json!({
+        "endpoint": stream.registration.endpoint.as_str(),
+        "replay_endpoint": stream.registration.replay_endpoint.as_ref().map(|endpoint| endpoint.as_str()),
+        "topic": stream.registration.topic,
+        "count_copies": stream.registration.count_copies,
+        "state": status.state().name(),
+        "trusted": status.is_trusted(),
+        "settled": status.is_settled(),
+        "partial": status.partial.load(Relaxed),
+        "unverified": status.unverified.load(Relaxed),
+        "no_salts": status.no_salts.load(Relaxed),
+        "upper_bound": status.upper_bound.load(Relaxed),
+        "epoch": status.epoch.load(Relaxed),
+        "seq": status.last_seq(),
+        "lag_ms": status.lag().map(millis),
+        "lag_max_ms": millis(status.lag_max()),
+        "silence_ms": status.silence().map(millis),
+        "blocks": held.blocks,
+        "unlinked": held.unlinked,
+        "buffered": status.buffered.load(Relaxed),
+        "counters": counters,
+        "refused": refused,
+        "ranks": ranks,
+        "fingerprints": fingerprints,
+    });
+    if let Some(snapshot) = stream.status.from_snapshot() {
+        described["snapshot"] = json!({
+            "from": snapshot.kind,
+            "created": snapshot.created,
+            "blocks": snapshot.blocks,
+            "outcome": snapshot.outcome.map_or("proving", Outcome::name),
+        });
+    }
+    if let Some(adoption) = adoption(stream, keyspace) {
+        described["adoption"] = adoption;
+    }
+    if let Some(limit) = status.limit() {
+        described["limit"] = limit.name().into();
+    }
+    if let Some(error) = last_error(stream) {
+        described["last_error"] = error.into();
+    }
+    if let Some((error, ago)) = status.previous_error() {
+        described["previous_error"] = error.into();
+        described["previous_error_ms"] = millis(ago).into();
+    }
+    described
+}
+
+/// The trouble with the stream, or with what is published of it.
+fn last_error(stream: &Stream) -> Option<String> {
+    let not_published = || Some(format!("it is not published: {}", stream.outlet()?.trouble()?));
+    stream.status.last_error().or_else(not_published)
+}
+
+/// The reason why prompts that are asked for teach nothing.
+const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
+                         report cached_tokens to POST /observed";
+
+/// Counts of what is learnt of blocks that the stream has not announced; none if there was nothing to learn.
+fn adoption(stream: &Stream, keyspace: &Keyspace) -> Option<Value> {
+    let proven_blocks = stream.proven_blocks();
+    let mut counts = kvatlas_adopt::Counts::default();
+    let (mut parents, mut expired) = (0, 0);
+    let (mut dialect, mut why_not, mut any) = (None, None, false);
+    for late in proven_blocks.all() {
+        counts += late.counts;
+        parents += late.frontier().len();
+        expired += late.frontier().expired();
+        any |= late.is_late();
+        dialect = late.dialect().map(ToString::to_string).or(dialect);
+        why_not = late.why_not().or(why_not);
+    }
+    let misses_tokens = parents > 0 && why_not.is_none() && keyspace.misses_tokens();
+    any.then(|| {
+        json!({
+            "dialect": dialect,
+            "unknown_parents": parents,
+            "expired": expired,
+            "blocks": counts.blocks,
+            "contrary": counts.contrary,
+            "other_names": counts.other_names,
+            "cannot": why_not,
+            "hint": misses_tokens.then_some(NO_TOKENS),
+        })
+    })
+}
+
+fn millis(duration: Duration) -> f64 {
+    duration.as_micros() as f64 / 1e3
+}

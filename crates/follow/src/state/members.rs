@@ -1,0 +1,244 @@
+//! The streams of a keyspace side by side, with bits that say what is to be said against each.
+//!
+//! Who is there changes seldom, and makes a new row of members. Trust changes often, at worst that of all at once: it
+//! costs a few bits of the one stream.
+
+use std::ops::Range;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+
+use hashbrown::HashMap;
+
+use super::stream::Stream;
+
+/// The streams of a keyspace, and their bits.
+#[derive(Default)]
+pub(super) struct Members {
+    /// The streams, by worker and registered rank.
+    streams: Vec<Arc<Stream>>,
+    /// The places of a worker's streams.
+    workers: HashMap<Arc<str>, Range<usize>>,
+    /// Streams that are not trusted.
+    pub(super) untrusted: Bits,
+    /// Streams, trusted or not, of which something was lost, so that the engine may hold more.
+    pub(super) partial: Bits,
+    /// Streams of which only a number says that the engine is still the one whose blocks are known.
+    pub(super) unverified: Bits,
+    /// Streams whose engine does not tell which blocks have a salt.
+    pub(super) no_salts: Bits,
+    /// Streams whose depths are upper bounds only.
+    pub(super) upper_bounds: Bits,
+}
+
+impl Members {
+    /// Makes members of streams in order.
+    fn of(streams: Vec<Arc<Stream>>) -> Self {
+        let mut workers = HashMap::with_capacity(streams.len());
+        let mut start = 0;
+        for of_worker in streams.chunk_by(|a, b| a.worker == b.worker) {
+            workers.insert(of_worker[0].worker.clone(), start..start + of_worker.len());
+            start += of_worker.len();
+        }
+        let bits = || Bits::new(streams.len());
+        let members = Self {
+            workers,
+            untrusted: bits(),
+            partial: bits(),
+            unverified: bits(),
+            no_salts: bits(),
+            upper_bounds: bits(),
+            streams,
+        };
+        for (place, stream) in members.streams.iter().enumerate() {
+            members.tell(place, stream);
+        }
+        members
+    }
+
+    /// The same with one more.
+    pub(super) fn with(&self, stream: &Arc<Stream>) -> Self {
+        let key = |stream: &Stream| (stream.worker.clone(), stream.registration.rank);
+        let place = self.streams.partition_point(|other| key(other) < key(stream));
+        let mut streams = self.streams.clone();
+        streams.insert(place, stream.clone());
+        Self::of(streams)
+    }
+
+    /// The same without those streams of a worker that have these registered ranks.
+    pub(super) fn without(&self, worker: &str, ranks: &[u32]) -> Self {
+        let goes = |stream: &Stream| *stream.worker == *worker && ranks.contains(&stream.registration.rank);
+        Self::of(self.streams.iter().filter(|stream| !goes(stream)).cloned().collect())
+    }
+
+    pub(super) fn all(&self) -> &[Arc<Stream>] {
+        &self.streams
+    }
+
+    /// The streams of a worker.
+    pub(super) fn of_worker(&self, worker: &str) -> &[Arc<Stream>] {
+        self.workers.get(worker).map_or(&[], |places| &self.streams[places.clone()])
+    }
+
+    /// The one that feeds a worker's rank.
+    pub(super) fn feeder(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
+        Some(&self.streams[self.feeder_among(self.workers.get(worker)?, rank)?])
+    }
+
+    /// The place of the stream that speaks for whatever is known of a worker's rank: the worker's only one, or else the
+    /// one that feeds the rank.
+    pub(super) fn speaker(&self, worker: &str, rank: u32) -> Option<usize> {
+        let places = self.workers.get(worker)?;
+        if places.len() == 1 { Some(places.start) } else { self.feeder_among(places, rank) }
+    }
+
+    fn feeder_among(&self, places: &Range<usize>, rank: u32) -> Option<usize> {
+        let streams = &self.streams[places.clone()];
+        let at = match streams.binary_search_by_key(&rank, |stream| stream.registration.rank) {
+            Ok(at) => at,
+            Err(_) => streams.iter().position(|stream| stream.feeds(rank))?,
+        };
+        Some(places.start + at)
+    }
+
+    /// Brings the bits of a stream up to date. Returns whether there is more to be said against it than before.
+    pub(super) fn update(&self, stream: &Stream) -> bool {
+        let Some(places) = self.workers.get(&stream.worker) else { return false };
+        let of_worker = &self.streams[places.clone()];
+        let rank = stream.registration.rank;
+        match of_worker.binary_search_by_key(&rank, |other| other.registration.rank) {
+            // A stream that was replaced by another of its name has nothing to say.
+            Ok(at) if std::ptr::eq(&raw const *of_worker[at], stream) => self.tell(places.start + at, stream),
+            _ => false,
+        }
+    }
+
+    fn tell(&self, place: usize, stream: &Stream) -> bool {
+        let status = &stream.status;
+        let untrusted = self.untrusted.set(place, !status.is_trusted());
+        let partial = self.partial.set(place, status.partial.load(Relaxed));
+        let unverified = self.unverified.set(place, status.unverified.load(Relaxed));
+        // What looks like blocks without a salt may be another's with one.
+        let (has_no_salts, is_upper_bound) = (status.no_salts.load(Relaxed), status.upper_bound.load(Relaxed));
+        let no_salts = self.no_salts.set(place, has_no_salts);
+        let upper_bound = self.upper_bounds.set(place, has_no_salts || is_upper_bound);
+        untrusted || partial || unverified || no_salts || upper_bound
+    }
+}
+
+/// A bit for each member. One writer at a time.
+#[derive(Default)]
+pub(super) struct Bits(Box<[AtomicU64]>);
+
+impl Bits {
+    fn new(members: usize) -> Self {
+        Self((0..members.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
+    }
+
+    /// Returns whether the bit was not set and is now.
+    fn set(&self, place: usize, to: bool) -> bool {
+        let (word, bit) = (&self.0[place / 64], 1 << (place % 64));
+        let before = if to { word.fetch_or(bit, Release) } else { word.fetch_and(!bit, Release) };
+        to && before & bit == 0
+    }
+
+    /// The bits that are set now.
+    pub(super) fn now(&self) -> Set {
+        // What a stream held when it came to be trusted is seen by whoever sees that it is.
+        let is_any = self.0.iter().any(|word| word.load(Acquire) != 0);
+        // Usually nothing is to be said against anybody, and that takes no memory.
+        Set(if is_any { self.0.iter().map(|word| word.load(Acquire)).collect() } else { Vec::new() })
+    }
+}
+
+/// Members, as they were at one time.
+#[derive(Default)]
+pub(super) struct Set(Vec<u64>);
+
+impl Set {
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    pub(super) fn contains(&self, place: usize) -> bool {
+        self.0.get(place / 64).is_some_and(|word| word & 1 << (place % 64) != 0)
+    }
+
+    /// The members' places, in order.
+    pub(super) fn iter(&self) -> impl Iterator<Item = usize> {
+        self.0.iter().enumerate().flat_map(|(at, word)| {
+            let rest = std::iter::successors(Some(*word), |word| Some(word & word.wrapping_sub(1)));
+            rest.take_while(|word| *word != 0).map(move |word| at * 64 + word.trailing_zeros() as usize)
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stream(worker: &str, rank: u32) -> Arc<Stream> {
+        Stream::for_test(worker, rank)
+    }
+
+    #[test]
+    fn a_set_knows_its_places() {
+        let bits = Bits::new(200);
+        assert!(bits.now().is_empty());
+        let places = [0, 1, 63, 64, 130, 199];
+        for place in places {
+            assert!(bits.set(place, true), "{place} is new");
+            assert!(!bits.set(place, true), "{place} is not new any more");
+        }
+        let set = bits.now();
+        assert_eq!(set.iter().collect::<Vec<_>>(), places);
+        assert!((0..256).all(|place| set.contains(place) == places.contains(&place)));
+        for place in places {
+            assert!(!bits.set(place, false));
+        }
+        assert!(bits.now().is_empty());
+        assert_eq!(set.iter().count(), places.len(), "as they were");
+    }
+
+    #[test]
+    fn every_rank_has_the_stream_that_feeds_it() {
+        let streams = [stream("b", 2), stream("a", 0), stream("b", 0), stream("c", 1)];
+        assert!(streams[2].feed(7));
+        let members = streams.iter().fold(Members::default(), |members, stream| members.with(stream));
+        let names: Vec<_> = members.all().iter().map(|one| (&*one.worker, one.registration.rank)).collect();
+        assert_eq!(names, [("a", 0), ("b", 0), ("b", 2), ("c", 1)]);
+        let speakers = [("a", 0), ("a", 9), ("b", 0), ("b", 2), ("b", 7), ("b", 9), ("c", 1), ("d", 0)];
+        let found = speakers.map(|(worker, rank)| members.speaker(worker, rank));
+        assert_eq!(found, [Some(0), Some(0), Some(1), Some(2), Some(1), None, Some(3), None]);
+        let feeders = speakers.map(|(worker, rank)| members.feeder(worker, rank).is_some());
+        assert_eq!(feeders, [true, false, true, true, true, false, true, false]);
+        let fewer = members.without("b", &[0]);
+        assert_eq!(fewer.all().len(), 3);
+        assert_eq!(fewer.speaker("b", 0), Some(1), "nobody else speaks for the worker");
+        assert_eq!(fewer.of_worker("b").len(), 1);
+        assert_eq!(fewer.without("b", &[2]).of_worker("b").len(), 0);
+    }
+
+    #[test]
+    fn only_what_is_new_is_a_loss() {
+        let (one, two) = (stream("a", 0), stream("b", 0));
+        let members = Members::default().with(&one).with(&two);
+        assert_eq!(members.untrusted.now().iter().collect::<Vec<_>>(), [0, 1], "nobody is trusted at first");
+        assert!(!members.update(&one));
+        one.status.set_trusted(true);
+        assert!(!members.update(&one));
+        assert_eq!(members.untrusted.now().iter().collect::<Vec<_>>(), [1]);
+        one.status.partial.store(true, Relaxed);
+        assert!(members.update(&one));
+        assert!(!members.update(&one));
+        one.status.unverified.store(true, Relaxed);
+        assert!(members.update(&one));
+        assert_eq!(members.unverified.now().iter().collect::<Vec<_>>(), [0]);
+        one.status.upper_bound.store(true, Relaxed);
+        assert!(members.update(&one));
+        one.status.set_trusted(false);
+        assert!(members.update(&one));
+        assert!(!members.update(&stream("a", 0)), "another of the same name");
+        assert!(!members.update(&stream("z", 0)));
+    }
+}

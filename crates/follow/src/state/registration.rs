@@ -1,0 +1,96 @@
+//! The registration of an engine: what somebody says who registers one.
+
+use crate::endpoint::Endpoint;
+use crate::error::Error;
+
+/// So many other names a model may have, of each kind.
+const MOST_NAMES: usize = 1024;
+
+/// Names of a model besides its own.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct ModelNames {
+    /// The same model.
+    pub aliases: Vec<String>,
+    /// The model with the adapter of this name.
+    pub adapters: Vec<String>,
+}
+
+impl ModelNames {
+    fn check(&self) -> Result<(), Error> {
+        for (what, names) in [("aliases", &self.aliases), ("adapters", &self.adapters)] {
+            if names.len() > MOST_NAMES {
+                let message = format!("{what} must be a list of at most {MOST_NAMES} names, got {}", names.len());
+                return Err(Error::invalid("too_many_names", message));
+            }
+            if names.iter().any(String::is_empty) {
+                return Err(Error::invalid("empty_name", format!("a name in {what} must not be empty")));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// An engine rank to follow.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Registration {
+    /// The worker's name.
+    pub worker: String,
+    /// The model's name.
+    pub model: String,
+    /// The other names that the worker's engine has for it; none to leave them as they are.
+    pub names: Option<ModelNames>,
+    /// The routing group.
+    pub routing_group: String,
+    /// Tokens in a block.
+    pub block_size: u32,
+    /// The data-parallel rank, unless the batches name another one that no other stream feeds.
+    pub rank: u32,
+    /// The endpoint where the events are published.
+    pub endpoint: Endpoint,
+    /// The endpoint where the engine answers for lost events.
+    pub replay_endpoint: Option<Endpoint>,
+    /// The prefix of the topics to subscribe to, empty for all. Of an engine that connects to us: its topic.
+    pub topic: String,
+    /// True if a block announced n times is held until it is removed n times. Some engines announce a block again
+    /// without holding another copy of it.
+    pub count_copies: bool,
+    /// The source of the registration: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
+    pub source: String,
+}
+
+impl Registration {
+    /// Checks that the registration makes sense by itself.
+    pub(crate) fn check(&self) -> Result<(), Error> {
+        if self.block_size == 0 {
+            let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
+            return Err(Error::invalid("invalid_block_size", message));
+        }
+        if self.replay_endpoint.as_ref().is_some_and(|replay| replay.bound_port().is_some()) {
+            let message = "replay_endpoint must be tcp://HOST:PORT or ipc://PATH: the engine must listen there for replay requests";
+            return Err(Error::invalid("invalid_endpoint", message));
+        }
+        for (what, name) in
+            [("worker", &self.worker), ("model_name", &self.model), ("routing_group", &self.routing_group)]
+        {
+            if name.is_empty() {
+                return Err(Error::invalid("empty_name", format!("{what} must not be empty")));
+            }
+        }
+        self.names.as_ref().map_or(Ok(()), ModelNames::check)
+    }
+
+    /// Checks that another registration for the same rank says the same.
+    pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
+        let said = |it: &Self| (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies);
+        if said(self) == said(other) {
+            return Ok(());
+        }
+        let replay =
+            self.replay_endpoint.as_ref().map_or_else(String::new, |replay| format!(" with replay at {replay}"));
+        let message = format!(
+            "rank {} of worker {:?} is registered at {}{replay}; unregister it first",
+            self.rank, self.worker, self.endpoint
+        );
+        Err(Error::conflict("already_registered", message))
+    }
+}

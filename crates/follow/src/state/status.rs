@@ -1,0 +1,346 @@
+//! The status of a stream: written by its task alone, read by `/workers`, `/metrics` and readiness.
+//!
+//! Numbers are atomics without order among them: a reader may see one of them a batch ahead of another.
+
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvatlas_wire::Reason;
+use parking_lot::{Mutex, MutexGuard};
+
+use kvatlas_stream::limits::Limit;
+use kvatlas_stream::{Outcome, State};
+
+macro_rules! counters {
+    ($($(#[doc = $doc:literal])* $name:ident),* $(,)?) => {
+        /// Counts of one stream since it was registered.
+        #[derive(Debug, Default)]
+        pub struct Counters {
+            $($(#[doc = $doc])* pub $name: AtomicU64,)*
+        }
+
+        impl Counters {
+            /// Names, with what each counts.
+            pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
+
+            /// The counts, in the order of `NAMES`.
+            #[must_use]
+            pub fn values(&self) -> Vec<u64> {
+                vec![$(self.$name.load(Relaxed)),*]
+            }
+        }
+    };
+}
+
+counters! {
+    /// Batches applied.
+    batches,
+    /// Bytes of the batches applied.
+    bytes,
+    /// Events applied.
+    events,
+    /// Blocks stored.
+    stored_blocks,
+    /// Blocks removed.
+    removed_blocks,
+    /// Events applied of a hybrid model's cache groups besides the indexed one.
+    group_events,
+    /// Blocks stored in a hybrid model's cache groups besides the indexed one.
+    group_blocks,
+    /// Blocks stored with the content hash of other tokens seen shortly before: lookups by content hash cannot tell them apart.
+    collisions,
+    /// Stores that continue a block named 0 that the engine does not hold: their blocks do not count.
+    zero_parents,
+    /// Clears announced by the engine.
+    clears,
+    /// Gaps: how often batches were missing.
+    gaps,
+    /// Missing batches recovered by a replay or a late arrival.
+    recovered_batches,
+    /// Missing batches that could not be recovered, as far as their number is known.
+    lost_batches,
+    // check_words: the text is the help of a metric
+    /// How often the stream's holdings were cleared because a gap could not be filled.
+    resets,
+    /// Batches received twice.
+    duplicate_batches,
+    /// Live batches that did not fit into the buffer; a replay recovers them.
+    overflowed_batches,
+    /// Replays requested.
+    replays,
+    /// Replays that delivered nothing in time.
+    failed_replays,
+    /// Replays that started at a later batch than requested.
+    truncated_replays,
+    /// Connections re-established after a loss.
+    reconnects,
+    /// Reconnections without a replay socket to verify that the engine has not restarted.
+    unverified_reconnects,
+    /// Connections of a publisher with the topic of one that was connected already.
+    rivals,
+    // check_words: the text is the help of a metric
+    /// How often batches of one connection contradicted each other, as if two engines published there.
+    contradictions,
+    /// Messages that are not three frames with an eight-byte sequence number.
+    malformed_messages,
+    /// Payloads that are not a valid batch.
+    undecodable_batches,
+    /// Batches for a rank that another stream feeds, or beyond the 1,024 ranks of a stream.
+    rank_conflicts,
+    // check_words: the text is the help of a metric
+    /// How often the stream's task failed and was restarted.
+    task_restarts,
+    /// Messages of another relay that publishes the same engine, left out.
+    other_relays,
+}
+
+/// The outcome of what a snapshot had of a stream.
+#[derive(Debug, Clone, Copy)]
+pub struct FromSnapshot {
+    /// `disk` or `peer`.
+    pub kind: &'static str,
+    /// Seconds since 1970 when it was made.
+    pub created: f64,
+    /// Blocks of all ranks.
+    pub blocks: u64,
+    /// The outcome; none while the engine has not answered.
+    pub outcome: Option<Outcome>,
+}
+
+/// The error that is not over, and the last one that is, with their times.
+#[derive(Debug, Default)]
+struct Errors {
+    last: Option<(String, Instant)>,
+    /// The last error that is over.
+    previous: Option<(String, Instant)>,
+}
+
+const NEVER: u64 = u64::MAX;
+const NO_LIMIT: u8 = u8::MAX;
+
+/// The status of a stream.
+#[derive(Debug)]
+pub struct StreamStatus {
+    started: Instant,
+    state: AtomicU8,
+    /// True if the holdings are what the engine announced up to `last_seq`.
+    trusted: AtomicBool,
+    settled: AtomicBool,
+    /// True if the engine may hold more than is known, because it began or lost something without a replay.
+    pub partial: AtomicBool,
+    /// True if nothing but a number says that the engine, connected anew, is the one whose blocks are held.
+    pub unverified: AtomicBool,
+    /// True if depths are upper bounds only, as for hybrid models.
+    pub upper_bound: AtomicBool,
+    /// True if the engine does not tell which blocks have a salt.
+    pub no_salts: AtomicBool,
+    /// The number of the epoch: 0 at first, one more with each restart of the engine.
+    pub epoch: AtomicU64,
+    last_seq: AtomicU64,
+    heard: AtomicU64,
+    lag: AtomicU64,
+    lag_max: AtomicU64,
+    /// Batches waiting in the buffer.
+    pub buffered: AtomicU64,
+    /// Counts of what happened.
+    pub counters: Counters,
+    refused: Vec<AtomicU64>,
+    errors: Mutex<Errors>,
+    /// The outcome of what a snapshot had of the stream, if one had anything.
+    snapshot: Mutex<Option<FromSnapshot>>,
+    /// True if there is an error that is not over.
+    failing: AtomicBool,
+    /// The number of the limit reached.
+    limit: AtomicU8,
+    /// True if the stream's relay has left.
+    gone: AtomicBool,
+}
+
+impl Default for StreamStatus {
+    fn default() -> Self {
+        Self {
+            started: Instant::now(),
+            state: AtomicU8::new(State::Connecting as u8),
+            trusted: AtomicBool::new(false),
+            settled: AtomicBool::new(false),
+            partial: AtomicBool::new(false),
+            unverified: AtomicBool::new(false),
+            upper_bound: AtomicBool::new(false),
+            no_salts: AtomicBool::new(false),
+            epoch: AtomicU64::new(0),
+            last_seq: AtomicU64::new(NEVER),
+            heard: AtomicU64::new(NEVER),
+            lag: AtomicU64::new(NEVER),
+            lag_max: AtomicU64::new(0),
+            buffered: AtomicU64::new(0),
+            counters: Counters::default(),
+            refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            errors: Mutex::default(),
+            snapshot: Mutex::default(),
+            failing: AtomicBool::new(false),
+            limit: AtomicU8::new(NO_LIMIT),
+            gone: AtomicBool::new(false),
+        }
+    }
+}
+
+impl StreamStatus {
+    /// The state of the stream.
+    #[must_use]
+    pub fn state(&self) -> State {
+        State::ALL[usize::from(self.state.load(Relaxed))]
+    }
+
+    /// True if the stream's holdings are what the engine announced.
+    #[must_use]
+    pub fn is_trusted(&self) -> bool {
+        self.trusted.load(Relaxed)
+    }
+
+    /// True if the stream's first replay is through or given up.
+    #[must_use]
+    pub fn is_settled(&self) -> bool {
+        self.settled.load(Relaxed)
+    }
+
+    pub(crate) fn set_state(&self, state: State) {
+        self.state.store(state as u8, Relaxed);
+    }
+
+    pub(crate) fn set_trusted(&self, trusted: bool) {
+        self.trusted.store(trusted, Relaxed);
+    }
+
+    pub(crate) fn settle(&self) {
+        self.settled.store(true, Relaxed);
+    }
+
+    /// The number of the last batch applied; none in this epoch yet.
+    #[must_use]
+    pub fn last_seq(&self) -> Option<u64> {
+        some(self.last_seq.load(Relaxed))
+    }
+
+    pub(crate) fn set_last_seq(&self, seq: Option<u64>) {
+        self.last_seq.store(seq.unwrap_or(NEVER), Relaxed);
+    }
+
+    /// Time since the engine was heard, by a batch or an answer; none if never.
+    #[must_use]
+    pub fn silence(&self) -> Option<Duration> {
+        let heard = some(self.heard.load(Relaxed))?;
+        Some(self.started.elapsed().saturating_sub(Duration::from_millis(heard)))
+    }
+
+    pub(crate) fn hear(&self) {
+        self.heard.store(self.started.elapsed().as_millis() as u64, Relaxed);
+    }
+
+    /// Time from the engine's time in the last live batch to its being visible here. None if the engine's clock is no
+    /// wall clock, or nothing live came.
+    #[must_use]
+    pub fn lag(&self) -> Option<Duration> {
+        some(self.lag.load(Relaxed)).map(Duration::from_micros)
+    }
+
+    /// The longest lag so far.
+    #[must_use]
+    pub fn lag_max(&self) -> Duration {
+        Duration::from_micros(self.lag_max.load(Relaxed))
+    }
+
+    pub(crate) fn set_lag(&self, lag: Duration) {
+        let micros = lag.as_micros() as u64;
+        self.lag.store(micros, Relaxed);
+        if micros > self.lag_max.load(Relaxed) {
+            self.lag_max.store(micros, Relaxed);
+        }
+    }
+
+    pub(crate) fn refuse(&self, reason: usize, count: u64) {
+        if let Some(counter) = self.refused.get(reason) {
+            counter.fetch_add(count, Relaxed);
+        }
+    }
+
+    /// Events left out, by reason, in the order of [`Reason::ALL`].
+    #[must_use]
+    pub fn refused(&self) -> Vec<u64> {
+        self.refused.iter().map(|counter| counter.load(Relaxed)).collect()
+    }
+
+    /// Events left out because their blocks have another size than the index.
+    #[must_use]
+    pub fn refused_for_their_size(&self) -> u64 {
+        self.refused()[Reason::BlockSize as usize]
+    }
+
+    /// The limit that the stream has reached: until it begins anew, nothing of it is held.
+    #[must_use]
+    pub fn limit(&self) -> Option<Limit> {
+        Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
+    }
+
+    pub(crate) fn set_limit(&self, limit: Option<Limit>) {
+        self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
+    }
+
+    /// The trouble with the stream, in words; none if all is well.
+    #[must_use]
+    pub fn last_error(&self) -> Option<String> {
+        Some(self.errors().last.as_ref()?.0.clone())
+    }
+
+    /// The last trouble that is over, and how long ago it was noticed.
+    #[must_use]
+    pub fn previous_error(&self) -> Option<(String, Duration)> {
+        let errors = self.errors();
+        let (error, at) = errors.previous.as_ref()?;
+        Some((error.clone(), at.elapsed()))
+    }
+
+    pub(crate) fn set_error(&self, error: String) {
+        self.errors().last = Some((error, Instant::now()));
+        self.failing.store(true, Relaxed);
+    }
+
+    /// Nothing is wrong any more.
+    pub(crate) fn recover(&self) {
+        if self.failing.load(Relaxed) && self.failing.swap(false, Relaxed) {
+            let mut errors = self.errors();
+            errors.previous = errors.last.take();
+        }
+    }
+
+    /// True if something is wrong that [`recover`](Self::recover) would end.
+    pub(crate) fn is_failing(&self) -> bool {
+        self.failing.load(Relaxed)
+    }
+
+    /// True if the relay that the stream came by has left.
+    pub(crate) fn is_gone(&self) -> bool {
+        self.gone.load(Relaxed)
+    }
+
+    pub(crate) fn set_gone(&self, gone: bool) {
+        self.gone.store(gone, Relaxed);
+    }
+
+    /// The outcome of what a snapshot had of the stream.
+    #[must_use]
+    pub fn from_snapshot(&self) -> Option<FromSnapshot> {
+        *self.snapshot.lock()
+    }
+
+    pub(crate) fn set_from_snapshot(&self, it: FromSnapshot) {
+        *self.snapshot.lock() = Some(it);
+    }
+
+    fn errors(&self) -> MutexGuard<'_, Errors> {
+        self.errors.lock()
+    }
+}
+
+fn some(number: u64) -> Option<u64> {
+    (number != NEVER).then_some(number)
+}

@@ -1,0 +1,73 @@
+//! Limits of how many blocks a stream may bring into the index.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+
+use crate::state::{Keyspace, Stream};
+use kvatlas_stream::limits::{Limit, LimitsConfig, SharedCounts};
+
+/// Blocks stored between two looks at the index, at least: each takes its lock.
+const STEP: u64 = 1024;
+
+/// Looks at what the index holds of a stream, once so much was stored that a limit may be reached.
+pub(crate) struct BlockLimits {
+    limits: LimitsConfig,
+    shared: Arc<SharedCounts>,
+    /// Number of blocks that may be stored before the index is looked at.
+    room: u64,
+}
+
+impl BlockLimits {
+    pub(crate) fn new(limits: LimitsConfig, shared: Arc<SharedCounts>) -> Self {
+        // Other ranks of the worker, and what was there before, are found out with the first look.
+        Self { limits, shared, room: 0 }
+    }
+
+    /// State that all streams share.
+    pub(crate) fn shared(&self) -> &SharedCounts {
+        &self.shared
+    }
+
+    /// Blocks that a rank may hold.
+    pub(crate) fn most_of_rank(&self) -> u64 {
+        self.limits.blocks_per_rank
+    }
+
+    /// Blocks were stored. The limit that is exceeded now, if any.
+    pub(crate) fn stored(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
+        if blocks < self.room || blocks == 0 {
+            self.room -= blocks;
+            return None;
+        }
+        let LimitsConfig { blocks_per_rank, blocks_per_worker, .. } = self.limits;
+        let ranks = keyspace.index().ranks_of(&stream.worker);
+        let mut held: HashMap<u32, u64> =
+            ranks.into_iter().map(|rank| (rank.rank, rank.device_blocks + rank.offloaded_blocks)).collect();
+        // Those of several cache groups count in place of the indexed ones, which are among them.
+        for (rank, hybrid) in keyspace.hybrids().load().of_worker(&stream.worker) {
+            let indexed = held.entry(*rank).or_default();
+            *indexed = hybrid.blocks().max(*indexed as usize) as u64;
+        }
+        let of_worker = held.values().sum::<u64>();
+        let most = held.iter().filter(|(rank, _)| stream.feeds(**rank)).map(|(_, held)| *held).max().unwrap_or(0);
+        let limit = if most > blocks_per_rank {
+            Limit::BlocksPerRank
+        } else if of_worker > blocks_per_worker {
+            Limit::BlocksPerWorker
+        } else {
+            // All ranks of a worker may grow at the same time.
+            let left = (blocks_per_rank - most).min((blocks_per_worker - of_worker) / 2);
+            self.room = left.max(STEP);
+            return None;
+        };
+        self.room = 0;
+        self.shared.count(limit);
+        let (worker, rank) = (&*stream.worker, stream.registration.rank);
+        let held = if limit == Limit::BlocksPerRank { most } else { of_worker };
+        tracing::warn!(worker, rank, held, limit = limit.name(), "a limit is reached: the stream's blocks are dropped");
+        let what = if limit == Limit::BlocksPerRank { "rank" } else { "worker" };
+        let name = limit.name();
+        stream.status.set_error(format!("the {what} holds {held} blocks, more than limits.{name} allows"));
+        Some(limit)
+    }
+}

@@ -1,0 +1,218 @@
+//! Engines that connect their publisher to this service, instead of listening.
+//!
+//! A connection is its stream's from its first batch on: the port it came to and the topic of that batch say which stream
+//! that is. Until there is such a stream, what it brings is counted and dropped; as soon as there is one, it has the
+//! connection, so that it need not wait for the next batch to ask for those before.
+
+use std::collections::{BTreeSet, HashMap, HashSet};
+use std::future::poll_fn;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use tokio::net::TcpListener;
+use tokio::sync::mpsc::{UnboundedReceiver, UnboundedSender, unbounded_channel};
+use tokio::sync::{Semaphore, watch};
+
+use kvatlas_stream::zmtp::{Budget, Connection, Event, Kind, Room, Socket};
+
+/// Number of topics and addresses, at most, that are named in the log, each once.
+const MOST_NAMED: usize = 1000;
+/// Pause after a connection could not be accepted.
+const PAUSE: Duration = Duration::from_millis(100);
+
+/// Port and topic.
+type Name = (u16, Box<[u8]>);
+
+/// Routes by which connections of engines come to their streams.
+#[derive(Debug)]
+pub(crate) struct Publishers {
+    /// Permits, one for each connection that there may be.
+    places: Arc<Semaphore>,
+    most: usize,
+    ports: Mutex<BTreeSet<u16>>,
+    routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
+    /// The number of the newest route: whoever has waited for it looks again.
+    number: watch::Sender<u64>,
+    topics_named: Mutex<HashSet<Name>>,
+    addresses_named: Mutex<HashSet<IpAddr>>,
+    not_allowed: AtomicU64,
+    too_many: AtomicU64,
+    unknown_topics: AtomicU64,
+}
+
+/// The connections of one topic.
+pub(super) struct Route {
+    publishers: Arc<Publishers>,
+    name: Name,
+    number: u64,
+    receiver: UnboundedReceiver<Connection>,
+}
+
+impl Route {
+    pub(super) fn topic(&self) -> &[u8] {
+        &self.name.1
+    }
+
+    /// The next connection.
+    pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
+        match self.receiver.poll_recv(cx) {
+            Poll::Ready(Some(connection)) => Poll::Ready(connection),
+            // Another has taken the topic over; this one ends soon.
+            Poll::Ready(None) | Poll::Pending => Poll::Pending,
+        }
+    }
+}
+
+impl Drop for Route {
+    fn drop(&mut self) {
+        let mut routes = self.publishers.routes.lock();
+        if routes.get(&self.name).is_some_and(|(number, _)| *number == self.number) {
+            routes.remove(&self.name);
+        }
+    }
+}
+
+impl Publishers {
+    /// `most`: how many may be connected.
+    pub(crate) fn new(most: usize) -> Arc<Self> {
+        let most = most.min(Semaphore::MAX_PERMITS);
+        Arc::new(Self {
+            places: Arc::new(Semaphore::new(most)),
+            most,
+            ports: Mutex::default(),
+            routes: Mutex::default(),
+            number: watch::Sender::new(0),
+            topics_named: Mutex::default(),
+            addresses_named: Mutex::default(),
+            not_allowed: AtomicU64::new(0),
+            too_many: AtomicU64::new(0),
+            unknown_topics: AtomicU64::new(0),
+        })
+    }
+
+    /// Ports at which connections are accepted.
+    pub(crate) fn ports(&self) -> BTreeSet<u16> {
+        self.ports.lock().clone()
+    }
+
+    pub(crate) fn listens_at(&self, port: u16) {
+        self.ports.lock().insert(port);
+    }
+
+    /// Engines that are connected, whatever their topic.
+    pub(crate) fn connections(&self) -> usize {
+        self.most - self.places.available_permits()
+    }
+
+    /// Connections refused because of their address, and because there were too many.
+    pub(crate) fn refused(&self) -> [(&'static str, u64); 2] {
+        [("not_allowed", self.not_allowed.load(Relaxed)), ("too_many", self.too_many.load(Relaxed))]
+    }
+
+    /// Batches with topics that nobody has registered.
+    pub(crate) fn unknown_topics(&self) -> u64 {
+        self.unknown_topics.load(Relaxed)
+    }
+
+    pub(super) fn route(self: &Arc<Self>, port: u16, topic: &str) -> Route {
+        let (sender, receiver) = unbounded_channel();
+        let name = (port, topic.as_bytes().into());
+        let mut number = 0;
+        self.number.send_modify(|newest| {
+            *newest += 1;
+            number = *newest;
+            self.routes.lock().insert(Name::clone(&name), (number, sender));
+        });
+        Route { publishers: self.clone(), name, number, receiver }
+    }
+
+    /// Accepts connections for as long as the service lives. `allowed`: whether an address may send events.
+    pub(crate) async fn accept(
+        self: Arc<Self>,
+        listener: TcpListener,
+        port: u16,
+        room: Room,
+        allowed: impl Fn(IpAddr) -> bool,
+    ) {
+        loop {
+            let (peer, from) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    tracing::warn!(%error, port, "a connection from an engine could not be accepted");
+                    tokio::time::sleep(PAUSE).await;
+                    continue;
+                }
+            };
+            if !allowed(from.ip()) {
+                self.not_allowed.fetch_add(1, Relaxed);
+                if is_news(&self.addresses_named, from.ip()) {
+                    tracing::warn!(%from, port, "an engine's connection was refused: its address is not in streams.allow");
+                }
+                continue;
+            }
+            let Ok(place) = self.places.clone().try_acquire_owned() else {
+                self.too_many.fetch_add(1, Relaxed);
+                continue;
+            };
+            let mut connection = Connection::new(Socket::of_peer(peer), Kind::Sub, "", Budget::new(&room));
+            connection.keep(place);
+            let publishers = self.clone();
+            tokio::spawn(async move { publishers.attend(connection, from, port).await });
+        }
+    }
+
+    /// Reads a connection until its stream is known.
+    async fn attend(self: Arc<Self>, mut connection: Connection, from: SocketAddr, port: u16) {
+        let mut newest = self.number.subscribe();
+        let mut name: Option<Name> = None;
+        loop {
+            let event = tokio::select! {
+                event = poll_fn(|cx| connection.poll(cx)) => Some(event),
+                // The sender is ours: this cannot fail.
+                _ = newest.changed(), if name.is_some() => None,
+            };
+            match event {
+                None => {}
+                Some(Event::Open) => tracing::debug!(%from, port, "an engine has connected"),
+                Some(Event::Ended(why)) => {
+                    tracing::debug!(%from, port, why, "an engine without a registered stream has disconnected");
+                    return;
+                }
+                Some(Event::Message(payload)) => {
+                    let topic = connection.head().back(1).unwrap_or_default();
+                    name = Some((port, topic.into()));
+                    if !self.has_route(name.as_ref()) {
+                        self.unknown_topics.fetch_add(1, Relaxed);
+                        if is_news(&self.topics_named, (port, topic.into())) {
+                            let topic = String::from_utf8_lossy(topic);
+                            tracing::warn!(%from, port, ?topic, "no stream is registered for the topic of a connected engine");
+                        }
+                        continue;
+                    }
+                    connection.give_back(payload);
+                }
+            }
+            let sender = name.as_ref().and_then(|name| self.routes.lock().get(name).map(|(_, sender)| sender.clone()));
+            if let Some(sender) = sender {
+                match sender.send(connection) {
+                    Ok(()) => return,
+                    // The stream has just ended.
+                    Err(back) => connection = back.0,
+                }
+            }
+        }
+    }
+
+    fn has_route(&self, name: Option<&Name>) -> bool {
+        name.is_some_and(|name| self.routes.lock().contains_key(name))
+    }
+}
+
+fn is_news<T: Eq + std::hash::Hash>(named: &Mutex<HashSet<T>>, it: T) -> bool {
+    let mut named = named.lock();
+    named.len() < MOST_NAMED && named.insert(it)
+}

@@ -1,0 +1,171 @@
+//! The dictionary of a snapshot: blocks that several ranks may hold, each once.
+
+use std::ops::Range;
+
+use hashbrown::HashMap;
+use kvatlas_codec::{Cursor, put_varint, put_words};
+
+use crate::copied::CopiedChain;
+use crate::types::BlockHash;
+
+/// Blocks in a section of the dictionary, about.
+const BLOCKS_A_SECTION: usize = 1 << 18;
+/// Chains of the dictionary that may be meant by one run: more are of engines that name blocks of their own.
+const MOST_ALIKE: usize = 4;
+
+/// A dictionary: chains, one after the other.
+#[derive(Debug, Default)]
+pub struct Dictionary {
+    /// The names of all blocks.
+    pub names: Vec<BlockHash>,
+    /// The content hash of each.
+    pub contents: Vec<u64>,
+    /// The chains.
+    pub chains: Vec<Entry>,
+}
+
+/// A chain in a dictionary.
+#[derive(Debug, Clone, Copy)]
+pub struct Entry {
+    /// Place of its first block.
+    pub start: usize,
+    /// Number of its blocks.
+    pub blocks: usize,
+    /// The block before the first.
+    pub parent: Option<BlockHash>,
+}
+
+/// Blocks of a dictionary that a rank holds.
+#[derive(Debug, Clone, Copy)]
+pub struct Piece {
+    /// Place of the chain.
+    pub entry: usize,
+    /// Blocks of the chain before the first.
+    pub from: usize,
+    /// Number of blocks.
+    pub blocks: usize,
+}
+
+impl Dictionary {
+    /// Parent, names and content hashes of a piece.
+    #[must_use]
+    pub fn get(&self, piece: Piece) -> (Option<BlockHash>, &[BlockHash], &[u64]) {
+        let entry = self.chains[piece.entry];
+        let within = Range { start: entry.start + piece.from, end: entry.start + piece.from + piece.blocks };
+        let parent = if piece.from == 0 { entry.parent } else { Some(self.names[within.start - 1]) };
+        (parent, &self.names[within.clone()], &self.contents[within])
+    }
+
+    /// Reads a section of blocks.
+    ///
+    /// # Errors
+    /// Words for what is wrong with it.
+    pub fn read(&mut self, payload: &[u8]) -> Result<(), String> {
+        let mut cursor = Cursor(payload);
+        // A chain has a block at least.
+        let count = cursor.count(1 + 16)?;
+        let first = self.names.len();
+        let mut start = first;
+        self.chains.reserve(count);
+        for _ in 0..count {
+            let said = cursor.varint()?;
+            let parent = if said & 1 == 1 { Some(BlockHash(cursor.word()?)) } else { None };
+            let blocks = usize::try_from(said >> 1).map_err(|_| "a number in it is too large")?;
+            if blocks == 0 {
+                return Err("a chain in it has no blocks".to_owned());
+            }
+            self.chains.push(Entry { start, blocks, parent });
+            start = start.checked_add(blocks).ok_or("a number in it is too large")?;
+        }
+        let blocks = start - first;
+        if blocks.checked_mul(16) != Some(cursor.0.len()) {
+            return Err(format!("{blocks} blocks do not fit its length"));
+        }
+        self.names.extend(cursor.words(blocks)?.map(BlockHash));
+        self.contents.extend(cursor.words(blocks)?);
+        Ok(())
+    }
+}
+
+/// A chain of the dictionary that is being made.
+#[derive(Debug)]
+struct NewEntry {
+    parent: Option<BlockHash>,
+    names: Vec<BlockHash>,
+    contents: Vec<u64>,
+}
+
+/// A dictionary that is being made, of what ranks hold. It is complete after the last of them: until then it is in memory,
+/// 16 bytes a block.
+#[derive(Debug, Default)]
+pub struct DictionaryWriter {
+    entries: Vec<NewEntry>,
+    /// The entries that were made of what an index keeps as a run.
+    by_run: HashMap<(bool, u32), Vec<usize>>,
+}
+
+impl DictionaryWriter {
+    /// Number of blocks in it.
+    #[must_use]
+    pub fn blocks(&self) -> u64 {
+        self.entries.iter().map(|entry| entry.names.len() as u64).sum()
+    }
+
+    /// The sections of blocks, in order.
+    pub fn sections(&self) -> impl Iterator<Item = Vec<u8>> {
+        let mut rest = &self.entries[..];
+        std::iter::from_fn(move || {
+            if rest.is_empty() {
+                return None;
+            }
+            let mut blocks = 0;
+            let part = rest.iter().take_while(|entry| {
+                let first = blocks == 0;
+                blocks += entry.names.len();
+                first || blocks <= BLOCKS_A_SECTION
+            });
+            let (part, others) = rest.split_at(part.count());
+            rest = others;
+            Some(section(part))
+        })
+    }
+
+    /// Returns the place of the entry that a chain is the beginning of, or becomes. `elsewhere`: its run is of another
+    /// index than those of the other chains.
+    pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
+        let CopiedChain { run, parent, names, contents, .. } = chain;
+        let alike = self.by_run.entry((elsewhere, run)).or_default();
+        for &at in alike.iter() {
+            let entry = &mut self.entries[at];
+            let both = entry.names.len().min(names.len());
+            if entry.parent == parent
+                && entry.names[..both] == names[..both]
+                && entry.contents[..both] == contents[..both]
+            {
+                entry.names.extend_from_slice(&names[both..]);
+                entry.contents.extend_from_slice(&contents[both..]);
+                return at;
+            }
+        }
+        let at = self.entries.len();
+        self.entries.push(NewEntry { parent, names, contents });
+        if alike.len() >= MOST_ALIKE {
+            alike.remove(0);
+        }
+        alike.push(at);
+        at
+    }
+}
+
+fn section(entries: &[NewEntry]) -> Vec<u8> {
+    let blocks: usize = entries.iter().map(|entry| entry.names.len()).sum();
+    let mut out = Vec::with_capacity(16 * blocks + 12 * entries.len() + 16);
+    put_varint(&mut out, entries.len() as u64);
+    for NewEntry { parent, names, .. } in entries {
+        put_varint(&mut out, (names.len() as u64) << 1 | u64::from(parent.is_some()));
+        put_words(&mut out, parent.map(|parent| parent.0));
+    }
+    entries.iter().for_each(|entry| put_words(&mut out, entry.names.iter().map(|name| name.0)));
+    entries.iter().for_each(|entry| put_words(&mut out, entry.contents.iter().copied()));
+    out
+}

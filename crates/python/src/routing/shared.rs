@@ -1,0 +1,87 @@
+//! The common part of the methods of `Router`.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use kvatlas_routing::{self as core, WorkerId};
+use pyo3::prelude::*;
+use pyo3::sync::MutexExt;
+
+use super::arguments::{Now, policy_error, unknown, workers};
+use super::router::{Inner, Router};
+use crate::scalars::number;
+
+impl Router {
+    pub(super) fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
+        // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
+        self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn time(&self, py: Python<'_>, now: Option<Now>) -> PyResult<f64> {
+        match now {
+            Some(now) => Ok(now.0),
+            None => {
+                let told = self.clock.bind(py).call0()?;
+                number(&told, "what clock returns", "a finite number of seconds", |_| true)
+            }
+        }
+    }
+
+    pub(crate) fn with<T>(
+        &self,
+        py: Python<'_>,
+        now: Option<Now>,
+        work: impl FnOnce(&mut core::Router, f64) -> T,
+    ) -> PyResult<T> {
+        let now = self.time(py, now)?;
+        let done = work(&mut self.inner(py).router, now);
+        self.check(py)?;
+        Ok(done)
+    }
+
+    /// Forgets that a request waits.
+    pub(crate) fn forget(&self, py: Python<'_>, id: core::RequestId) {
+        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).remove(&id.0);
+    }
+
+    pub(super) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        let failed = self.failure.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).take();
+        let Some(error) = failed else { return Ok(()) };
+        let name = self.inner(py).router.policy().to_owned();
+        let what = error.value(py);
+        let message = format!("policy {name:?} failed: {}: {what}", what.get_type().name()?);
+        let raised = policy_error(py, &message, "policy_failed")?;
+        raised.set_cause(py, Some(error));
+        Err(raised)
+    }
+
+    pub(super) fn known(&self, py: Python<'_>, name: &str, rank: u32) -> PyResult<WorkerId> {
+        self.inner(py).router.worker(name, rank).ok_or_else(|| unknown(name, rank))
+    }
+
+    pub(super) fn allowed(
+        &self,
+        py: Python<'_>,
+        allowed: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<Vec<WorkerId>>> {
+        let Some(allowed) = allowed else { return Ok(None) };
+        let (names, mut ids) = (workers(allowed, "allowed")?, Vec::new());
+        let inner = self.inner(py);
+        for (name, rank) in names {
+            match rank {
+                Some(rank) => ids.extend(inner.router.worker(&name, rank)),
+                None => ids.extend(inner.router.ranks(&name)),
+            }
+        }
+        Ok(Some(ids))
+    }
+
+    pub(super) fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
+        let id = self.inner(py).router.add_worker(name, rank, weight, now);
+        let mut names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let at = id.0 as usize;
+        if names.len() <= at {
+            names.resize(at + 1, (String::new(), 0));
+        }
+        names[at] = (name.to_owned(), rank);
+    }
+}

@@ -1,0 +1,89 @@
+//! The kinds of trouble that an engine can have: the words for each, and what to do about it.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+/// Address of the runbook, which has an entry for each condition.
+const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md";
+
+/// Events that were refused longer ago are of no concern any more.
+const REFUSED_LATELY: Duration = Duration::from_secs(600);
+
+/// The kinds of trouble that an engine can have, the worst first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Trouble {
+    Down,
+    Failing,
+    Silent,
+    Misconfigured,
+    Refusing,
+    Partial,
+}
+
+/// The worst thing that is known of an engine.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Condition {
+    pub(crate) ill: Trouble,
+    /// The reason in words, with figures where there are any.
+    pub(crate) reason: String,
+}
+
+/// Events of an engine that were refused so far, and when the last one was.
+#[derive(Debug, Default)]
+pub(crate) struct RefusedEvents(u64, Option<Instant>);
+
+impl Trouble {
+    /// All kinds, the worst first.
+    pub(crate) const ALL: [Self; 6] =
+        [Self::Down, Self::Failing, Self::Silent, Self::Misconfigured, Self::Refusing, Self::Partial];
+
+    /// The name in answers and logs, which is the anchor of its entry in the runbook.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Down => "down",
+            Self::Failing => "failing",
+            Self::Silent => "silent",
+            Self::Misconfigured => "misconfigured",
+            Self::Refusing => "refusing",
+            Self::Partial => "partial",
+        }
+    }
+
+    /// Advice to the operator.
+    pub(crate) fn advice(self) -> &'static str {
+        match self {
+            Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",
+            Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
+            Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
+            Self::Misconfigured => "leave out --block-size, or set it to the size of the engine's blocks",
+            Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
+            Self::Partial => {
+                "give the engine a replay socket with a larger buffer; it passes when the cache turns over"
+            }
+        }
+    }
+}
+
+impl Condition {
+    /// Returns the condition as answers show it.
+    pub(crate) fn to_json(&self) -> Value {
+        let name = self.ill.name();
+        json!({
+            "name": name,
+            "reason": self.reason,
+            "advice": self.ill.advice(),
+            "runbook": format!("{RUNBOOK}#{name}"),
+        })
+    }
+}
+
+impl RefusedEvents {
+    /// True if some were refused lately, of so many in all.
+    pub(crate) fn is_new(&mut self, refused: u64) -> bool {
+        if refused > self.0 {
+            *self = Self(refused, Some(Instant::now()));
+        }
+        self.1.is_some_and(|at| at.elapsed() < REFUSED_LATELY)
+    }
+}

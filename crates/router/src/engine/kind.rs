@@ -1,0 +1,86 @@
+//! Tells which engine's server it is, by what it says of itself.
+
+use kvatlas_prompt::Dialect;
+use serde_json::Value;
+
+use crate::config::Handover;
+
+/// The kind of an engine's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) handover: Handover,
+    /// The way in which engines of its kind and version prepare chats.
+    pub(crate) dialect: Dialect,
+    /// True if it calls images by the `uuid` that a request has for them.
+    pub(crate) takes_image_ids: bool,
+    /// The port at which SGLang's prefill engines meet their decode engines.
+    pub(crate) bootstrap_port: Option<u16>,
+}
+
+impl Kind {
+    /// Paths at which SGLang tells of itself. vLLM has the first of them only in its development mode, where other things
+    /// are in it.
+    pub(crate) const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
+
+    /// The path at which vLLM tells its version.
+    pub(crate) const VERSION_PATH: &str = "/version";
+
+    /// The kind of an engine that says at none of these paths that it is SGLang's, by what it said of its version.
+    pub(crate) fn vllm(answer: &[u8]) -> Self {
+        let said: Value = serde_json::from_slice(answer).unwrap_or_default();
+        let version = said["version"].as_str();
+        let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version);
+        let takes_image_ids = version.is_some_and(takes_image_ids);
+        Self { handover: Handover::Vllm, dialect, takes_image_ids, bootstrap_port: None }
+    }
+
+    /// Reads what was answered at one of these paths. None: it is not SGLang's.
+    pub(crate) fn sglang(answer: &[u8]) -> Option<Self> {
+        let said: Value = serde_json::from_slice(answer).ok()?;
+        const NAMES: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
+        NAMES.iter().any(|name| said.get(name).is_some()).then(|| {
+            let port = said["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
+            let dialect = Dialect::of(kvatlas_prompt::Engine::Sglang, said["version"].as_str());
+            let bootstrap_port = port.filter(|port| *port > 0);
+            Self { handover: Handover::Sglang, dialect, takes_image_ids: false, bootstrap_port }
+        })
+    }
+}
+
+/// True if vLLM of a version, such as `0.31.1`, calls images by the `uuid` that a request has for them: all do since 0.11.
+pub(crate) fn takes_image_ids(version: &str) -> bool {
+    let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
+    let release = (numbers.next(), numbers.next());
+    release.1.is_some() && release >= (Some(0), Some(11))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say() {
+        let kind = |bootstrap_port| {
+            let (handover, dialect) = (Handover::Sglang, Dialect::Sglang);
+            Some(Kind { handover, dialect, takes_image_ids: false, bootstrap_port })
+        };
+        let prefill = br#"{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}"#;
+        assert_eq!(Kind::sglang(prefill), kind(Some(8998)));
+        assert_eq!(Kind::sglang(br#"{"kv_events": null, "disaggregation_bootstrap_port": 0}"#), kind(None));
+        assert_eq!(Kind::sglang(br#"{"vllm_config": "{}"}"#), None);
+        assert_eq!(Kind::sglang(b"not found"), None);
+        assert_eq!(Kind::vllm(br#"{"version": "0.30.2"}"#).dialect, Dialect::Vllm30);
+        assert_eq!(Kind::vllm(b"not found").dialect, Dialect::default());
+        for (said, expected) in [
+            (r#"{"version": "0.33.0"}"#, true),
+            (r#"{"version": "v0.11.0.post2"}"#, true),
+            (r#"{"version": "1.0"}"#, true),
+            (r#"{"version": "0.10.2"}"#, false),
+            (r#"{"version": "1"}"#, false),
+            (r#"{"version": "dev"}"#, false),
+            ("{}", false),
+        ] {
+            assert_eq!(Kind::vllm(said.as_bytes()).takes_image_ids, expected, "{said}");
+        }
+    }
+}

@@ -1,0 +1,291 @@
+//! Prompts with pictures: how many tokens each is, which engines' counts tell, and the blocks that they stand in.
+//!
+//! An engine has a run of equal tokens for a picture, and the picture's name in the keys of the blocks that have some of
+//! them. Its length depends on the model's settings and on the size of the picture. It follows from the tokens that the
+//! engine counts for a prompt where that is the only length that is not known. Where an engine writes something else for
+//! a picture, no blocks are found behind it, and never those of another prompt.
+
+use std::collections::HashMap;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use kvatlas_index::hash::content_hashes;
+use kvatlas_prompt::{Picture, Pictures, Placeholders};
+use kvatlas_wire::keys::{Key, content_hash};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::lock;
+
+/// Lengths that are kept twice over: those that were asked for since as many others came, and those before.
+const KEPT: usize = 1 << 16;
+/// Tokens of one picture at most.
+const MOST: u32 = 1 << 20;
+
+/// A name of a length: a model and a picture, or a model and a size.
+type Of = u128;
+
+/// The lengths that are known.
+#[derive(Debug, Default)]
+pub(crate) struct Lengths(Mutex<KnownLengths>);
+
+#[derive(Debug, Default)]
+struct KnownLengths {
+    young: HashMap<Of, Option<u32>>,
+    old: HashMap<Of, Option<u32>>,
+}
+
+/// A chat's pictures, as an engine may soon count them.
+#[derive(Debug)]
+pub(crate) struct PictureCount {
+    /// Tokens of the prompt beside the pictures.
+    text: u32,
+    pictures: Vec<Names>,
+}
+
+/// The names of a picture's length.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Names {
+    picture: Option<Of>,
+    size: Option<Of>,
+}
+
+/// A prompt with its pictures, up to the first of which something is not known.
+#[derive(Debug)]
+pub(crate) struct ExpandedPrompt {
+    pub(crate) tokens: Vec<u32>,
+    /// The tokens of each picture, and its name.
+    runs: Vec<(Range<usize>, Box<str>)>,
+    /// True if these are all tokens of the prompt.
+    pub(crate) is_whole: bool,
+    /// True if an engine has counted each of these pictures.
+    pub(crate) is_counted: bool,
+}
+
+impl Names {
+    fn of(model: &str, picture: &Picture) -> Self {
+        let hash = |kind: u8, rest: &[u8]| xxh3_128(&[model.as_bytes(), &[0, kind], rest].concat());
+        Self {
+            picture: picture.id.as_ref().map(|id| hash(0, id.as_bytes())),
+            size: picture.size.map(|(width, height)| hash(1, &[width.to_le_bytes(), height.to_le_bytes()].concat())),
+        }
+    }
+}
+
+impl KnownLengths {
+    fn get(&mut self, of: Of) -> Option<Option<u32>> {
+        if let Some(found) = self.young.get(&of) {
+            return Some(*found);
+        }
+        let found = self.old.remove(&of)?;
+        self.put(of, found);
+        Some(found)
+    }
+
+    fn put(&mut self, of: Of, length: Option<u32>) {
+        if self.young.len() >= KEPT {
+            self.old = std::mem::take(&mut self.young);
+        }
+        self.young.insert(of, length);
+    }
+
+    /// The length of a picture, and whether it was counted for this very one.
+    fn length(&mut self, names: Names) -> Option<(u32, bool)> {
+        let mut get = |of: Option<Of>| self.get(of?).flatten();
+        get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
+    }
+
+    fn learn(&mut self, names: Names, length: u32) {
+        if let Some(of) = names.picture {
+            self.put(of, Some(length));
+        }
+        let Some(of) = names.size else { return };
+        // Pictures of a size that become different numbers of tokens say nothing of the next one.
+        let is_new = self.get(of).is_none_or(|known| known == Some(length));
+        self.put(of, is_new.then_some(length));
+    }
+}
+
+impl Lengths {
+    /// The prompt with as many tokens for each picture as an engine has, and what its count will tell of their lengths.
+    pub(crate) fn expanded(
+        &self,
+        model: &str,
+        placeholders: &Placeholders,
+        pictures: &Pictures,
+    ) -> Option<(ExpandedPrompt, PictureCount)> {
+        let Placeholders { tokens, places } = placeholders;
+        let pictures = pictures.all();
+        if pictures.len() != places.len() {
+            return None;
+        }
+        let names: Vec<Names> = pictures.iter().map(|picture| Names::of(model, picture)).collect();
+        let lengths: Vec<Option<(u32, bool)>> = {
+            let mut kept = lock(&self.0);
+            names.iter().map(|names| kept.length(*names)).collect()
+        };
+        let mut made = ExpandedPrompt { tokens: Vec::new(), runs: Vec::new(), is_whole: false, is_counted: true };
+        let mut at = 0;
+        for ((place, picture), length) in places.iter().zip(pictures).zip(lengths) {
+            made.tokens.extend_from_slice(&tokens[at..*place]);
+            let (Some(id), Some((length, is_counted))) = (&picture.id, length) else {
+                at = tokens.len();
+                break;
+            };
+            let start = made.tokens.len();
+            made.tokens.extend(std::iter::repeat_n(tokens[*place], length as usize));
+            made.runs.push((start..made.tokens.len(), id.clone()));
+            made.is_counted &= is_counted;
+            at = place + 1;
+        }
+        made.is_whole = made.runs.len() == places.len();
+        made.tokens.extend_from_slice(&tokens[at..]);
+        let text = u32::try_from(tokens.len() - places.len()).unwrap_or(u32::MAX);
+        Some((made, PictureCount { text, pictures: names }))
+    }
+
+    /// An engine has counted the tokens of a prompt.
+    pub(crate) fn learn(&self, of: &PictureCount, counted: u32) {
+        let mut kept = lock(&self.0);
+        let Some(all) = counted.checked_sub(of.text) else { return };
+        // Counted for the very pictures first: if they do not add up, their engine has other settings now.
+        let known: Vec<Option<u32>> = of.pictures.iter().map(|names| Some(kept.length(*names)?.0)).collect();
+        let sum: u32 = known.iter().flatten().fold(0, |sum, length| sum.saturating_add(*length));
+        let open: Vec<Names> =
+            of.pictures.iter().zip(&known).filter(|(_, length)| length.is_none()).map(|(names, _)| *names).collect();
+        let learn_all = |kept: &mut KnownLengths, names: &[Names], sum: u32| {
+            let is_one =
+                names.iter().all(|other| *other == names[0] || other.size.is_some() && other.size == names[0].size);
+            let count = u32::try_from(names.len()).unwrap_or(u32::MAX);
+            let length = sum
+                .checked_div(count)
+                .filter(|length| is_one && sum.is_multiple_of(count) && (1..=MOST).contains(length));
+            if let Some(length) = length {
+                names.iter().for_each(|names| kept.learn(*names, length));
+            }
+            length.is_some()
+        };
+        if open.is_empty() {
+            if sum != all && !learn_all(&mut kept, &of.pictures, all) {
+                for of in of.pictures.iter().flat_map(|names| [names.picture, names.size]).flatten() {
+                    kept.young.remove(&of);
+                    kept.old.remove(&of);
+                }
+            } else if sum == all {
+                // What was only known by a size is now known of the picture.
+                for (names, length) in of.pictures.iter().zip(&known) {
+                    length.iter().for_each(|length| kept.learn(*names, *length));
+                }
+            }
+        } else if let Some(rest) = all.checked_sub(sum) {
+            learn_all(&mut kept, &open, rest);
+        }
+    }
+}
+
+impl ExpandedPrompt {
+    /// The content hashes of the full blocks: those with tokens of pictures have these as their keys.
+    pub(crate) fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Arc<[u64]> {
+        let size = block_size as usize;
+        let mut hashes = content_hashes(&self.tokens, size, lora, salt);
+        let mut first = 0;
+        let keys: Vec<(Range<usize>, Key)> =
+            self.runs.iter().map(|(run, id)| (run.clone(), Key::Item { identifier: id.clone(), offset: 0 })).collect();
+        for ((block, tokens), hash) in self.tokens.chunks_exact(size.max(1)).enumerate().zip(&mut hashes) {
+            let (start, end) = (block * size, (block + 1) * size);
+            first += keys[first..].iter().take_while(|(run, _)| run.end <= start).count();
+            let mut here = keys[first..].iter().take_while(|(run, _)| run.start < end).peekable();
+            if here.peek().is_some() {
+                *hash = content_hash(tokens, here.map(|(_, key)| key), lora, salt);
+            }
+        }
+        hashes.into()
+    }
+
+    /// The pictures that are known, by the names that engines have for them, and how many tokens they are.
+    pub(crate) fn pictures(&self) -> impl Iterator<Item = (&str, usize)> {
+        self.runs.iter().map(|(run, id)| (&**id, run.len()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use kvatlas_prompt::PictureScope;
+
+    use super::*;
+
+    fn chat(ids: &[&str]) -> (Placeholders, Pictures) {
+        let parts: Vec<String> =
+            ids.iter().map(|id| format!(r#"{{"type": "image_url", "image_url": null, "uuid": "{id}"}}"#)).collect();
+        let body = format!(r#"{{"messages": [{{"content": [{}]}}]}}"#, parts.join(","));
+        let pictures = Pictures::of(body.as_bytes(), PictureScope::Data).expect("pictures");
+        // One picture at every sixth token.
+        let tokens: Vec<u32> = (0..ids.len() as u32 * 6 + 5).map(|at| if at % 6 == 5 { 99 } else { at }).collect();
+        let places = (0..ids.len()).map(|at| at * 6 + 5).collect();
+        (Placeholders { tokens, places }, pictures)
+    }
+
+    fn expanded(lengths: &Lengths, ids: &[&str]) -> (ExpandedPrompt, PictureCount) {
+        let (placeholders, pictures) = chat(ids);
+        lengths.expanded("m", &placeholders, &pictures).expect("as many pictures as places")
+    }
+
+    #[test]
+    fn lengths_follow_from_what_engines_count() {
+        let lengths = Lengths::default();
+        let (one, counting) = expanded(&lengths, &["a"]);
+        assert_eq!((one.tokens.len(), one.is_whole), (5, false));
+        lengths.learn(&counting, 10 + 7);
+        let (one, _) = expanded(&lengths, &["a"]);
+        assert_eq!((one.tokens.len(), one.is_whole, one.is_counted), (17, true, true));
+        assert_eq!(one.tokens[5..12], [99; 7]);
+        // The next one follows from the sum; what is open twice does not, unless it is the same picture.
+        let (two, counting) = expanded(&lengths, &["a", "b"]);
+        assert_eq!((two.tokens.len(), two.is_whole), (5 + 7 + 5, false));
+        lengths.learn(&counting, 15 + 7 + 4);
+        assert_eq!(expanded(&lengths, &["b", "a"]).0.tokens.len(), 15 + 11);
+        lengths.learn(&expanded(&lengths, &["c", "d"]).1, 15 + 8);
+        assert!(!expanded(&lengths, &["c", "d"]).0.is_whole);
+        lengths.learn(&expanded(&lengths, &["c", "a", "c"]).1, 20 + 7 + 6);
+        assert_eq!(expanded(&lengths, &["c"]).0.tokens.len(), 10 + 3);
+        // What does not add up any more is learnt anew, or forgotten.
+        lengths.learn(&expanded(&lengths, &["a"]).1, 10 + 9);
+        assert_eq!(expanded(&lengths, &["a"]).0.tokens.len(), 10 + 9);
+        lengths.learn(&expanded(&lengths, &["a", "b"]).1, 15 + 3);
+        assert!(!expanded(&lengths, &["a"]).0.is_whole && !expanded(&lengths, &["b"]).0.is_whole);
+        lengths.learn(&expanded(&lengths, &["a"]).1, 3);
+    }
+
+    #[test]
+    fn blocks_have_the_keys_of_the_pictures_in_them() {
+        let lengths = Lengths::default();
+        lengths.learn(&expanded(&lengths, &["a"]).1, 10 + 6);
+        lengths.learn(&expanded(&lengths, &["b"]).1, 10 + 1);
+        let (made, _) = expanded(&lengths, &["a", "b"]);
+        // 5 of text, 6 of a, 5 of text, 1 of b, 5 of text.
+        let keys = |ids: &[&str]| -> Vec<Key> {
+            ids.iter().map(|id| Key::Item { identifier: (*id).into(), offset: 0 }).collect()
+        };
+        let wanted: [&[&str]; 5] = [&[], &["a"], &["a"], &[], &["b"]];
+        let expected: Vec<u64> = made
+            .tokens
+            .chunks_exact(4)
+            .zip(wanted)
+            .map(|(tokens, ids)| content_hash(tokens, &keys(ids), Some("l"), Some("s")))
+            .collect();
+        assert_eq!(made.content_hashes(4, Some("l"), Some("s"))[..], expected);
+        let whole = content_hash(&made.tokens[..20], &keys(&["a", "b"]), None, None);
+        assert_eq!(made.content_hashes(20, None, None)[..], [whole]);
+        assert!(made.content_hashes(0, None, None).is_empty());
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded() {
+        let mut kept = KnownLengths::default();
+        for of in 0..5 * KEPT as u128 {
+            kept.put(of, Some(1));
+            assert_eq!(kept.get(7), if of < 7 { None } else { Some(Some(1)) });
+        }
+        assert!(kept.young.len() + kept.old.len() <= 2 * KEPT);
+        assert_eq!(kept.get(8), None);
+    }
+}

@@ -1,0 +1,244 @@
+//! An answer on its way from the engine to the client.
+
+use std::pin::Pin;
+use std::task::{Context, Poll, ready};
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use http_body::SizeHint;
+use tokio::time::{Sleep, sleep};
+
+use super::flight::Flight;
+use super::leg::Leg;
+use crate::answer_engines::Name;
+use crate::engine::{Connection, Fault, Framing};
+use crate::observe::Observer;
+use crate::place::Placement;
+
+/// The reason that a body ends before its end.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
+/// there.
+pub(crate) struct AnswerBody {
+    connection: Option<Connection>,
+    framing: Framing,
+    /// True if the connection can be used again after this.
+    keep: bool,
+    shard: usize,
+    observer: Observer,
+    flight: Flight,
+    stall: Duration,
+    timer: Option<Pin<Box<Sleep>>>,
+    heard: Instant,
+    /// The prefill engine that works for the answer: it need not go on if the answer breaks off or is given up.
+    prefill: Option<Leg>,
+    /// The search for the name of an answer that the engine keeps.
+    name: Option<Name>,
+    /// The data that came first and has not gone out.
+    first: Option<Bytes>,
+    /// The data that has still to go out when the engine's part is over.
+    last: Option<Bytes>,
+    /// True if a byte of the answer's body came.
+    has_begun: bool,
+    /// Reason why the answer broke off, until what came before has gone out.
+    broken: Option<BodyError>,
+}
+
+impl AnswerBody {
+    pub(crate) fn new(
+        connection: Connection,
+        framing: Framing,
+        keep: bool,
+        shard: usize,
+        observer: Observer,
+        flight: Flight,
+        stall: Duration,
+    ) -> Self {
+        let connection = Some(connection);
+        let mut passing = Self {
+            connection,
+            framing,
+            keep,
+            shard,
+            observer,
+            flight,
+            stall,
+            timer: None,
+            heard: Instant::now(),
+            prefill: None,
+            name: None,
+            first: None,
+            last: None,
+            has_begun: false,
+            broken: None,
+        };
+        if matches!(passing.framing, Framing::Done | Framing::Length(0)) {
+            passing.whole();
+        }
+        passing
+    }
+
+    /// Returns the same with a search for the answer's name, as the engine keeps the answer.
+    pub(crate) fn kept(self) -> Self {
+        Self { name: Some(Name::default()), ..self }
+    }
+
+    /// Notes that a prefill engine works for the answer.
+    pub(crate) fn beside(&mut self, prefill: Leg) {
+        if self.connection.is_some() {
+            self.prefill = Some(prefill);
+        } else if !self.flight.is_refused() {
+            prefill.let_finish();
+        }
+    }
+
+    /// Waits until something of the answer can be passed on, or it is over. As long as this has not come to an end
+    /// the client knows nothing of the answer, and another engine can still give one.
+    ///
+    /// # Errors
+    /// The answer broke off before. Its flight goes on: [`AnswerBody::into_flight`].
+    pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
+        self.first = std::future::poll_fn(|context| self.poll_piece(context)).await.transpose()?;
+        Ok(())
+    }
+
+    pub(crate) fn placement(&self) -> &Placement {
+        self.flight.placement()
+    }
+
+    /// Returns the request at the engine. The connection there is closed.
+    pub(crate) fn into_flight(self) -> Flight {
+        self.flight
+    }
+
+    pub(crate) fn is_over(&self) -> bool {
+        self.connection.is_none() && self.first.is_none() && self.last.is_none() && self.broken.is_none()
+    }
+
+    pub(crate) fn size_hint(&self) -> SizeHint {
+        let here = [&self.first, &self.last].into_iter().flatten().map(Bytes::len).sum::<usize>() as u64;
+        match (&self.connection, &self.framing) {
+            (None, _) => SizeHint::with_exact(here),
+            // What is kept from the client is part of what the engine sends.
+            (Some(_), Framing::Length(left)) if !self.observer.hides() => {
+                SizeHint::with_exact(here + self.observer.held_back() as u64 + left)
+            }
+            _ => SizeHint::default(),
+        }
+    }
+
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        if let Some(first) = self.first.take() {
+            return Poll::Ready(Some(Ok(first)));
+        }
+        if let Some(error) = self.broken.take() {
+            return Poll::Ready(Some(Err(error)));
+        }
+        loop {
+            match ready!(self.poll_piece(context)) {
+                None => return Poll::Ready(None),
+                Some(Ok(data)) => return Poll::Ready(Some(Ok(data))),
+                Some(Err(fault)) => {
+                    self.broken = self.broke(&fault);
+                    if self.broken.is_some() {
+                        // An error throws away what has not been written yet, the answer's head too: that goes first.
+                        context.waker().wake_by_ref();
+                        return Poll::Pending;
+                    }
+                }
+            }
+        }
+    }
+
+    /// Returns the next piece that can be passed on.
+    fn poll_piece(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, Fault>>> {
+        loop {
+            let Some(connection) = &mut self.connection else {
+                return Poll::Ready(self.last.take().map(Ok));
+            };
+            match connection.poll_data(context, &mut self.framing) {
+                Poll::Ready(Some(Ok(data))) => {
+                    self.heard = Instant::now();
+                    self.has_begun = true;
+                    if let Some(id) = self.name.as_mut().and_then(|name| name.look(&data)) {
+                        self.flight.stored(&id);
+                    }
+                    let data = self.observer.pass(data);
+                    self.flight.heard();
+                    self.flight.generated(self.observer.tokens(), self.heard);
+                    if matches!(self.framing, Framing::Done | Framing::Length(0)) {
+                        self.whole();
+                    }
+                    if !data.is_empty() {
+                        return Poll::Ready(Some(Ok(data)));
+                    }
+                }
+                // An engine that dies then would look the same.
+                Poll::Ready(None) if !self.has_begun && self.observer.expects_some() => {
+                    return Poll::Ready(Some(Err(Fault::Broken("it was closed before the answer's body".to_owned()))));
+                }
+                Poll::Ready(None) => self.whole(),
+                Poll::Ready(Some(Err(fault))) => return Poll::Ready(Some(Err(fault))),
+                Poll::Pending if self.stalls(context) => return Poll::Ready(Some(Err(Fault::Stalled))),
+                Poll::Pending => return Poll::Pending,
+            }
+        }
+    }
+
+    /// True if nothing came for too long.
+    fn stalls(&mut self, context: &mut Context<'_>) -> bool {
+        if self.stall.is_zero() {
+            return false;
+        }
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.stall)));
+        while timer.as_mut().poll(context).is_ready() {
+            let until = self.heard + self.stall;
+            if until <= Instant::now() {
+                return true;
+            }
+            timer.as_mut().reset(until.into());
+        }
+        false
+    }
+
+    /// Ends an answer that is whole.
+    fn whole(&mut self) {
+        let Some(connection) = self.connection.take() else { return };
+        let rest = self.observer.rest();
+        self.last = (!rest.is_empty()).then_some(rest);
+        self.timer = None;
+        if self.keep && connection.is_clean() {
+            self.flight.engine().pool.put(self.shard, connection);
+        }
+        if let Some(prefill) = self.prefill.take()
+            && !self.flight.is_refused()
+        {
+            prefill.let_finish();
+        }
+        self.flight.done(self.observer.seen());
+    }
+
+    /// Ends an answer that broke off. None if the client is told in the answer itself.
+    fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
+        self.connection = None;
+        self.timer = None;
+        self.prefill = None;
+        let seen = self.observer.seen();
+        if seen.over && matches!(self.observer, Observer::Events(_)) {
+            // All was said; only the end of the transfer is missing.
+            self.last = Some(self.observer.rest()).filter(|rest| !rest.is_empty());
+            self.flight.done(seen);
+            return None;
+        }
+        self.flight.broke(fault, seen);
+        let message = format!("engine {}: {fault}", self.flight.engine().name);
+        match self.observer.last_words(&message, "engine_failed") {
+            Some(last) => {
+                self.last = Some(last);
+                None
+            }
+            None => Some(message.into()),
+        }
+    }
+}

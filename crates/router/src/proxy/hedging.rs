@@ -1,0 +1,85 @@
+//! Hedging: a streamed request whose first byte takes unusually long is sent to a second engine too, and the first answer
+//! wins. Off unless `hedge_after` is set.
+
+use std::sync::OnceLock;
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use hyper::Response;
+
+use super::attempts::Attempts;
+use super::job::Job;
+use crate::answer::Answer;
+use crate::app::App;
+use crate::refusal::Refusal;
+
+/// First tokens that must have been seen before anything is unusual.
+const LEAST_SAMPLES: u64 = 100;
+/// Requests at engines for each that may be at two of them: 5 %.
+const EACH: usize = 20;
+
+/// The time after which a request is sent to a second engine; none if that is off, or too little is known.
+pub(super) fn wait(app: &App) -> Option<Duration> {
+    let quantile = app.config.hedge_after;
+    (quantile > 0.0).then(|| app.counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
+}
+
+/// A request that is at two engines, as long as it is.
+struct Second<'a>(&'a AtomicUsize);
+
+impl<'a> Second<'a> {
+    fn new(app: &'a App) -> Option<Self> {
+        let in_flight: usize = app.fleet.engines().iter().map(|engine| engine.counts.in_flight.load(Relaxed)).sum();
+        let open = &app.counts.open_hedges;
+        let is_free = open.fetch_update(Relaxed, Relaxed, |open| (open * EACH < in_flight).then_some(open + 1)).is_ok();
+        is_free.then_some(Self(open))
+    }
+}
+
+impl Drop for Second<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
+}
+
+/// Runs a job, and after a while a second time at another engine. The answer that comes first is the answer; the other
+/// request is cancelled.
+pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> Result<Response<Answer>, Refusal> {
+    let began = OnceLock::new();
+    let mut first = std::pin::pin!(job.run(attempts, &began));
+    if let Ok(answered) = tokio::time::timeout(after, first.as_mut()).await {
+        return answered;
+    }
+    // One that still waits in the router is not late because of an engine.
+    let Some(engine) = began.get() else { return first.await };
+    let count = |outcome: usize| job.app.counts.hedges[outcome].fetch_add(1, Relaxed);
+    let Some(_second) = Second::new(job.app) else {
+        count(2);
+        return first.await;
+    };
+    let other = OnceLock::new();
+    let mut second = std::pin::pin!(job.run(Attempts::beside(engine.clone()), &other));
+    let failed = tokio::select! {
+        answered = first.as_mut() => match answered {
+            Ok(answer) => {
+                count(1);
+                return Ok(answer);
+            }
+            Err(refusal) => refusal,
+        },
+        answered = second.as_mut() => match answered {
+            Ok(answer) if !answer.status().is_server_error() => {
+                count(0);
+                return Ok(answer);
+            }
+            _ => {
+                count(1);
+                return first.await;
+            }
+        },
+    };
+    let answered = second.await.map_err(|_| failed);
+    count(usize::from(answered.is_err()));
+    answered
+}

@@ -1,0 +1,67 @@
+//! Patterns of paths, and sets of methods.
+
+use hyper::Method;
+
+/// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
+#[derive(Debug)]
+pub(super) struct Pattern {
+    pub(super) text: &'static str,
+    /// Bytes before the parameter, and behind it.
+    around: Option<(usize, usize)>,
+    pub(super) is_rest: bool,
+}
+
+impl Pattern {
+    pub(super) const fn new(text: &'static str) -> Self {
+        let bytes = text.as_bytes();
+        let (mut at, mut before, mut is_rest, mut around) = (0, 0, false, None);
+        while at < bytes.len() {
+            match bytes[at] {
+                b'{' => before = at,
+                b'*' => is_rest = true,
+                b'}' => around = Some((before, bytes.len() - at - 1)),
+                _ => {}
+            }
+            at += 1;
+        }
+        Self { text, around, is_rest }
+    }
+
+    pub(super) fn is(&self, path: &str) -> bool {
+        self.parameter(path).is_some()
+    }
+
+    /// The parameter of a path that matches: an empty one if there is none.
+    pub(super) fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
+        let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
+        let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
+        let found = path.strip_prefix(head)?.strip_suffix(tail)?;
+        (!found.is_empty() && (self.is_rest || !found.contains('/'))).then_some(found)
+    }
+}
+
+/// A set of methods.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Methods(pub(super) u8);
+
+/// The methods that a route can have.
+pub(super) const METHODS: [Method; 6] =
+    [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+
+pub(super) const STREAM: Methods = Methods(1);
+pub(super) const GET: Methods = Methods(1 | 2);
+pub(super) const POST: Methods = Methods(4);
+pub(super) const DELETE: Methods = Methods(32);
+pub(super) const ANY: Methods = Methods(63);
+
+impl Methods {
+    pub(crate) fn has(self, method: &Method) -> bool {
+        METHODS.iter().position(|other| other == method).is_some_and(|at| self.0 & (1 << at) != 0)
+    }
+
+    /// Lists the methods as in a header `Allow`.
+    pub(crate) fn list(self) -> String {
+        let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
+        names.collect::<Vec<_>>().join(", ")
+    }
+}

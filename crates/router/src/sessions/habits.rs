@@ -1,0 +1,184 @@
+//! Habits that defeat every cache: a client whose prompts begin differently turn after turn, by a time, a counter or an
+//! order that changes.
+//!
+//! The last prompts of a session are kept, by the hashes of their blocks. More than one, since an agent's side requests
+//! (a title, a summary) have prompts of their own. A turn that shares next to nothing with any of them is lost work; one
+//! alone is a fresh start, several in a row are a habit.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
+
+use super::lru::Lru;
+
+/// Sessions whose last prompts are kept, and the bytes of these.
+const MOST: usize = 1 << 14;
+const MOST_BYTES: usize = 64 << 20;
+
+/// Prompts of a session that are kept.
+const KEPT: usize = 3;
+
+/// Blocks below which nothing is lost.
+const SHORTEST: usize = 8;
+
+/// Part of the shorter prompt that two share at least if something can be taken from a cache.
+const FEW: usize = 8;
+
+/// Turns in a row that make a habit.
+const IN_A_ROW: u32 = 3;
+
+/// Time for which a habit is told of after its last turn, in seconds.
+const TOLD: f64 = 600.0;
+
+/// Habits that are told of at once.
+const MOST_TOLD: usize = 1024;
+
+/// The last prompts of sessions, and the sessions whose prompts begin differently each time.
+pub(super) struct Habits {
+    sessions: Lru<Prompts>,
+    /// Turns of such sessions.
+    turns: u64,
+    told: VecDeque<Habit>,
+}
+
+#[derive(Debug, Default)]
+struct Prompts {
+    last: VecDeque<Arc<[u64]>>,
+    /// Turns in a row that shared next to nothing with the ones before.
+    lost: u32,
+}
+
+/// A session whose prompts begin differently turn after turn.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub(super) struct Habit {
+    pub(super) session: u64,
+    at: f64,
+    /// The first token from which on its last prompt differs from the ones before, to the block.
+    pub(super) differs_at: u32,
+    pub(super) tokens: u32,
+}
+
+impl Habits {
+    pub(super) fn new() -> Self {
+        Self { sessions: Lru::new(MOST, MOST_BYTES), turns: 0, told: VecDeque::new() }
+    }
+
+    /// Forgets the prompts of a session whose next one begins anew, and rightly so.
+    pub(super) fn forget(&mut self, session: u64) {
+        self.sessions.remove(session);
+    }
+
+    /// Looks at a prompt of `tokens` tokens in blocks of `block_size`. Returns a habit when it is seen for the first time.
+    pub(super) fn look(
+        &mut self,
+        session: u64,
+        hashes: &Arc<[u64]>,
+        tokens: u32,
+        block_size: u32,
+        now: f64,
+    ) -> Option<Habit> {
+        if hashes.len() < SHORTEST {
+            return None;
+        }
+        let prompts = self.sessions.used(session);
+        let common = |other: &Arc<[u64]>| other.iter().zip(hashes.iter()).take_while(|(a, b)| a == b).count();
+        let nearest = prompts.last.iter().map(common).enumerate().max_by_key(|(_, common)| *common);
+        let longest = prompts.last.iter().map(|other| other.len()).max();
+        let (at, shared) = nearest.unzip();
+        let shared = shared.unwrap_or(0);
+        let is_lost = longest.is_some_and(|longest| shared * FEW <= longest.min(hashes.len()));
+        prompts.lost = if is_lost { prompts.lost.saturating_add(1) } else { 0 };
+        // What goes on takes the place of what it goes on from.
+        if let Some(at) = at.filter(|_| !is_lost || prompts.last.len() >= KEPT) {
+            prompts.last.remove(if is_lost { 0 } else { at });
+        }
+        prompts.last.push_back(hashes.clone());
+        let lost = prompts.lost;
+        let bytes = prompts.last.iter().map(|other| size_of_val(&**other)).sum();
+        self.sessions.weigh(session, bytes);
+        if lost < IN_A_ROW {
+            return None;
+        }
+        self.turns += 1;
+        let differs_at = u32::try_from(shared).unwrap_or(u32::MAX).saturating_mul(block_size);
+        let habit = Habit { session, at: now, differs_at, tokens };
+        self.told.retain(|other| other.session != session);
+        self.told.push_back(habit);
+        if self.told.len() > MOST_TOLD {
+            self.told.pop_front();
+        }
+        (lost == IN_A_ROW).then_some(habit)
+    }
+
+    /// Turns whose prompts begin differently by habit.
+    pub(super) fn turns(&self) -> u64 {
+        self.turns
+    }
+
+    /// The habits of the last minutes, for a page. None if there are none.
+    pub(super) fn to_json(&self, now: f64) -> Option<Value> {
+        let last = self.told.back().filter(|habit| habit.at + TOLD >= now)?;
+        Some(json!({
+            "sessions": self.count(now),
+            "session": super::Turn::hex(last.session),
+            "differs_at_token": last.differs_at,
+            "tokens": last.tokens,
+        }))
+    }
+
+    /// Sessions with such a habit in the last minutes.
+    pub(super) fn count(&self, now: f64) -> usize {
+        self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn prompt(head: u64, blocks: u64) -> Arc<[u64]> {
+        std::iter::once(head).chain(100..100 + blocks - 1).collect()
+    }
+
+    fn look(habits: &mut Habits, prompt: &Arc<[u64]>, now: f64) -> Option<Habit> {
+        habits.look(1, prompt, prompt.len() as u32 * 16, 16, now)
+    }
+
+    #[test]
+    fn prompts_that_begin_differently_each_time() {
+        let mut habits = Habits::new();
+        let found: Vec<_> = (0..6).map(|turn| look(&mut habits, &prompt(turn, 20 + turn), turn as f64)).collect();
+        let places: Vec<_> = found.iter().map(Option::is_some).collect();
+        assert_eq!(places, [false, false, false, true, false, false]);
+        assert_eq!(found[3], Some(Habit { session: 1, at: 3.0, differs_at: 0, tokens: 23 * 16 }));
+        assert_eq!((habits.turns(), habits.count(5.0), habits.count(5.0 + TOLD + 1.0)), (3, 1, 0));
+        assert_eq!(habits.to_json(6.0).expect("one")["sessions"], 1);
+        assert_eq!(habits.to_json(6.0 + TOLD), None);
+    }
+
+    #[test]
+    fn the_place_of_the_difference_is_told() {
+        let mut habits = Habits::new();
+        let prompt = |turn: u64| [vec![1, 2], vec![turn + 1000], (100..140).collect()].concat().into();
+        let found = (0..4).filter_map(|turn| look(&mut habits, &prompt(turn), 0.0)).next().expect("a habit");
+        assert_eq!((found.differs_at, found.tokens), (32, 43 * 16));
+    }
+
+    #[test]
+    fn chats_and_side_requests_are_fine() {
+        let mut habits = Habits::new();
+        for turn in 0..30 {
+            assert_eq!(look(&mut habits, &prompt(1, 20 + turn), 0.0), None);
+            // A title of the chat, with a prompt of its own, and short requests.
+            assert_eq!(look(&mut habits, &prompt(1000 + turn % 2, 9), 0.0), None);
+            assert_eq!(look(&mut habits, &prompt(5000 + turn, 3), 0.0), None);
+        }
+        assert_eq!(habits.turns(), 0);
+        // After its context was summed up, a chat begins anew.
+        for turn in 0..10 {
+            habits.forget(1);
+            assert_eq!(look(&mut habits, &prompt(turn, 30), 0.0), None);
+        }
+    }
+}

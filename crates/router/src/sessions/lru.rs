@@ -1,0 +1,155 @@
+//! Values by key, in a bounded number and of a bounded size: those that were not used for the longest go.
+
+use std::collections::{HashMap, VecDeque};
+use std::hash::{BuildHasher, Hasher, RandomState};
+
+/// Values by key. Keys are hashes.
+#[derive(Debug)]
+pub(super) struct Lru<T> {
+    slots: HashMap<u64, Slot<T>, Seed>,
+    /// Keys by when they were used. One that was used again since is passed over when it comes up.
+    order: VecDeque<(u64, u64)>,
+    clock: u64,
+    most: usize,
+    bytes: usize,
+    most_bytes: usize,
+}
+
+#[derive(Debug)]
+struct Slot<T> {
+    value: T,
+    used: u64,
+    bytes: usize,
+}
+
+impl<T: Default> Lru<T> {
+    pub(super) fn new(most: usize, most_bytes: usize) -> Self {
+        Self { slots: HashMap::with_hasher(Seed::new()), order: VecDeque::new(), clock: 0, most, bytes: 0, most_bytes }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.slots.len()
+    }
+
+    pub(super) fn get(&self, key: u64) -> Option<&T> {
+        self.slots.get(&key).map(|slot| &slot.value)
+    }
+
+    pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
+        self.slots.get_mut(&key).map(|slot| &mut slot.value)
+    }
+
+    /// The value of a key, which is there from now on and used last.
+    pub(super) fn used(&mut self, key: u64) -> &mut T {
+        self.clock += 1;
+        if !self.slots.contains_key(&key) {
+            self.make_room();
+        } else if self.order.len() > 2 * self.slots.len() + 64 {
+            let slots = &self.slots;
+            self.order.retain(|(used, key)| slots.get(key).is_some_and(|slot| slot.used == *used));
+        }
+        self.order.push_back((self.clock, key));
+        let slot = self.slots.entry(key).or_insert_with(|| Slot { value: T::default(), used: 0, bytes: 0 });
+        slot.used = self.clock;
+        &mut slot.value
+    }
+
+    /// Says how many bytes a value takes beside its own size.
+    pub(super) fn weigh(&mut self, key: u64, bytes: usize) {
+        let Some(slot) = self.slots.get_mut(&key) else { return };
+        self.bytes = self.bytes - slot.bytes + bytes;
+        slot.bytes = bytes;
+        while self.bytes > self.most_bytes && self.drop_oldest() {}
+    }
+
+    pub(super) fn remove(&mut self, key: u64) {
+        if let Some(slot) = self.slots.remove(&key) {
+            self.bytes -= slot.bytes;
+        }
+    }
+
+    fn make_room(&mut self) {
+        while self.slots.len() >= self.most && self.drop_oldest() {}
+    }
+
+    /// False if there is none.
+    fn drop_oldest(&mut self) -> bool {
+        while let Some((used, key)) = self.order.pop_front() {
+            if self.slots.get(&key).is_some_and(|slot| slot.used == used) {
+                self.remove(key);
+                return true;
+            }
+        }
+        false
+    }
+}
+
+/// Hashes keys, which are hashes of what clients say: without a seed they could choose some that meet in one place.
+#[derive(Debug, Clone, Copy)]
+struct Seed(u64);
+
+impl Seed {
+    fn new() -> Self {
+        Self(RandomState::new().hash_one(0))
+    }
+}
+
+impl BuildHasher for Seed {
+    type Hasher = IdHasher;
+
+    fn build_hasher(&self) -> IdHasher {
+        IdHasher(self.0)
+    }
+}
+
+struct IdHasher(u64);
+
+impl Hasher for IdHasher {
+    fn finish(&self) -> u64 {
+        self.0
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        bytes.iter().for_each(|byte| self.write_u64(u64::from(*byte)));
+    }
+
+    fn write_u64(&mut self, key: u64) {
+        let product = u128::from(key ^ self.0) * 0x9e37_79b9_7f4a_7c15;
+        self.0 = (product as u64) ^ ((product >> 64) as u64);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_not_used_for_the_longest_goes() {
+        let mut lru: Lru<u32> = Lru::new(3, 1000);
+        for key in [1, 2, 3] {
+            *lru.used(key) = key as u32;
+        }
+        *lru.used(1) += 10;
+        lru.used(4);
+        assert_eq!([1, 2, 3, 4].map(|key| lru.get(key).copied()), [Some(11), None, Some(3), Some(0)]);
+        lru.weigh(3, 600);
+        lru.weigh(4, 600);
+        assert_eq!((lru.get(3), lru.len()), (None, 2));
+        lru.remove(1);
+        assert_eq!(lru.len(), 1);
+    }
+
+    #[test]
+    fn one_key_used_again_and_again_takes_no_room() {
+        let mut lru: Lru<u32> = Lru::new(3, 1000);
+        lru.used(7);
+        for _ in 0..10_000 {
+            *lru.used(1) += 1;
+        }
+        assert!(lru.order.len() < 100 && lru.get(7).is_some());
+        for key in 100..103 {
+            lru.used(key);
+        }
+        assert_eq!((lru.len(), lru.get(1)), (3, None));
+    }
+}

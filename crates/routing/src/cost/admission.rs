@@ -1,0 +1,365 @@
+//! Admission foreseen: when an engine will begin with a prompt that is sent to it now.
+//!
+//! Engines serve first come, first served: a prompt begins when the one before it is computed and there is room for its
+//! blocks. Running requests leave room when they end, which is as long as their answers are expected to go on. Blocks that
+//! several share come free when the last of them has ended; here each is taken for its part of what all use together.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+
+use crate::cost::answers::Answers;
+use crate::cost::demand::Demand;
+use crate::cost::slowness::Load;
+
+/// A sample of the time between tokens weighs at least this much.
+const SLOWEST: f64 = 0.02;
+/// Tokens that an answer must have to tell the time between them.
+const LEAST_TOKENS: f64 = 8.0;
+
+/// Seconds for which a forecast holds while nothing happens at the engine. Where many requests run, it takes microseconds.
+const HOLDS: f64 = 0.02;
+
+/// A request without a first token.
+#[derive(Debug, Clone, Copy)]
+struct QueuedRequest {
+    number: u64,
+    /// Tokens to compute, and the seconds that this was expected to take.
+    uncached: f64,
+    prefill: f64,
+    blocks: f64,
+    start: Start,
+}
+
+/// The state of an engine when a prompt was sent there.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Start {
+    pub(super) load: Load,
+    pub(super) sent: f64,
+    /// True if no other prompt waited.
+    pub(super) alone: bool,
+}
+
+/// A request with a first token.
+#[derive(Debug, Clone, Copy)]
+struct RunningRequest {
+    number: u64,
+    first_token: f64,
+    prefill: f64,
+    blocks: f64,
+    load: Load,
+}
+
+/// The router's requests at one worker.
+#[derive(Debug, Default)]
+pub(super) struct Engine {
+    /// Requests without a first token, in the order in which they were sent.
+    queue: VecDeque<QueuedRequest>,
+    running: Vec<RunningRequest>,
+    /// Sums over all, and over those that run.
+    blocks: f64,
+    first_tokens: f64,
+    /// Seconds between two tokens of a request, on average; samples.
+    step: f64,
+    samples: f64,
+    pub(super) demand: Demand,
+    last_end: f64,
+    /// True if the first of the queue was seen to have no room.
+    blocked: bool,
+    /// The last forecast, and when it was made; none since something happened.
+    foreseen: RefCell<Option<(f64, Forecast)>>,
+}
+
+/// The state of an engine's cache and of its speed, as a candidate's row has it.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Cache {
+    /// Blocks that there is room for; `NAN` if nobody knows.
+    pub(super) room: f64,
+    /// Blocks of prompts in use, those of other routers' requests included.
+    pub(super) used: f64,
+    pub(super) block_size: f64,
+    /// Prompt tokens a second.
+    pub(super) rate: f64,
+    /// Seconds since the turn of the prompt at the head of the queue came, if there was room for it.
+    pub(super) elapsed: f64,
+    /// Seconds of prompts that others have sent there.
+    pub(super) others: f64,
+    /// Weight of a second by which the prompt at the head is late.
+    pub(super) overdue: f64,
+}
+
+/// A forecast of an engine's requests if no other comes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Forecast {
+    /// Seconds until all prompts that are there are computed, and until the last of them begins.
+    pub(super) computed: f64,
+    begun: f64,
+    /// Blocks in use when the last of these prompts begins, its own among them.
+    used: f64,
+    /// Requests that end later, in order: when, and how many blocks come free.
+    ends: VecDeque<(f64, f64)>,
+}
+
+impl Engine {
+    /// A request is sent there.
+    pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, start: Start) {
+        *self.foreseen.get_mut() = None;
+        self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, start });
+        self.blocks += blocks;
+    }
+
+    /// A request has its first token. Returns the load, the tokens and how many times the usual it took, if that tells.
+    pub(super) fn first_token(&mut self, number: u64, now: f64) -> Option<(Load, f64, f64)> {
+        *self.foreseen.get_mut() = None;
+        let at = self.queue.iter().position(|its| its.number == number)?;
+        let its = self.queue.remove(at)?;
+        let blocked = self.blocked;
+        self.running.push(RunningRequest {
+            number,
+            first_token: now,
+            prefill: its.prefill,
+            blocks: its.blocks,
+            load: its.start.load,
+        });
+        self.first_tokens += now;
+        // Another one is at the head.
+        self.blocked = false;
+        let tells = its.start.alone && !blocked && at == 0;
+        tells.then(|| (its.start.load, its.uncached, (now - its.start.sent) / its.prefill))
+    }
+
+    /// A request that runs had so many tokens in all.
+    pub(super) fn answered(&mut self, number: u64, tokens: f64, now: f64) -> Option<(Load, f64)> {
+        let its = self.running.iter().find(|its| its.number == number)?;
+        let seconds = (now - its.first_token) / (tokens - 1.0);
+        if tokens > LEAST_TOKENS && seconds > 1e-6 {
+            self.samples += 1.0;
+            self.step += (seconds - self.step) * (1.0 / self.samples).max(SLOWEST);
+            return Some((its.load, seconds / self.step));
+        }
+        None
+    }
+
+    /// A request is over.
+    pub(super) fn ended(&mut self, number: u64, now: f64) {
+        *self.foreseen.get_mut() = None;
+        if let Some(at) = self.running.iter().position(|its| its.number == number) {
+            let its = self.running.swap_remove(at);
+            self.blocks -= its.blocks;
+            self.first_tokens -= its.first_token;
+            self.demand.goes(now - its.first_token + its.prefill, now);
+        } else if let Some(at) = self.queue.iter().position(|its| its.number == number) {
+            let its = self.queue.remove(at);
+            self.blocks -= its.map_or(0.0, |its| its.blocks);
+            self.blocked &= at > 0;
+        }
+        if self.running.is_empty() {
+            self.first_tokens = 0.0;
+        }
+        self.last_end = now;
+    }
+
+    /// Prompt tokens of requests without a first token, less those that were expected in the cache.
+    pub(super) fn queued_tokens(&self) -> f64 {
+        self.queue.iter().map(|its| its.uncached).sum()
+    }
+
+    /// Number of requests at the worker.
+    pub(super) fn requests(&self) -> usize {
+        self.queue.len() + self.running.len()
+    }
+
+    /// Seconds between two tokens of a request; 0 if nobody knows.
+    pub(super) fn step(&self) -> f64 {
+        self.step
+    }
+
+    /// Blocks that answers have filled so far.
+    pub(super) fn grown(&self, step: f64, block_size: f64, now: f64) -> f64 {
+        ((self.running.len() as f64 * now - self.first_tokens) / (step * block_size)).max(0.0)
+    }
+
+    /// The part of its blocks that each request takes, as they share.
+    fn part(&self, used: f64) -> f64 {
+        if self.blocks > 0.0 { (used / self.blocks).min(1.0) } else { 1.0 }
+    }
+
+    /// True if the first of the queue has no room.
+    fn is_blocked(&self, cache: &Cache, step: f64, now: f64) -> bool {
+        let Some(first) = self.queue.front() else { return false };
+        let running: f64 = self.running.iter().map(|its| its.blocks).sum();
+        (running + first.blocks) * self.part(cache.used) + self.grown(step, cache.block_size, now) > cache.room
+    }
+
+    /// Takes note of whether the first of the queue has room.
+    pub(super) fn look(&mut self, cache: &Cache, step: f64, now: f64) {
+        self.blocked = self.blocked || self.is_blocked(cache, step, now);
+    }
+
+    /// Seconds for which the prompt at the head could have been computed, of those since its turn came.
+    pub(super) fn elapsed(&self, since_turn: f64, now: f64) -> f64 {
+        if self.blocked { since_turn.min(now - self.last_end) } else { since_turn }
+    }
+
+    /// Reads a forecast of what will happen at the engine, made now or a moment ago.
+    pub(super) fn foresee<T>(
+        &self,
+        cache: &Cache,
+        answers: &Answers,
+        step: f64,
+        now: f64,
+        read: impl FnOnce(&Forecast) -> T,
+    ) -> T {
+        let mut foreseen = self.foreseen.borrow_mut();
+        if foreseen.as_ref().is_some_and(|(at, _)| now - at > HOLDS) {
+            *foreseen = None;
+        }
+        read(&foreseen.get_or_insert_with(|| (now, self.forecast(cache, answers, step, now))).1)
+    }
+
+    /// Forecasts what will happen at the engine. `step`: seconds between two tokens of a request.
+    fn forecast(&self, cache: &Cache, answers: &Answers, step: f64, now: f64) -> Forecast {
+        let part = self.part(cache.used);
+        let mut used = 0.0;
+        let each = |its: &RunningRequest| {
+            let tokens = (now - its.first_token) / step;
+            (answers.left(tokens) * step, its.blocks * part + tokens / cache.block_size)
+        };
+        let mut ends: Vec<(f64, f64)> = self.running.iter().map(each).collect();
+        ends.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
+        for (_, blocks) in &ends {
+            used += blocks;
+        }
+        let mut ends = VecDeque::from(ends);
+        let (mut begun, mut computed) = (0.0_f64, cache.others);
+        let elapsed = if self.is_blocked(cache, step, now) { 0.0 } else { cache.elapsed };
+        let lasts = answers.mean() * step;
+        for (nth, its) in self.queue.iter().enumerate() {
+            let blocks = its.blocks * part;
+            begun = begun.max(until_room(&mut ends, &mut used, blocks, cache.room)).max(computed);
+            let mut seconds = its.uncached / cache.rate;
+            if nth == 0 {
+                seconds = (seconds - elapsed).max(0.0) + cache.overdue * (elapsed - seconds).max(0.0);
+            }
+            used += blocks;
+            computed = begun + seconds;
+            let end = computed + lasts;
+            let at = ends.partition_point(|its| its.0 <= end);
+            ends.insert(at, (end, blocks));
+        }
+        Forecast { computed, begun, used, ends }
+    }
+}
+
+/// Lets requests end until there is room for so many blocks: when that is.
+fn until_room(ends: &mut VecDeque<(f64, f64)>, used: &mut f64, blocks: f64, room: f64) -> f64 {
+    let mut until = 0.0_f64;
+    while *used + blocks > room
+        && let Some((end, freed)) = ends.pop_front()
+    {
+        until = until.max(end);
+        *used -= freed;
+    }
+    until
+}
+
+impl Forecast {
+    /// Seconds, beyond those until all prompts before it are computed, until there is room for one more with so many
+    /// blocks of its own.
+    pub(super) fn wait_for_room(&self, own: f64, room: f64) -> f64 {
+        let (mut used, mut until) = (self.used, self.begun);
+        for (end, freed) in &self.ends {
+            if used + own <= room {
+                break;
+            }
+            until = until.max(*end);
+            used -= freed;
+        }
+        (until - self.computed).max(0.0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Answers of 100 tokens, one each 0.1 s: 10 s, whatever they have had.
+    fn answers() -> Answers {
+        let mut answers = Answers::default();
+        for _ in 0..2_048 {
+            answers.add(100.0);
+        }
+        answers
+    }
+
+    fn cache(used: f64) -> Cache {
+        Cache { room: 100.0, used, block_size: 1e9, rate: 1_000.0, elapsed: 0.0, others: 0.0, overdue: 1.0 }
+    }
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() < 1e-6, "{a} is not {b}");
+    }
+
+    #[test]
+    fn a_prompt_waits_until_enough_have_ended() {
+        let (mut engine, answers) = (Engine::default(), answers());
+        for (number, first) in [(1, 0.0), (2, 5.0)] {
+            engine.sent(number, 0.0, 1e3, 40.0, Start::default());
+            engine.first_token(number, first);
+        }
+        // At 5 s, 80 of 100 blocks: the first ends in 5 s (a little more, as it may turn out longer), the second in 10 s.
+        let forecast = engine.forecast(&cache(80.0), &answers, 0.1, 5.0);
+        let (first, second) = (answers.left(50.0) * 0.1, answers.left(0.0) * 0.1);
+        close(second, 10.0);
+        assert!(first > 5.0 && first < 5.1, "{first}");
+        close(forecast.wait_for_room(19.0, 100.0), 0.0);
+        close(forecast.wait_for_room(30.0, 100.0), first);
+        close(forecast.wait_for_room(61.0, 100.0), second);
+        // More than there is room for at all: when nobody is left.
+        close(forecast.wait_for_room(500.0, 100.0), second);
+    }
+
+    #[test]
+    fn what_is_shared_is_free_when_the_last_has_ended() {
+        let (mut engine, answers) = (Engine::default(), answers());
+        // Ten of 40 blocks, 36 of which they share: 76 in use, 7.6 each.
+        for number in 0..10 {
+            engine.sent(number, 0.0, 1e3, 40.0, Start::default());
+            engine.first_token(number, number as f64);
+        }
+        let forecast = engine.forecast(&cache(76.0), &answers, 0.1, 9.0);
+        close(forecast.wait_for_room(23.0, 100.0), 0.0);
+        // 26 of its own: one must end.
+        close(forecast.wait_for_room(26.0, 100.0), answers.left(90.0) * 0.1);
+    }
+
+    #[test]
+    fn prompts_wait_behind_one_that_has_no_room() {
+        let (mut engine, answers) = (Engine::default(), answers());
+        engine.sent(1, 0.0, 1e3, 80.0, Start::default());
+        engine.first_token(1, 0.0);
+        engine.sent(2, 2_000.0, 1e3, 50.0, Start::default());
+        engine.sent(3, 1_000.0, 1e3, 5.0, Start::default());
+        let here = cache(135.0);
+        engine.look(&here, 0.1, 3.0);
+        let left = answers.left(30.0) * 0.1;
+        // The second cannot begin before the first has ended, and its turn has not come before: 3 s count for nothing.
+        let elapsed = engine.elapsed(3.0, 3.0);
+        close(elapsed, 3.0);
+        let forecast = engine.forecast(&Cache { elapsed, ..here }, &answers, 0.1, 3.0);
+        close(forecast.computed, left + 2.0 + 1.0);
+        // A small one begins right after those before it, though it would have had room at once.
+        close(forecast.wait_for_room(1.0, 100.0), 0.0);
+        // After the end of the first, the second's turn is since then.
+        engine.answered(1, 41.0, 4.0);
+        close(engine.step(), 0.1);
+        engine.ended(1, 4.0);
+        close(engine.elapsed(4.5, 4.5), 0.5);
+        let forecast = engine.forecast(&Cache { elapsed: 0.5, ..cache(55.0) }, &answers, 0.1, 4.5);
+        close(forecast.computed, 1.5 + 1.0);
+        engine.first_token(2, 6.0);
+        close(engine.elapsed(1.0, 7.0), 1.0);
+        engine.ended(2, 7.0);
+        engine.ended(3, 7.0);
+        assert_eq!((engine.requests(), engine.blocks, engine.grown(0.1, 1.0, 9.0)), (0, 0.0, 0.0));
+    }
+}

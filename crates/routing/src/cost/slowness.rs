@@ -1,0 +1,143 @@
+//! An estimate of how much more slowly an engine works the more requests run there.
+//!
+//! A prompt shares each step with the requests that run, which take part of its tokens, and whose contexts have to be read.
+//! The cost of that depends on the engine, so it is learnt for the fleet: how long something took, relative to what its
+//! engine usually takes, as a linear function of the load when it was sent.
+
+/// A time that is so many times longer or shorter than usual is an accident.
+const STRAY: f64 = 3.0;
+/// A new sample makes those before it count so much less.
+const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
+/// Units of load, to have numbers that are alike: requests, tokens.
+const UNITS: [f64; 2] = [16.0, 200_000.0];
+/// Weight of the assumption that load makes no difference.
+const PRIOR: f64 = 1.6;
+/// Slowness at no load, at least, relative to the usual: what is beyond all samples is a guess.
+const LEAST: f64 = 0.2;
+
+/// The requests that run at an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Load {
+    pub(super) requests: f64,
+    /// Tokens of their prompts and answers.
+    pub(super) tokens: f64,
+}
+
+/// Sums of a linear regression, and its slopes.
+#[derive(Debug, Clone, Default)]
+pub(super) struct Slowness {
+    weight: f64,
+    /// Sums of the load, the times, and their products.
+    x: [f64; 2],
+    y: f64,
+    xx: f64,
+    xz: f64,
+    zz: f64,
+    xy: f64,
+    zy: f64,
+    /// The share by which each request and each token makes an engine slower than one at which nothing runs.
+    slopes: [f64; 2],
+}
+
+impl Slowness {
+    /// Something took so many times what is usual at its engine. A sample weighs at most 1.
+    pub(super) fn add(&mut self, load: Load, weight: f64, times: f64) {
+        if !(1.0 / STRAY..=STRAY).contains(&times) {
+            return;
+        }
+        let weight = weight.min(1.0);
+        let (x, z) = (load.requests / UNITS[0], load.tokens / UNITS[1]);
+        let sum = |sum: &mut f64, value: f64| *sum = *sum * KEPT + weight * value;
+        sum(&mut self.weight, 1.0);
+        sum(&mut self.x[0], x);
+        sum(&mut self.x[1], z);
+        sum(&mut self.y, times);
+        sum(&mut self.xx, x * x);
+        sum(&mut self.xz, x * z);
+        sum(&mut self.zz, z * z);
+        sum(&mut self.xy, x * times);
+        sum(&mut self.zy, z * times);
+        self.fit();
+    }
+
+    fn fit(&mut self) {
+        let (mean_x, mean_z) = (self.x[0] / self.weight, self.x[1] / self.weight);
+        let xx = self.xx - mean_x * self.x[0] + PRIOR;
+        let xz = self.xz - mean_x * self.x[1];
+        let zz = self.zz - mean_z * self.x[1] + PRIOR;
+        let (xy, zy) = (self.xy - mean_x * self.y, self.zy - mean_z * self.y);
+        let area = xx * zz - xz * xz;
+        let (mut a, mut b) = ((xy * zz - zy * xz) / area, (zy * xx - xy * xz) / area);
+        // Load makes no engine faster: if one of the two seems to, the other explains it alone.
+        if a < 0.0 {
+            (a, b) = (0.0, (zy / zz).max(0.0));
+        } else if b < 0.0 {
+            (a, b) = ((xy / xx).max(0.0), 0.0);
+        }
+        let empty = (self.y / self.weight - a * mean_x - b * mean_z).max(LEAST);
+        self.slopes = [a / empty / UNITS[0], b / empty / UNITS[1]];
+    }
+
+    /// Returns how many times longer something takes than where nothing runs.
+    #[inline]
+    pub(super) fn of(&self, load: Load) -> f64 {
+        1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
+    }
+
+    /// Returns how much longer everything takes for one more request like the others, in times of the usual.
+    pub(super) fn of_one_more(&self) -> f64 {
+        if self.is_flat() {
+            return 0.0;
+        }
+        let usual = Load { requests: self.x[0] / self.weight * UNITS[0], tokens: self.x[1] / self.weight * UNITS[1] };
+        let each = usual.tokens / usual.requests.max(1.0);
+        (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
+    }
+
+    /// True if load makes no difference, as far as is known.
+    pub(super) fn is_flat(&self) -> bool {
+        self.slopes == [0.0; 2]
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_slopes_are_learnt_from_what_is_usual() {
+        let mut slowness = Slowness::default();
+        assert_eq!((slowness.is_flat(), slowness.of_one_more()), (true, 0.0));
+        let truth = |load: Load| 1.0 + 0.01 * load.requests + 1e-6 * load.tokens;
+        let loads = |nth: u32| Load { requests: f64::from(nth % 32), tokens: f64::from(nth * 37 % 40) * 10_000.0 };
+        let usual = (0..1_280).map(|nth| truth(loads(nth))).sum::<f64>() / 1_280.0;
+        for nth in 0..8_000 {
+            slowness.add(loads(nth), 1.0, truth(loads(nth)) / usual);
+            // Accidents.
+            slowness.add(loads(nth), 1.0, 50.0);
+            slowness.add(loads(nth), 1.0, f64::NAN);
+        }
+        for nth in 0..100 {
+            let (is, should) = (slowness.of(loads(nth)), truth(loads(nth)));
+            assert!((is / should - 1.0).abs() < 0.02, "{is}, not {should}");
+        }
+        // 15.5 requests of 12,600 tokens, usually.
+        let more = slowness.of_one_more();
+        assert!((more - (0.01 + 0.0126) / usual).abs() < 0.001, "{more}");
+    }
+
+    #[test]
+    fn a_few_samples_say_little_and_load_makes_nobody_faster() {
+        let mut slowness = Slowness::default();
+        slowness.add(Load { requests: 0.0, tokens: 0.0 }, 1.0, 0.5);
+        slowness.add(Load { requests: 16.0, tokens: 0.0 }, 1.0, 1.5);
+        let load = Load { requests: 16.0, tokens: 0.0 };
+        assert!(slowness.of(load) < 1.4, "{}", slowness.of(load));
+        let mut slowness = Slowness::default();
+        for nth in 0..200 {
+            let requests = f64::from(nth % 10);
+            slowness.add(Load { requests, tokens: 0.0 }, 1.0, 1.5 - requests / 10.0);
+        }
+        assert!(slowness.is_flat());
+    }
+}

@@ -1,0 +1,104 @@
+//! Tests of the policy in a router.
+
+use super::Kvatlas;
+use crate::candidates::Candidates;
+use crate::options::Options;
+use crate::policy::{Choice, Placement, Policy};
+use crate::request::Request;
+use crate::rng::Rng;
+use crate::{Config, Depth, Depths, Load, Outcome, Router, Usage};
+
+/// The policy, where each choice is compared with the costs of all rows.
+struct CheckedPolicy(Kvatlas);
+
+impl CheckedPolicy {
+    fn compare(&mut self, row: usize, request: &Request<'_>, candidates: &Candidates, now: f64) {
+        self.0.assess_all(request, candidates, now);
+        let least = self.0.costs.iter().copied().fold(f64::INFINITY, f64::min);
+        assert!(self.0.costs[row] <= least + 1e-9, "{} s at row {row}, {least} s elsewhere", self.0.costs[row]);
+    }
+}
+
+impl Policy for CheckedPolicy {
+    fn name(&self) -> &'static str {
+        "compared"
+    }
+
+    fn uses_index(&self) -> bool {
+        true
+    }
+
+    fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
+        let choice = self.0.choose(request, candidates, now);
+        if let Choice::Row(row) | Choice::WaitFor { row, .. } = choice {
+            self.compare(row, request, candidates, now);
+        }
+        choice
+    }
+
+    fn choose_now(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
+        let row = self.0.choose_now(request, candidates, now)?;
+        self.compare(row, request, candidates, now);
+        Some(row)
+    }
+
+    fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.0.sent(request, candidates, row, now);
+    }
+
+    fn first_token(&mut self, placed: &Placement, now: f64) {
+        self.0.first_token(placed, now);
+    }
+
+    fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
+        self.0.answered(placed, tokens, now);
+    }
+
+    fn ended(&mut self, placed: &Placement, now: f64) {
+        self.0.ended(placed, now);
+    }
+}
+
+#[test]
+fn the_cheapest_is_found_without_a_close_look_at_all() {
+    for seed in 0..20 {
+        let mut rng = Rng::new(seed);
+        let mut below = |most: u64| rng.next() % most;
+        let config = Config { queue_limit: if seed % 2 == 0 { 0 } else { 100 }, ..Config::default() };
+        let policy = CheckedPolicy(Kvatlas::new(&mut Options::default(), seed).unwrap());
+        let mut router = Router::new(config, Box::new(policy));
+        let workers: Vec<_> = (0..12).map(|nth| router.add_worker(&format!("{nth}"), 0, 1.0, 0.0)).collect();
+        for worker in &workers[1..] {
+            let capacity_blocks = Some(500.0 + below(2_000) as f64);
+            router.report(*worker, &Load { capacity_blocks, ..Load::default() }, 0.0);
+        }
+        let (mut open, mut now) = (Vec::new(), 0.0);
+        for _ in 0..600 {
+            now += below(100) as f64 / 1e3;
+            let family = below(20);
+            let prompt: Vec<u64> = (0..10 + below(400)).map(|block| family << 32 | block).collect();
+            let request = Request { tokens: prompt.len() as u32 * 16, content_hashes: &prompt, ..Request::default() };
+            let mut depths = Depths::default();
+            depths.begin();
+            for worker in &workers {
+                if below(3) == 0 {
+                    let device = below(prompt.len() as u64 + 1) as u32;
+                    depths.set(worker.0, Depth { device, host: device, any: device });
+                }
+            }
+            let outcome = router.choose_or_wait(&request, &depths, None, now);
+            let bound = router.bind(now).into_iter().map(|(_, outcome)| outcome);
+            for outcome in std::iter::once(outcome).chain(bound) {
+                if let Outcome::Placed(decision) = outcome {
+                    open.push(decision.id);
+                }
+            }
+            if open.len() > 8 {
+                let at = below(open.len() as u64) as usize;
+                router.first_token(open[at], now);
+                let ended = open.swap_remove(below(open.len() as u64) as usize);
+                router.finish(ended, Usage { output_tokens: Some(below(500) as u32), ..Usage::default() }, now);
+            }
+        }
+    }
+}

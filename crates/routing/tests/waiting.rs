@@ -1,0 +1,213 @@
+//! Requests that wait in the router for one engine although another is free.
+
+use kvatlas_routing::{
+    Config, Decision, Depth, Depths, Load, Options, Outcome, Request, RequestId, Router, Usage, WorkerId, by_name,
+};
+
+const RATE: f64 = 4_000.0;
+const ROOM: f64 = 1_000.0;
+
+/// Two engines of 1,000 blocks. `a` runs a request of 900 blocks since 0 s, `b` does nothing.
+struct Fleet {
+    router: Router,
+    a: WorkerId,
+    b: WorkerId,
+    running: RequestId,
+}
+
+fn fleet(config: Config) -> Fleet {
+    // An answer takes 1 s.
+    let config = Config { prefill_rate: RATE, step_time: 0.004, ..config };
+    let mut router = Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap());
+    let [a, b] = ["a", "b"].map(|name| router.add_worker(name, 0, 1.0, 0.0));
+    for worker in [a, b] {
+        router.report(worker, &Load { capacity_blocks: Some(ROOM), ..Load::default() }, 0.0);
+    }
+    let prompt: Vec<u64> = (0..900).collect();
+    let Outcome::Placed(decision) = router.choose_among(&asks(&prompt), &Depths::unknown(), Some(&[a]), 0.0) else {
+        panic!("it is placed")
+    };
+    router.first_token(decision.id, 3.6);
+    Fleet { router, a, b, running: decision.id }
+}
+
+fn asks(hashes: &[u64]) -> Request<'_> {
+    Request { tokens: hashes.len() as u32 * 16, block_size: 16, content_hashes: hashes, ..Request::default() }
+}
+
+fn prompt(nth: u64, blocks: u64) -> Vec<u64> {
+    (0..blocks).map(|block| (nth + 1) << 32 | block).collect()
+}
+
+fn held(worker: WorkerId, blocks: u32) -> Depths {
+    let mut depths = Depths::default();
+    depths.begin();
+    depths.set(worker.0, Depth { device: blocks, host: blocks, any: blocks });
+    depths
+}
+
+fn waits(outcome: Outcome) -> RequestId {
+    match outcome {
+        Outcome::Waits(id) => id,
+        other => panic!("does not wait: {other:?}"),
+    }
+}
+
+fn placed(outcome: Outcome) -> Decision {
+    match outcome {
+        Outcome::Placed(decision) => decision,
+        other => panic!("not placed: {other:?}"),
+    }
+}
+
+#[test]
+fn a_request_waits_for_room_where_its_prefix_is_and_keeps_nobody_else_waiting() {
+    let Fleet { mut router, a, b, running } = fleet(Config::default());
+    let (long, short) = (prompt(0, 600), prompt(1, 40));
+    let warm = waits(router.choose_or_wait(&asks(&long), &held(a, 599), None, 4.0));
+    assert_eq!(router.rows().held_tokens, [16.0, 0.0]);
+    // Whoever goes elsewhere does not have to wait for it, not even for a look at it.
+    let other = placed(router.choose_or_wait(&asks(&short), &Depths::unknown(), None, 4.1));
+    assert_eq!(other.worker, b);
+    router.finish(running, Usage::default(), 4.5);
+    let bound = router.bind_with(4.5, |_, depths| *depths = held(a, 599));
+    let [(id, outcome)] = &bound[..] else { panic!("{bound:?}") };
+    assert_eq!((*id, placed(outcome.clone()).worker), (warm, a));
+    assert_eq!((router.waiting(), router.rows().held_tokens.clone()), (0, vec![0.0; 2]));
+}
+
+#[test]
+fn it_is_looked_up_again_only_when_that_may_change_something() {
+    let Fleet { mut router, a, b, .. } = fleet(Config::default());
+    let (long, short) = (prompt(0, 600), prompt(1, 40));
+    let warm = waits(router.choose_or_wait(&asks(&long), &held(a, 599), None, 4.0));
+    let other = placed(router.choose_among(&asks(&short), &Depths::unknown(), Some(&[b]), 4.01));
+    let mut looked = 0;
+    let mut bind = |router: &mut Router, now: f64| {
+        let bound = router.bind_with(now, |_, depths| {
+            looked += 1;
+            *depths = held(a, 599);
+        });
+        assert!(bound.is_empty(), "{bound:?}");
+        looked
+    };
+    // What happens at b is no reason to ask.
+    router.first_token(other.id, 4.17);
+    assert_eq!((router.next_in_turn(4.17), bind(&mut router, 4.17)), (vec![], 0));
+    router.finish(other.id, Usage::default(), 4.2);
+    assert_eq!(bind(&mut router, 4.2), 0);
+    // After a while it is asked about: b may be the better choice by then.
+    assert_eq!((router.next_in_turn(4.3), bind(&mut router, 4.3)), (vec![warm], 1));
+    assert_eq!(bind(&mut router, 4.35), 1);
+    // And when something ends at a, although not enough.
+    let small = placed(router.choose_among(&asks(&short), &Depths::unknown(), Some(&[a]), 4.36));
+    router.fail(small.id, 4.37);
+    assert_eq!((router.next_in_turn(4.37), bind(&mut router, 4.37)), (vec![warm], 2));
+}
+
+#[test]
+fn it_does_not_wait_until_it_is_refused_while_another_engine_is_free() {
+    for (config, within) in [
+        // Computing the prompt at b costs some 4 s.
+        (Config::default(), 16.0),
+        (Config { queue_timeout: 2.0, ..Config::default() }, 1.3),
+    ] {
+        let Fleet { mut router, a, running, .. } = fleet(config);
+        // Answers are long, so nobody expects room soon.
+        router.progress(running, 1, 3.9);
+        let long = prompt(0, 600);
+        let warm = waits(router.choose_or_wait(&asks(&long), &held(a, 599), None, 4.0));
+        let mut now = 4.0;
+        let outcome = loop {
+            now += 0.05;
+            let mut bound = router.bind_with(now, |_, depths| *depths = held(a, 599));
+            match bound.pop() {
+                Some((id, outcome)) => {
+                    assert_eq!(id, warm);
+                    break outcome;
+                }
+                None => assert!(now < 4.0 + within, "still waits"),
+            }
+        };
+        placed(outcome);
+        assert_eq!(router.rows().held_tokens, [0.0; 2]);
+    }
+}
+
+#[test]
+fn a_full_queue_is_no_reason_to_refuse_what_another_engine_can_take() {
+    let Fleet { mut router, a, .. } = fleet(Config { queue_limit: 1, ..Config::default() });
+    let prompts = [prompt(0, 600), prompt(1, 600)];
+    waits(router.choose_or_wait(&asks(&prompts[0]), &held(a, 599), None, 4.0));
+    placed(router.choose_or_wait(&asks(&prompts[1]), &held(a, 599), None, 4.0));
+    assert_eq!(router.counts().refused.iter().sum::<u64>(), 0);
+}
+
+#[test]
+fn what_waits_for_an_engine_is_work_there() {
+    let Fleet { mut router, a, b, .. } = fleet(Config::default());
+    // 4,800 tokens of it are not cached: 1.2 s.
+    let long = prompt(0, 600);
+    let first = waits(router.choose_or_wait(&asks(&long), &held(a, 300), None, 4.0));
+    let wait = |router: &mut Router| {
+        let told = router.explain(&asks(&prompt(7, 40)), &Depths::unknown(), None, 4.01);
+        let terms = told.terms.unwrap();
+        let (wait, columns) = (terms.names.iter().position(|name| *name == "wait (s)").unwrap(), terms.names.len());
+        [a, b].map(|worker| terms.values[worker.0 as usize * columns + wait])
+    };
+    let [there, elsewhere] = wait(&mut router);
+    assert!(there > elsewhere + 0.5, "{there} s, {elsewhere} s");
+    // A client that goes away takes it along.
+    assert!(router.fail(first, 4.02));
+    let [there, elsewhere] = wait(&mut router);
+    assert!((there - elsewhere).abs() < 1e-9, "{there} s, {elsewhere} s");
+}
+
+#[test]
+fn a_worker_that_leaves_leaves_nobody_waiting_for_it() {
+    let Fleet { mut router, a, b, .. } = fleet(Config::default());
+    let long = prompt(0, 600);
+    let warm = waits(router.choose_or_wait(&asks(&long), &held(a, 599), None, 4.0));
+    router.remove_worker(a, 4.1);
+    let bound = router.bind(4.1);
+    let [(id, outcome)] = &bound[..] else { panic!("{bound:?}") };
+    assert_eq!((*id, placed(outcome.clone()).worker), (warm, b));
+    // Its number comes again, for another one.
+    assert_eq!(router.add_worker("c", 0, 1.0, 4.2), a);
+    assert_eq!(router.rows().held_tokens, [0.0; 2]);
+    // A drained one is not waited for either.
+    let Fleet { mut router, a, b, .. } = fleet(Config::default());
+    let warm = waits(router.choose_or_wait(&asks(&long), &held(a, 599), None, 4.0));
+    router.drain_worker(a);
+    let bound = router.bind(4.1);
+    let [(id, outcome)] = &bound[..] else { panic!("{bound:?}") };
+    assert_eq!((*id, placed(outcome.clone()).worker), (warm, b));
+}
+
+#[test]
+fn siblings_of_a_burst_are_not_kept() {
+    let Fleet { mut router, a, b, running } = fleet(Config::default());
+    router.finish(running, Usage::default(), 4.0);
+    let long = prompt(0, 900);
+    let first = placed(router.choose_or_wait(&asks(&long), &Depths::unknown(), None, 5.0));
+    let there = if first.worker == a { a } else { b };
+    // Each waits 3.6 s for the first, at the engine.
+    for nth in 1..4 {
+        let mut sibling = long.clone();
+        sibling.push(nth);
+        let next = placed(router.choose_or_wait(&asks(&sibling), &Depths::unknown(), None, 5.0));
+        assert_eq!((next.worker, next.predicted_tokens), (there, 900 * 16));
+    }
+}
+
+#[test]
+fn a_prompt_of_higher_priority_goes_first_when_there_is_room() {
+    let Fleet { mut router, a, running, .. } = fleet(Config::default());
+    let prompts = [prompt(0, 600), prompt(1, 700)];
+    let low = waits(router.choose_or_wait(&asks(&prompts[0]), &held(a, 599), None, 4.0));
+    let urgent = Request { priority: 1, ..asks(&prompts[1]) };
+    let high = waits(router.choose_or_wait(&urgent, &held(a, 690), None, 4.0));
+    router.finish(running, Usage::default(), 4.1);
+    let bound = router.bind(4.1);
+    assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [high], "{low:?} has no room beside it");
+}

@@ -1,0 +1,117 @@
+//! [`Secret`]: a key that one program shows to another. It is in no message and no log.
+
+#![forbid(unsafe_code)]
+
+use std::fmt;
+use std::path::Path;
+
+use serde::Deserialize;
+use subtle::ConstantTimeEq as _;
+
+/// A file with more bytes is none of a key.
+const MAX_FILE: u64 = 64 << 10;
+
+/// A bearer key.
+#[derive(Clone, Deserialize)]
+#[serde(transparent)]
+pub struct Secret(String);
+
+impl Secret {
+    /// The one key that a file holds, white space around it aside.
+    ///
+    /// # Errors
+    /// Words for why there is none; the key is not among them.
+    pub fn read(path: &Path) -> Result<Self, String> {
+        let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
+        let size = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
+        if size > MAX_FILE {
+            return Err(failed(&"the file is too large for one"));
+        }
+        let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
+        let key = text.trim();
+        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            return Err(failed(&"it must be one key of visible ASCII characters without white space"));
+        }
+        Ok(Self(key.to_owned()))
+    }
+
+    /// The key itself, to be shown to somebody else.
+    #[must_use]
+    pub fn reveal(&self) -> &str {
+        &self.0
+    }
+
+    /// True if a client shows this secret; the time that takes does not depend on how much of it is right.
+    #[must_use]
+    pub fn is(&self, shown: &[u8]) -> bool {
+        self.0.as_bytes().ct_eq(shown).into()
+    }
+
+    /// True if a text contains this secret, unless only as a part of a longer word.
+    ///
+    /// Places are found by the first and the last byte of the secret; the time that the rest takes does not depend on it.
+    #[must_use]
+    pub fn is_in(&self, text: &[u8]) -> bool {
+        let key = self.0.as_bytes();
+        let (Some(first), Some(last)) = (key.first(), key.last()) else { return false };
+        let is_word = |byte: Option<&u8>| byte.is_some_and(u8::is_ascii_alphanumeric);
+        let (starts, ends) = (is_word(Some(first)), is_word(Some(last)));
+        let is_apart = |at: usize| {
+            let before = at.checked_sub(1).and_then(|before| text.get(before));
+            let goes_on = (starts && is_word(before)) || (ends && is_word(text.get(at + key.len())));
+            !goes_on
+        };
+        memchr::memchr_iter(*first, text).any(|at| {
+            let part = text.get(at..at + key.len());
+            part.is_some_and(|part| part.last() == Some(last) && is_apart(at) && self.is(part))
+        })
+    }
+}
+
+impl fmt::Debug for Secret {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn is_not_shown() {
+        let secret: Secret = serde_json::from_str("\"s3cret\"").expect("a string");
+        assert_eq!(format!("{secret:?} {:#?}", Some(&secret)), "*** Some(\n    ***,\n)");
+        assert!(secret.is(b"s3cret") && !secret.is(b"s3cre") && !secret.is(b"S3cret") && !secret.is(b""));
+    }
+
+    #[test]
+    fn texts_that_contain_one() {
+        for key in ["adm1n", "YWRtMW4=", "a,b", "a;b", "a:b", "\"q\"", "=a=", "/a+b/", "-----"] {
+            let secret = Secret(key.to_owned());
+            for (before, behind) in
+                [("", ""), ("Bearer ", ""), ("k=", "; x=y"), ("user:", ""), ("'", "'"), ("?key=", "&a=b"), ("(", ")")]
+            {
+                let text = format!("{before}{key}{behind}");
+                assert!(secret.is_in(text.as_bytes()), "{text}");
+            }
+            assert!(!secret.is_in(&key.as_bytes()[1..]) && !secret.is_in(b"") && !secret.is_in(b"Bearer x"), "{key}");
+        }
+        let secret = Secret("adm1n".to_owned());
+        assert!(!secret.is_in(b"adm1nx") && !secret.is_in(b"xadm1n") && secret.is_in(b"adm1nx adm1n"));
+    }
+
+    #[test]
+    fn files_that_hold_none() {
+        let path = std::env::temp_dir().join(format!("kvatlas-secret-{}", std::process::id()));
+        assert!(Secret::read(&path).is_err_and(|why| why.contains("cannot read")));
+        for (text, good) in [(" s3cret\n", true), ("", false), ("\n", false), ("two s3crets", false), ("s3crét", false)]
+        {
+            std::fs::write(&path, text).expect("written");
+            let read = Secret::read(&path);
+            assert_eq!(read.is_ok(), good, "{text:?}");
+            assert!(!format!("{read:?}").contains("s3cr"));
+        }
+        std::fs::remove_file(&path).expect("it is there");
+    }
+}

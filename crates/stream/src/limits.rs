@@ -1,0 +1,138 @@
+//! Limits on what others can make grow, and how often each was reached.
+
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::time::Duration;
+
+use serde::Deserialize;
+
+/// Limits on how much there may be of what. The defaults are far beyond a fleet of 1,000 engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LimitsConfig {
+    /// Registered workers.
+    pub workers: usize,
+    /// Streams of all of them.
+    pub streams: usize,
+    /// Models times routing groups.
+    pub keyspaces: usize,
+    /// Blocks that one rank of a worker may hold.
+    pub blocks_per_rank: u64,
+    /// Blocks that all ranks of a worker may hold.
+    pub blocks_per_worker: u64,
+    /// Bytes that wait in the buffers of all streams.
+    pub buffer_bytes: usize,
+}
+
+impl Default for LimitsConfig {
+    fn default() -> Self {
+        Self {
+            workers: 16_384,
+            streams: 16_384,
+            keyspaces: 1024,
+            blocks_per_rank: 16 << 20,
+            blocks_per_worker: 64 << 20,
+            buffer_bytes: 2 << 30,
+        }
+    }
+}
+
+/// One of the limits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Limit {
+    /// [`LimitsConfig::workers`]
+    Workers,
+    /// [`LimitsConfig::streams`]
+    Streams,
+    /// [`LimitsConfig::keyspaces`]
+    Keyspaces,
+    /// [`LimitsConfig::blocks_per_rank`]
+    BlocksPerRank,
+    /// [`LimitsConfig::blocks_per_worker`]
+    BlocksPerWorker,
+    /// [`LimitsConfig::buffer_bytes`]
+    BufferBytes,
+}
+
+impl Limit {
+    /// All, in order of their numbers.
+    pub const ALL: [Self; 6] =
+        [Self::Workers, Self::Streams, Self::Keyspaces, Self::BlocksPerRank, Self::BlocksPerWorker, Self::BufferBytes];
+
+    /// The name in the configuration, answers and metrics.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Workers => "workers",
+            Self::Streams => "streams",
+            Self::Keyspaces => "keyspaces",
+            Self::BlocksPerRank => "blocks_per_rank",
+            Self::BlocksPerWorker => "blocks_per_worker",
+            Self::BufferBytes => "buffer_bytes",
+        }
+    }
+}
+
+/// The counts that all streams share: the bytes in their buffers, and how often each limit was reached.
+#[derive(Debug, Default)]
+pub struct SharedCounts {
+    buffered: AtomicUsize,
+    reached: [AtomicU64; Limit::ALL.len()],
+    lags: [AtomicU64; LAG_SECONDS.len() + 1],
+    lag_micros: AtomicU64,
+}
+
+/// Upper bounds of the buckets for lags, in seconds.
+pub const LAG_SECONDS: [f64; 14] =
+    [1e-3, 2e-3, 4e-3, 8e-3, 1.6e-2, 3.2e-2, 6.4e-2, 0.128, 0.256, 0.512, 1.0, 4.0, 16.0, 60.0];
+
+impl SharedCounts {
+    /// Bytes that wait in the buffers of all streams.
+    #[must_use]
+    pub fn buffered(&self) -> usize {
+        self.buffered.load(Relaxed)
+    }
+
+    /// Number of times that a limit was reached.
+    #[must_use]
+    pub fn reached(&self, limit: Limit) -> u64 {
+        self.reached[limit as usize].load(Relaxed)
+    }
+
+    /// Live batches were visible to queries so long after the engine had made them. All streams count here, so each
+    /// tells of many batches at once.
+    pub fn lagged(&self, lags: impl Iterator<Item = Duration>) {
+        let (mut counts, mut micros) = ([0; LAG_SECONDS.len() + 1], 0);
+        for lag in lags {
+            let seconds = lag.as_secs_f64();
+            counts[LAG_SECONDS.iter().position(|bound| seconds <= *bound).unwrap_or(LAG_SECONDS.len())] += 1;
+            micros += lag.as_micros() as u64;
+        }
+        for (sum, count) in self.lags.iter().zip(counts).filter(|(_, count)| *count > 0) {
+            sum.fetch_add(count, Relaxed);
+        }
+        if micros > 0 {
+            self.lag_micros.fetch_add(micros, Relaxed);
+        }
+    }
+
+    /// Lags of live batches by [`LAG_SECONDS`] and beyond, and their sum in seconds.
+    pub fn lags(&self) -> (Vec<u64>, f64) {
+        (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
+    }
+
+    /// Counts that a limit was reached once more.
+    pub fn count(&self, limit: Limit) {
+        self.reached[limit as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Bytes have come into a buffer. Returns how many there are now.
+    pub fn add(&self, bytes: usize) -> usize {
+        self.buffered.fetch_add(bytes, Relaxed) + bytes
+    }
+
+    /// Bytes have left a buffer.
+    pub fn sub(&self, bytes: usize) {
+        self.buffered.fetch_sub(bytes, Relaxed);
+    }
+}

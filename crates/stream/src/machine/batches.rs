@@ -1,0 +1,216 @@
+//! Place of a batch: applied now, kept for later, dropped as known, or the first of another epoch.
+
+use std::time::Duration;
+
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::goals::Goal;
+use super::{Effects, Machine, Verdict};
+
+/// A live connection brings no batch so late that so many came before it.
+const DISORDER: u64 = 16;
+
+/// A batch that waits.
+#[derive(Debug)]
+pub(super) struct StoredBatch<P> {
+    pub(super) payload: P,
+    /// True if the batch came by the live connection.
+    pub(super) live: bool,
+}
+
+impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
+    fn as_ref(&self) -> &[u8] {
+        self.payload.as_ref()
+    }
+}
+
+impl<P: AsRef<[u8]>> Machine<P> {
+    /// Finds a batch of the live connection its place: now, later, or another epoch.
+    pub(super) fn place(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
+        let new_here = self.highest.is_none_or(|highest| seq > highest);
+        if new_here {
+            self.highest = Some(seq);
+        }
+        if self.last.is_some_and(|last| seq <= last) {
+            let known = self.recent.hash(seq);
+            if self.same_as_applied(seq, &payload) {
+                self.counts.duplicate_batches += u64::from(!new_here);
+            } else if known.is_none() && new_here && self.goal != Goal::Verify {
+                // A replay was ahead of the live socket.
+            } else if known.is_none() && self.goal != Goal::Verify && self.is_late(seq) {
+                // It comes after it was given up.
+            } else if known.is_none() && self.can_ask() && self.goal != Goal::Verify {
+                self.doubt.suspect(seq);
+                self.verify(now, fx);
+            } else {
+                self.begin_epoch(now, seq, payload, fx);
+            }
+        } else if self.has_turn(seq) {
+            self.counts.recovered_batches += u64::from(self.goal == Goal::Gap);
+            self.apply(now, seq, &payload, true, fx);
+            self.drain(now, fx);
+        } else if !self.open {
+            self.wait(seq, StoredBatch { payload, live: true });
+            self.missing(now, fx);
+        } else if seq.saturating_add(DISORDER) < self.floor {
+            self.begin_epoch(now, seq, payload, fx);
+        }
+        // Else it comes after it was given up, and what it stores may have been removed since.
+    }
+
+    /// A batch of the live connection is of another life than those applied.
+    fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
+        if self.goal != Goal::Verify {
+            self.contradicted(now, true);
+        }
+        if self.can_ask() {
+            return self.restarted(fx);
+        }
+        self.new_epoch(fx);
+        self.read_whole(now, fx);
+        self.place(now, seq, payload, fx);
+    }
+
+    /// Applies what waits and has its turn. What is left shows a gap.
+    pub(super) fn drain(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        while let Some(seq) = self.waiting.first().filter(|seq| *seq <= self.next() || self.open) {
+            let Some((_, StoredBatch { payload, live })) = self.waiting.pop_first() else { break };
+            if self.has_turn(seq) {
+                self.apply(now, seq, &payload, live, fx);
+            } else if self.recent.hash(seq).is_some() && !self.same_as_applied(seq, &payload) {
+                return self.begin_epoch(now, seq, payload, fx);
+            }
+        }
+        if !self.waiting.is_empty() || self.owed.is_some() {
+            self.missing(now, fx);
+        } else if self.goal == Goal::Gap {
+            self.go_live();
+        }
+    }
+
+    /// Something waits for a batch that has not come, or is not there itself.
+    pub(super) fn missing(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        match self.goal {
+            Goal::Live => {
+                (self.goal, self.attempts) = (Goal::Gap, 0);
+                self.limit = Some(now + self.config.replay_total_timeout);
+                self.counts.gaps += 1;
+            }
+            // What was asked for has come, and shows that more is missing.
+            Goal::Gap if self.waiting.is_empty() && self.ask.is_none() && self.ask_at.is_none() => {
+                self.attempts += 1;
+                if self.attempts >= self.config.replay_attempts {
+                    return self.give_up(now, fx);
+                }
+            }
+            _ => return,
+        }
+        if !self.can_ask() {
+            self.ask_at = Some(now + self.config.reorder_grace);
+        } else if self.ask.as_ref().is_none_or(|ask| !ask.answered) {
+            self.ask_for_goal(now, fx);
+        }
+    }
+
+    pub(super) fn apply(&mut self, now: Duration, seq: u64, payload: &P, live: bool, fx: &mut impl Effects<P>) {
+        let verdict = fx.apply(seq, payload, live);
+        if verdict == Verdict::Refused {
+            return self.refused(now, seq, live, fx);
+        }
+        if verdict == Verdict::UnknownEvents && self.is_costly(now) {
+            // What was applied of it goes as well, and the engine has it no other way.
+            (self.last, self.heal_at) = (Some(seq), None);
+            return self.lose(seq.saturating_add(1), fx);
+        }
+        if self.last.is_none() {
+            self.first = seq;
+            self.partial &= seq > 0;
+        }
+        match verdict {
+            Verdict::Cleared => {
+                (self.partial, self.unverified, self.heal_at) = (false, false, None);
+                self.unknown_events.cleared();
+            }
+            Verdict::Partial | Verdict::UnknownEvents => self.partial = true,
+            Verdict::Whole | Verdict::Refused => {}
+        }
+        self.count_lost(seq);
+        self.accounted = self.accounted.max(seq.saturating_add(1));
+        self.open = false;
+        self.last = Some(seq);
+        self.owed = self.owed.filter(|owed| *owed > seq);
+        let hash = xxh3_64(payload.as_ref());
+        self.recent.insert(seq, hash);
+        if live {
+            self.sampled(now, seq, hash);
+        }
+    }
+
+    /// A batch cannot be read, and may have removed something. The engine may still have it whole.
+    fn refused(&mut self, now: Duration, seq: u64, live: bool, fx: &mut impl Effects<P>) {
+        if live && self.last.is_some() && self.can_ask() {
+            self.owed = self.owed.max(Some(seq));
+            self.missing(now, fx);
+        } else {
+            self.lose(seq.saturating_add(1), fx);
+            if live {
+                self.heal_later(now);
+            } else {
+                self.heal_at = None; // The engine has it no better.
+            }
+        }
+    }
+
+    pub(super) fn wait(&mut self, seq: u64, batch: StoredBatch<P>) {
+        let forgotten = self.waiting.insert(seq, batch);
+        self.counts.overflowed_batches += forgotten.batches;
+        self.owed = self.owed.max(forgotten.highest);
+    }
+
+    /// True if a batch may be one of those given up before the first of those held.
+    fn is_late(&self, seq: u64) -> bool {
+        seq < self.first && seq.saturating_add(DISORDER) > self.first
+    }
+
+    /// True if nothing is missing but what the live connection has not brought yet: it is of the engine whose batches
+    /// are held, has not skipped any, and has brought one since the question that shows that there are more.
+    pub(super) fn live_catches_up(&self) -> bool {
+        let reads = matches!(self.goal, Goal::Live | Goal::Gap);
+        reads && self.waiting.is_empty() && self.live_heard > self.asked && self.life.before().is_none()
+    }
+
+    /// True if a batch is the one to be applied now.
+    pub(super) fn has_turn(&self, seq: u64) -> bool {
+        if self.open { seq >= self.floor } else { seq == self.next() }
+    }
+
+    pub(super) fn next(&self) -> u64 {
+        self.last.map_or(0, |last| last.saturating_add(1))
+    }
+
+    pub(super) fn same_as_applied(&self, seq: u64, payload: &P) -> bool {
+        self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
+    }
+
+    /// Batches up to `seq` are lost for good.
+    pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
+        self.count_lost(seq);
+        if self.last.is_some() {
+            // What was applied after them is to be read again.
+            self.owed = self.owed.max(self.last);
+            self.counts.resets += 1;
+            self.forget_all(fx);
+        }
+        self.owed = self.owed.filter(|owed| *owed >= seq);
+        (self.open, self.floor, self.partial) = (true, seq, true);
+    }
+
+    /// Batches up to `seq` will not come any more, if they have not.
+    fn count_lost(&mut self, seq: u64) {
+        if seq > self.accounted {
+            self.counts.lost_batches += seq - self.accounted;
+            self.counts.gaps += u64::from(self.goal != Goal::Gap);
+            self.accounted = seq;
+        }
+    }
+}

@@ -1,0 +1,116 @@
+//! Questions to the replay socket: what it is asked, when, and how often.
+
+use std::time::Duration;
+
+use super::goals::Goal;
+use super::{Effects, Machine};
+
+/// A question on its way.
+#[derive(Debug)]
+pub(super) struct Ask {
+    pub(super) from: u64,
+    /// Batches that must be in the answer, by number and hash: one applied before, and one of the live connection.
+    pub(super) past: Option<(u64, u64)>,
+    pub(super) live: Option<(u64, u64)>,
+    /// True if the question is to make a partial stream whole, which goes on meanwhile.
+    pub(super) heal: bool,
+    pub(super) answered: bool,
+    /// The highest number known of when it was asked, and that of the answer.
+    pub(super) known: Option<u64>,
+    pub(super) highest: Option<u64>,
+    /// True if the answer brought anything that was missing.
+    pub(super) useful: bool,
+    pub(super) deadline: Duration,
+    /// Time at which the question ends, however much still comes.
+    pub(super) limit: Duration,
+}
+
+impl Ask {
+    /// True if there is nothing in the answer, now complete, and something must be. Of a longer one, which a full
+    /// socket may have cut, only the beginning is certain.
+    pub(super) fn lacks_proof(&self) -> bool {
+        !self.answered && (self.past.is_some() || self.live.is_some())
+    }
+}
+
+impl<P: AsRef<[u8]>> Machine<P> {
+    pub(super) fn can_ask(&self) -> bool {
+        self.can_replay && !self.dead
+    }
+
+    pub(super) fn ask_for_goal(&mut self, now: Duration, fx: &mut impl Effects<P>) {
+        let ask = match self.last {
+            Some(last) => {
+                let past = self.life.before().or(self.recent.hash(last).map(|hash| (last, hash)));
+                let live = self.life.sample();
+                let from = [past, live].into_iter().flatten().map(|(seq, _)| seq).min();
+                self.question(from.unwrap_or(last), past, live)
+            }
+            None => self.question(0, None, self.life.sample()),
+        };
+        self.send(now, ask, fx);
+    }
+
+    pub(super) fn question(&self, from: u64, past: Option<(u64, u64)>, live: Option<(u64, u64)>) -> Ask {
+        let (deadline, limit) = (Duration::ZERO, Duration::ZERO);
+        let known = self.owed.max(self.last);
+        Ask { from, past, live, heal: false, answered: false, known, highest: None, useful: false, deadline, limit }
+    }
+
+    pub(super) fn send(&mut self, now: Duration, ask: Ask, fx: &mut impl Effects<P>) {
+        self.forget_ask(fx);
+        self.counts.replays += 1;
+        self.asked = now;
+        fx.ask(ask.from);
+        let limit = now + self.config.replay_total_timeout;
+        self.ask = Some(Ask { deadline: (now + self.config.replay_timeout).min(limit), limit, ..ask });
+    }
+
+    pub(super) fn forget_ask(&mut self, fx: &mut impl Effects<P>) {
+        self.ask_at = None;
+        if self.ask.take().is_some() {
+            fx.cancel();
+        }
+    }
+
+    /// A question has brought nothing, or not all. `unheard`: not even an answer.
+    pub(super) fn try_again(&mut self, now: Duration, ask: &Ask, unheard: bool, fx: &mut impl Effects<P>) {
+        self.attempts += u32::from(!ask.useful);
+        if self.attempts >= self.config.replay_attempts {
+            self.dead |= unheard;
+            return self.give_up(now, fx);
+        }
+        let pause = self.config.reconnect_min * 2u32.saturating_pow(self.attempts.min(16));
+        self.ask_at = Some(now + pause.min(self.config.reconnect_max));
+    }
+
+    pub(super) fn heal_later(&mut self, now: Duration) {
+        if self.can_replay {
+            self.heal_at = Some(now + self.heal_wait);
+        }
+    }
+
+    /// When the engine is to be asked, although nothing is known to be missing.
+    pub(super) fn probe_due(&self) -> Option<Duration> {
+        let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
+        // A stream that is heard needs no questions, except to learn which life it is of and whether anybody answers.
+        let quiet = !self.dead && !self.is_unproven();
+        let since = if quiet { self.heard.max(self.asked) } else { self.asked };
+        let due = since + self.config.probe_interval;
+        let due = self.probe_at.unwrap_or(due).min(due);
+        (idle && self.goal != Goal::Connect).then(|| self.hush_due().map_or(due, |silence| due.min(silence)))
+    }
+
+    /// Time at which the stream goes on without what is asked for.
+    pub(super) fn limit_due(&self) -> Option<Duration> {
+        self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
+    }
+
+    pub(super) fn heal_due(&self) -> Option<Duration> {
+        self.heal_at.filter(|_| self.goal == Goal::Live && self.ask.is_none() && self.partial)
+    }
+
+    pub(super) fn silent_too_long(&self, now: Duration) -> bool {
+        now.saturating_sub(self.heard) > self.config.stale_after
+    }
+}

@@ -1,0 +1,198 @@
+//! Each transition of the machine by itself; in `model`, the machine against a model of an engine.
+
+mod beginning;
+mod connections;
+mod epochs;
+mod gaps;
+mod live;
+mod model;
+mod restored;
+mod rivalry;
+mod truth;
+
+use std::time::Duration;
+
+use super::{Effects, Machine, MachineConfig, Verdict};
+use crate::State;
+
+/// Record of what the machine did, as text, and of what is held.
+#[derive(Default)]
+struct Log {
+    did: Vec<String>,
+    held: Vec<u64>,
+}
+
+impl Effects<Vec<u8>> for Log {
+    fn apply(&mut self, seq: u64, payload: &Vec<u8>, _: bool) -> Verdict {
+        let verdict = match payload[0] {
+            b'x' => return Verdict::Refused,
+            b'p' => Verdict::Partial,
+            b'c' => Verdict::Cleared,
+            b's' => Verdict::UnknownEvents,
+            _ => Verdict::Whole,
+        };
+        self.held.push(seq);
+        verdict
+    }
+    fn clear(&mut self) {
+        self.did.push("clear".to_owned());
+        self.held.clear();
+    }
+    fn ask(&mut self, from: u64) {
+        self.did.push(format!("ask {from}"));
+    }
+    fn cancel(&mut self) {
+        self.did.push("cancel".to_owned());
+    }
+    fn reconnect(&mut self) {
+        self.did.push("reconnect".to_owned());
+    }
+}
+
+/// A machine with its clock.
+struct Bench {
+    machine: Machine<Vec<u8>>,
+    log: Log,
+    now: Duration,
+}
+
+/// A batch of the first life of an engine.
+fn a(seq: u64) -> Vec<u8> {
+    format!("a{seq}").into_bytes()
+}
+
+/// A batch of the second life of an engine.
+fn b(seq: u64) -> Vec<u8> {
+    format!("b{seq}").into_bytes()
+}
+
+/// A batch that cannot be read and may have removed something.
+fn unreadable(seq: u64) -> Vec<u8> {
+    format!("x{seq}").into_bytes()
+}
+
+/// A batch with a store that cannot be read.
+fn with_unreadable_store(seq: u64) -> Vec<u8> {
+    format!("p{seq}").into_bytes()
+}
+
+/// A batch that clears everything.
+fn clearing(seq: u64) -> Vec<u8> {
+    format!("c{seq}").into_bytes()
+}
+
+/// The defaults of the service, with room for few batches.
+fn config() -> MachineConfig {
+    MachineConfig {
+        stale_after: Duration::from_secs(30),
+        probe_interval: Duration::from_secs(5),
+        replay_timeout: Duration::from_secs(2),
+        replay_total_timeout: Duration::from_secs(300),
+        replay_attempts: 3,
+        reorder_grace: Duration::from_millis(100),
+        reconnect_min: Duration::from_millis(100),
+        reconnect_max: Duration::from_secs(5),
+        buffer_batches: 8,
+        buffer_bytes: 256 << 20,
+        all_buffer_bytes: 2 << 30,
+    }
+}
+
+impl Bench {
+    fn new(replay: bool) -> Self {
+        let machine = Machine::new(config(), Default::default(), replay, Default::default(), Duration::ZERO);
+        Self { machine, log: Log::default(), now: Duration::ZERO }
+    }
+
+    /// Connected, batches 0 to 8 read from the replay socket, the ninth live and seen there as well.
+    fn at_nine() -> Self {
+        let mut bench = Self::new(true);
+        bench.connected().replies(0..9, a).end().lives([9], a);
+        bench.settled();
+        bench
+    }
+
+    /// Connected without replay, with batches 0 to 9.
+    fn at_nine_without_replay() -> Self {
+        let mut bench = Self::new(false);
+        bench.connected().lives(0..10, a);
+        assert!(bench.machine.trusted() && !bench.machine.partial());
+        bench
+    }
+
+    /// Lets the question right after the beginning pass.
+    fn settled(&mut self) {
+        self.pass(0.5).replies([9], a).end();
+        assert!(self.machine.trusted() && !self.machine.is_unproven());
+        self.log.did.clear();
+    }
+
+    fn connected(&mut self) -> &mut Self {
+        self.machine.connected(self.now, &mut self.log);
+        self
+    }
+
+    fn disconnected(&mut self) -> &mut Self {
+        self.machine.disconnected(&mut self.log);
+        self
+    }
+
+    fn lives(&mut self, seqs: impl IntoIterator<Item = u64>, life: fn(u64) -> Vec<u8>) -> &mut Self {
+        for seq in seqs {
+            self.machine.live(self.now, seq, life(seq), &mut self.log);
+        }
+        self
+    }
+
+    fn replies(&mut self, seqs: impl IntoIterator<Item = u64>, life: fn(u64) -> Vec<u8>) -> &mut Self {
+        for seq in seqs {
+            self.machine.reply(self.now, seq, life(seq), &mut self.log);
+        }
+        self
+    }
+
+    fn end(&mut self) -> &mut Self {
+        self.machine.reply_end(self.now, &mut self.log);
+        self
+    }
+
+    /// Time passes, and the machine is called whenever it wants to be.
+    fn pass(&mut self, seconds: f64) -> &mut Self {
+        let until = self.now + Duration::from_secs_f64(seconds);
+        let mut calls = 0;
+        while let Some(at) = self.machine.wake(self.now).filter(|at| *at <= until) {
+            assert!(at > self.now || calls < 100, "the machine wants to be called again and again at {:?}", self.now);
+            calls += 1;
+            self.now = self.now.max(at);
+            self.machine.tick(self.now, &mut self.log);
+        }
+        self.now = until;
+        self.machine.tick(until, &mut self.log);
+        self
+    }
+
+    #[track_caller]
+    fn did(&mut self, expected: &[&str]) -> &mut Self {
+        assert_eq!(std::mem::take(&mut self.log.did), expected);
+        self
+    }
+
+    #[track_caller]
+    fn holds(&mut self, expected: impl IntoIterator<Item = u64>) -> &mut Self {
+        assert_eq!(self.log.held, expected.into_iter().collect::<Vec<_>>());
+        self
+    }
+
+    #[track_caller]
+    fn is(&mut self, state: State) -> &mut Self {
+        assert_eq!(self.machine.state(self.now), state);
+        assert_eq!(self.machine.trusted(), state == State::Live);
+        self
+    }
+
+    #[track_caller]
+    fn partial(&mut self, expected: bool) -> &mut Self {
+        assert_eq!(self.machine.partial(), expected);
+        self
+    }
+}

@@ -1,0 +1,203 @@
+//! Memory of a stream's batches: which the last ones were, and those that have to wait.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use crate::limits::{Limit, SharedCounts};
+
+/// Number of batches that are remembered by hash.
+const REMEMBERED: usize = 256;
+
+/// Bytes that a batch takes besides its own.
+const OVERHEAD: usize = 128;
+
+/// Numbers and hashes of the batches applied last: they tell a batch that came twice from one of another epoch that has
+/// the same number.
+#[derive(Debug)]
+pub struct Recent {
+    slots: Box<[Option<(u64, u64)>; REMEMBERED]>,
+}
+
+impl Default for Recent {
+    fn default() -> Self {
+        Self { slots: Box::new([None; REMEMBERED]) }
+    }
+}
+
+impl Recent {
+    /// Remembers a batch by its hash.
+    pub fn insert(&mut self, seq: u64, hash: u64) {
+        self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
+    }
+
+    /// The hash of a batch, unless it is too long ago.
+    pub fn hash(&self, seq: u64) -> Option<u64> {
+        self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
+    }
+
+    /// Forgets all batches.
+    pub fn clear(&mut self) {
+        self.slots.fill(None);
+    }
+}
+
+/// Batches that had to be forgotten.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct Overflow {
+    /// Number of batches that were forgotten.
+    pub batches: u64,
+    /// The highest number of them.
+    pub highest: Option<u64>,
+}
+
+/// Batches that cannot be applied yet, by number. When it is full the newest are forgotten, because those are the ones
+/// that the engine remembers longest.
+#[derive(Debug)]
+pub struct ReorderWindow<P> {
+    batches: BTreeMap<u64, P>,
+    bytes: usize,
+    max_batches: usize,
+    max_bytes: usize,
+    /// Counts of what all streams have in their buffers.
+    shared: Arc<SharedCounts>,
+    max_shared: usize,
+}
+
+impl<P: AsRef<[u8]>> ReorderWindow<P> {
+    /// Makes an empty window for so many batches and bytes. `max_shared`: bytes in the buffers of all streams.
+    pub fn new(max_batches: usize, max_bytes: usize, shared: Arc<SharedCounts>, max_shared: usize) -> Self {
+        Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
+    }
+
+    /// Keeps a batch; returns what had to be forgotten.
+    pub fn insert(&mut self, seq: u64, payload: P) -> Overflow {
+        let size = payload.as_ref().len();
+        self.bytes += size;
+        let together = self.shared.add(size + OVERHEAD);
+        if let Some(old) = self.batches.insert(seq, payload) {
+            self.left(&old);
+        }
+        // Others may have filled what all share: then this stream forgets no more than it brought.
+        let mut too_much = 0;
+        if together > self.max_shared {
+            self.shared.count(Limit::BufferBytes);
+            too_much = size + OVERHEAD;
+        }
+        let mut forgotten = Overflow::default();
+        while self.batches.len() > self.max_batches || self.bytes > self.max_bytes || too_much > 0 {
+            let Some((seq, newest)) = self.batches.pop_last() else { break };
+            self.left(&newest);
+            too_much = too_much.saturating_sub(newest.as_ref().len() + OVERHEAD);
+            forgotten.batches += 1;
+            forgotten.highest = forgotten.highest.max(Some(seq));
+        }
+        forgotten
+    }
+
+    fn left(&mut self, payload: &P) {
+        self.bytes -= payload.as_ref().len();
+        self.shared.sub(payload.as_ref().len() + OVERHEAD);
+    }
+
+    /// The lowest number that waits.
+    pub fn first(&self) -> Option<u64> {
+        self.batches.first_key_value().map(|(seq, _)| *seq)
+    }
+
+    /// Takes out the batch with the lowest number.
+    pub fn pop_first(&mut self) -> Option<(u64, P)> {
+        let (seq, payload) = self.batches.pop_first()?;
+        self.left(&payload);
+        Some((seq, payload))
+    }
+
+    /// Number of batches that wait.
+    pub fn len(&self) -> usize {
+        self.batches.len()
+    }
+
+    /// True if no batch waits.
+    pub fn is_empty(&self) -> bool {
+        self.batches.is_empty()
+    }
+
+    /// Drops all batches that wait.
+    pub fn clear(&mut self) {
+        self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
+        self.batches.clear();
+        self.bytes = 0;
+    }
+}
+
+impl<P> Drop for ReorderWindow<P> {
+    fn drop(&mut self) {
+        self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn remembers_the_last_ones_only() {
+        let mut recent = Recent::default();
+        for seq in 0..300 {
+            recent.insert(seq, seq * 7);
+        }
+        assert_eq!(recent.hash(299), Some(299 * 7));
+        assert_eq!(recent.hash(44), Some(44 * 7));
+        assert_eq!(recent.hash(43), None);
+        assert_eq!(recent.hash(300), None);
+        recent.clear();
+        assert_eq!(recent.hash(299), None);
+    }
+
+    #[test]
+    fn forgets_the_newest_when_full() {
+        let mut waiting = ReorderWindow::new(3, 100, Arc::default(), usize::MAX);
+        for seq in [5, 3, 9] {
+            assert_eq!(waiting.insert(seq, vec![0; 10]).batches, 0);
+        }
+        assert_eq!(waiting.insert(4, vec![0; 10]), Overflow { batches: 1, highest: Some(9) });
+        assert_eq!(waiting.insert(8, vec![0; 10]), Overflow { batches: 1, highest: Some(8) });
+        assert_eq!([3, 4, 5].map(|_| waiting.pop_first().map(|(seq, _)| seq)), [Some(3), Some(4), Some(5)]);
+        assert_eq!((waiting.len(), waiting.bytes), (0, 0));
+    }
+
+    #[test]
+    fn all_streams_together_have_a_limit() {
+        let shared = Arc::<SharedCounts>::default();
+        let limit = 3 * (10 + OVERHEAD);
+        let [mut a, mut b] = [(); 2].map(|()| ReorderWindow::new(100, 1000, shared.clone(), limit));
+        assert_eq!(
+            (a.insert(1, vec![0; 10]).batches, a.insert(2, vec![0; 10]).batches, b.insert(1, vec![0; 10]).batches),
+            (0, 0, 0)
+        );
+        assert_eq!(
+            (b.insert(2, vec![0; 10]).batches, b.len(), a.len()),
+            (1, 1, 2),
+            "each forgets its own, and no more"
+        );
+        assert_eq!((a.insert(0, vec![0; 10]).batches, a.len(), a.first()), (1, 2, Some(0)), "the newest");
+        assert_eq!(shared.reached(Limit::BufferBytes), 2);
+        a.pop_first();
+        assert_eq!(b.insert(2, vec![0; 10]).batches, 0, "there is room again");
+        b.clear();
+        assert_eq!(shared.buffered(), 10 + OVERHEAD);
+        drop((a, b));
+        assert_eq!(shared.buffered(), 0);
+    }
+
+    #[test]
+    fn counts_bytes_of_what_it_holds() {
+        let mut waiting = ReorderWindow::new(10, 100, Arc::default(), usize::MAX);
+        assert_eq!(waiting.insert(1, vec![0; 60]).batches, 0);
+        assert_eq!(waiting.insert(1, vec![0; 30]).batches, 0);
+        assert_eq!(waiting.insert(2, vec![0; 70]).batches, 0);
+        assert_eq!(waiting.insert(3, vec![0; 1]).batches, 1);
+        assert_eq!(waiting.insert(0, vec![0; 101]).batches, 3);
+        assert!(waiting.is_empty());
+        assert_eq!(waiting.bytes, 0);
+    }
+}

@@ -1,0 +1,40 @@
+"""The files that commands write of a replay: plots, JSON, and a generated trace."""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from kvatlas.cli.console import check_output, write_output
+from kvatlas.lab.figures import check_plot
+
+
+def check_results(trace: Path | None, options: dict[str, Any]) -> None:
+    """Check that every file can be written. `trace`: the file that is read, which must not be one of them."""
+    for plot in options["plots"]:
+        check_plot(plot)
+    more = (_json_file(options), options.get("save_trace"))
+    for file in (*options["plots"], *(file for file in more if file is not None)):
+        check_output(file, [trace] if trace is not None else [])
+
+
+def write_results(
+    options: dict[str, Any], data: dict[str, Any], draw: Callable[[Path], None]
+) -> tuple[str, list[Path]]:
+    """Write the plots and the JSON that are asked for. Returns the text of the JSON, and the files.
+
+    `draw` writes a plot of a name.
+    """
+    text = json.dumps(data, indent=2)
+    written = [write_output(plot, functools.partial(draw, plot)) for plot in options["plots"]]
+    if (file := _json_file(options)) is not None:
+        written.append(write_output(file, functools.partial(file.write_text, text + "\n", encoding="utf-8")))
+    return text, written
+
+
+def _json_file(options: dict[str, Any]) -> Path | None:
+    """The file for JSON. None: there is none, or it goes to standard output."""
+    return None if options["json_to"] in (None, "-") else Path(options["json_to"])

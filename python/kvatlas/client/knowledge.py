@@ -1,0 +1,100 @@
+"""The knowledge of a service that a client gains from its answers: block sizes, and the form of its queries."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import httpx
+
+from kvatlas.client.answers import Answer, BatchAnswer, WorkerStatus
+from kvatlas.client.prompts import Prompt
+from kvatlas.errors import ClientError
+
+_MOST_TOLD = 1 << 16  # prompts that are remembered to have been sent as tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Keyspace:
+    """A model and a routing group, which have one block size at a time."""
+
+    model: str
+    routing_group: str
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """The form in which to send a query.
+
+    Attributes:
+        block_size: Tokens in a block, to hash tokens here; None to send the tokens.
+        as_bytes: Whether to send numbers as bytes rather than in JSON.
+    """
+
+    block_size: int | None
+    as_bytes: bool
+
+
+class ServiceKnowledge:
+    """The knowledge of one service.
+
+    A query is sent in the best way known. Whatever comes of it is told here, and may be to ask again in another way.
+    Each such way is a plainer one, so that there is an end to it.
+    """
+
+    def __init__(self, *, local_hashing: bool) -> None:
+        self._local_hashing = local_hashing
+        self._as_bytes = True
+        self._block_sizes: dict[Keyspace, int] = {}
+        # Where the service wants tokens, the prompts whose tokens it got since it said so.
+        self._told: dict[Keyspace, set[int]] = {}
+
+    def way(self, keyspace: Keyspace, prompts: Iterable[Prompt]) -> Way:
+        """The best way known to send a query."""
+        given = [prompt for prompt in prompts if not prompt.is_hashed]
+        hashes = self._local_hashing and bool(given)
+        if hashes and keyspace in self._told and self._tells(self._told[keyspace], given):
+            hashes = False
+        return Way(self._block_sizes.get(keyspace) if hashes else None, self._as_bytes)
+
+    @staticmethod
+    def _tells(told: set[int], prompts: Iterable[Prompt]) -> bool:
+        """True if the tokens of one of these are new to the service. Of adapters' prompts it learns nothing."""
+        new = {hash((prompt.content(), prompt.salt)) for prompt in prompts if not prompt.lora} - told
+        if len(told) + len(new) > _MOST_TOLD:
+            told.clear()
+        told |= new
+        return bool(new)
+
+    def workers(self, fleet: Iterable[WorkerStatus]) -> None:
+        """Learn from the list of workers."""
+        for worker in fleet:
+            self._block_sizes[Keyspace(worker.model, worker.routing_group)] = worker.block_size
+
+    def answered(self, keyspace: Keyspace, way: Way, answer: Answer | BatchAnswer) -> Way | None:
+        """Learn from an answer. Returns how to ask again if its blocks are not those that were hashed."""
+        block_size, lora = answer.block_size, answer.lora
+        if answer.wants_tokens:
+            self._told.setdefault(keyspace, set())
+        elif way.block_size is not None:  # of tokens, it does not say
+            self._told.pop(keyspace, None)
+        # The service divides by it, too, so it is never 0; another server's might be.
+        if lora is not None:
+            # The model's name is an adapter's. Only the service knows that, so it hashes for it.
+            self._block_sizes.pop(keyspace, None)
+        elif block_size > 0:
+            self._block_sizes[keyspace] = block_size
+        if way.block_size is None or (lora is None and way.block_size == block_size):
+            return None
+        return replace(way, block_size=None)
+
+    def refused(self, keyspace: Keyspace, way: Way, error: ClientError) -> Way | None:
+        """Learn from a refusal. Returns how to ask again if another way might be accepted."""
+        if error.status == httpx.codes.UNSUPPORTED_MEDIA_TYPE and way.as_bytes:
+            self._as_bytes = False
+            return replace(way, as_bytes=False)
+        if error.status == httpx.codes.NOT_FOUND and way.block_size is not None:
+            # Nobody is registered any more, so the block size may be another one next time.
+            self._block_sizes.pop(keyspace, None)
+            return replace(way, block_size=None)
+        return None

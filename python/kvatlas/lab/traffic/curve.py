@@ -1,0 +1,177 @@
+"""The share of prompt tokens that one cache would hold, for every size at once: the hit-ratio curve.
+
+A cache from which what was used least recently goes first holds a block if fewer others were used since than fit. The
+number of these is the block's reuse distance, and the distances of all uses make the curve (Mattson et al., 1970). Long
+traces are sampled by blocks (SHARDS: Waldspurger et al., FAST 2015): a hash of its name says whether a block counts,
+distances grow by the inverse of the share, and the difference between the expected and the counted uses goes to the
+smallest distance.
+
+Blocks are used as engines use them: all of a prompt and its answer at once, the last ones first to go.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvatlas.sim.request import cacheable_tokens
+from kvatlas.sim.trace import Trace, check_block_size
+
+MOST_USES = 2_000_000
+"""Uses of blocks beyond which only a sample of the blocks is looked at."""
+
+_CHUNK = 10  # bits of a position within its chunk
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class HitCurve:
+    """The hit rate of one cache by its size.
+
+    Attributes:
+        sizes: Sizes in tokens at which something more is found, rising.
+        hits: Prompt tokens that a cache of each size finds.
+        prompt_tokens: All prompt tokens.
+        share: Share of the blocks that were looked at.
+    """
+
+    sizes: Floats
+    hits: Floats
+    prompt_tokens: int
+    share: float
+
+    def rate(self, tokens: float) -> float:
+        """The hit rate of a cache with room for `tokens`."""
+        place = int(np.searchsorted(self.sizes, tokens, side="right"))
+        return min(float(self.hits[place - 1]) / self.prompt_tokens, 1.0) if place else 0.0
+
+    @property
+    def most(self) -> float:
+        """The hit rate of a cache without limit."""
+        return self.rate(np.inf)
+
+    def tokens_for(self, rate: float) -> float:
+        """The size of the smallest cache with such a hit rate; infinite if there is none."""
+        place = int(np.searchsorted(self.hits, rate * self.prompt_tokens, side="left"))
+        return float(self.sizes[place]) if place < self.sizes.size else np.inf
+
+
+def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> HitCurve:
+    """The curve of a trace for engines with blocks of `block_size` tokens.
+
+    If the trace uses blocks more than `most_uses` times, it is that of a sample. Raises `ConfigError` if the block size
+    does not divide the trace's.
+    """
+    check_block_size(block_size, trace.block)
+    share = min(1.0, most_uses / max(sum(len(line.hash_ids) for line in trace.requests), 1))
+    chains, recency = _Chains(), _Recency()
+    sizes: list[Floats] = []
+    hits: list[Floats] = []
+    expected = counted = 0.0
+    for line in trace.requests:
+        nodes = chains.nodes(line.hash_ids)
+        full = line.input_length // block_size * block_size
+        starts = trace.block * np.arange(nodes.size, dtype=np.int64)
+        held = np.clip(full - starts, 0, trace.block).astype(np.float64)
+        usable = np.clip((line.input_length - 1) // block_size * block_size - starts, 0, trace.block)
+        # What no id names, the answer above all, is like nothing else: it only takes room.
+        unnamed = cacheable_tokens(line.input_length, line.output_length) - float(held.sum())
+        expected += float(usable.sum())
+        if share < 1.0:
+            kept = _sampled(nodes, share)
+            nodes, held, usable = nodes[kept], held[kept], usable[kept]
+        counted += float(usable.sum())
+        size, hit = recency.use(nodes, held, usable, unnamed * share)
+        sizes.append(size)
+        hits.append(hit)
+    all_sizes, all_hits = np.concatenate(sizes), np.concatenate(hits)
+    order = np.argsort(all_sizes, kind="stable")
+    found = np.cumsum(all_hits[order])
+    if share < 1.0 and found.size:
+        found = np.maximum(found + expected * share - counted, 0.0)
+    prompts = sum(line.input_length for line in trace.requests)
+    return HitCurve(all_sizes[order] / share, found / share, prompts, share)
+
+
+class _Chains:
+    """Numbers for blocks with all before them, in the order in which they first come."""
+
+    def __init__(self) -> None:
+        self._children: dict[tuple[int, int], int] = {}
+
+    def nodes(self, ids: Sequence[int]) -> Ints:
+        """The numbers of a prompt's blocks."""
+        children, node = self._children, -1
+        found = []
+        for name in ids:
+            key = (node, name)
+            child = children.get(key)
+            if child is None:
+                child = children[key] = len(children)
+            found.append(child)
+            node = child
+        return np.array(found, dtype=np.int64)
+
+
+class _Recency:
+    """Blocks in the order of their last use, with the tokens of each, and the tokens used since any of them."""
+
+    def __init__(self) -> None:
+        self._tokens = np.zeros(1 << 16)  # by position: later uses have higher ones
+        self._chunks = np.zeros(self._tokens.size >> _CHUNK)
+        self._last = np.full(1 << 12, -1, dtype=np.int64)  # position of each block
+        self._end = 0
+
+    def use(self, nodes: Ints, held: Floats, usable: Ints, unnamed: float) -> tuple[Floats, Floats]:
+        """Use a prompt's blocks and `unnamed` tokens. Returns the sizes from which on caches find some, and how many.
+
+        `held`: tokens of each block; `usable`: those that may be found.
+        """
+        self._grow(int(nodes.max()) + 1 if nodes.size else 0, nodes.size + 1)
+        last = self._last[nodes]
+        seen = last >= 0
+        old = last[seen]
+        hit = np.minimum(self._tokens[old], usable[seen])
+        sizes = self._since(old) + self._tokens[old]
+        self._chunks -= np.bincount(old >> _CHUNK, self._tokens[old], self._chunks.size)
+        self._tokens[old] = 0.0
+        # The answer is the first to go, then the prompt from its end.
+        places = self._end + nodes.size - np.arange(nodes.size, dtype=np.int64)
+        self._tokens[self._end], self._tokens[places] = unnamed, held
+        self._last[nodes] = places
+        new = np.arange(self._end, self._end + nodes.size + 1)
+        self._chunks += np.bincount(new >> _CHUNK, self._tokens[new], self._chunks.size)
+        self._end += nodes.size + 1
+        return sizes[hit > 0], hit[hit > 0]
+
+    def _since(self, places: Ints) -> Floats:
+        """Tokens of what was used after each place."""
+        chunks = places >> _CHUNK
+        behind = np.append(np.cumsum(self._chunks[::-1])[::-1], 0.0)
+        since = np.empty(places.size)
+        for chunk in np.unique(chunks):
+            first = int(chunk) << _CHUNK
+            inside = np.append(np.cumsum(self._tokens[first : first + (1 << _CHUNK)][::-1])[::-1], 0.0)
+            its = chunks == chunk
+            since[its] = inside[places[its] - first + 1] + behind[chunk + 1]
+        return since
+
+    def _grow(self, nodes: int, more: int) -> None:
+        while nodes > self._last.size:
+            self._last = np.append(self._last, np.full(self._last.size, -1, dtype=np.int64))
+        while self._end + more > self._tokens.size:
+            self._tokens = np.append(self._tokens, np.zeros(self._tokens.size))
+            self._chunks = np.append(self._chunks, np.zeros(self._chunks.size))
+
+
+def _sampled(nodes: Ints, share: float) -> NDArray[np.bool_]:
+    """The nodes that belong to a sample: by a hash of their numbers, so that all uses of a block do or none."""
+    mixed = nodes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    mixed ^= mixed >> np.uint64(32)
+    mixed *= np.uint64(0xD6E8FEB86659FD93)
+    return (mixed >> np.uint64(40)) < np.uint64(int(share * (1 << 24)))

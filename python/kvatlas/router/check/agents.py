@@ -1,0 +1,89 @@
+"""The check that requests of agents become the same tokens here as in an engine, which makes chats of them first."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from kvatlas._native import prompt_tokens
+from kvatlas.errors import ClientError, KvatlasError
+from kvatlas.router.check.ask import Engine
+from kvatlas.router.check.findings import EngineReport
+
+_HI = [{"role": "user", "content": "Hi"}]
+_BLOCKS = [{"type": "text", "text": "You help."}, {"type": "text", "text": "Be brief."}]
+_BILLING = {"type": "text", "text": "x-anthropic-billing-header: cc_version=1.0.0;"}
+_TOOL = {"type": "function", "name": "read", "description": "Reads a file.", "parameters": {"type": "object"}}
+PROBES: dict[str, tuple[str, dict[str, Any]]] = {
+    "two blocks of a system prompt": ("/v1/messages", {"system": _BLOCKS, "messages": _HI}),
+    "a line of billing": ("/v1/messages", {"system": [_BILLING, *_BLOCKS], "messages": _HI}),
+    "a system message among the others": (
+        "/v1/messages",
+        {"messages": [*_HI, {"role": "system", "content": "Be brief."}, *_HI]},
+    ),
+    "thinking that is disabled": ("/v1/messages", {"thinking": {"type": "disabled"}, "messages": _HI}),
+    "a developer's message": ("/v1/responses", {"input": [{"role": "developer", "content": "Be brief."}, *_HI]}),
+    "a namespace of tools": (
+        "/v1/responses",
+        {"input": _HI, "tools": [{"type": "namespace", "name": "files", "description": "Files.", "tools": [_TOOL]}]},
+    ),
+}
+_NO_ROUTE = (404, 405, 501)
+
+
+async def compare_agents(engine: Engine, report: EngineReport, model: str, tokenizer: str) -> None:
+    """Compare our tokens of what agents send with those of the engine's render routes."""
+    same, missing, version = [], set(), await _version(engine)
+    for name, (path, fields) in PROBES.items():
+        if path in missing:
+            continue
+        body = {"model": model, "max_tokens": 1, **fields}
+        if path == "/v1/responses":
+            del body["max_tokens"]
+        try:
+            theirs = await _rendered(engine, f"{path}/render", body)
+        except ClientError as error:
+            if error.status in _NO_ROUTE:
+                missing.add(path)
+            else:
+                report.add("agents", "note", f"the engine does not render a request with {name}: {error}")
+            continue
+        try:
+            ours = prompt_tokens(tokenizer, "vllm", version, path, json.dumps(body).encode())
+        except KvatlasError as error:
+            report.add("agents", "problem", f"the router has no tokens of a request with {name}: {error}")
+            continue
+        if ours == theirs:
+            same.append(name)
+            continue
+        pairs = zip(ours, theirs, strict=False)
+        at = next((i for i, (our, their) in enumerate(pairs) if our != their), min(len(ours), len(theirs)))
+        report.add(
+            "agents",
+            "problem",
+            f"at {path}, a request with {name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, "
+            f"different from token {at} on: blocks from there on are never found",
+            "use --tokenizer engine, or start the engine without options that change what it makes of requests",
+        )
+    if same:
+        report.add("agents", "ok", f"the same as in the engine for requests with {', '.join(same)}")
+    if missing:
+        report.add(
+            "agents", "note", f"not compared at {', '.join(sorted(missing))}: the engine has no render route there"
+        )
+
+
+async def _version(engine: Engine) -> str:
+    try:
+        answer = await engine.json("GET", "/version")
+    except ClientError:
+        return ""
+    return str(answer.get("version") or "") if isinstance(answer, dict) else ""
+
+
+async def _rendered(engine: Engine, path: str, body: dict[str, Any]) -> list[int]:
+    answer = await engine.json("POST", path, body)
+    tokens = answer.get("token_ids") if isinstance(answer, dict) else None
+    if not isinstance(tokens, list):
+        raise ClientError(f"POST {path} did not return token_ids")
+    return tokens

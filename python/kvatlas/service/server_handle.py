@@ -1,0 +1,206 @@
+"""The common part of a service and a router that run in this process: their addresses, readiness, and their end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import threading
+import time
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar
+
+from kvatlas.client import EngineStatus, WorkerStatus
+from kvatlas.client.parse import engine_statuses, worker_statuses
+from kvatlas.errors import ServiceError
+from kvatlas.service import native
+from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.discovery.watch import HOLD, Discovery
+from kvatlas.service.peer import SnapshotFetcher
+
+logger = logging.getLogger("kvatlas.service")
+
+_POLL = 0.02  # seconds between looks at readiness, when somebody waits for it
+
+
+N = TypeVar("N", bound=native.Native)
+
+
+class ServerHandle(Generic[N]):
+    """A service or a router that runs until `close`, or to the end of a `with` or `async with` block."""
+
+    _what: str  # what messages call it
+
+    def __init__(self, native: N, config: Config, discovery: Discovery) -> None:
+        self._native = native
+        self._settings = config
+        self._discovery = discovery
+        self._url = _url_of(native.address, tls=config.http.tls_cert is not None)
+        self._closed = False
+        self._lock = threading.Lock()
+        self._thread: DiscoveryThread | None = None
+        self._fetching: SnapshotFetcher | None = None
+
+    @property
+    def url(self) -> str:
+        """The URL, for this machine."""
+        return self._url
+
+    @property
+    def address(self) -> str:
+        """The IP address and port that it listens on."""
+        return self._native.address
+
+    @property
+    def admin_address(self) -> str | None:
+        """The IP address and port for health, readiness and metrics only; None if there is none."""
+        return self._native.admin_address
+
+    @property
+    def entries(self) -> tuple[Engine | Stream, ...]:
+        """The engines and streams from its configuration and its engines file."""
+        return self._discovery.entries
+
+    def workers(self) -> list[WorkerStatus]:
+        """Return the workers that are followed, each with the status of its event streams."""
+        return worker_statuses(json.loads(self._native.workers()))
+
+    def engines(self) -> list[EngineStatus]:
+        """Return the engines and streams of the configuration and the engines file, registered or not, and why not."""
+        return engine_statuses(json.loads(self._native.engines()))
+
+    def reload(self) -> None:
+        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
+
+        Raises:
+            ServiceError: One of them cannot be used; all stays as it was.
+        """
+        self._native.reload()
+
+    def waiting(self) -> Any | None:
+        """Return what complete answers are waiting for, as in `GET /ready`; None if they are complete."""
+        text = self._native.ready()
+        return None if text is None else json.loads(text)
+
+    def wait_ready(self, timeout: float = 60.0) -> None:
+        """Wait until the first replay of each engine has finished or was given up; for a router, until one can be used.
+
+        Raises:
+            ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
+        """
+        deadline = time.monotonic() + timeout
+        while not self._is_ready(deadline, timeout):
+            time.sleep(_POLL)
+
+    async def wait_ready_async(self, timeout: float = 60.0) -> None:
+        """Do what `wait_ready` does, for asyncio.
+
+        Raises:
+            ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
+        """
+        deadline = time.monotonic() + timeout
+        while not self._is_ready(deadline, timeout):
+            await asyncio.sleep(_POLL)
+
+    def _is_ready(self, deadline: float, timeout: float) -> bool:
+        text = self._native.ready()
+        if text is None:
+            return True
+        if self._closed:
+            raise ServiceError(f"the {self._what} is closed", "closed")
+        if time.monotonic() > deadline:
+            raise ServiceError(f"not ready after {timeout:g} s: still waiting for {text}", "not_ready")
+        return False
+
+    def drain(self, timeout: float | None = None) -> bool:
+        """Stop in order. True if everything ended in time.
+
+        Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
+        and ends the streams.
+
+        Args:
+            timeout: Time limit in seconds for open requests; `config.drain_timeout` if not given.
+        """
+        config = self._settings
+        self._native.leave()
+        self._stop_discovery()
+        return self._native.drain(config.drain_timeout if timeout is None else timeout, config.drain_delay)
+
+    def close(self) -> None:
+        """Stop at once. Closing again does nothing."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        self._stop_discovery()
+        self._native.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)  # it waits for threads to end
+
+    def _discover(self, to: native.Native) -> None:
+        self._thread = DiscoveryThread(self._discovery, to)
+
+    def _fetch_snapshot(self) -> None:
+        if self._settings.snapshot.peer is not None:
+            self._fetching = SnapshotFetcher(self._settings.snapshot, self._native, self.address)
+
+    def _stop_discovery(self) -> None:
+        fetching, self._fetching = self._fetching, None
+        if fetching is not None:
+            fetching.stop()
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            thread.stop()
+
+
+class DiscoveryThread:
+    """A thread that runs discovery."""
+
+    def __init__(self, discovery: Discovery, to: native.Native) -> None:
+        self._discovery = discovery
+        self._native = to
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="kvatlas-discovery", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        with asyncio.Runner(loop_factory=lambda: self._loop) as runner:
+            try:
+                runner.run(self._discovery.run(self._native))
+            except Exception:
+                logger.exception("discovery has ended by a fault of its own; engines stay registered as they are")
+                self._native.release(HOLD)
+
+    def stop(self) -> None:
+        with contextlib.suppress(RuntimeError):  # the loop may have ended by itself
+            self._loop.call_soon_threadsafe(self._discovery.stop)
+        self._thread.join()
+
+
+def registration_of(stream: Stream, config: Config) -> str:
+    """The registration of a stream, in JSON, for the native part; `config` has what the stream leaves out."""
+    about = native.about_stream(stream, config)
+    return native.registration(stream.worker, stream.endpoint, source=f"stream of {stream.worker}", **about)
+
+
+def _url_of(address: str, *, tls: bool) -> str:
+    """The URL for this machine of a server that listens at `address`, an IP address and a port."""
+    host, _, port = address.rpartition(":")
+    # All addresses are no address to ask at.
+    host = {"0.0.0.0": "127.0.0.1", "[::]": "[::1]"}.get(host, host)  # noqa: S104
+    return f"{'https' if tls else 'http'}://{host}:{port}"

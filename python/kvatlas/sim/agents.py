@@ -1,0 +1,220 @@
+"""A made-up workload of coding agents, with the lengths, pauses and sub-agents of recorded ones.
+
+A session begins with a prompt of tools and instructions, which sessions of the same kind share, and sends its growing
+context again with every tool's result or person's text. Sometimes the context is rewritten, or compacted: nothing but
+the shared part stays. Sometimes a turn starts sub-agents; they begin with tools of their own, work side by side, and
+the session goes on when all have ended.
+
+The constants are those of 710 recorded Claude Code sessions (github.com/callanjfox/kv-cache-tester, commit 94f6046),
+but for sub-agents, of which these have few: a third of the sessions start some here. A trace is made in blocks of 512
+tokens, and says which requests wait for which; its times are those of idle engines. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field, fields
+
+import numpy as np
+
+from kvatlas.errors import ConfigError
+from kvatlas.sim.dependencies import Dependency
+from kvatlas.sim.hardware import idle_seconds
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
+
+# Seconds from an answer to the next request, at quantiles.
+_SHARES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 1.0)
+_TOOL = (2.0, 4.0, 5.4, 8.7, 19.3, 73.0, 168.0, 909.0, 3_600.0)
+_PERSON = (5.0, 22.0, 58.0, 178.0, 635.0, 2_272.0, 3_600.0, 7_200.0, 14_400.0)
+
+
+@dataclass(frozen=True, slots=True)
+class AgentConfig:
+    """The settings of a workload of agents. Lengths are medians in tokens (log-normal).
+
+    Attributes:
+        requests: Number of requests in all, the first ones by time.
+        seed: Seed of everything left to chance.
+        session_rate: Sessions that begin in an hour.
+        kinds: Kinds of sessions, with tools and instructions of their own; the k-th is 1 / k as frequent as the first.
+        tools: Tokens of a kind's tools and instructions.
+        first: Tokens of a session's first prompt below these.
+        grown: New tokens of each further prompt, beside the answer before.
+        output: Tokens that each request generates.
+        turns: Requests of a session.
+        person: Share of the turns that wait for a person, not for a tool.
+        rewritten: Share of the turns after which the context is another one below the shared part, as long as before.
+        compacted: Share of the turns after which the context is compacted.
+        longest: Tokens beyond which it is compacted in any case.
+        longest_pause: Pauses are cut to so many seconds.
+        with_agents: Share of the sessions that start sub-agents.
+        agents: Mean number of sub-agents that start side by side (geometric).
+        agent_turns: Requests of a sub-agent.
+    """
+
+    requests: int = 3_000
+    seed: int = 0
+    session_rate: float = 90.0
+    kinds: int = 24
+    tools: int = 15_100
+    first: int = 9_400
+    grown: int = 720
+    output: int = 216
+    turns: int = 45
+    person: float = 0.055
+    rewritten: float = 0.014
+    compacted: float = 0.004
+    longest: int = 200_000
+    longest_pause: float = 600.0
+    with_agents: float = 0.33
+    agents: float = 3.0
+    agent_turns: int = 11
+
+    def __post_init__(self) -> None:
+        for f in fields(self):
+            value = getattr(self, f.name)
+            if not math.isfinite(value) or value < 0:
+                raise ConfigError(f"{f.name} must not be negative, got {value}")
+        for name in ("requests", "kinds", "tools", "first", "grown", "output", "turns", "agents", "agent_turns"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name)}")
+        for name in ("person", "rewritten", "compacted", "with_agents"):
+            if getattr(self, name) > 1:
+                raise ConfigError(f"{name} must be from 0 to 1, got {getattr(self, name)}")
+        if not self.session_rate > 0:
+            raise ConfigError(f"session_rate must be above 0, got {self.session_rate}")
+        if self.longest < 2 * (self.tools + self.first):
+            raise ConfigError(f"longest must be at least {2 * (self.tools + self.first)} tokens, got {self.longest}")
+
+
+@dataclass(slots=True)
+class _Context:
+    """The prompt of a session or a sub-agent: whole blocks by their ids, and tokens."""
+
+    shared: list[int]  # of tools and instructions
+    ids: list[int] = field(default_factory=list)
+    tokens: int = 0
+
+
+def generate_agents(config: AgentConfig | None = None) -> Trace:
+    """Make a trace of exactly `config.requests` requests."""
+    config = config or AgentConfig()
+    made = _Generator(config)
+    begin = 0.0
+    # Sessions are made whole, in the order in which they begin, until all that could come earlier is there.
+    times: list[float] = []
+    while len(times) < config.requests or begin < times[config.requests - 1]:
+        begin += float(made.random.exponential(3_600 / config.session_rate))
+        made.session(begin)
+        times = sorted(at for at, _ in made.rows)
+    rows = heapq.nsmallest(config.requests, made.rows, key=lambda row: (row[0], row[1].id))
+    first = rows[0][0]
+    requests = [
+        TraceRequest(
+            round(1_000 * (at - first)),
+            line.input_length,
+            line.output_length,
+            line.hash_ids,
+            line.session_id,
+            line.id,
+            line.after,
+        )
+        for at, line in rows
+    ]
+    sessions = {line.session_id for line in requests}
+    parents = sum("." not in str(name) for name in sessions)
+    facts = {
+        "sessions": float(parents),
+        "turns_per_session": len(requests) / parents,
+        "sub_agents": float(len(sessions) - parents),
+    }
+    return Trace(requests, name=f"agents (seed {config.seed})", facts=facts)
+
+
+class _Generator:
+    def __init__(self, config: AgentConfig) -> None:
+        self.config = config
+        self.random = np.random.default_rng(config.seed)
+        self.rows: list[tuple[float, TraceRequest]] = []
+        self._ids = itertools.count()
+        self._names = itertools.count()
+        weights = 1.0 / np.arange(1, config.kinds + 1)
+        self._popularity = weights / weights.sum()
+        self._tools = [self._new(self._length(config.tools, 0.4)) for _ in range(config.kinds)]
+        # Sub-agents have fewer tools.
+        self._agent_tools = [self._new(self._length(9_600, 0.2)) for _ in range(config.kinds)]
+
+    def session(self, begin: float) -> None:
+        """Make a session, with its sub-agents, that begins at `begin` seconds."""
+        config, random = self.config, self.random
+        kind = int(random.choice(config.kinds, p=self._popularity))
+        name = f"s{next(self._names)}"
+        spawns = bool(random.random() < config.with_agents)
+        context = _Context(self._tools[kind])
+        self._reset(context, self._length(config.first, 1.0))
+        now, children = begin, itertools.count(1)
+        after: tuple[Dependency, ...] = ()
+        for turn in range(self._length(config.turns, 0.96)):
+            if turn:
+                context.tokens += self._length(config.grown, 1.6)
+                if context.tokens > config.longest or random.random() < config.compacted:
+                    self._reset(context, self._length(config.first, 1.0))
+                elif random.random() < config.rewritten:
+                    context.ids = list(context.shared)
+            ended, last = self._ask(name, context, now, after)
+            waits = [last]
+            if spawns and random.random() < 0.04:
+                waits = []
+                start = ended
+                for _ in range(int(random.geometric(1 / config.agents))):
+                    end, answer = self._agent(f"{name}.{next(children)}", kind, start, last)
+                    ended = max(ended, end)
+                    waits.append(answer)
+            pause = self._pause(_PERSON if random.random() < config.person else _TOOL)
+            now = ended + pause
+            after = tuple(Dependency(each, round(1_000 * pause)) for each in waits)
+
+    def _agent(self, name: str, kind: int, start: float, parent: int) -> tuple[float, int]:
+        """A sub-agent. Returns when it ends, and its last request."""
+        late = 0.2
+        context = _Context(self._agent_tools[kind])
+        self._reset(context, self._length(700, 0.5))
+        now, after = start + late, (Dependency(parent, round(1_000 * late)),)
+        ended, last = now, parent
+        for turn in range(self._length(self.config.agent_turns, 0.45)):
+            if turn:
+                context.tokens += self._length(3_000, 1.2)
+            ended, last = self._ask(name, context, now, after)
+            pause = self._pause(_TOOL)
+            now, after = ended + pause, (Dependency(last, round(1_000 * pause)),)
+        return ended, last
+
+    def _ask(self, session: str, context: _Context, now: float, after: Sequence[Dependency]) -> tuple[float, int]:
+        """Send a context. Returns when the answer ends on an idle engine, and the request's id."""
+        full = context.tokens // TRACE_BLOCK
+        fresh = full - len(context.ids)
+        context.ids += self._new(fresh * TRACE_BLOCK)
+        output = self._length(self.config.output, 1.11)
+        name = len(self.rows)
+        line = TraceRequest(0, context.tokens, output, tuple(context.ids), session, name, tuple(after))
+        self.rows.append((now, line))
+        context.tokens += output
+        return now + 0.1 + idle_seconds(fresh * TRACE_BLOCK, output), name
+
+    def _reset(self, context: _Context, more: int) -> None:
+        """Begin a context anew: what is shared, and `more` tokens."""
+        context.ids = list(context.shared)
+        context.tokens = len(context.shared) * TRACE_BLOCK + min(more, self.config.longest // 2)
+
+    def _new(self, tokens: int) -> list[int]:
+        return [next(self._ids) for _ in range(tokens // TRACE_BLOCK)]
+
+    def _length(self, median: int, sigma: float) -> int:
+        return max(1, round(float(self.random.lognormal(math.log(median), sigma))))
+
+    def _pause(self, quantiles: tuple[float, ...]) -> float:
+        seconds = math.exp(np.interp(self.random.random(), _SHARES, np.log(quantiles)))
+        return min(seconds, self.config.longest_pause)

@@ -1,0 +1,183 @@
+"""A made-up workload of clients that each hold one conversation after another, as load generators do.
+
+Each client sends a turn, waits for the whole answer and sends the next one at once; when a conversation is over, it
+begins another. So a fixed number of requests is under way, and a fleet that is slow is asked less. A prompt is what all
+conversations share, what this one begins with, and all messages and answers so far.
+
+This is the form of `inference-perf`'s conversation replays (github.com/kubernetes-sigs/inference-perf, its workload
+catalog), with which llm-d publishes its routing results. A trace is in blocks of 512 tokens, and says which requests
+wait for which; its times are those of idle engines. Everything follows from the seed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from kvatlas.errors import ConfigError
+from kvatlas.sim.dependencies import Dependency
+from kvatlas.sim.hardware import idle_seconds
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Length:
+    """The distribution of a length: log-normal with this mean and deviation, or exponential, cut to its limits.
+
+    Attributes:
+        mean: The mean before it is cut.
+        deviation: The standard deviation before it is cut; 0: all are as long. None: exponential.
+        least: The shortest.
+        most: The longest.
+    """
+
+    mean: float
+    deviation: float | None
+    least: int
+    most: int
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.mean) and self.mean > 0):
+            raise ConfigError(f"the mean of a length must be above 0, got {self.mean}")
+        if self.deviation is not None and not (math.isfinite(self.deviation) and self.deviation >= 0):
+            raise ConfigError(f"the deviation of a length must not be negative, got {self.deviation}")
+        if not 0 <= self.least <= self.most:
+            raise ConfigError(f"a length must have 0 <= least <= most, got {self.least} and {self.most}")
+
+    def draw(self, random: np.random.Generator) -> int:
+        """A length."""
+        if self.deviation is None:
+            value = float(random.exponential(self.mean))
+        else:
+            variance = math.log1p((self.deviation / self.mean) ** 2)
+            value = float(random.lognormal(math.log(self.mean) - variance / 2, math.sqrt(variance)))
+        return min(max(round(value), self.least), self.most)
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationConfig:
+    """The settings of a workload of conversations. Lengths are in tokens.
+
+    Attributes:
+        requests: Number of requests in all.
+        seed: Seed of everything left to chance.
+        clients: Clients, each with one request under way.
+        conversations: Different conversations, which clients begin in turn again and again; 0: each is new.
+        shared: Tokens that all prompts begin with.
+        own: Tokens behind these that a conversation begins with.
+        turns: Requests of a conversation.
+        message: New tokens of each prompt, beside the answer before.
+        output: Tokens of an answer.
+    """
+
+    requests: int = 2_000
+    seed: int = 0
+    clients: int = 100
+    conversations: int = 0
+    shared: int = 0
+    own: Length = Length(55_000, 30_000, 3_000, 100_000)
+    turns: Length = Length(6, 4, 2, 20)
+    message: Length = Length(1_500, 1_200, 100, 10_000)
+    output: Length = Length(800, 800, 50, 4_000)
+
+    def __post_init__(self) -> None:
+        for name, least in (("requests", 1), ("seed", 0), ("clients", 1), ("conversations", 0), ("shared", 0)):
+            if getattr(self, name) < least:
+                raise ConfigError(f"{name} must be at least {least}, got {getattr(self, name)}")
+        for name in ("turns", "message", "output"):
+            if getattr(self, name).least < 1:
+                raise ConfigError(f"{name} must be at least 1, got {getattr(self, name).least}")
+
+
+def code_generation(seed: int = 0) -> ConversationConfig:
+    """The settings of llm-d's `code-generation` (its blog of 17 August 2026): long contexts of their own, a few turns.
+
+    The blog gives means and limits, and 10 to 100 clients. The deviations are those of the catalog for messages, and
+    ours for the rest. Sixteen engines of the default hardware are busy with 70 clients; their caches do not hold 100.
+    """
+    return ConversationConfig(seed=seed, clients=70)
+
+
+def reasoning(seed: int = 0) -> ConversationConfig:
+    """The settings of llm-d's `reasoning` (the same blog, and the catalog): short prompts, very long answers.
+
+    There are as many conversations as clients, of one turn each, and each is held three times.
+    """
+    return ConversationConfig(
+        requests=1_350,
+        seed=seed,
+        clients=450,
+        conversations=450,
+        shared=250,
+        own=Length(1, 0, 0, 0),
+        turns=Length(1, 0, 1, 1),
+        message=Length(1_000, 800, 100, 5_000),
+        output=Length(8_000, None, 500, 32_000),
+    )
+
+
+def generate_conversations(config: ConversationConfig | None = None) -> Trace:
+    """Make a trace of exactly `config.requests` requests."""
+    made = _Generator(config or ConversationConfig())
+    return made.trace()
+
+
+@dataclass(slots=True)
+class _Conversation:
+    """A conversation that can be held again: tokens and new blocks of each of its turns."""
+
+    name: str
+    turns: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list)  # tokens, ids, output
+
+
+class _Generator:
+    def __init__(self, config: ConversationConfig) -> None:
+        self.config = config
+        self.random = np.random.default_rng(config.seed)
+        self._ids = itertools.count()
+        self._names = itertools.count()
+        self._shared = tuple(next(self._ids) for _ in range(config.shared // TRACE_BLOCK))
+        self._again = [self._conversation() for _ in range(config.conversations)]
+
+    def trace(self) -> Trace:
+        config, random = self.config, self.random
+        rows: list[TraceRequest] = []
+        # A client: when it asks next, how often it began, what is left of its conversation, and its last request.
+        free = [(1_000 * float(random.random()), client) for client in range(config.clients)]
+        left: list[list[tuple[int, tuple[int, ...], int]]] = [[] for _ in free]
+        names = [""] * len(free)
+        last: list[int | None] = [None] * len(free)
+        held = itertools.count()
+        while len(rows) < config.requests:
+            free.sort(reverse=True)
+            now, client = free.pop()
+            if not left[client]:
+                number = next(held)
+                one = self._again[number % config.conversations] if self._again else self._conversation()
+                left[client] = list(one.turns)
+                names[client] = f"{one.name}.{number}"
+            tokens, ids, output = left[client].pop(0)
+            before = last[client]
+            after = () if before is None else (Dependency(before),)
+            last[client] = len(rows)
+            rows.append(TraceRequest(round(now), tokens, output, ids, names[client], len(rows), after))
+            free.append((now + 1_000 * idle_seconds(tokens, output), client))
+        first = min(line.timestamp for line in rows)
+        rows = [replace(line, timestamp=line.timestamp - first) for line in rows]
+        facts = {"conversations": float(len({line.session_id for line in rows}))}
+        return Trace(rows, name=f"conversations (seed {config.seed})", facts=facts)
+
+    def _conversation(self) -> _Conversation:
+        config, random = self.config, self.random
+        made = _Conversation(f"c{next(self._names)}")
+        tokens, ids = config.shared + config.own.draw(random), list(self._shared)
+        for _ in range(config.turns.draw(random)):
+            tokens += config.message.draw(random)
+            ids += (next(self._ids) for _ in range(tokens // TRACE_BLOCK - len(ids)))
+            output = config.output.draw(random)
+            made.turns.append((tokens, tuple(ids), output))
+            tokens += output
+        return made
