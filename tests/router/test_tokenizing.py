@@ -166,8 +166,11 @@ def test_an_engine_that_renders_nothing_is_asked_for_the_chat(engine: Engine) ->
     engine.behaviour = act
     body = {"model": MODEL, "max_tokens": 9, "system": "ab", "messages": [{"role": "user", "content": "cd"}]}
     with Router(engine, flags=("--no-events",)) as router:
-        for _ in range(2):
-            assert router.ask(body, path="/v1/messages").status == 200
+        assert router.ask(body, path="/v1/messages").status == 200
+        # It is the same engine when its settings are given once more.
+        assert router.ask({"name": "e0", "url": engine.url}, path="/engines").status == 201
+        wait_until(lambda: router.get("/ready")[0] == 200, "it is known again what the engine serves")
+        assert router.ask(body, path="/v1/messages").status == 200
         assert [one["tokens"] for one in json.loads(router.get("/decisions")[1])] == [4, 4]
         assert router.metric(METRIC) == 0
     asked = [one.path for one in engine.received if one.method == "POST" and one.path != "/v1/messages"]

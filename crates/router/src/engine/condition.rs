@@ -30,7 +30,7 @@ pub(crate) struct Condition {
 }
 
 /// Events of an engine that were refused so far, and when the last one was.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {

@@ -185,7 +185,10 @@ impl Engine {
         self.recent = old.recent.clone();
         self.why_down = old.why_down.clone();
         self.condition = Mutex::new(lock(&old.condition).clone());
+        self.refused = Mutex::new(lock(&old.refused).clone());
+        self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
+        self.lacks_render.store(old.lacks_render.load(Relaxed), Relaxed);
         if self.config.models.is_empty() && old.config.models.is_empty() {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);
