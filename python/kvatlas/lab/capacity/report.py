@@ -33,7 +33,7 @@ NOTES = (
     "the mean TTFT."
 )
 
-_MEANING = {
+MEANING = {
     "room": "Room limits this fleet: prompts wait because running requests fill the caches. More engines or more KV "
     "cache help; a host tier does not by itself.",
     "cache": "The cache limits this fleet: prompts are computed again that were cached once. A larger cache, a host "
@@ -46,7 +46,7 @@ _MEANING = {
 def about_bottleneck(bottleneck: Bottleneck, waits: Waits) -> list[str]:
     """The limit of a fleet, in sentences. `waits`: of the fleet as it is."""
     waiting = waits.router + waits.queue + waits.room
-    meaning = _MEANING[bottleneck.largest]
+    meaning = MEANING[bottleneck.largest]
     if bottleneck.largest == "compute" and waiting < _HARDLY * (waiting + waits.compute):
         meaning = _IDLE
     total = bottleneck.room + bottleneck.cache + bottleneck.compute
