@@ -24,8 +24,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VARIABLES] = given | own
 
 
-# Folders of tests that start processes and wait for them. On a machine that does much else one may miss its deadline: it
-# is run once more, and the summary names it ("RERUN"). A test that is named there often has a race to be mended.
+# Folders of tests that start processes and wait for them. On a busy machine one may miss its deadline. It is run once
+# more, and the summary names it ("RERUN"): one that is named there often has a race, which must be mended.
 _OF_PROCESSES = ("cli", "client", "deploy", "page", "router", "router_command", "service", "sim")
 
 
