@@ -1,4 +1,4 @@
-"""What a running router answers at its own routes, for commands that show it."""
+"""A reader of a running router's own routes, for commands that show its state."""
 
 from __future__ import annotations
 

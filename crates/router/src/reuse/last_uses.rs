@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 /// Blocks that are kept at most. Beyond, half of them are left out: see [`LastUses::is_sampled`].
-const MOST: usize = 1 << 15;
+const MOST: usize = 1 << 13;
 
 /// Positions in the order of uses, before those that are free are taken out.
 const POSITIONS: usize = 4 * MOST;
@@ -27,7 +27,7 @@ pub(super) struct UsedBlock {
 #[derive(Debug)]
 pub(super) struct LastUses {
     positions: HashMap<u64, u32>,
-    /// Who is at each position: a later use has a higher one.
+    /// The blocks by position: a later use has a higher one.
     slots: Vec<Slot>,
     /// Sums of the slots' tokens, as a Fenwick tree.
     tree: Vec<u64>,

@@ -36,12 +36,12 @@ pub(crate) struct EndedPrompt<'a> {
     pub(crate) cached: Option<u32>,
 }
 
-/// The measurement.
+/// Measures what share of prompts caches could hold.
 #[derive(Debug)]
-pub(crate) struct ReuseMeter(Mutex<Measured>);
+pub(crate) struct ReuseMeter(Mutex<Measurement>);
 
 #[derive(Debug)]
-struct Measured {
+struct Measurement {
     uses: LastUses,
     sums: Sums,
     /// Time until which old prompts have been made to count less, in seconds.
@@ -69,7 +69,7 @@ struct Sums {
 impl ReuseMeter {
     /// Makes a measurement that begins at a time, in seconds.
     pub(crate) fn new(now: f64) -> Self {
-        Self(Mutex::new(Measured {
+        Self(Mutex::new(Measurement {
             uses: LastUses::new(),
             sums: Sums::default(),
             decayed: now,
@@ -123,7 +123,7 @@ impl ReuseMeter {
     }
 }
 
-impl Measured {
+impl Measurement {
     fn decay(&mut self, now: f64) {
         let passed = now - self.decayed;
         if passed >= DECAY_EVERY {

@@ -1,4 +1,4 @@
-"""What limits a running router's fleet: its own figures of the last hour, and its decisions while one watches."""
+"""The limit of a running router's fleet, by its own figures of the last hour and its decisions while one watches."""
 
 from __future__ import annotations
 

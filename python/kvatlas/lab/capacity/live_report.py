@@ -1,4 +1,4 @@
-"""What limits a running fleet, for a terminal."""
+"""The limit of a running fleet, for a terminal."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def about_hits(plan: LivePlan) -> list[str]:
 
 
 def about_limit(plan: LivePlan) -> list[str]:
-    """What requests wait for, in sentences."""
+    """The reasons for which requests wait, in sentences."""
     parts = plan.bottleneck
     if parts is None:
         return [
