@@ -124,7 +124,8 @@ def _run_live(options: dict[str, Any]) -> None:
         raise click.UsageError(f"--router measures a running fleet: leave out {flags}.")
     try:
         with RouterReader(options["router"], key_of(options["key_file"], os.environ), trust(options["ca"])) as reader:
-            found = live_plan(reader.reuse(), _watched(reader, options["watch"]))
+            decisions = _watched(reader, options["watch"])
+            found = live_plan(reader.reuse(), decisions)
     except ClientError as error:
         click.echo(f"Error: {error}{hint(error, 'kvatlas router', '--router')}", err=True)
         sys.exit(1)

@@ -24,6 +24,7 @@ class LivePlan:
         curve: Sizes of one cache in tokens, and the share that each could hold, rising.
         decisions: Decisions that were watched, of which the terms are known.
         bottleneck: What requests are expected to wait for, in seconds on average; None: no terms are known.
+        waiting: The part of that in which others are computed, or hold the room.
     """
 
     requests: int
@@ -34,6 +35,7 @@ class LivePlan:
     curve: tuple[tuple[float, float], ...]
     decisions: int = 0
     bottleneck: Bottleneck | None = None
+    waiting: float = 0.0
 
     def rate(self, tokens: float) -> float:
         """The share that one cache of so many tokens could hold."""
@@ -53,11 +55,10 @@ def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) 
     """Make a plan of a router's answers at `/reuse`, and of those of its decisions that have terms."""
     waits = [wait for decision in decisions if (wait := _wait(decision)) is not None]
     hit_rate, unlimited = reuse["hit_rate"], reuse["unlimited"]
-    bottleneck = None
+    bottleneck, waiting = None, 0.0
     if waits and unlimited is not None:
-        room = sum(room for room, _ in waits) / len(waits)
-        rest = sum(rest for _, rest in waits) / len(waits)
-        bottleneck = split_time(room, rest, hit_rate or 0.0, unlimited)
+        room, queue, prefill = (sum(part) / len(waits) for part in zip(*waits, strict=True))
+        bottleneck, waiting = split_time(room, queue + prefill, hit_rate or 0.0, unlimited), room + queue
     return LivePlan(
         requests=int(reuse["requests"]),
         prompt_tokens=int(reuse["prompt_tokens"]),
@@ -67,6 +68,7 @@ def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) 
         curve=tuple((row["tokens"], row["hit_rate"]) for row in reuse["curve"]),
         decisions=len(waits),
         bottleneck=bottleneck,
+        waiting=waiting,
     )
 
 
@@ -87,10 +89,10 @@ def live_as_json(plan: LivePlan) -> dict[str, Any]:
     }
 
 
-def _wait(decision: Mapping[str, Any]) -> tuple[float, float] | None:
-    """Seconds that the chosen engine was expected to take until the first token: for room, and for everything else."""
+def _wait(decision: Mapping[str, Any]) -> tuple[float, float, float] | None:
+    """Seconds until the first token that were expected of the chosen engine: for room, in its queue, for the prompt."""
     for candidate in decision["candidates"] or ():
         terms = candidate["terms"]
         if (candidate["worker"], candidate["rank"]) == (decision["worker"], decision["rank"]) and _PREFILL in terms:
-            return float(terms[_ROOM] or 0.0), float(terms[_WAIT] or 0.0) + float(terms[_PREFILL] or 0.0)
+            return float(terms[_ROOM] or 0.0), float(terms[_WAIT] or 0.0), float(terms[_PREFILL] or 0.0)
     return None

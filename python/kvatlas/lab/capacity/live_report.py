@@ -7,7 +7,7 @@ from rich.console import Console
 from kvatlas._tables import make_table
 from kvatlas._text import count, counted, percent, seconds, short
 from kvatlas.lab.capacity.live import LivePlan
-from kvatlas.lab.capacity.report import MEANING
+from kvatlas.lab.capacity.report import meaning_of
 
 CACHE = ("one cache of", "would find", "of the possible")
 
@@ -61,7 +61,7 @@ def about_limit(plan: LivePlan) -> list[str]:
             f"{seconds(parts.room)} of waiting for room, {seconds(parts.cache)} of computing again what was cached "
             f"once, {seconds(parts.compute)} of computing the rest."
         ),
-        MEANING[parts.largest],
+        meaning_of(parts, plan.waiting / total if total else 0.0),
     ]
 
 
