@@ -1,15 +1,10 @@
 //! The prefix-cache router of AIBrix.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::{mean, sheet};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{mean, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `prefix-cache` of AIBrix 0.7 with the defaults of its code.
 ///
@@ -25,7 +20,7 @@ use crate::request::Request;
 /// `eviction_duration_mins`: there a block is 4 characters (128 in the manifests) and its workers go together; here it is
 /// an engine's block and each worker's copy counts. Its other mode reads engine events, which in 0.7 cannot match more than
 /// a first block, and is left out.
-pub(super) struct AibrixPrefixCache {
+pub(crate) struct AibrixPrefixCache {
     imbalance: f64,
     deviation_factor: f64,
     bounds: Bounds,
@@ -34,7 +29,7 @@ pub(super) struct AibrixPrefixCache {
 }
 
 impl AibrixPrefixCache {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         let all = options.number("prefix_cache_block_number", 200_000.0, 1.0, 1e9)? as usize;
         let ttl = 60.0 * options.number("eviction_duration_mins", 20.0, 0.0, 1e9)?;
         Ok(Self {
@@ -107,11 +102,8 @@ impl Policy for AibrixPrefixCache {
             [f64::from(candidates.requests[row]), most, percent]
         }))
     }
-}
 
-impl Inside for AibrixPrefixCache {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.table.workers())
     }
 }
@@ -119,7 +111,7 @@ impl Inside for AibrixPrefixCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, sent_to};
+    use crate::testing::{blocks, fleet, sent_to};
 
     fn policy() -> AibrixPrefixCache {
         AibrixPrefixCache::new(&mut Options::default(), 0).unwrap()

@@ -2,16 +2,11 @@
 
 use std::collections::HashMap;
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::{compared, known, sheet};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, known, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// Tokens of the smallest block of the approximate table.
 const LEAST_BLOCK: f64 = 64.0;
@@ -33,7 +28,7 @@ const MOST_TOKENS: f64 = 131_072.0;
 /// worker. With `precise`, from the index: 1 a block on the device, 0.8 on the host, 0.4 elsewhere. What is not reported
 /// counts as 0 waiting and 0 used. Sources: kubernetes-sigs/gateway-api-inference-extension#762 and #2128,
 /// llm-d/llm-d-router#357 and #2809, llm-d/llm-d#1714.
-pub(super) struct LlmDScorers {
+pub(crate) struct LlmDScorers {
     queue_weight: f64,
     usage_weight: f64,
     prefix_weight: f64,
@@ -49,7 +44,7 @@ pub(super) struct LlmDScorers {
 }
 
 impl LlmDScorers {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             queue_weight: options.number("queue_weight", 2.0, 0.0, 1e6)?,
             usage_weight: options.number("kv_cache_utilization_weight", 2.0, 0.0, 1e6)?,
@@ -163,11 +158,8 @@ impl Policy for LlmDScorers {
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         Some(self.terms(request, candidates, now))
     }
-}
 
-impl Inside for LlmDScorers {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.table.workers() + self.cold.len())
     }
 }
@@ -175,7 +167,7 @@ impl Inside for LlmDScorers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, sent_to};
+    use crate::testing::{blocks, fleet, sent_to};
 
     fn policy(options: &str) -> LlmDScorers {
         LlmDScorers::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

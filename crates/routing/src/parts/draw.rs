@@ -4,12 +4,14 @@ use std::cmp::Ordering;
 
 /// Random numbers from a seed: `SplitMix64` (Steele, Lea, Flood 2014).
 #[derive(Debug, Clone)]
-pub(in crate::policies) struct Draw {
+pub struct Draw {
     state: u64,
 }
 
 impl Draw {
-    pub(in crate::policies) fn new(seed: u64) -> Self {
+    /// The numbers of a seed.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
         Self { state: seed }
     }
 
@@ -19,18 +21,18 @@ impl Draw {
     }
 
     /// A number below `bound`; 0 if that is 0.
-    pub(in crate::policies) fn below(&mut self, bound: usize) -> usize {
+    pub fn below(&mut self, bound: usize) -> usize {
         let wide = u128::from(self.next()) * bound as u128;
         usize::try_from(wide >> 64).unwrap_or(0)
     }
 
     /// A number from 0 up to, and without, 1.
-    pub(in crate::policies) fn unit(&mut self) -> f64 {
+    pub fn unit(&mut self) -> f64 {
         (self.next() >> 11) as f64 / (1u64 << 53) as f64
     }
 
     /// The row with the lowest key; any of equal ones, each as likely. `None` without rows.
-    pub(in crate::policies) fn lowest<K: PartialOrd>(
+    pub fn lowest<K: PartialOrd>(
         &mut self,
         rows: impl Iterator<Item = usize>,
         key: impl Fn(usize) -> K,
@@ -56,7 +58,7 @@ impl Draw {
 
     /// A place in `costs`: the lowest at temperature 0, else with probability in proportion to
     /// `exp(-(cost - lowest) / (range * temperature))`. 0 if there are none.
-    pub(in crate::policies) fn soft(&mut self, costs: &[f64], temperature: f64) -> usize {
+    pub fn soft(&mut self, costs: &[f64], temperature: f64) -> usize {
         let low = costs.iter().copied().fold(f64::INFINITY, f64::min);
         let range = costs.iter().copied().fold(f64::NEG_INFINITY, f64::max) - low;
         if !(temperature > 0.0 && range > 0.0 && range.is_finite()) {
@@ -67,7 +69,7 @@ impl Draw {
     }
 
     /// A place in `weights`, each as likely as its share of their sum. None may be below 0, one must be above.
-    pub(in crate::policies) fn in_proportion(&mut self, weights: &[f64]) -> usize {
+    pub fn in_proportion(&mut self, weights: &[f64]) -> usize {
         let mut left = self.unit() * weights.iter().sum::<f64>();
         for (at, weight) in weights.iter().enumerate() {
             left -= weight;
@@ -80,10 +82,22 @@ impl Draw {
 }
 
 /// Spreads close numbers over all 64 bits.
-pub(in crate::policies) fn mix(mut z: u64) -> u64 {
+pub fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
     z ^ (z >> 31)
+}
+
+/// Two rows of all, at random; one if there is only one. The better by `load`, the first of equals.
+pub fn better_of_two(draw: &mut Draw, rows: &[usize], load: impl Fn(usize) -> f64) -> usize {
+    let one = draw.below(rows.len());
+    let Some(&first) = rows.get(one) else { return 0 };
+    if rows.len() == 1 {
+        return first;
+    }
+    let other = draw.below(rows.len() - 1);
+    let second = rows[other + usize::from(other >= one)];
+    if load(second) < load(first) { second } else { first }
 }
 
 #[cfg(test)]

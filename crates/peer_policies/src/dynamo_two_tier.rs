@@ -1,12 +1,7 @@
 //! The two-tier cost function of NVIDIA Dynamo.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// Dynamo's two-tier cost function (ai-dynamo/dynamo#14498, in 1.5.0); the first of equals.
 ///
@@ -16,7 +11,7 @@ use crate::request::Request;
 /// else: the fewest requests
 /// ```
 /// Blocks on the device count. Later versions add 0.75 of those on the host: that is `host_weight`.
-pub(super) struct DynamoTwoTier {
+pub(crate) struct DynamoTwoTier {
     imbalance_requests: f64,
     imbalance_ratio: f64,
     match_share: f64,
@@ -24,7 +19,7 @@ pub(super) struct DynamoTwoTier {
 }
 
 impl DynamoTwoTier {
-    pub(super) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
         Ok(Self {
             imbalance_requests: options.number("imbalance_requests", 32.0, 0.0, 1e9)?,
             imbalance_ratio: options.number("imbalance_ratio", 1.1, 1.0, 1e9)?,
@@ -72,12 +67,10 @@ impl Policy for DynamoTwoTier {
     }
 }
 
-impl Inside for DynamoTwoTier {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet};
+    use crate::testing::{blocks, fleet};
 
     fn choice(device: [u32; 3], requests: [u32; 3]) -> Choice {
         let mut policy = DynamoTwoTier::new(&mut Options::default(), 0).unwrap();

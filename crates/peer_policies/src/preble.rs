@@ -2,16 +2,11 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placement, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 /// Requests of the window that are remembered, at most.
 const MOST: usize = 1 << 18;
@@ -36,7 +31,7 @@ const MOST: usize = 1 << 18;
 /// is read off a table of what was sent (the least recently used), once the cache is full by the index. There, moving load
 /// away re-homes whole subtrees and starts after 50 requests; here it redirects one request at a time, after as many.
 /// Doubling a prefix whose first token times double within a window is left out.
-pub(super) struct Preble {
+pub(crate) struct Preble {
     window: f64,
     decode_length: f64,
     threshold: f64,
@@ -52,7 +47,7 @@ pub(super) struct Preble {
 }
 
 impl Preble {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         let window = options.number("sliding_window_secs", 180.0, 1.0, 1e6)?;
         Ok(Self {
             window,
@@ -196,11 +191,8 @@ impl Policy for Preble {
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         Some(self.terms(request, candidates, now))
     }
-}
 
-impl Inside for Preble {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.table.workers() + self.sums.len() + self.history.len())
     }
 }
@@ -208,7 +200,7 @@ impl Inside for Preble {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, sent_to};
+    use crate::testing::{blocks, fleet, sent_to};
 
     fn policy() -> Preble {
         Preble::new(&mut Options::default(), 0).unwrap()

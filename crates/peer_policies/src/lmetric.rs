@@ -1,13 +1,8 @@
 //! The product of uncached tokens and requests.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// LMetric (arXiv 2603.15202, and Dynamo's port of it, autumn 2026); the lowest wins, any of equals.
 ///
@@ -16,13 +11,13 @@ use crate::request::Request;
 ///        * (requests + 1)
 /// ```
 /// With `queued` the tokens that wait count too, as in the paper. Not here: the paper's detector of hot prefixes.
-pub(super) struct LMetric {
+pub(crate) struct LMetric {
     queued: bool,
     draw: Draw,
 }
 
 impl LMetric {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self { queued: options.flag("queued", false)?, draw: Draw::new(seed) })
     }
 
@@ -56,12 +51,10 @@ impl Policy for LMetric {
     }
 }
 
-impl Inside for LMetric {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet};
+    use crate::testing::{blocks, fleet};
 
     #[test]
     fn uncached_tokens_are_multiplied_with_requests() {

@@ -2,16 +2,11 @@
 
 use std::collections::HashMap;
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::books::Books;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placement, Policy, Terms};
-use crate::request::Request;
+use crate::parts::books::Books;
+use crate::parts::pieces::Pieces;
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 /// Sessions that are remembered, at most.
 const SESSIONS: usize = 1 << 16;
@@ -29,7 +24,7 @@ const SESSIONS: usize = 1 << 16;
 /// Dynamo's shape, and its books. With `kv_aware_session_affinity_ttl_secs` above 0 a session stays where it last was for so
 /// long. Its penalty for storage outside (0.6) cannot be told from a disk's here. Its blocks in use may count a request's
 /// `max_tokens`, as the proposal says; here only prompts count.
-pub(super) struct VllmRouterKvAware {
+pub(crate) struct VllmRouterKvAware {
     credit: f64,
     prefill_scale: f64,
     request_weight: f64,
@@ -44,7 +39,7 @@ pub(super) struct VllmRouterKvAware {
 }
 
 impl VllmRouterKvAware {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             credit: options.number("overlap_credit", 1.0, 0.0, 1e6)?,
             prefill_scale: options.number("prefill_load_scale", 1.0, 0.0, 1e6)?,
@@ -139,11 +134,8 @@ impl Policy for VllmRouterKvAware {
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, _now: f64) -> Option<Terms> {
         Some(self.terms(request, candidates))
     }
-}
 
-impl Inside for VllmRouterKvAware {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();
         (requests, workers + self.sessions.len())
     }
@@ -152,7 +144,7 @@ impl Inside for VllmRouterKvAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, numbered};
+    use crate::testing::{blocks, fleet, numbered};
 
     fn policy(options: &str) -> VllmRouterKvAware {
         VllmRouterKvAware::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

@@ -1,17 +1,11 @@
 //! The prefix-aware router of Ray Serve LLM.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::sheet;
-use crate::policies::power_of_two::better_of_two;
-use crate::policies::smg_cache_aware::deepest;
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use crate::smg_cache_aware::deepest;
+use kvatlas_routing::parts::draw::{Draw, better_of_two};
+use kvatlas_routing::parts::sheet::sheet;
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `PrefixCacheAffinityRouter` of Ray Serve LLM 2.60.
 ///
@@ -25,7 +19,7 @@ use crate::request::Request;
 /// `imbalanced_threshold` is infinite there since ray-project/ray#59390, so load alone never decides (its guide once said
 /// 10). There the tree is of characters, here of blocks; without `do_eviction` it grows without end there, here it keeps
 /// the last `max_blocks` blocks of each worker.
-pub(super) struct RayPrefixAffinity {
+pub(crate) struct RayPrefixAffinity {
     imbalanced: f64,
     match_rate: f64,
     evicts: bool,
@@ -39,7 +33,7 @@ pub(super) struct RayPrefixAffinity {
 }
 
 impl RayPrefixAffinity {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             imbalanced: options.number("imbalanced_threshold", f64::INFINITY, 0.0, f64::INFINITY)?,
             match_rate: options.number("match_rate_threshold", 0.1, 0.0, 1.0)?,
@@ -113,11 +107,8 @@ impl Policy for RayPrefixAffinity {
             [self.tree.held(worker) as f64, pieces.share(depth), f64::from(candidates.requests[row])]
         }))
     }
-}
 
-impl Inside for RayPrefixAffinity {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.tree.workers())
     }
 }
@@ -125,7 +116,7 @@ impl Inside for RayPrefixAffinity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, sent_to};
+    use crate::testing::{blocks, fleet, sent_to};
 
     fn policy(options: &str) -> RayPrefixAffinity {
         RayPrefixAffinity::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

@@ -1,13 +1,8 @@
 //! The load-aware policy of the vLLM production stack.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::sheet::{compared, mean, sheet};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, mean, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `loadaware` of vLLM production-stack (vllm-project/production-stack#1035, August 2026); the highest score wins.
 ///
@@ -17,13 +12,13 @@ use crate::request::Request;
 /// ```
 /// There, matched tokens come from LMCache's controller, which knows what an engine has in any of its tiers; here from
 /// the index, any tier. One engine of equals is drawn; there, the first.
-pub(super) struct LoadAware {
+pub(crate) struct LoadAware {
     beta: f64,
     draw: Draw,
 }
 
 impl LoadAware {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self { beta: options.number("beta", 1.0, 0.0, 1e6)?, draw: Draw::new(seed) })
     }
 
@@ -57,12 +52,10 @@ impl Policy for LoadAware {
     }
 }
 
-impl Inside for LoadAware {}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::fleet;
+    use crate::testing::fleet;
 
     #[test]
     fn a_full_hit_is_worth_one_mean_of_load() {

@@ -1,14 +1,9 @@
 //! The cache-aware policy of SMG up to 1.9.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::sheet;
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::sheet::sheet;
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// `cache_aware` of SMG 1.9 (SGLang's model gateway) with the defaults of its command line.
 ///
@@ -25,7 +20,7 @@ use crate::request::Request;
 ///
 /// There, over HTTP, the tree is of characters; here of blocks. It is cut to `max_tree_size` characters a worker (four a
 /// token) at once; there every 120 s.
-pub(super) struct SmgCacheAware {
+pub(crate) struct SmgCacheAware {
     cache_threshold: f64,
     balance_abs: f64,
     balance_rel: f64,
@@ -37,7 +32,7 @@ pub(super) struct SmgCacheAware {
 }
 
 impl SmgCacheAware {
-    pub(super) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
         Ok(Self {
             cache_threshold: options.number("cache_threshold", 0.3, 0.0, 1.0)?,
             balance_abs: options.number("balance_abs_threshold", 64.0, 0.0, 1e9)?,
@@ -82,7 +77,7 @@ impl SmgCacheAware {
 }
 
 /// The prompt's pieces, how many leading ones any candidate was sent, and the rows of those that were sent so many.
-pub(super) fn deepest(
+pub(crate) fn deepest(
     tree: &SentBlocks,
     request: &Request<'_>,
     candidates: &Candidates,
@@ -104,12 +99,12 @@ pub(super) fn deepest(
 }
 
 /// The worker with the fewest requests in flight; of equals the fewest ever, then the first.
-pub(super) fn least_loaded(candidates: &Candidates, rows: impl Iterator<Item = usize>) -> Option<usize> {
+pub(crate) fn least_loaded(candidates: &Candidates, rows: impl Iterator<Item = usize>) -> Option<usize> {
     rows.min_by_key(|&row| (candidates.requests[row], candidates.sent[row], row))
 }
 
 /// The bounds of a tree of `characters` a worker, in pieces of a prompt.
-pub(super) fn tree_bounds(characters: f64, pieces: &Pieces) -> Bounds {
+pub(crate) fn tree_bounds(characters: f64, pieces: &Pieces) -> Bounds {
     let worker = (characters / (BYTES_PER_TOKEN as f64 * pieces.size.max(1.0))).max(1.0);
     Bounds { worker: worker as usize, all: usize::MAX, ttl: f64::INFINITY }
 }
@@ -150,11 +145,8 @@ impl Policy for SmgCacheAware {
             [imbalanced, f64::from(candidates.requests[row]), pieces.share(blocks)]
         }))
     }
-}
 
-impl Inside for SmgCacheAware {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.tree.workers())
     }
 }
@@ -162,7 +154,7 @@ impl Inside for SmgCacheAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, send, sent_to};
+    use crate::testing::{blocks, fleet, send, sent_to};
 
     fn policy(options: &str) -> SmgCacheAware {
         SmgCacheAware::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

@@ -71,19 +71,19 @@ impl Shelf {
 
 /// Limits of a table: numbers of pieces, and their age.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::policies) struct Bounds {
+pub(crate) struct Bounds {
     /// Most pieces of one worker.
-    pub(in crate::policies) worker: usize,
+    pub(crate) worker: usize,
     /// Most pieces of all workers.
-    pub(in crate::policies) all: usize,
+    pub(crate) all: usize,
     /// Seconds after which a piece that was not sent again is forgotten.
-    pub(in crate::policies) ttl: f64,
+    pub(crate) ttl: f64,
 }
 
 /// For each worker the pieces of the prompts that it was sent; the least recently used go first, a prompt's end before
 /// its beginning. So what is kept of a prompt is always a beginning of it.
 #[derive(Debug)]
-pub(in crate::policies) struct SentBlocks {
+pub(crate) struct SentBlocks {
     shelves: BTreeMap<u32, Shelf>,
     touches: u64,
     total: usize,
@@ -93,23 +93,22 @@ pub(in crate::policies) struct SentBlocks {
 
 impl SentBlocks {
     /// Makes an empty table. `window`: seconds over which hits are counted, for who asks.
-    pub(in crate::policies) fn new(window: f64) -> Self {
+    pub(crate) fn new(window: f64) -> Self {
         Self { shelves: BTreeMap::new(), touches: 0, total: 0, window }
     }
 
     /// Number of workers in the table.
-    #[cfg(test)]
-    pub(in crate::policies) fn workers(&self) -> usize {
+    pub(crate) fn workers(&self) -> usize {
         self.shelves.len()
     }
 
     /// Pieces kept of a worker.
-    pub(in crate::policies) fn held(&self, worker: u32) -> usize {
+    pub(crate) fn held(&self, worker: u32) -> usize {
         self.shelves.get(&worker).map_or(0, |shelf| shelf.slots.len())
     }
 
     /// Returns the number of leading names of `chain` that the worker was sent, no longer than `ttl` seconds ago.
-    pub(in crate::policies) fn depth(&self, worker: u32, chain: &[u64], ttl: f64, now: f64) -> usize {
+    pub(crate) fn depth(&self, worker: u32, chain: &[u64], ttl: f64, now: f64) -> usize {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         // Who holds a piece holds those before it, and they are not older.
         chain.partition_point(|name| {
@@ -119,13 +118,13 @@ impl SentBlocks {
 
     /// Returns the touch with which the worker was last sent the piece called `name`; 0 if it never was. Touches of all
     /// pieces are numbered in turn, from 1 on.
-    pub(in crate::policies) fn last_touch(&self, worker: u32, name: u64) -> u64 {
+    pub(crate) fn last_touch(&self, worker: u32, name: u64) -> u64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         shelf.slots.get(&name).map_or(0, |&slot| shelf.entries[slot as usize].touch)
     }
 
     /// Records that the worker is sent the prompt.
-    pub(in crate::policies) fn insert(&mut self, worker: u32, chain: &[u64], bounds: Bounds, now: f64) {
+    pub(crate) fn insert(&mut self, worker: u32, chain: &[u64], bounds: Bounds, now: f64) {
         self.forget_older(bounds.ttl, now);
         let shelf = self.shelves.entry(worker).or_default();
         let before = shelf.slots.len();
@@ -170,7 +169,7 @@ impl SentBlocks {
     }
 
     /// Forgets the least recently used pieces of a worker until it has no more than `most`.
-    pub(in crate::policies) fn trim(&mut self, worker: u32, most: usize) {
+    pub(crate) fn trim(&mut self, worker: u32, most: usize) {
         if let Some(shelf) = self.shelves.get_mut(&worker) {
             while shelf.slots.len() > most {
                 shelf.drop_oldest();
@@ -180,7 +179,7 @@ impl SentBlocks {
     }
 
     /// Drops a worker, and its pieces.
-    pub(in crate::policies) fn remove(&mut self, worker: u32) {
+    pub(crate) fn remove(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.remove(&worker) {
             self.total -= shelf.slots.len();
         }
@@ -190,7 +189,7 @@ impl SentBlocks {
     /// in the last window of time.
     ///
     /// Counted in two fixed windows, the older one by the share of it that the sliding one still covers.
-    pub(in crate::policies) fn hits_of_oldest(&self, worker: u32, count: usize, now: f64) -> f64 {
+    pub(crate) fn hits_of_oldest(&self, worker: u32, count: usize, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0.0 };
         if self.window <= 0.0 {
             return 0.0;
@@ -313,7 +312,7 @@ mod tests {
 
     #[test]
     fn a_random_stream_keeps_beginnings_and_bounds() {
-        let mut draw = crate::policies::parts::draw::Draw::new(3);
+        let mut draw = kvatlas_routing::parts::draw::Draw::new(3);
         let mut table = SentBlocks::new(5.0);
         let bounds = Bounds { worker: 20, all: 45, ttl: 30.0 };
         for step in 0..5000 {

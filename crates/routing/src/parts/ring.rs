@@ -1,12 +1,12 @@
 //! A ring of workers: consistent hashing (Karger and others 1997).
 
-use crate::policies::parts::draw::mix;
+use crate::parts::draw::mix;
 
 /// Workers at several places each on a circle of 64-bit numbers. Those that come and go move only their own share.
 ///
 /// A place depends on the worker's number alone, so two routers that number their workers alike agree.
 #[derive(Debug)]
-pub(in crate::policies) struct Ring {
+pub struct Ring {
     points: u32,
     workers: Vec<u32>,
     places: Vec<(u64, u32)>,
@@ -14,18 +14,24 @@ pub(in crate::policies) struct Ring {
 
 impl Ring {
     /// An empty ring on which each worker will have so many places.
-    pub(in crate::policies) fn new(points: u32) -> Self {
+    pub fn new(points: u32) -> Self {
         Self { points: points.max(1), workers: Vec::new(), places: Vec::new() }
     }
 
     /// Number of workers on the ring.
-    #[cfg(test)]
-    pub(in crate::policies) fn len(&self) -> usize {
+    #[must_use]
+    pub fn len(&self) -> usize {
         self.workers.len()
     }
 
+    /// True if no worker is on the ring.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.workers.is_empty()
+    }
+
     /// Puts those of `workers` on the ring that are not there yet.
-    pub(in crate::policies) fn put(&mut self, workers: &[u32]) {
+    pub fn put(&mut self, workers: &[u32]) {
         let before = self.places.len();
         for &worker in workers {
             let Err(at) = self.workers.binary_search(&worker) else { continue };
@@ -39,7 +45,7 @@ impl Ring {
     }
 
     /// Takes a worker off the ring.
-    pub(in crate::policies) fn remove(&mut self, worker: u32) {
+    pub fn remove(&mut self, worker: u32) {
         if let Ok(at) = self.workers.binary_search(&worker) {
             self.workers.remove(at);
             self.places.retain(|&(_, owner)| owner != worker);
@@ -47,12 +53,7 @@ impl Ring {
     }
 
     /// The first row of `workers`, in order of the ring from `key` on, that `takes` accepts; `None` if none does.
-    pub(in crate::policies) fn first(
-        &self,
-        key: u64,
-        workers: &[u32],
-        mut takes: impl FnMut(usize) -> bool,
-    ) -> Option<usize> {
+    pub fn first(&self, key: u64, workers: &[u32], mut takes: impl FnMut(usize) -> bool) -> Option<usize> {
         let start = self.places.partition_point(|&(place, _)| place < key);
         let sorted = workers.is_sorted();
         let mut asked = vec![false; workers.len()];

@@ -2,16 +2,11 @@
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::{Draw, mix};
-use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
-use crate::policies::parts::ring::Ring;
-use crate::policies::parts::sheet::mean;
-use crate::policy::{Choice, Policy};
-use crate::request::Request;
+use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
+use kvatlas_routing::parts::draw::{Draw, mix};
+use kvatlas_routing::parts::ring::Ring;
+use kvatlas_routing::parts::sheet::mean;
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request};
 
 /// The `prefix_hash` policy of SMG 1.9 (and of sglang-router, its forerunner): the first 256 tokens hashed onto a ring.
 ///
@@ -23,7 +18,7 @@ use crate::request::Request;
 /// Here the key is the hash of the full blocks that the first tokens fall into (so 256 tokens in blocks of 512 are one
 /// block), or of the text's first bytes, four a token, where nothing is tokenised. A prompt without either has no key,
 /// and goes to the worker with the fewest requests.
-pub(super) struct PrefixHash {
+pub(crate) struct PrefixHash {
     tokens: f64,
     load_factor: f64,
     ring: Ring,
@@ -31,7 +26,7 @@ pub(super) struct PrefixHash {
 }
 
 impl PrefixHash {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             tokens: options.number("prefix_token_count", 256.0, 1.0, 1e9)?,
             load_factor: options.number("load_factor", 1.25, 1.0, 1e9)?,
@@ -73,11 +68,8 @@ impl Policy for PrefixHash {
     fn left(&mut self, worker: u32) {
         self.ring.remove(worker);
     }
-}
 
-impl Inside for PrefixHash {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.ring.len())
     }
 }
@@ -85,7 +77,7 @@ impl Inside for PrefixHash {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::fleet;
+    use crate::testing::fleet;
 
     fn choose(policy: &mut PrefixHash, request: &Request<'_>, candidates: &Candidates) -> usize {
         let Choice::Row(row) = policy.choose(request, candidates, 0.0) else { panic!() };

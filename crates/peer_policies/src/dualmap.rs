@@ -2,14 +2,9 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::mix;
-use crate::policies::parts::pieces::Pieces;
-use crate::policy::{Choice, Policy};
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use kvatlas_routing::parts::draw::mix;
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request};
 
 /// Blocks of the shortest key, and how often it may double.
 const KEY_BLOCKS: usize = 4;
@@ -23,7 +18,7 @@ const WINDOW: usize = 1_000;
 /// requests have it. Rendezvous hashing of the key names two workers. The one that holds more of the prompt takes it,
 /// unless it would then have more than `max_pending_tokens` to compute: then the one with less to compute. A prompt
 /// without a full block gets two workers by its number.
-pub(super) struct DualMap {
+pub(crate) struct DualMap {
     most: f64,
     /// The keys of the last requests, and how many of them have each.
     window: VecDeque<Vec<u64>>,
@@ -31,7 +26,7 @@ pub(super) struct DualMap {
 }
 
 impl DualMap {
-    pub(super) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, _seed: u64) -> Result<Self, Error> {
         let most = options.number("max_pending_tokens", 65_536.0, 0.0, 1e12)?;
         Ok(Self { most, window: VecDeque::new(), counts: HashMap::new() })
     }
@@ -102,14 +97,12 @@ impl Policy for DualMap {
     }
 }
 
-impl Inside for DualMap {}
-
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::policies::testing::{blocks, fleet};
+    use crate::testing::{blocks, fleet};
 
     fn row(policy: &mut DualMap, hashes: &[u64], candidates: &Candidates) -> usize {
         let Choice::Row(row) = policy.choose(&blocks(10_000, hashes), candidates, 0.0) else { panic!() };

@@ -2,17 +2,12 @@
 
 use std::collections::HashMap;
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::SentBlocks;
-use crate::policies::parts::sheet::{known, mean, sheet};
-use crate::policies::smg_cache_aware::{deepest, least_loaded, tree_bounds};
-use crate::policy::{Choice, Policy, Terms};
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::SentBlocks;
+use crate::smg_cache_aware::{deepest, least_loaded, tree_bounds};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{known, mean, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
 /// Matched workers that are weighed, at most (smg-project/smg#2161).
 const MATCHED: usize = 8;
@@ -37,7 +32,7 @@ const LEAST_ABS: f64 = 4.0;
 /// (expected wait), and the released 1.13.0. Waiting tokens are estimated as requests waiting times
 /// `mean_prefill_tokens`, as there for engines that report no tokens. Its vetoes of engines that are silent or stuck are
 /// the router's business here. As over HTTP there, the tree is of what was sent; `kv_events` takes blocks on the device.
-pub(super) struct SmgSpill {
+pub(crate) struct SmgSpill {
     cache_threshold: f64,
     balance_abs: f64,
     balance_rel: f64,
@@ -60,7 +55,7 @@ pub(super) struct SmgSpill {
 }
 
 impl SmgSpill {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             cache_threshold: options.number("cache_threshold", 0.3, 0.0, 1.0)?,
             balance_abs: options.number("balance_abs_threshold", 64.0, 0.0, 1e9)?,
@@ -232,11 +227,8 @@ impl Policy for SmgSpill {
             [left_out, requests, gate, share, self.expected_wait(candidates, row, now)]
         }))
     }
-}
 
-impl Inside for SmgSpill {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.tree.workers() + self.since_report.len())
     }
 }
@@ -244,7 +236,7 @@ impl Inside for SmgSpill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, sent_to};
+    use crate::testing::{blocks, fleet, sent_to};
 
     fn policy() -> SmgSpill {
         let options = r#"{"warm_up_hits": 0, "warm_up_misses": 0}"#;

@@ -1,14 +1,12 @@
-//! Tests of what holds for every policy.
+//! Tests of what holds for every policy that keeps nothing waiting: those in here, and the plain ones.
 
 use std::collections::BTreeSet;
 
-use super::parts::draw::Draw;
-use super::testing::{blocks, fleet, send};
-use super::{Inside, NAMES, by_name, inside};
-use crate::candidates::Candidates;
-use crate::options::Options;
-use crate::policy::{Choice, Placement};
-use crate::request::Request;
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::{BoxedPolicy, Candidates, Choice, Error, Options, Placement, PolicyTable, Request};
+
+use crate::POLICIES;
+use crate::testing::{blocks, fleet, send};
 
 /// Options that turn on what is off, for each policy that has such.
 const VARIANTS: &[(&str, &str)] = &[
@@ -33,10 +31,21 @@ const VARIANTS: &[(&str, &str)] = &[
     ("aibrix-prefix-cache", r#"{"prefix_cache_block_number": 20, "eviction_duration_mins": 0.05}"#),
 ];
 
-fn all(seed: u64) -> Vec<Box<dyn Inside>> {
-    let plain = NAMES.iter().map(|name| (*name, ""));
+/// The names of all policies but our own.
+fn names() -> Vec<&'static str> {
+    let names: Vec<&str> = PolicyTable::own().with(POLICIES).names().collect();
+    assert_eq!(names[0], "kvatlas");
+    names[1..].to_vec()
+}
+
+fn make(name: &str, options: &str, seed: u64) -> Result<BoxedPolicy, Error> {
+    PolicyTable::own().with(POLICIES).make(name, Options::from_json(options).unwrap(), seed)
+}
+
+fn all(seed: u64) -> Vec<BoxedPolicy> {
+    let plain = names().into_iter().map(|name| (name, ""));
     let variants = plain.chain(VARIANTS.iter().copied());
-    variants.map(|(name, options)| inside(name, Options::from_json(options).unwrap(), seed).unwrap()).collect()
+    variants.map(|(name, options)| make(name, options, seed).unwrap()).collect()
 }
 
 /// Any number, and often one that nobody expects.
@@ -129,13 +138,13 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
                     policy.left(gone);
                 }
             }
-            assert!(policy.held().0 <= under_way.len(), "{}", policy.name());
+            assert!(policy.remembered().0 <= under_way.len(), "{}", policy.name());
             for placed in under_way {
                 policy.ended(&placed, 20.0);
             }
-            assert_eq!(policy.held().0, 0, "{} remembers requests that have ended", policy.name());
+            assert_eq!(policy.remembered().0, 0, "{} remembers requests that have ended", policy.name());
             (0..counts.len() as u32).for_each(|worker| policy.left(worker));
-            assert_eq!(policy.held(), (0, 0), "{} remembers workers that have left", policy.name());
+            assert_eq!(policy.remembered(), (0, 0), "{} remembers workers that have left", policy.name());
         }
     }
 }
@@ -167,19 +176,18 @@ fn explaining_changes_nothing() {
 
 #[test]
 fn names_are_those_that_policies_give_themselves() {
-    let names: BTreeSet<&str> = NAMES.iter().copied().collect();
-    assert_eq!(names.len(), NAMES.len());
-    for name in NAMES {
-        assert_eq!(by_name(name, Options::default(), 0).unwrap().name(), *name);
-        let error = by_name(name, Options::from_json(r#"{"no_such": 1}"#).unwrap(), 0).err().unwrap();
-        assert_eq!(error.code, "bad_option");
+    let different: BTreeSet<&str> = names().into_iter().collect();
+    assert_eq!(different.len(), names().len());
+    for name in names() {
+        assert_eq!(make(name, "", 0).unwrap().name(), name);
+        assert_eq!(make(name, r#"{"no_such": 1}"#, 0).err().unwrap().code, "bad_option");
     }
-    assert_eq!(by_name("exact", Options::default(), 0).err().unwrap().code, "unknown_policy");
+    assert_eq!(make("exact", "", 0).err().unwrap().code, "unknown_policy");
 }
 
 /// The options of a policy, as it names them when it is given one that it does not have.
 fn options(name: &str) -> Vec<String> {
-    let error = by_name(name, Options::from_json(r#"{"no_such": 1}"#).unwrap(), 0).err().unwrap();
+    let error = make(name, r#"{"no_such": 1}"#, 0).err().unwrap();
     let list = error.message.split(" it has ").nth(1).unwrap_or_default().to_owned();
     list.split(", ").filter(|option| *option != "none").map(str::to_owned).collect()
 }
@@ -188,7 +196,7 @@ fn options(name: &str) -> Vec<String> {
 fn the_page_names_every_policy_and_option() {
     let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/policies.md");
     let page = std::fs::read_to_string(page).unwrap();
-    for name in NAMES {
+    for name in names() {
         let section = page.split("\n## ").find(|section| section.starts_with(&format!("`{name}`")));
         let section = section.unwrap_or_else(|| panic!("the page has no section on {name}"));
         let listed: BTreeSet<&str> = section

@@ -1,6 +1,6 @@
 //! A benchmark of decisions: nanoseconds for each `Router::choose`, by number of workers.
 //!
-//! `cargo run --release -p kvatlas-routing --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
+//! `cargo run --release -p kvatlas-peer-policies --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
 //! hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets of up to
 //! 64 the caches are half full of what runs. The lookup in the index is not part of it; making [`Depths`] from its answer is. Names of policies after
 //! the number of rounds leave out all others.
@@ -9,7 +9,8 @@
 use std::collections::VecDeque;
 use std::time::Instant;
 
-use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, Request, Router, Usage, by_name, names};
+use kvatlas_peer_policies::POLICIES;
+use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, PolicyTable, Request, Router, Usage};
 
 const BLOCKS: usize = 750;
 const PROMPTS: u64 = 512;
@@ -20,11 +21,12 @@ fn main() -> Result<(), kvatlas_routing::Error> {
     let rounds: usize = std::env::args().nth(1).and_then(|rounds| rounds.parse().ok()).unwrap_or(3);
     println!("{:<28} {:>10} {:>10} {:>10}   ns a choose, median of {rounds} rounds", "policy", 8, 64, 1_000);
     let only: Vec<String> = std::env::args().skip(2).collect();
-    for name in names().filter(|name| only.is_empty() || only.iter().any(|its| its == name)) {
+    let policies = PolicyTable::own().with(POLICIES);
+    for name in policies.names().filter(|name| only.is_empty() || only.iter().any(|its| its == name)) {
         let mut line = format!("{name:<28}");
         for workers in [8, 64, 1_000] {
             let mut times: Vec<f64> =
-                (0..rounds).map(|seed| round(name, workers, seed as u64)).collect::<Result<_, _>>()?;
+                (0..rounds).map(|seed| round(&policies, name, workers, seed as u64)).collect::<Result<_, _>>()?;
             times.sort_by(f64::total_cmp);
             line += &format!(" {:>10.0}", times[times.len() / 2]);
         }
@@ -33,9 +35,9 @@ fn main() -> Result<(), kvatlas_routing::Error> {
     Ok(())
 }
 
-fn round(name: &str, workers: u32, seed: u64) -> Result<f64, kvatlas_routing::Error> {
+fn round(policies: &PolicyTable, name: &str, workers: u32, seed: u64) -> Result<f64, kvatlas_routing::Error> {
     let config = Config { queue_limit: 0, ..Config::default() };
-    let mut router = Router::new(config, by_name(name, Options::default(), seed)?);
+    let mut router = Router::new(config, policies.make(name, Options::default(), seed)?);
     for worker in 0..workers {
         let worker = router.add_worker(&format!("worker-{worker}"), 0, 1.0, 0.0);
         let capacity_blocks = Some((2 * OPEN * BLOCKS) as f64 / f64::from(workers.min(64)));

@@ -2,8 +2,8 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::policies::parts::pieces::Pieces;
-use crate::request::Request;
+use crate::parts::pieces::Pieces;
+use kvatlas_routing::Request;
 
 #[derive(Debug)]
 struct Entry {
@@ -26,19 +26,19 @@ struct Worker {
 
 /// The load of one worker, as the books have it.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub(in crate::policies) struct Load {
+pub(crate) struct Load {
     /// Prompt tokens to compute of requests without a first token.
-    pub(in crate::policies) prefill: f64,
+    pub(crate) prefill: f64,
     /// Distinct blocks in use, those of the request that is asked about included.
-    pub(in crate::policies) blocks: f64,
+    pub(crate) blocks: f64,
     /// Requests under way.
-    pub(in crate::policies) requests: f64,
+    pub(crate) requests: f64,
 }
 
 /// Requests under way. A block that several requests of a worker share counts once. What is older than the expiry is
 /// dropped, whether it has ended or not, as its owners do.
 #[derive(Debug)]
-pub(in crate::policies) struct Books {
+pub(crate) struct Books {
     expiry: f64,
     entries: HashMap<u64, Entry>,
     workers: HashMap<u32, Worker>,
@@ -47,19 +47,18 @@ pub(in crate::policies) struct Books {
 
 impl Books {
     /// Empty; `expiry` in seconds, at most the age of a request that is counted.
-    pub(in crate::policies) fn new(expiry: f64) -> Self {
+    pub(crate) fn new(expiry: f64) -> Self {
         Self { expiry, entries: HashMap::new(), workers: HashMap::new(), order: BTreeSet::new() }
     }
 
     /// Returns the numbers of requests and of workers in the books.
-    #[cfg(test)]
-    pub(in crate::policies) fn len(&self) -> (usize, usize) {
-        assert_eq!(self.order.len(), self.entries.len());
+    pub(crate) fn len(&self) -> (usize, usize) {
+        debug_assert_eq!(self.order.len(), self.entries.len());
         (self.entries.len(), self.workers.len())
     }
 
     /// Books a request that is sent to `worker`, which is thought to have to compute `prefill` tokens of it.
-    pub(in crate::policies) fn sent(&mut self, request: &Request<'_>, worker: u32, prefill: f64, now: f64) {
+    pub(crate) fn sent(&mut self, request: &Request<'_>, worker: u32, prefill: f64, now: f64) {
         self.ended(request.number);
         self.expire(now);
         let chain = if request.content_hashes.is_empty() { Vec::new() } else { Pieces::of(request).chain };
@@ -77,7 +76,7 @@ impl Books {
     }
 
     /// A request has its first token.
-    pub(in crate::policies) fn first_token(&mut self, number: u64) {
+    pub(crate) fn first_token(&mut self, number: u64) {
         if let Some(entry) = self.entries.get_mut(&number) {
             let prefill = std::mem::replace(&mut entry.prefill, 0.0);
             if let Some(at) = self.workers.get_mut(&entry.worker) {
@@ -87,7 +86,7 @@ impl Books {
     }
 
     /// A request has ended.
-    pub(in crate::policies) fn ended(&mut self, number: u64) {
+    pub(crate) fn ended(&mut self, number: u64) {
         let Some(entry) = self.entries.remove(&number) else { return };
         self.order.remove(&(entry.time, number));
         let Some(at) = self.workers.get_mut(&entry.worker) else { return };
@@ -108,7 +107,7 @@ impl Books {
     }
 
     /// A worker is gone, and what it had with it.
-    pub(in crate::policies) fn left(&mut self, worker: u32) {
+    pub(crate) fn left(&mut self, worker: u32) {
         self.workers.remove(&worker);
         self.entries.retain(|_, entry| entry.worker != worker);
         let entries = &self.entries;
@@ -116,7 +115,7 @@ impl Books {
     }
 
     /// Drops requests that are older than the expiry.
-    pub(in crate::policies) fn expire(&mut self, now: f64) {
+    pub(crate) fn expire(&mut self, now: f64) {
         if !self.expiry.is_finite() {
             return;
         }
@@ -131,7 +130,7 @@ impl Books {
 
     /// Returns the load that a worker would have if it took a request whose pieces are `chain`, of `blocks` blocks in
     /// all.
-    pub(in crate::policies) fn load(&self, worker: u32, chain: &[u64], blocks: u32) -> Load {
+    pub(crate) fn load(&self, worker: u32, chain: &[u64], blocks: u32) -> Load {
         let Some(at) = self.workers.get(&worker) else {
             return Load { prefill: 0.0, blocks: f64::from(blocks), requests: 0.0 };
         };

@@ -1,16 +1,11 @@
 //! The KV router of NVIDIA Dynamo.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::books::{Books, Load};
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placement, Policy, Terms};
-use crate::request::Request;
+use crate::parts::books::{Books, Load};
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 /// The default cost of Dynamo's KV router (1.5 and 1.6: docs/components/router, flags of the frontend); the lowest wins,
 /// any of equals.
@@ -29,7 +24,7 @@ use crate::request::Request;
 /// `router_kv_events` nothing else does, for `router_ttl_secs`. With a credit above 1 cost stops at 0, as in 1.5; later
 /// versions let it fall below. Not here: the queue, shared caches, taints and the predicted prefill time model, all off by
 /// default there.
-pub(super) struct DynamoKv {
+pub(crate) struct DynamoKv {
     name: &'static str,
     credit: f64,
     credit_decay: f64,
@@ -61,11 +56,11 @@ const PLAIN: Preset = Preset { name: "dynamo-kv", credit: 1.0, prefill_scale: 1.
 const AGENTIC: Preset = Preset { name: "dynamo-agentic", credit: 2.0, prefill_scale: 4.0, request_weight: 64.0 };
 
 impl DynamoKv {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Self::of(&PLAIN, options, seed)
     }
 
-    pub(super) fn agentic(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn agentic(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Self::of(&AGENTIC, options, seed)
     }
 
@@ -174,11 +169,8 @@ impl Policy for DynamoKv {
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         Some(self.terms(request, candidates, now))
     }
-}
 
-impl Inside for DynamoKv {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();
         (requests, workers + self.predicted.workers())
     }
@@ -187,7 +179,7 @@ impl Inside for DynamoKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, numbered};
+    use crate::testing::{blocks, fleet, numbered};
 
     fn policy(options: &str) -> DynamoKv {
         DynamoKv::new(&mut Options::from_json(options).unwrap(), 0).unwrap()
@@ -271,6 +263,6 @@ mod tests {
         policy.sent(&numbered(1, blocks(10, &[1, 2])), &candidates, 0, 0.0);
         assert_eq!(policy.choose(&blocks(10, &[5]), &candidates, 299.0), Choice::Row(1));
         let _ = policy.choose(&blocks(10, &[5]), &candidates, 301.0);
-        assert_eq!(policy.held(), (0, 0));
+        assert_eq!(policy.remembered(), (0, 0));
     }
 }

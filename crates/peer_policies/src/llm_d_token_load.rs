@@ -1,16 +1,11 @@
 //! The token load of the llm-d router.
 
-use crate::candidates::Candidates;
-use crate::error::Error;
-use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::books::Books;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::pieces::Pieces;
-use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
-use crate::policies::parts::sheet::{compared, sheet};
-use crate::policy::{Choice, Placement, Policy, Terms};
-use crate::request::Request;
+use crate::parts::books::Books;
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
 /// Blocks that the table keeps of a worker.
 const TABLE: usize = 31_250;
@@ -25,7 +20,7 @@ const TABLE: usize = 31_250;
 /// score  = 1 - min(1, (tokens to compute of requests without a first token + of this prompt) / max_tokens)
 /// ```
 /// Matches are of what was sent, as there. `explorationProbability` is 0 there, and not here.
-pub(super) struct LlmDTokenLoad {
+pub(crate) struct LlmDTokenLoad {
     share: f64,
     throughput: f64,
     gate: f64,
@@ -36,7 +31,7 @@ pub(super) struct LlmDTokenLoad {
 }
 
 impl LlmDTokenLoad {
-    pub(super) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
         Ok(Self {
             share: options.number("sticky_share", 0.8, 0.0, 1.0)?,
             throughput: options.number("peak_prefill_throughput", 15_928.0, 1.0, 1e9)?,
@@ -113,11 +108,8 @@ impl Policy for LlmDTokenLoad {
     fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
         Some(self.terms(request, candidates, now))
     }
-}
 
-impl Inside for LlmDTokenLoad {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();
         (requests, workers + self.table.workers())
     }
@@ -126,7 +118,7 @@ impl Inside for LlmDTokenLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policies::testing::{blocks, fleet, numbered};
+    use crate::testing::{blocks, fleet, numbered};
 
     #[test]
     fn those_that_were_sent_most_of_it_take_it_until_they_are_too_far_behind() {

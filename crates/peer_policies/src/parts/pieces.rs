@@ -3,10 +3,10 @@
 use kvatlas_index::hash::{next_prefix_hash, prefix_hashes};
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::request::Request;
+use kvatlas_routing::Request;
 
 /// Bytes of text that stand for a token, where there are no tokens: about right for English.
-pub(in crate::policies) const BYTES_PER_TOKEN: usize = 4;
+pub(crate) const BYTES_PER_TOKEN: usize = 4;
 /// Bytes of a piece of text: 16 tokens.
 const TEXT_PIECE: usize = 16 * BYTES_PER_TOKEN;
 /// Pieces of one prompt, at most: a million tokens in blocks of 16. What is behind them is not looked at.
@@ -16,18 +16,18 @@ const MOST: usize = 1 << 16;
 ///
 /// Routers that keep a tree of what they sent keep it of characters or tokens. Here its edges are as fine as blocks.
 #[derive(Debug, Default)]
-pub(in crate::policies) struct Pieces {
+pub(crate) struct Pieces {
     /// The name of each piece with all before it.
-    pub(in crate::policies) chain: Vec<u64>,
+    pub(crate) chain: Vec<u64>,
     /// Tokens of a piece.
-    pub(in crate::policies) size: f64,
+    pub(crate) size: f64,
     /// Tokens of the prompt.
-    pub(in crate::policies) tokens: f64,
+    pub(crate) tokens: f64,
 }
 
 impl Pieces {
     /// Cuts the prompt of a request: by its hashes if it has any, else by its text.
-    pub(in crate::policies) fn of(request: &Request<'_>) -> Self {
+    pub(crate) fn of(request: &Request<'_>) -> Self {
         let hashes = request.content_hashes;
         if !hashes.is_empty() && request.block_size > 0 {
             let chain = prefix_hashes(&hashes[..hashes.len().min(MOST)]);
@@ -48,7 +48,7 @@ impl Pieces {
     }
 
     /// The share of the prompt that the first `depth` pieces are.
-    pub(in crate::policies) fn share(&self, depth: usize) -> f64 {
+    pub(crate) fn share(&self, depth: usize) -> f64 {
         if depth == 0 { 0.0 } else { depth as f64 * self.size / self.tokens.max(self.size) }
     }
 }
