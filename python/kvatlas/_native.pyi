@@ -82,6 +82,7 @@ _Key: TypeAlias = tuple[str, SupportsIndex] | tuple[bytes] | bytes | str
 
 __version__: Final[str]
 build_profile: Final[str]
+has_lab: Final[bool]
 
 @final
 class Match:
