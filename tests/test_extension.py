@@ -18,7 +18,7 @@ OWN = Path(_native.__file__)
 
 
 def install(directory: Path, version: str) -> None:
-    """What pip leaves of the package `kvatlas-lab`."""
+    """The files of the package `kvatlas-lab` as pip leaves them."""
     (directory / "kvatlas_lab").mkdir()
     (directory / "kvatlas_lab" / "__init__.py").touch()
     (directory / "kvatlas_lab" / OWN.name).symlink_to(OWN)
@@ -35,7 +35,7 @@ def told(directory: Path, code: str) -> str:
 
 def test_the_extension_of_the_laboratory_takes_the_place_of_the_products(tmp_path: Path) -> None:
     install(tmp_path, kvatlas.__version__)
-    code = "import kvatlas.trees, kvatlas.lab.designs as d; from kvatlas import _native; print(_native.__file__)"
+    code = "import kvatlas.trees, kvatlas.lab.designs, kvatlas._native; print(kvatlas._native.__file__)"
     assert told(tmp_path, code) == str(tmp_path / "kvatlas_lab" / OWN.name)
 
 
@@ -43,6 +43,14 @@ def test_a_laboratory_of_another_version_is_left_alone(tmp_path: Path) -> None:
     install(tmp_path, "0.0.1")
     code = "from kvatlas import _extension, _native; print(_native.__file__, _extension.other_version())"
     assert told(tmp_path, code) == f"{OWN} 0.0.1"
+
+
+def test_a_directory_that_only_has_the_name_is_left_alone(tmp_path: Path) -> None:
+    install(tmp_path, kvatlas.__version__)
+    (tmp_path / "kvatlas_lab" / OWN.name).unlink()
+    (tmp_path / "kvatlas_lab" / "wire.py").write_text("raise RuntimeError", encoding="utf-8")
+    code = "import kvatlas.wire; from kvatlas import _native; print(_native.__file__)"
+    assert told(tmp_path, code) == str(OWN)
 
 
 def test_without_a_laboratory_there_is_no_other_version() -> None:

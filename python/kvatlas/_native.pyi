@@ -58,6 +58,7 @@ __all__ = [
     "content_hashes",
     "decode_batch",
     "encode_batch",
+    "has_lab",
     "hash_node_path",
     "hash_token_path",
     "keyed_content_hashes",
