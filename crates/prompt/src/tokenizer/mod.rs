@@ -134,6 +134,11 @@ impl Tokenizer {
         self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
+    /// Numbers of tokens before and after a text where special tokens are added, if they are known.
+    pub(crate) fn around(&self) -> (usize, usize) {
+        self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
+    }
+
     /// True if it is the quick library that makes the tokens.
     pub(crate) fn is_quick(&self) -> bool {
         matches!(self.engine, Engine::Quick(_))
