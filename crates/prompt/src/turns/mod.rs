@@ -1,10 +1,11 @@
 //! Chats that go on: what was made of the turns before is kept, and a next turn costs what is new in it.
 //!
-//! The body of a next turn begins with the messages of the turn before, byte for byte. [`Turns`] keeps of each chat the
-//! bytes of its messages, the messages as a template takes them, the text, and the tokens. Of the next turn it compares
-//! the bytes, and has the rest parsed. The template always renders all messages, since it may look at the last of them or
-//! at how many there are; the text is compared with the text before, and tokens are taken from there up to a place where
-//! both can be cut. So the tokens are those that the body has without any memory, whatever the template does.
+//! The body of a next turn begins with the messages of the turn before, byte for byte. [`Turns`] keeps of each chat
+//! the bytes of its messages, the messages as a template takes them, the text, and the tokens. Of the next turn it
+//! compares the bytes, and has the rest parsed. The template renders all messages, since it may look at the last of
+//! them or at how many there are, or only the first and the last ones if it writes each message for itself
+//! (`template/local.rs`). The text is compared with the text before, and tokens are taken from there up to a place
+//! where both can be cut. So the tokens are those that the body has without any memory, whatever the template does.
 
 mod body;
 mod memory;
