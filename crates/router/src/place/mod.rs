@@ -88,15 +88,7 @@ pub(crate) struct Summary {
 }
 
 impl Places {
-    /// `policy`: the caller's own, or else the one that the configuration names.
-    pub(crate) fn new(config: &Config, policy: Option<Box<dyn core::Policy>>) -> Result<Self, Error> {
-        let policy = match policy {
-            Some(policy) => policy,
-            None => {
-                let options = Value::Object(config.policy_options.clone()).to_string();
-                core::by_name(&config.policy, core::Options::from_json(&options)?, config.seed)?
-            }
-        };
+    pub(crate) fn new(config: &Config, policy: core::BoxedPolicy) -> Result<Self, Error> {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
