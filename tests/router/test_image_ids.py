@@ -221,6 +221,27 @@ def test_bodies_stay_as_they_are_where_nothing_is_gained(
             assert engine.last.body == body
 
 
+@pytest.mark.parametrize("api", ["messages", "responses"])
+def test_depth_ends_at_images_of_other_apis(engine: Engine, tokenizer: Path, api: str) -> None:
+    """vLLM takes no `uuid` from these, so a name would only change their bodies."""
+    url = image(20, 20)
+    if api == "messages":
+        source = {"type": "base64", "media_type": "image/png", "data": url.partition(",")[2]}
+        content: list[dict[str, Any]] = [text(BEFORE), {"type": "image", "source": source}, text(AFTER)]
+        asked: dict[str, Any] = {"max_tokens": 1, "messages": [{"role": "user", "content": content}]}
+    else:
+        content = [{"type": "input_text", "text": BEFORE}, {"type": "input_image", "image_url": url}]
+        asked = {"input": [{"role": "user", "content": content}]}
+    body = json.dumps({"model": MODEL, **asked}).encode()
+    engine.version = "0.33.0"
+    with Router(engine, flags=("--no-events", "--tokenizer", str(tokenizer))) as router:
+        wait_named(router)
+        assert router.ask(body, path=f"/v1/{api}").status == 200
+        assert engine.last.body == body
+        name = "kvatlas_router_prompts_without_tokens_total"
+        assert router.metric(name, endpoint=api, reason="image") == 1
+
+
 def test_addresses_are_named_only_if_they_never_change(engine: Engine, tokenizer: Path) -> None:
     with Publisher() as publisher:
         flags = exact(tokenizer, (engine, publisher))

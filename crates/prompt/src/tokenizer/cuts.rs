@@ -24,6 +24,9 @@ pub(super) struct Cuts {
     tokens: AhoCorasick,
     /// A bit for each token id: whether it is one of them.
     pub(super) ids: Box<[u64]>,
+    /// The lowest and the highest of these ids.
+    lowest: u32,
+    highest: u32,
     /// Bytes of the longest of them.
     pub(super) longest: usize,
 }
@@ -49,12 +52,13 @@ impl Cuts {
 
     fn at(tokens: &[(u32, &str)]) -> Option<Self> {
         let longest = tokens.iter().map(|(_, text)| text.len()).max()?;
-        let highest = tokens.iter().map(|(id, _)| *id as usize).max()?;
-        let mut ids = vec![0; highest / 64 + 1].into_boxed_slice();
+        let lowest = tokens.iter().map(|(id, _)| *id).min()?;
+        let highest = tokens.iter().map(|(id, _)| *id).max()?;
+        let mut ids = vec![0; highest as usize / 64 + 1].into_boxed_slice();
         tokens.iter().for_each(|(id, _)| ids[*id as usize / 64] |= 1 << (id % 64));
         let texts = tokens.iter().map(|(_, text)| text);
         let tokens = AhoCorasick::builder().match_kind(MatchKind::LeftmostLongest).build(texts).ok()?;
-        Some(Self { tokens, ids, longest })
+        Some(Self { tokens, ids, lowest, highest, longest })
     }
 
     /// Returns the ranges of a text's pieces, in order. All of them together are the text.
@@ -64,9 +68,17 @@ impl Cuts {
 
     /// The numbers of the tokens with which the pieces of a text begin: the first, and all that are those of cuts.
     pub(super) fn starts(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
+        /// Ids that are looked at in one go: most have none of a cut among them, whose ids mostly stand beside each other.
+        const RUN: usize = 64;
+        let span = self.highest - self.lowest;
+        let may_be_cut = move |any, id: &u32| any | (id.wrapping_sub(self.lowest) <= span);
         let is_cut = |id: u32| self.ids.get(id as usize / 64).is_some_and(|bits| bits >> (id % 64) & 1 == 1);
-        let later = ids.iter().enumerate().skip(1).filter(move |(_, id)| is_cut(**id));
-        std::iter::once(0).chain(later.map(|(at, _)| at))
+        let runs = ids.chunks(RUN).enumerate().filter(move |(_, run)| run.iter().fold(false, may_be_cut));
+        let cuts = runs.flat_map(move |(number, run)| {
+            let cuts = run.iter().enumerate().filter(move |(_, id)| is_cut(**id));
+            cuts.map(move |(at, _)| number * RUN + at)
+        });
+        std::iter::once(0).chain(cuts.filter(|at| *at > 0))
     }
 }
 
@@ -146,5 +158,7 @@ mod tests {
         let starts = |ids: &[u32]| cuts.starts(ids).collect::<Vec<_>>();
         assert_eq!(starts(&[64, 0, 1, 1, 65, 128, 64]), [0, 2, 3, 6]);
         assert_eq!(starts(&[7, 1]), [0, 1]);
+        let many: Vec<u32> = (0..1000).map(|at| if at % 130 == 0 { 1 } else { 65 + at }).collect();
+        assert_eq!(starts(&many), (0..1000).step_by(130).collect::<Vec<_>>());
     }
 }

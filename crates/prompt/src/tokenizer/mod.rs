@@ -185,8 +185,8 @@ impl Tokenizer {
     ) -> Option<()> {
         let ([(first, _), ..], [.., (last, _)]) = (segments, segments) else { return Some(()) };
         let ids = self.engine.encode(&rest[first.start..last.end], false)?;
-        let starts: Vec<usize> = places.starts(&ids).collect();
-        if segments.len() > 1 && starts.len() != segments.len() {
+        let starts: Vec<usize> = if segments.len() > 1 { places.starts(&ids).collect() } else { vec![0] };
+        if starts.len() != segments.len() {
             for (segment, key) in segments {
                 let ids = self.engine.encode(&rest[segment.clone()], false)?;
                 self.keep(*key, &rest[segment.clone()], &ids);
@@ -195,7 +195,6 @@ impl Tokenizer {
             return Some(());
         }
         let offset = made.before + made.ids.len();
-        let starts = if segments.len() > 1 { &starts[..] } else { &[0] };
         let ends = starts[1..].iter().copied().chain([ids.len()]);
         for ((segment, key), (&start, end)) in segments.iter().zip(starts.iter().zip(ends)) {
             self.keep(*key, &rest[segment.clone()], &ids[start..end]);
