@@ -202,10 +202,10 @@ mod tests {
         // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, of which two are the same: 8. In all 18.
         // Second: 6 - 3 + 6 = 9. Third: 6 - (1 + 0.75 * 2 + 0.25 * 2) + 6 = 9.
         assert_eq!(costs(&policy, &prompt, &candidates, 0.0), [18.0, 9.0, 9.0]);
-        policy.first_token(&Placement { number: 1, worker: 0, uncached: 40 }, 1.0);
+        policy.first_token(&Placement { number: 1, worker: 0, uncached: 40, freed: 0 }, 1.0);
         // Its prefill is done: 6 + 8.
         assert_eq!(costs(&policy, &prompt, &candidates, 1.0)[0], 14.0);
-        policy.ended(&Placement { number: 1, worker: 0, uncached: 40 }, 2.0);
+        policy.ended(&Placement { number: 1, worker: 0, uncached: 40, freed: 0 }, 2.0);
         assert_eq!(costs(&policy, &prompt, &candidates, 2.0)[0], 12.0);
     }
 
@@ -239,7 +239,7 @@ mod tests {
         let mut policy = policy(r#"{"router_predicted_ttl_secs": 5}"#);
         let candidates = fleet(2);
         policy.sent(&numbered(1, blocks(10, &[1, 2])), &candidates, 1, 0.0);
-        policy.ended(&Placement { number: 1, worker: 1, uncached: 20 }, 1.0);
+        policy.ended(&Placement { number: 1, worker: 1, uncached: 20, freed: 0 }, 1.0);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 4.0), [4.0, 2.0]);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 6.0), [4.0, 4.0]);
     }
@@ -251,7 +251,7 @@ mod tests {
         let mut candidates = fleet(2);
         candidates.device_blocks = vec![2, 0];
         policy.sent(&numbered(1, blocks(10, &[1, 2])), &candidates, 1, 0.0);
-        policy.ended(&Placement { number: 1, worker: 1, uncached: 20 }, 1.0);
+        policy.ended(&Placement { number: 1, worker: 1, uncached: 20, freed: 0 }, 1.0);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 119.0), [4.0, 2.0]);
         assert_eq!(costs(&policy, &blocks(10, &[1, 2]), &candidates, 121.0), [4.0, 4.0]);
     }

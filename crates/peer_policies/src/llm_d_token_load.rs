@@ -126,7 +126,7 @@ mod tests {
         let candidates = fleet(2);
         let prompt = blocks(100_000, &[1, 2, 3, 4, 5]);
         policy.sent(&numbered(1, prompt), &candidates, 0, 0.0);
-        policy.first_token(&Placement { number: 1, worker: 0, uncached: 500_000 }, 1.0);
+        policy.first_token(&Placement { number: 1, worker: 0, uncached: 500_000, freed: 0 }, 1.0);
         // Four of five blocks are enough, three are not: both have nothing in flight, and the first has less to compute.
         let near = blocks(100_000, &[1, 2, 3, 4, 9]);
         let scores = compared(&policy.explain(&near, &candidates, 1.0).unwrap());

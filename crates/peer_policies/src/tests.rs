@@ -123,7 +123,7 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
                     policy.sent(&request, &candidates, row, now);
                     let worker = candidates.worker[row];
                     counts[worker as usize] += 1;
-                    under_way.push(Placement { number, worker, uncached: request.tokens });
+                    under_way.push(Placement { number, worker, uncached: request.tokens, freed: 0 });
                 }
                 if draw.below(3) > 0 && !under_way.is_empty() {
                     let placed = under_way.swap_remove(draw.below(under_way.len()));

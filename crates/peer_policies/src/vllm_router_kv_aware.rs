@@ -164,7 +164,7 @@ mod tests {
         // Sent to the second: 10 tokens to compute, the same blocks in use: 1 + 3 - 2 + 3.
         policy.sent(&numbered(1, prompt), &candidates, 1, 0.0);
         assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [6.0, 5.0, 4.0]);
-        policy.first_token(&Placement { number: 1, worker: 1, uncached: 10 }, 0.0);
+        policy.first_token(&Placement { number: 1, worker: 1, uncached: 10, freed: 0 }, 0.0);
         assert_eq!(compared(&policy.explain(&prompt, &candidates, 0.0).unwrap()), [6.0, 4.0, 4.0]);
     }
 

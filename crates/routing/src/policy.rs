@@ -29,6 +29,8 @@ pub struct Placement {
     pub worker: u32,
     /// Prompt tokens that are not expected in its cache.
     pub uncached: u32,
+    /// Blocks that no other request at the worker uses any more once it has ended; 0 until then.
+    pub freed: u32,
 }
 
 /// The reasons for a policy's decision: the same terms for each candidate, row by row.

@@ -9,6 +9,7 @@ use std::collections::VecDeque;
 
 use crate::cost::answers::Answers;
 use crate::cost::demand::Demand;
+use crate::cost::idle::Tail;
 use crate::cost::slowness::Load;
 
 /// A sample of the time between tokens weighs at least this much.
@@ -28,6 +29,7 @@ struct QueuedRequest {
     prefill: f64,
     blocks: f64,
     start: Start,
+    tail: Tail,
 }
 
 /// The state of an engine when a prompt was sent there.
@@ -47,6 +49,7 @@ struct RunningRequest {
     prefill: f64,
     blocks: f64,
     load: Load,
+    tail: Tail,
 }
 
 /// The router's requests at one worker.
@@ -85,6 +88,8 @@ pub(super) struct Cache {
     pub(super) others: f64,
     /// Weight of a second by which the prompt at the head is late.
     pub(super) overdue: f64,
+    /// Requests that run at once, at most, less those of other routers; infinite if nobody knows.
+    pub(super) limit: f64,
 }
 
 /// A forecast of an engine's requests if no other comes.
@@ -93,6 +98,8 @@ pub(super) struct Forecast {
     /// Seconds until all prompts that are there are computed, and until the last of them begins.
     pub(super) computed: f64,
     begun: f64,
+    /// Seconds until so many requests have ended that one more may run.
+    turn: f64,
     /// Blocks in use when the last of these prompts begins, its own among them.
     used: f64,
     /// Requests that end later, in order: when, and how many blocks come free.
@@ -101,9 +108,9 @@ pub(super) struct Forecast {
 
 impl Engine {
     /// A request is sent there.
-    pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, start: Start) {
+    pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, start: Start, tail: Tail) {
         *self.foreseen.get_mut() = None;
-        self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, start });
+        self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, start, tail });
         self.blocks += blocks;
     }
 
@@ -119,6 +126,7 @@ impl Engine {
             prefill: its.prefill,
             blocks: its.blocks,
             load: its.start.load,
+            tail: its.tail,
         });
         self.first_tokens += now;
         // Another one is at the head.
@@ -139,14 +147,17 @@ impl Engine {
         None
     }
 
-    /// A request is over.
-    pub(super) fn ended(&mut self, number: u64, now: f64) {
+    /// A request is over. Returns the end of its prompt and the tokens of its answer, if it had a first one.
+    pub(super) fn ended(&mut self, number: u64, now: f64) -> Option<(Tail, f64)> {
+        let mut ran = None;
         *self.foreseen.get_mut() = None;
         if let Some(at) = self.running.iter().position(|its| its.number == number) {
             let its = self.running.swap_remove(at);
             self.blocks -= its.blocks;
             self.first_tokens -= its.first_token;
             self.demand.goes(now - its.first_token + its.prefill, now);
+            let tokens = if self.step > 0.0 { (now - its.first_token) / self.step } else { 0.0 };
+            ran = Some((its.tail, tokens));
         } else if let Some(at) = self.queue.iter().position(|its| its.number == number) {
             let its = self.queue.remove(at);
             self.blocks -= its.map_or(0.0, |its| its.blocks);
@@ -156,6 +167,7 @@ impl Engine {
             self.first_tokens = 0.0;
         }
         self.last_end = now;
+        ran
     }
 
     /// Prompt tokens of requests without a first token, less those that were expected in the cache.
@@ -188,6 +200,7 @@ impl Engine {
         let Some(first) = self.queue.front() else { return false };
         let running: f64 = self.running.iter().map(|its| its.blocks).sum();
         (running + first.blocks) * self.part(cache.used) + self.grown(step, cache.block_size, now) > cache.room
+            || self.running.len() as f64 >= cache.limit
     }
 
     /// Takes note of whether the first of the queue has room.
@@ -233,9 +246,14 @@ impl Engine {
         let (mut begun, mut computed) = (0.0_f64, cache.others);
         let elapsed = if self.is_blocked(cache, step, now) { 0.0 } else { cache.elapsed };
         let lasts = answers.mean() * step;
+        // Of many that run somebody ends soon, though each is expected to go on for long.
+        let turn = |before: usize| ((before + 1) as f64 - cache.limit).max(0.0) * lasts / cache.limit;
         for (nth, its) in self.queue.iter().enumerate() {
             let blocks = its.blocks * part;
-            begun = begun.max(until_room(&mut ends, &mut used, blocks, cache.room)).max(computed);
+            begun = begun
+                .max(until_room(&mut ends, &mut used, blocks, cache.room))
+                .max(turn(self.running.len() + nth))
+                .max(computed);
             let mut seconds = its.uncached / cache.rate;
             if nth == 0 {
                 seconds = (seconds - elapsed).max(0.0) + cache.overdue * (elapsed - seconds).max(0.0);
@@ -246,7 +264,7 @@ impl Engine {
             let at = ends.partition_point(|its| its.0 <= end);
             ends.insert(at, (end, blocks));
         }
-        Forecast { computed, begun, used, ends }
+        Forecast { computed, begun, turn: turn(self.requests()), used, ends }
     }
 }
 
@@ -266,7 +284,7 @@ impl Forecast {
     /// Seconds, beyond those until all prompts before it are computed, until there is room for one more with so many
     /// blocks of its own.
     pub(super) fn wait_for_room(&self, own: f64, room: f64) -> f64 {
-        let (mut used, mut until) = (self.used, self.begun);
+        let (mut used, mut until) = (self.used, self.begun.max(self.turn));
         for (end, freed) in &self.ends {
             if used + own <= room {
                 break;
@@ -292,7 +310,16 @@ mod tests {
     }
 
     fn cache(used: f64) -> Cache {
-        Cache { room: 100.0, used, block_size: 1e9, rate: 1_000.0, elapsed: 0.0, others: 0.0, overdue: 1.0 }
+        Cache {
+            room: 100.0,
+            used,
+            block_size: 1e9,
+            rate: 1_000.0,
+            elapsed: 0.0,
+            others: 0.0,
+            overdue: 1.0,
+            limit: f64::INFINITY,
+        }
     }
 
     fn close(a: f64, b: f64) {
@@ -303,7 +330,7 @@ mod tests {
     fn a_prompt_waits_until_enough_have_ended() {
         let (mut engine, answers) = (Engine::default(), answers());
         for (number, first) in [(1, 0.0), (2, 5.0)] {
-            engine.sent(number, 0.0, 1e3, 40.0, Start::default());
+            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
             engine.first_token(number, first);
         }
         // At 5 s, 80 of 100 blocks: the first ends in 5 s (a little more, as it may turn out longer), the second in 10 s.
@@ -319,11 +346,33 @@ mod tests {
     }
 
     #[test]
+    fn an_engine_at_its_limit_begins_with_a_prompt_as_others_end() {
+        let (mut engine, answers) = (Engine::default(), answers());
+        for number in 0..4 {
+            engine.sent(number, 0.0, 1e3, 10.0, Start::default(), Tail::default());
+            engine.first_token(number, 0.0);
+        }
+        let wait = |engine: &Engine, limit: f64| {
+            let forecast = engine.forecast(&Cache { limit, ..cache(40.0) }, &answers, 0.1, 0.0);
+            forecast.computed + forecast.wait_for_room(10.0, 100.0)
+        };
+        // Of four that take 10 s each, one ends each 2.5 s.
+        close(wait(&engine, f64::INFINITY), 0.0);
+        close(wait(&engine, 5.0), 0.0);
+        close(wait(&engine, 4.0), 2.5);
+        engine.sent(4, 1_000.0, 1e3, 10.0, Start::default(), Tail::default());
+        close(wait(&engine, f64::INFINITY), 1.0);
+        close(wait(&engine, 4.0), 5.0);
+        assert!(engine.is_blocked(&Cache { limit: 4.0, ..cache(50.0) }, 0.1, 0.0));
+        assert!(!engine.is_blocked(&Cache { limit: 5.0, ..cache(50.0) }, 0.1, 0.0));
+    }
+
+    #[test]
     fn what_is_shared_is_free_when_the_last_has_ended() {
         let (mut engine, answers) = (Engine::default(), answers());
         // Ten of 40 blocks, 36 of which they share: 76 in use, 7.6 each.
         for number in 0..10 {
-            engine.sent(number, 0.0, 1e3, 40.0, Start::default());
+            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
             engine.first_token(number, number as f64);
         }
         let forecast = engine.forecast(&cache(76.0), &answers, 0.1, 9.0);
@@ -335,10 +384,10 @@ mod tests {
     #[test]
     fn prompts_wait_behind_one_that_has_no_room() {
         let (mut engine, answers) = (Engine::default(), answers());
-        engine.sent(1, 0.0, 1e3, 80.0, Start::default());
+        engine.sent(1, 0.0, 1e3, 80.0, Start::default(), Tail::default());
         engine.first_token(1, 0.0);
-        engine.sent(2, 2_000.0, 1e3, 50.0, Start::default());
-        engine.sent(3, 1_000.0, 1e3, 5.0, Start::default());
+        engine.sent(2, 2_000.0, 1e3, 50.0, Start::default(), Tail::default());
+        engine.sent(3, 1_000.0, 1e3, 5.0, Start::default(), Tail::default());
         let here = cache(135.0);
         engine.look(&here, 0.1, 3.0);
         let left = answers.left(30.0) * 0.1;

@@ -5,6 +5,8 @@ use crate::cost::admission::{Cache, Engine, Start};
 use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
 use crate::cost::harm::{Outlook, foreign, least_queue, queue, to_compute};
+use crate::cost::idle::{IdlePrompts, Tail};
+use crate::cost::limit::RunningLimit;
 use crate::cost::price::Prices;
 use crate::cost::slowness::{Load, Slowness};
 use crate::cost::weights::Weights;
@@ -30,6 +32,11 @@ pub(super) struct Books {
     /// The slowness of steps by load, learnt from the time between the tokens of answers.
     steps: Slowness,
     averages: Averages,
+    idle: IdlePrompts,
+    /// The limits of running requests, by number of the worker.
+    limits: Vec<RunningLimit>,
+    /// Tokens of a block.
+    block_size: f64,
 }
 
 impl Books {
@@ -47,8 +54,13 @@ impl Books {
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
         let start = Start { load: load(candidates, row), sent: now, alone: candidates.waiting[row] == 0 };
+        // Where there is room for more like it, nobody pushes out what it leaves.
+        let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
+        let tail = if may_matter { Tail::of(request) } else { Tail::default() };
+        self.block_size = f64::from(request.block_size.max(1));
+        self.idle.sent(request, now - request.waited);
         let engine = self.engine(candidates.worker[row]);
-        engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, start);
+        engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, start, tail);
         engine.demand.comes(share, now);
     }
 
@@ -69,21 +81,29 @@ impl Books {
     }
 
     pub(super) fn ended(&mut self, placed: &Placement, now: f64) {
-        self.engine(placed.worker).ended(placed.number, now);
+        if let Some((tail, tokens)) = self.engine(placed.worker).ended(placed.number, now) {
+            self.idle.ended(placed.worker, tail, f64::from(placed.freed) + tokens / self.block_size, now);
+        }
     }
 
     pub(super) fn left(&mut self, worker: u32) {
         *self.engine(worker) = Engine::default();
+        self.idle.left(worker);
+        if let Some(limit) = self.limits.get_mut(worker as usize) {
+            *limit = RunningLimit::default();
+        }
     }
 
     /// Takes note of what can only be seen while it is so.
     pub(super) fn look(&mut self, weights: &Weights, request: &Request<'_>, candidates: &Candidates, now: f64) {
+        self.look_at_reports(weights, candidates, now);
         if !is_scarce(request, candidates) {
             return;
         }
         if !self.averages.are_of(candidates, now) {
             self.averages = self.average(candidates, now);
         }
+        self.idle.asked(request, now);
         for row in 0..candidates.len() {
             let (used, room) = (candidates.used_blocks[row], candidates.capacity_blocks[row]);
             // Far from full, as nearly always.
@@ -92,11 +112,36 @@ impl Books {
             }
             let Some(engine) = self.engines.get(candidates.worker[row] as usize) else { continue };
             let step = step(engine, candidates, row);
-            if used + engine.grown(step, f64::from(request.block_size), now) > room {
-                let cache = cache(weights, request, candidates, row, engine, now);
+            let is_full = f64::from(candidates.requests[row]) >= self.limit(candidates, row);
+            if is_full || used + engine.grown(step, f64::from(request.block_size), now) > room {
+                let cache = cache(weights, request, candidates, row, engine, self.limit(candidates, row), now);
                 self.engines[candidates.worker[row] as usize].look(&cache, step, now);
             }
         }
+    }
+
+    /// Takes note of how many requests the engines say they run while others wait.
+    fn look_at_reports(&mut self, weights: &Weights, candidates: &Candidates, now: f64) {
+        if weights.limit <= 0.0 {
+            return;
+        }
+        for row in 0..candidates.len() {
+            let (running, waiting) = (candidates.reported_running[row], candidates.reported_waiting[row]);
+            let worker = candidates.worker[row] as usize;
+            if worker >= self.limits.len() {
+                self.limits.resize_with(worker + 1, RunningLimit::default);
+            }
+            let limit = &mut self.limits[worker];
+            if limit.is_told(running, waiting) {
+                limit.report(running, waiting, candidates.reported_kv_usage[row], now - candidates.reported_age[row]);
+            }
+        }
+    }
+
+    /// Returns the number of requests that the engine of a row runs at once, at most, if that is known.
+    #[inline]
+    fn limit(&self, candidates: &Candidates, row: usize) -> f64 {
+        self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
     }
 
     /// Returns what is the same for all of these candidates.
@@ -134,12 +179,15 @@ impl Books {
         let slowness = common
             .usual
             .map_or(1.0, |usual| 1.0 + weights.load * (self.slowness.of(load(candidates, row)) / usual - 1.0));
+        let queue = least_queue(weights, candidates, row);
         Outlook {
-            queue: least_queue(weights, candidates, row),
+            queue,
             room: 0.0,
+            starts: queue,
             taken: 0.0,
             slowness,
             crowding: common.longer * candidates.step_time[row],
+            lost: 0.0,
         }
     }
 
@@ -155,22 +203,39 @@ impl Books {
     ) -> Outlook {
         let mut outlook = self.best(weights, common, candidates, row);
         let room = candidates.capacity_blocks[row];
-        let engine = self.engines.get(candidates.worker[row] as usize).filter(|_| common.is_scarce && !room.is_nan());
+        let limit = self.limit(candidates, row);
+        let is_full = f64::from(candidates.requests[row]) >= limit;
+        let engine =
+            self.engines.get(candidates.worker[row] as usize).filter(|_| is_full || common.is_scarce && !room.is_nan());
         let Some(engine) = engine else {
             outlook.queue = queue(weights, candidates, row, candidates.head_elapsed[row]);
+            outlook.starts = outlook.queue;
             return outlook;
         };
         let own = own(request, candidates, row);
         let step = step(engine, candidates, row);
         let used = candidates.used_blocks[row] + engine.grown(step, f64::from(request.block_size), now);
-        if used + own > room && engine.requests() > 0 {
-            let cache = cache(weights, request, candidates, row, engine, now);
+        let lacks_room = used + own > room && engine.requests() > 0;
+        if is_full || lacks_room {
+            let cache = cache(weights, request, candidates, row, engine, limit, now);
             (outlook.queue, outlook.room) = engine.foresee(&cache, &self.answers, step, now, |forecast| {
-                (forecast.computed, forecast.wait_for_room(own, room))
+                (forecast.computed, forecast.wait_for_room(own, cache.room))
             });
-        } else {
+        }
+        outlook.starts = outlook.queue + outlook.room;
+        if !lacks_room {
+            // In the queue of an engine at its limit it has its turn, and nobody with less to compute goes before it.
             let elapsed = engine.elapsed(candidates.head_elapsed[row], now);
-            outlook.queue = queue(weights, candidates, row, elapsed);
+            outlook.starts = queue(weights, candidates, row, elapsed);
+            outlook.queue = if is_full { outlook.queue } else { outlook.starts };
+        }
+        let worker = candidates.worker[row];
+        let over = used + own + self.idle.blocks(worker) - room;
+        if weights.keep > 0.0 && over > 0.0 && own > 0.0 {
+            let each = f64::from(request.block_size) / candidates.prefill_rate[row];
+            let lost = each * self.idle.loss(worker, request, over.min(own), weights.hold, now);
+            // To wait so long for them costs as much.
+            outlook.lost = (lost - weights.hold).max(0.0);
         }
         if let Some(prices) = &common.prices {
             let prefill = to_compute(weights, request, candidates, row) / candidates.prefill_rate[row];
@@ -255,17 +320,20 @@ fn cache(
     candidates: &Candidates,
     row: usize,
     engine: &Engine,
+    limit: f64,
     now: f64,
 ) -> Cache {
-    let rate = candidates.prefill_rate[row];
+    let (rate, room) = (candidates.prefill_rate[row], candidates.capacity_blocks[row]);
     let others = (candidates.queued_tokens[row] - engine.queued_tokens()).max(0.0) / rate;
+    let elsewhere = (f64::from(candidates.requests[row]) - engine.requests() as f64).max(0.0);
     Cache {
-        room: candidates.capacity_blocks[row],
+        room: if room.is_nan() { f64::INFINITY } else { room },
         used: candidates.used_blocks[row],
         block_size: f64::from(request.block_size),
         rate,
         elapsed: engine.elapsed(candidates.head_elapsed[row], now),
         others: others + foreign(weights, candidates, row),
         overdue: weights.overdue,
+        limit: (limit - elsewhere).max(1.0),
     }
 }

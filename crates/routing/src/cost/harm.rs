@@ -53,9 +53,13 @@ impl Scene {
 pub(super) struct Outlook {
     pub(super) queue: f64,
     pub(super) room: f64,
+    /// Seconds until it would begin, if engines had no limit of running requests.
+    pub(super) starts: f64,
     pub(super) taken: f64,
     /// The time that its prompt takes there, in times of what it usually takes: more where much runs.
     pub(super) slowness: f64,
+    /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
+    pub(super) lost: f64,
     /// Seconds by which it delays the answer of each request that runs there, and each of them its own.
     pub(super) crowding: f64,
 }
@@ -74,6 +78,8 @@ pub(super) struct Harm {
     pub(super) taken: f64,
     /// Seconds until it would begin.
     pub(super) starts: f64,
+    /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
+    pub(super) lost: f64,
 }
 
 impl Harm {
@@ -112,9 +118,10 @@ impl Harm {
                 + weights.crowding * outlook.crowding * f64::from(all.requests[row]),
             beside,
             later,
-            evict: pushed * token * weights.evict,
+            evict: pushed * token * weights.evict + outlook.lost * weights.keep,
+            lost: outlook.lost,
             taken: outlook.taken * weights.price,
-            starts: outlook.queue + outlook.room,
+            starts: outlook.starts,
         }
     }
 

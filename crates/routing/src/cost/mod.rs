@@ -19,6 +19,8 @@
 //! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
 //! | `admission.rs` | when an engine will begin with a prompt |
 //! | `price.rs` | what room costs those that come |
+//! | `idle.rs` | what ended a moment ago, and may be gone on from in another |
+//! | `limit.rs` | how many requests an engine runs at once |
 //! | `harm.rs` | the terms of a candidate |
 //! | `books.rs` | all that is kept of the workers |
 
@@ -27,6 +29,8 @@ mod answers;
 mod books;
 mod demand;
 mod harm;
+mod idle;
+mod limit;
 mod price;
 mod slowness;
 #[cfg(test)]
@@ -57,6 +61,8 @@ pub(crate) struct Kvatlas {
     costs: Vec<f64>,
     /// Seconds until each row would begin with the request.
     starts: Vec<f64>,
+    /// Seconds of computing again that are likely if each row takes the request.
+    losses: Vec<f64>,
 }
 
 impl Kvatlas {
@@ -67,6 +73,7 @@ impl Kvatlas {
             books: Books::default(),
             costs: Vec::new(),
             starts: Vec::new(),
+            losses: Vec::new(),
         })
     }
 
@@ -84,20 +91,23 @@ impl Kvatlas {
 
     /// Finds the costs of all rows.
     fn assess_all(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
-        let (mut costs, mut starts) = (std::mem::take(&mut self.costs), std::mem::take(&mut self.starts));
+        let mut costs = std::mem::take(&mut self.costs);
+        let (mut starts, mut losses) = (std::mem::take(&mut self.starts), std::mem::take(&mut self.losses));
         costs.clear();
         starts.clear();
+        losses.clear();
         self.assess(request, candidates, now, |harm| {
             costs.push(harm.sum());
             starts.push(harm.starts);
+            losses.push(harm.lost);
         });
-        (self.costs, self.starts) = (costs, starts);
+        (self.costs, self.starts, self.losses) = (costs, starts, losses);
     }
 
     /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
     /// than the least: what is foreseen at an engine takes longest to find, and changes little for most.
     fn assess_cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
-        let Self { weights, books, costs, starts, .. } = self;
+        let Self { weights, books, costs, starts, losses, .. } = self;
         let scene = Scene::new(weights, request, candidates, now);
         let common = books.common(weights, request, candidates, now);
         costs.clear();
@@ -107,12 +117,14 @@ impl Kvatlas {
         }));
         starts.clear();
         starts.resize(candidates.len(), f64::NAN);
+        losses.clear();
+        losses.resize(candidates.len(), 0.0);
         let mut least = f64::INFINITY;
         let mut find = |row: usize, costs: &mut [f64]| {
             if starts[row].is_nan() && costs[row] <= least + ROUNDING {
                 let outlook = books.outlook(weights, &common, request, candidates, row, now);
                 let harm = Harm::of(weights, &scene, request, candidates, row, &outlook);
-                (costs[row], starts[row]) = (harm.sum(), harm.starts);
+                (costs[row], starts[row], losses[row]) = (harm.sum(), harm.starts, harm.lost);
                 least = least.min(costs[row]);
             }
         };
@@ -141,7 +153,14 @@ impl Kvatlas {
         let Weights { hold, patience, wait, .. } = self.weights;
         // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
         let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
-        if patience <= 0.0 || hold <= 0.0 || self.starts[row] <= hold || follows {
+        if patience <= 0.0 || hold <= 0.0 || follows {
+            return Choice::Row(row);
+        }
+        // What it would push out is likely to be gone on from in a moment.
+        if request.waited < patience * self.losses[row] {
+            return Choice::WaitFor { row, instead: row };
+        }
+        if self.starts[row] <= hold {
             return Choice::Row(row);
         }
         self.assess_all(request, candidates, now);

@@ -102,3 +102,41 @@ fn the_cheapest_is_found_without_a_close_look_at_all() {
         }
     }
 }
+
+/// One engine with room for three prompts. One client has sent each of its turns as soon as it had the answer to the one
+/// before; just now it has one again, and two others run. Returns where somebody else's prompt goes then, and the
+/// client's next turn after it.
+fn goes_and_next_turn(options: &str) -> [Outcome; 2] {
+    let policy = Kvatlas::new(&mut Options::from_json(options).unwrap(), 0).unwrap();
+    let mut router = Router::new(Config::default(), Box::new(policy));
+    let worker = router.add_worker("a", 0, 1.0, 0.0);
+    router.report(worker, &Load { capacity_blocks: Some(310.0), ..Load::default() }, 0.0);
+    let ask = |router: &mut Router, family: u64, now: f64| {
+        let chain: Vec<u64> = (0..100).map(|block| family << 32 | block).collect();
+        let request = Request { tokens: 51_201, block_size: 512, content_hashes: &chain, ..Request::default() };
+        router.choose(&request, &Depths::unknown(), now)
+    };
+    let begin = |router: &mut Router, family: u64, now: f64| {
+        let Outcome::Placed(decision) = ask(router, family, now) else { panic!("{family} waits at {now}") };
+        router.first_token(decision.id, now + 6.0);
+        decision.id
+    };
+    for turn in 0..40 {
+        let now = 20.0 * f64::from(turn);
+        let id = begin(&mut router, 1, now);
+        router.finish(id, Usage { output_tokens: Some(100), ..Usage::default() }, now + 20.0);
+    }
+    let last = begin(&mut router, 1, 800.0);
+    begin(&mut router, 2, 807.0);
+    begin(&mut router, 3, 814.0);
+    router.finish(last, Usage { output_tokens: Some(100), ..Usage::default() }, 821.0);
+    [ask(&mut router, 4, 821.0), ask(&mut router, 1, 821.0)]
+}
+
+#[test]
+fn room_is_kept_for_a_next_turn_that_comes_at_once() {
+    let outcomes = goes_and_next_turn("");
+    assert!(matches!(outcomes, [Outcome::Waits(_), Outcome::Placed(_)]), "{outcomes:?}");
+    let outcomes = goes_and_next_turn(r#"{"keep": 0}"#);
+    assert!(matches!(outcomes, [Outcome::Placed(_), Outcome::Waits(_)]), "{outcomes:?}");
+}

@@ -29,6 +29,11 @@ pub struct Weights {
     pub later_most: f64,
     /// Weight of what its new blocks push out: the seconds that it took to compute as many.
     pub evict: f64,
+    /// A second of computing again what its new blocks push out though somebody is likely to go on from it in a moment.
+    /// 0: nobody waits on account of that.
+    pub keep: f64,
+    /// 0: that an engine runs only so many requests at once, as learnt, is left out.
+    pub limit: f64,
     /// A second by which requests to come will wait longer for room in the cache, because this one is there.
     pub price: f64,
     /// Weight for a prompt of which nobody holds anything: its prefill counts so much more where such a one was placed
@@ -72,6 +77,8 @@ impl Default for Weights {
             later_waiting: 0.1,
             later_most: 6.0,
             evict: 0.3,
+            keep: 1.0,
+            limit: 1.0,
             price: 2.0,
             cold: 0.1,
             host: 0.15,
@@ -108,6 +115,8 @@ impl Weights {
             later_waiting: weight("later_waiting", its.later_waiting)?,
             later_most: weight("later_most", its.later_most)?,
             evict: weight("evict", its.evict)?,
+            keep: weight("keep", its.keep)?,
+            limit: weight("limit", its.limit)?,
             price: weight("price", its.price)?,
             cold: weight("cold", its.cold)?,
             host: weight("host", its.host)?,

@@ -199,7 +199,7 @@ impl Router {
         self.fleet.ended(its.worker, &its.share);
         let freed = its.leaf.map_or(0, |leaf| self.on_the_way.release(leaf, its.worker));
         self.fleet.used(its.worker, -(f64::from(freed) + its.nameless));
-        self.policy.ended(&its.placed(RequestId(number)), now);
+        self.policy.ended(&Placement { freed, ..its.placed(RequestId(number)) }, now);
         self.room.came_to(its.worker);
         Some(its)
     }
@@ -221,7 +221,7 @@ impl Router {
 
 impl Reservation {
     fn placed(&self, id: RequestId) -> Placement {
-        Placement { number: id.0, worker: self.worker, uncached: self.uncached }
+        Placement { number: id.0, worker: self.worker, uncached: self.uncached, freed: 0 }
     }
 }
 

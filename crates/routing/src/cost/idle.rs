@@ -1,0 +1,266 @@
+//! Prompts whose requests have just ended, and the chance that the next turn goes on from one of them in a moment.
+//!
+//! The blocks of such a prompt are free, and in a full cache they are the next to be pushed out. A client that sends its next
+//! turn at once finds them gone if a prompt that waited for room was let in meanwhile. So they count as long as the next
+//! turn waits in the router, or is likely to come before a request that waits is asked about again.
+
+use std::collections::VecDeque;
+
+use crate::request::Request;
+
+/// Seconds of the shortest pause told apart; each further one is twice as long.
+const SHORTEST: f64 = 0.01;
+/// Number of such pauses.
+const CLASSES: usize = 9;
+/// Seconds after which a prompt is forgotten that nobody went on from: the longest pause.
+const LONGEST: f64 = 2.56;
+/// A new pause makes those before it count so much less.
+const KEPT: f64 = 1.0 - 1.0 / 512.0;
+/// Prompts that nobody went on from, taken for granted at first.
+const PRIOR: f64 = 8.0;
+/// Seconds for which a next turn is known to wait in the router after it was asked about: that happens more often.
+const WAITS: f64 = 1.0;
+/// Prompts of one worker that are kept in mind.
+const MOST: usize = 64;
+
+/// The pauses between the end of an answer and the prompt that goes on from it.
+#[derive(Debug, Default)]
+struct Pauses {
+    classes: [f64; CLASSES],
+    never: f64,
+}
+
+impl Pauses {
+    /// Somebody went on from a prompt after so many seconds; infinite: nobody did.
+    fn add(&mut self, seconds: f64) {
+        for count in self.classes.iter_mut().chain([&mut self.never]) {
+            *count *= KEPT;
+        }
+        let class = (seconds.max(SHORTEST) / SHORTEST).log2().ceil() as usize;
+        *self.classes.get_mut(class).unwrap_or(&mut self.never) += 1.0;
+    }
+
+    /// The chance that somebody goes on from a prompt within so many seconds, if nobody has for `idle` seconds.
+    fn chance(&self, idle: f64, within: f64) -> f64 {
+        1.0 - self.longer(idle + within) / self.longer(idle)
+    }
+
+    /// The number of longer pauses, and of prompts that nobody went on from.
+    fn longer(&self, seconds: f64) -> f64 {
+        let (mut sum, mut from, mut to) = (self.never + PRIOR, 0.0, SHORTEST);
+        for count in &self.classes {
+            sum += count * ((to - seconds) / (to - from)).clamp(0.0, 1.0);
+            (from, to) = (to, 2.0 * to);
+        }
+        sum
+    }
+}
+
+/// The end of a prompt: its full blocks, and the hash of the last of them.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct Tail {
+    depth: usize,
+    hash: u64,
+}
+
+impl Tail {
+    pub(super) fn of(request: &Request<'_>) -> Self {
+        let hashes = request.content_hashes;
+        Self { depth: hashes.len(), hash: hashes.last().copied().unwrap_or_default() }
+    }
+
+    #[inline]
+    fn is_in(self, request: &Request<'_>) -> bool {
+        request.content_hashes.get(self.depth.wrapping_sub(1)) == Some(&self.hash)
+    }
+}
+
+/// A prompt whose request has ended.
+#[derive(Debug, Clone, Copy)]
+struct IdlePrompt {
+    tail: Tail,
+    ended: f64,
+    /// Blocks that no other request used, those of its answer included.
+    blocks: f64,
+    /// When the router was last asked where its next turn should go.
+    asked: f64,
+}
+
+/// The prompts of one worker whose requests have ended, in that order.
+#[derive(Debug, Default)]
+struct Shelf {
+    prompts: VecDeque<IdlePrompt>,
+    blocks: f64,
+}
+
+impl Shelf {
+    fn take(&mut self, at: usize) -> Option<IdlePrompt> {
+        let prompt = self.prompts.remove(at)?;
+        self.blocks = if self.prompts.is_empty() { 0.0 } else { self.blocks - prompt.blocks };
+        Some(prompt)
+    }
+
+    fn newest(&self, request: &Request<'_>) -> Option<usize> {
+        self.prompts.iter().rposition(|prompt| prompt.tail.is_in(request))
+    }
+}
+
+/// The prompts whose requests have just ended, of all workers.
+#[derive(Debug, Default)]
+pub(super) struct IdlePrompts {
+    /// By number of the worker.
+    shelves: Vec<Shelf>,
+    count: usize,
+    pauses: Pauses,
+}
+
+impl IdlePrompts {
+    /// A request has ended that used so many blocks alone.
+    pub(super) fn ended(&mut self, worker: u32, tail: Tail, blocks: f64, now: f64) {
+        let at = worker as usize;
+        if self.shelves.len() <= at {
+            self.shelves.resize_with(at + 1, Shelf::default);
+        }
+        let shelf = &mut self.shelves[at];
+        while let Some(first) = shelf.prompts.front()
+            && (shelf.prompts.len() >= MOST || now - first.ended.max(first.asked) > LONGEST)
+        {
+            shelf.take(0);
+            self.count -= 1;
+            self.pauses.add(f64::INFINITY);
+        }
+        if tail.depth > 0 && blocks > 0.0 {
+            shelf.prompts.push_back(IdlePrompt { tail, ended: now, blocks, asked: f64::NEG_INFINITY });
+            shelf.blocks += blocks;
+            self.count += 1;
+        }
+    }
+
+    /// A request is sent somewhere, which came to the router at that time.
+    pub(super) fn sent(&mut self, request: &Request<'_>, came: f64) {
+        if self.count == 0 {
+            return;
+        }
+        for shelf in &mut self.shelves {
+            if let Some(prompt) = shelf.newest(request).and_then(|at| shelf.take(at)) {
+                self.count -= 1;
+                self.pauses.add(came - prompt.ended);
+            }
+        }
+    }
+
+    /// The router is asked where a request should go.
+    pub(super) fn asked(&mut self, request: &Request<'_>, now: f64) {
+        if self.count == 0 {
+            return;
+        }
+        for shelf in &mut self.shelves {
+            if let Some(at) = shelf.newest(request) {
+                shelf.prompts[at].asked = now;
+            }
+        }
+    }
+
+    /// A worker is gone.
+    pub(super) fn left(&mut self, worker: u32) {
+        if let Some(shelf) = self.shelves.get_mut(worker as usize) {
+            self.count -= shelf.prompts.len();
+            *shelf = Shelf::default();
+        }
+    }
+
+    /// Blocks of all such prompts at a worker.
+    #[inline]
+    pub(super) fn blocks(&self, worker: u32) -> f64 {
+        self.shelves.get(worker as usize).map_or(0.0, |shelf| shelf.blocks)
+    }
+
+    /// Blocks of prompts that a request pushes out, each weighed with the chance that somebody goes on from it within so
+    /// many seconds. `over`: blocks of the request for which only these prompts make room. A request that goes on from one
+    /// of them itself has as much right to be there.
+    pub(super) fn loss(&self, worker: u32, request: &Request<'_>, over: f64, within: f64, now: f64) -> f64 {
+        let Some(shelf) = self.shelves.get(worker as usize) else { return 0.0 };
+        let (mut over, mut lost) = (over, 0.0);
+        for prompt in &shelf.prompts {
+            if prompt.tail.is_in(request) {
+                return 0.0;
+            }
+            let taken = over.min(prompt.blocks);
+            if taken > 0.0 {
+                over -= taken;
+                let waits = now - prompt.asked < WAITS;
+                lost += taken * if waits { 1.0 } else { self.pauses.chance(now - prompt.ended, within) };
+            }
+        }
+        lost
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn request(hashes: &[u64]) -> Request<'_> {
+        Request { tokens: hashes.len() as u32 * 16, block_size: 16, content_hashes: hashes, ..Request::default() }
+    }
+
+    #[test]
+    fn the_chance_follows_the_pauses_seen() {
+        let mut pauses = Pauses::default();
+        assert_eq!(pauses.chance(0.0, 0.5), 0.0);
+        for _ in 0..4_096 {
+            for seconds in [0.015, 0.3, 9.0, f64::INFINITY] {
+                pauses.add(seconds);
+            }
+        }
+        // Half of them come within half a second, a quarter after a tenth, and none after that.
+        let close = |idle, chance: f64| {
+            let is = pauses.chance(idle, 0.5);
+            assert!((is - chance).abs() < 0.02, "{is} after {idle} s, not {chance}");
+        };
+        close(0.0, 0.5);
+        close(0.1, 0.33);
+        close(0.7, 0.0);
+        assert_eq!(pauses.chance(50.0, 0.5), 0.0);
+    }
+
+    #[test]
+    fn what_ended_first_is_pushed_out_first_and_a_next_turn_that_waits_is_certain() {
+        let (one, two, other) = ([1, 2, 3], [4, 5], [7, 8, 9]);
+        let mut idle = IdlePrompts::default();
+        idle.ended(1, Tail::of(&request(&one)), 30.0, 0.0);
+        idle.ended(1, Tail::of(&request(&two)), 20.0, 0.1);
+        assert_eq!((idle.blocks(0), idle.blocks(1), idle.blocks(9)), (0.0, 50.0, 0.0));
+        // Nobody knows yet that anybody comes back.
+        assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 0.1), 0.0);
+        idle.asked(&request(&[1, 2, 3, 10, 11]), 0.2);
+        assert_eq!(idle.loss(1, &request(&other), 10.0, 0.5, 0.2), 10.0);
+        assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 0.2), 30.0);
+        // Its own next turn, and any, where it is not.
+        assert_eq!(idle.loss(1, &request(&[1, 2, 3, 10, 11]), 40.0, 0.5, 0.2), 0.0);
+        assert_eq!(idle.loss(0, &request(&other), 40.0, 0.5, 0.2), 0.0);
+        // It has gone away and was not asked about any more.
+        assert_eq!(idle.loss(1, &request(&other), 40.0, 0.5, 1.3), 0.0);
+        idle.sent(&request(&[1, 2, 3, 10, 11]), 0.2);
+        assert_eq!((idle.blocks(1), idle.count), (20.0, 1));
+        assert!(idle.pauses.chance(0.0, 0.5) > 0.1);
+    }
+
+    #[test]
+    fn what_nobody_goes_on_from_is_forgotten() {
+        let mut idle = IdlePrompts::default();
+        for number in 0..1_000_u64 {
+            idle.ended(0, Tail::of(&request(&[number])), 5.0, number as f64 * 1e-3);
+            assert!(idle.count <= MOST);
+        }
+        idle.ended(0, Tail::of(&request(&[5_000])), 5.0, 9.0);
+        assert_eq!((idle.count, idle.blocks(0)), (1, 5.0));
+        // A prompt without a full block, and one that others still use whole, are none.
+        idle.ended(0, Tail::of(&request(&[])), 5.0, 9.0);
+        idle.ended(0, Tail::of(&request(&[6_000])), 0.0, 9.0);
+        idle.ended(3, Tail::of(&request(&[7_000])), 5.0, 9.0);
+        idle.left(0);
+        idle.left(7);
+        assert_eq!((idle.count, idle.blocks(0)), (1, 0.0));
+    }
+}

@@ -1,0 +1,100 @@
+//! The number of requests that an engine runs at once, at most: engines have such a limit and do not tell.
+//!
+//! An engine at its limit reports again and again the same number of running requests, the most that it ever had, while
+//! prompts wait for which its cache has room. Where they wait for room or for each other, the number goes up and down.
+
+/// Reports that tell a limit, at least.
+const ENOUGH: f64 = 16.0;
+/// Reports that count, at most: a few dozen against it, and the limit is not known any more.
+const MOST: f64 = 64.0;
+/// An engine whose cache is used to a larger share may be waiting for room.
+const ROOM: f64 = 0.85;
+
+/// What is known of one engine's limit.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RunningLimit {
+    most: f64,
+    score: f64,
+    /// When the last report came.
+    at: f64,
+}
+
+impl Default for RunningLimit {
+    fn default() -> Self {
+        Self { most: 0.0, score: 0.0, at: f64::NEG_INFINITY }
+    }
+}
+
+impl RunningLimit {
+    /// True if a report tells something.
+    #[inline]
+    pub(super) fn is_told(&self, running: f64, waiting: f64) -> bool {
+        running > self.most || waiting > 0.0
+    }
+
+    /// An engine reported so many requests at that time, and the share of its cache that they use. A report that was seen
+    /// before does not count.
+    pub(super) fn report(&mut self, running: f64, waiting: f64, usage: f64, at: f64) {
+        if running > self.most {
+            (self.most, self.score) = (running, 0.0);
+        }
+        if at <= self.at + 1e-3 || waiting <= 0.0 || usage > ROOM {
+            return;
+        }
+        self.at = at;
+        let step = if running >= self.most { 1.0 } else { -2.0 };
+        self.score = (self.score + step).clamp(0.0, MOST);
+    }
+
+    /// Returns the limit; infinite, if it is not known.
+    #[inline]
+    pub(super) fn get(&self) -> f64 {
+        if self.score >= ENOUGH { self.most } else { f64::INFINITY }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Reports so many times, twenty a second, that so many run and one waits.
+    fn report(limit: &mut RunningLimit, times: u32, running: impl Fn(u32) -> f64, usage: f64) {
+        let from = if limit.at.is_finite() { limit.at } else { 0.0 };
+        for nth in 1..=times {
+            limit.report(running(nth), 1.0, usage, from + 0.05 * f64::from(nth));
+        }
+    }
+
+    #[test]
+    fn a_number_that_is_reached_again_and_again_while_prompts_wait_is_the_limit() {
+        let mut limit = RunningLimit::default();
+        report(&mut limit, 15, |_| 32.0, 0.5);
+        assert_eq!(limit.get(), f64::INFINITY);
+        report(&mut limit, 5, |_| 32.0, 0.5);
+        assert_eq!(limit.get(), 32.0);
+        // The same report again tells nothing, nor does one without a request that waits.
+        let before = limit.score;
+        limit.report(31.0, 1.0, 0.5, limit.at);
+        limit.report(20.0, 0.0, 0.5, limit.at + 1.0);
+        assert_eq!(limit.score, before);
+        // More run than that: it was none.
+        limit.report(33.0, 0.0, 0.5, limit.at + 1.0);
+        assert_eq!(limit.get(), f64::INFINITY);
+    }
+
+    #[test]
+    fn prompts_that_wait_for_each_other_or_for_room_tell_no_limit() {
+        let mut limit = RunningLimit::default();
+        report(&mut limit, 1_000, |nth| 20.0 + f64::from(nth % 3), 0.5);
+        assert_eq!(limit.get(), f64::INFINITY);
+        let mut limit = RunningLimit::default();
+        report(&mut limit, 1_000, |_| 6.0, 0.95);
+        assert_eq!(limit.get(), f64::INFINITY);
+        // It was raised on the way, and is not reached any more.
+        let mut limit = RunningLimit::default();
+        report(&mut limit, 100, |_| 8.0, 0.5);
+        assert_eq!(limit.get(), 8.0);
+        report(&mut limit, 40, |_| 5.0, 0.5);
+        assert_eq!(limit.get(), f64::INFINITY);
+    }
+}
