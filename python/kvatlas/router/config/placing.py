@@ -1,0 +1,374 @@
+"""Settings of the placing of requests, and checks of those that depend on each other."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+from kvatlas._http import checked_url
+from kvatlas.errors import ConfigError
+from kvatlas.service.config.kinds import (
+    Choice,
+    Duration,
+    File,
+    Integer,
+    Number,
+    OnOff,
+    Pairs,
+    Switch,
+    Text,
+    Texts,
+)
+from kvatlas.service.config.section import Section, about, one_key, read_secret
+from kvatlas.service.replicas import checked_name, is_name
+
+_ABOVE_0 = Duration()
+_FROM_0 = Duration(zero=True)
+
+
+class _AnyText(Text):
+    """A string, or none: an empty one."""
+
+    wanted = "a string"
+
+    def convert(self, value: object) -> str:
+        if isinstance(value, str):
+            return value.strip()
+        raise self.bad(value)
+
+
+SESSION_SOURCES = (
+    "own-header",
+    "dynamo",
+    "claude-code",
+    "codex",
+    "common-headers",
+    "body",
+    "metadata",
+    "cache-key",
+    "prefix",
+)
+"""The places of a request where its session may be named, in the order in which they are looked at."""
+
+
+class _Sources(Texts):
+    """Places of a request where its session may be named, or none: `off`."""
+
+    wanted = f"a list of {', '.join(SESSION_SOURCES)}, each once, or off"
+    metavar = "PLACE[,PLACE...]"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        found = () if value in ("off", ["off"], ("off",)) else super().convert(value)
+        if len(set(found)) == len(found) and set(found) <= set(SESSION_SOURCES):
+            return found
+        raise self.bad(value)
+
+
+def _checked_peer(peer: str) -> str:
+    if not is_name(peer):
+        return checked_url(peer)
+    checked_name(peer)
+    return peer
+
+
+@dataclass(frozen=True)
+class RouterSection(Section):
+    """The placing of requests.
+
+    `index_key`, `global_key` and `peer_key` are the keys of the services at `index` and `global_url` and of the routers
+    at `peers` themselves, for programs.
+    """
+
+    section: ClassVar[str] = "router"
+
+    policy: str = field(
+        default="kvatlas",
+        metadata=about(Text(), "--policy", "Routing policy by name, or your own class as module:Class."),
+    )
+    policy_options: tuple[tuple[str, bool | float | str], ...] = field(
+        default=(), metadata=about(Pairs(), "--policy-option", "Setting of the policy. Repeatable.")
+    )
+    seed: int = field(default=0, metadata=about(Integer(0, (1 << 63) - 1), "--seed", "Seed of all random choices."))
+    tokenizer: str = field(
+        default="engine",
+        metadata=about(
+            Text(),
+            "--tokenizer",
+            "How prompts become tokens: a tokenizer.json, a directory with one, a name on the Hugging Face hub, "
+            "`engine` to ask an engine's /tokenize for each prompt, or `none`.",
+        ),
+    )
+    tokenizers: tuple[tuple[str, str], ...] = field(
+        default=(),
+        metadata=about(Pairs(plain=True), "--model-tokenizer", "Tokenizer of one model, as MODEL=PATH. Repeatable."),
+    )
+    no_events: bool = field(
+        default=False,
+        metadata=about(
+            Switch(), "--no-events", "Follow no events: predict what engines hold from what was sent to them."
+        ),
+    )
+    index: str | None = field(
+        default=None,
+        metadata=about(
+            Text(), "--index", "URL of a `kvatlas serve` that follows the engines' events in the router's place."
+        ),
+    )
+    index_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--index-key-file",
+            "File with the key of that service; with its admin key, it is also told what engines had cached. "
+            "Alternatively, set KVATLAS_INDEX_KEY.",
+            native=False,
+        ),
+    )
+    global_url: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--global",
+            "URL of a `kvatlas serve --role global`, where the engines are sites, each with its site's name: it is "
+            "asked what each site can hold, and told what its engine had cached.",
+        ),
+    )
+    global_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--global-key-file",
+            "File with the admin key of the service at --global. Alternatively, set KVATLAS_GLOBAL_KEY.",
+            native=False,
+        ),
+    )
+    global_timeout: float = field(
+        default=0.2,
+        metadata=about(
+            _ABOVE_0,
+            "--global-timeout",
+            "Time within which that service must answer; after that, the request is placed by load.",
+        ),
+    )
+    peers: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(),
+            "--peer",
+            "URL of another router in front of the same engines, to which this one reports its work; or dns:NAME:PORT, "
+            "for every address of a name but this router's own. Repeatable.",
+        ),
+    )
+    peer_key_file: Path | None = field(
+        default=None,
+        metadata=about(
+            File(),
+            "--peer-key-file",
+            "File with the key that those routers ask for. Alternatively, set KVATLAS_PEER_KEY.",
+            native=False,
+        ),
+    )
+    session_sources: tuple[str, ...] = field(
+        default=SESSION_SOURCES,
+        metadata=about(
+            _Sources(),
+            "--session-sources",
+            "Places of a request where its session may be named, the first found wins; `off` for no sessions.",
+        ),
+    )
+    session_header: str = field(
+        default="",
+        metadata=about(
+            _AnyText(),
+            "--session-header",
+            "Your own request header that names a session (`own-header`); empty for none.",
+        ),
+    )
+    session_ttl: float = field(
+        default=0.0,
+        metadata=about(
+            _FROM_0,
+            "--session-ttl",
+            "Time after a session's last request for which it stays with its engine. 0 turns this off.",
+        ),
+    )
+    priority_header: str = field(
+        default="",
+        metadata=about(
+            _AnyText(),
+            "--priority-header",
+            "Request header with the priority of waiting requests: an integer, higher goes first. Empty for none.",
+        ),
+    )
+    queue: int = field(
+        default=4096,
+        metadata=about(
+            Integer(0, 1 << 24),
+            "--queue",
+            "Maximum number of requests that wait in the router while all engines are busy.",
+        ),
+    )
+    queue_timeout: float = field(
+        default=60.0,
+        metadata=about(_ABOVE_0, "--queue-timeout", "Longest time that a request waits there before it is refused."),
+    )
+    response_headers: Literal["on", "off"] = field(
+        default="on",
+        metadata=about(
+            OnOff("on", "off"),
+            "--response-headers",
+            "Say in the headers of each answer which engine gave it, and why.",
+        ),
+    )
+    ask_usage: Literal["on", "off"] = field(
+        default="on",
+        metadata=about(
+            OnOff("on", "off"),
+            "--ask-usage",
+            "Ask engines for the usage of every stream, and keep it from clients that did not ask for it.",
+        ),
+    )
+    image_ids: Literal["auto", "addresses", "off"] = field(
+        default="auto",
+        metadata=about(
+            Choice("auto", "addresses", "off"),
+            "--image-ids",
+            "Give images of chats a uuid where engines know them by it (vLLM from 0.11 on), so that cached blocks "
+            "behind them are found: images sent as data (auto), or by address too, if what is there never changes.",
+        ),
+    )
+    hedge_after: float = field(
+        default=0.0,
+        metadata=about(
+            Number(0.0, 0.9999),
+            "--hedge-after",
+            "Quantile of the times to the first token, such as 0.99, after which a streamed request of which no byte "
+            "has come is sent to another engine too. The first answer wins. 0 turns this off.",
+        ),
+    )
+    decode_alone: int = field(
+        default=256,
+        metadata=about(
+            Integer(0, 1 << 30),
+            "--decode-alone",
+            "Maximum number of uncached prompt tokens that a decode engine computes itself, without a prefill engine.",
+        ),
+    )
+    forward_tokens: bool = field(
+        default=False,
+        metadata=about(
+            Switch(),
+            "--forward-tokens",
+            "Send completions to engines as token ids, where they make the same tokens. Needs a tokenizer here.",
+        ),
+    )
+    forward: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            Texts(), "--forward", "Further paths to forward to engines: a path, or a prefix that ends in *."
+        ),
+    )
+    max_ranks: int = field(
+        default=1024,
+        metadata=about(
+            Integer(0, 1 << 20),
+            "--max-ranks",
+            "Maximum number of engines, each counted with its ranks, up to which POST /engines adds more.",
+        ),
+    )
+    record: Path | None = field(
+        default=None,
+        metadata=about(
+            File(), "--record", "File to append each decision to. It contains hashes of prompts, not their text."
+        ),
+    )
+    decisions: int = field(
+        default=256,
+        metadata=about(Integer(0, 1 << 20), "--decisions", "Number of the last decisions kept for GET /decisions."),
+    )
+    index_key: str | None = field(default=None, repr=False)
+    global_key: str | None = field(default=None, repr=False)
+    peer_key: str | None = field(default=None, repr=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        one_key("router.index_key", self.index_key, self.index_key_file)
+        one_key("router.global_key", self.global_key, self.global_key_file)
+        one_key("router.peer_key", self.peer_key, self.peer_key_file)
+        if self.forward_tokens and self.tokenizer in ("engine", "none") and not self.tokenizers:
+            raise ConfigError(
+                "router.forward_tokens needs a tokenizer here: set router.tokenizer to a tokenizer.json, "
+                "a directory or a name on the Hugging Face hub"
+            )
+        try:
+            object.__setattr__(self, "peers", tuple(_checked_peer(peer) for peer in self.peers))
+        except ValueError as error:
+            raise ConfigError(f"router.peers must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
+        if (self.peer_key is not None or self.peer_key_file is not None) and not self.peers:
+            raise ConfigError("router.peer_key is for the routers at router.peers, which are not set")
+        self._check_service("index", self.index_key, self.index_key_file)
+        self._check_service("global_url", self.global_key, self.global_key_file)
+        given = [
+            f"router.{name}"
+            for name, is_given in (
+                ("index", self.index is not None),
+                ("global_url", self.global_url is not None),
+                ("no_events", self.no_events),
+            )
+            if is_given
+        ]
+        if len(given) > 1:
+            raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
+
+    def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
+        """Check the URL of a service, and that there is one if there is a key."""
+        url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
+        if url is None:
+            if key is not None or key_file is not None:
+                raise ConfigError(f"{key_name} is for the service at router.{name}, which is not set")
+            return
+        try:
+            object.__setattr__(self, name, checked_url(url))
+        except ValueError as error:
+            raise ConfigError(f"router.{name} must be http://HOST:PORT or https://HOST:PORT, but {error}") from None
+
+    def for_native(self) -> dict[str, Any]:
+        """The settings for the native router, with the keys of other services and routers."""
+        keys = {"index_key": self.index_bearer(), "global_key": self.global_bearer(), "peer_key": self.peer_bearer()}
+        return super().for_native() | keys
+
+    def index_bearer(self) -> str | None:
+        """The key of the service at `index`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.index_key_file is None:
+            return self.index_key
+        return read_secret(self.index_key_file, "router.index_key_file")
+
+    def global_bearer(self) -> str | None:
+        """The key of the service at `global_url`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.global_key_file is None:
+            return self.global_key
+        return read_secret(self.global_key_file, "router.global_key_file")
+
+    def peer_bearer(self) -> str | None:
+        """The key of the routers at `peers`, if there is one.
+
+        Raises:
+            ConfigError: The key file cannot be read, or does not hold a key.
+        """
+        if self.peer_key_file is None:
+            return self.peer_key
+        return read_secret(self.peer_key_file, "router.peer_key_file")
+
+    @property
+    def is_own_policy(self) -> bool:
+        """True if the policy is a Python class of the user's."""
+        return ":" in self.policy
