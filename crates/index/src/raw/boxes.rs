@@ -15,7 +15,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 use std::sync::Arc;
 
-use super::head::UnderChange;
+use super::levels::ChangeRecord;
 use super::reclaim::{Guard, IndexId, Readers};
 use crate::sync::{AtomicPtr, Ordering};
 
@@ -127,7 +127,7 @@ impl<T> GuardedPointer<T> {
 /// Shows that the caller is the writer; there is one an index, inside its lock.
 pub(crate) struct WriterToken {
     index: IndexId,
-    pub(super) under_change: Arc<UnderChange>,
+    pub(super) under_change: Arc<ChangeRecord>,
 }
 
 impl WriterToken {

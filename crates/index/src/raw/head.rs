@@ -7,7 +7,7 @@
 //! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
 //!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
 //!   new word under the old version has the levels of after the change, else those of before.
-//! - *By several words*. The levels from before go to a record, of which the index has one ([`UnderChange`]). Then the
+//! - *By several words*. The levels from before go to a record, of which the index has one ([`super::levels::ChangeRecord`]). Then the
 //!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
 //!   the levels from the record: the change is not done yet.
 //!
@@ -25,50 +25,10 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use super::boxes::WriterToken;
+use super::levels::{COUNT, INLINE, Level, LevelsRef, SPILLED, Spilled, SpilledMemory, Words};
 use super::reclaim::Guard;
-use super::set::{SetRef, SetWord};
-use super::thin::{Memory, Spares, Thin, ThinBox};
-use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
-
-/// The holders of positions up to `end` (exclusive, in blocks from the run's start).
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) struct Level {
-    pub(crate) end: u32,
-    pub(crate) set: SetWord,
-}
-
-/// Levels that do not fit into the head of a run; immutable.
-pub(crate) type Spilled = ThinBox<(), Level>;
-type SpilledMemory = Memory<(), Level>;
-
-/// A run's levels as a reader finds them, under a guard that lives for `'p`.
-pub(crate) enum LevelsRef<'p> {
-    Inline([Level; INLINE], usize),
-    Spilled(&'p [Level]),
-}
-
-impl<'p> LevelsRef<'p> {
-    #[inline]
-    fn as_slice(&self) -> &[Level] {
-        match self {
-            Self::Inline(levels, count) => &levels[..*count],
-            Self::Spilled(levels) => levels,
-        }
-    }
-
-    /// Returns the end of each level, and the set of those who hold all up to there.
-    #[inline]
-    pub(crate) fn iter(&self) -> impl Iterator<Item = (u32, SetRef<'p>)> {
-        // SAFETY: read from a head, whose sets are linked, under the guard of `'p`.
-        self.as_slice().iter().map(|level| (level.end, unsafe { SetRef::new(level.set) }))
-    }
-
-    /// End of the last level.
-    #[inline]
-    pub(super) fn end(&self) -> u32 {
-        self.as_slice().last().map_or(0, |level| level.end)
-    }
-}
+use super::thin::{Spares, ThinBox};
+use crate::sync::{AtomicU32, Ordering, fence};
 
 /// A run's levels as the writer finds them: the sets are words, which its table of sets counts.
 pub(crate) struct LevelsNow<'w>(LevelsRef<'w>);
@@ -82,11 +42,6 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// Levels that live in the head of a run. The model checker has a day's work with three.
-const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
-/// In [`Words::info`]: the number of levels, `SPILLED` if they do not fit into the head.
-const COUNT: u32 = 0xff;
-const SPILLED: u32 = 0xff;
 /// In [`Words::info`]: some run hangs off this one.
 const HAS_CHILDREN: u32 = 0x100;
 
@@ -106,121 +61,15 @@ pub(crate) struct RunHead {
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<RunHead>() == 64);
 
-/// Levels, and what else is known of a run, as words that are written one by one.
-#[derive(Default)]
-#[repr(C)]
-struct Words {
-    info: AtomicU32,
-    ends: [AtomicU32; INLINE],
-    sets: [AtomicU64; INLINE],
-    spilled: AtomicPtr<SpilledMemory>,
-}
-
-/// The levels of a head from before the change that the writer is at: one record for each index.
-#[derive(Default)]
-#[repr(align(64))]
-pub(super) struct UnderChange {
-    /// Odd while this is being written.
-    version: AtomicU32,
-    /// Address of the head that is being changed, and the odd version that it has during the change.
-    change: AtomicU32,
-    head: AtomicUsize,
-    words: Words,
-}
-
-impl Words {
-    /// # Safety
-    /// No spilled list that is or was linked since the caller began may be freed for as long as the result lives.
-    #[inline]
-    unsafe fn read<'p>(&self) -> LevelsRef<'p> {
-        const NONE: Level = Level { end: 0, set: SetWord::EMPTY };
-        // A level that this count is the first to have is written.
-        let count = self.info.load(Ordering::Acquire) & COUNT;
-        if count == SPILLED {
-            let spilled = self.spilled.load(Ordering::Acquire);
-            // The word and the count may be of different versions here; the caller will see that and come again.
-            // SAFETY: by contract.
-            let list = NonNull::new(spilled).map(|memory| unsafe { Thin::of(memory) }.items());
-            return LevelsRef::Spilled(list.unwrap_or_default());
-        }
-        let mut levels = [NONE; INLINE];
-        for (i, level) in levels.iter_mut().enumerate() {
-            level.end = self.ends[i].load(Ordering::Relaxed);
-            level.set = SetWord::from_raw(self.sets[i].load(Ordering::Relaxed));
-        }
-        LevelsRef::Inline(levels, (count as usize).min(INLINE))
-    }
-
-    /// Writes levels that fit. Whoever sees one of the words sees that the changes before are done.
-    #[inline]
-    fn write(&self, levels: &[Level]) {
-        for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
-            end.store(level.end, Ordering::Release);
-            set.store(level.set.raw(), Ordering::Release);
-        }
-    }
-
-    /// Number of words in which the first levels differ from these.
-    #[inline]
-    fn differences(&self, levels: &[Level]) -> usize {
-        let differs = |((end, set), level): ((&AtomicU32, &AtomicU64), &Level)| {
-            usize::from(end.load(Ordering::Relaxed) != level.end)
-                + usize::from(set.load(Ordering::Relaxed) != level.set.raw())
-        };
-        self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
-    }
-
-    /// The writer's copy of its own.
-    #[inline]
-    fn copy(&self, from: &Self) {
-        self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
-        for i in 0..INLINE {
-            self.ends[i].store(from.ends[i].load(Ordering::Relaxed), Ordering::Relaxed);
-            self.sets[i].store(from.sets[i].load(Ordering::Relaxed), Ordering::Relaxed);
-        }
-        // A reader may come to the list by this word alone.
-        self.spilled.store(from.spilled.load(Ordering::Relaxed), Ordering::Release);
-    }
-}
-
-impl UnderChange {
-    /// The writer is about to begin this change of `head`.
-    #[inline]
-    fn begin(&self, head: &RunHead, change: u32) {
-        let version = self.version.load(Ordering::Relaxed);
-        // Whoever sees this sees that the change before is done.
-        self.version.store(version.wrapping_add(1), Ordering::Release);
-        fence(Ordering::Release);
-        self.change.store(change, Ordering::Relaxed);
-        self.head.store(ptr::from_ref(head).addr(), Ordering::Relaxed);
-        self.words.copy(&head.words);
-        self.version.store(version.wrapping_add(2), Ordering::Release);
-    }
-
-    /// The levels of `head` before this change, which the caller has seen begun; none if it is done.
-    ///
-    /// # Safety
-    /// As of [`Words::read`], since before the caller saw the change.
-    #[inline(never)]
-    unsafe fn before<'p>(&self, head: &RunHead, change: u32) -> Option<LevelsRef<'p>> {
-        let version = self.version.load(Ordering::Acquire);
-        let of = (self.head.load(Ordering::Relaxed), self.change.load(Ordering::Relaxed));
-        if version & 1 == 1 || of != (ptr::from_ref(head).addr(), change) {
-            // So that the caller, who comes again, sees what the writer did before it came to another change.
-            fence(Ordering::Acquire);
-            return None;
-        }
-        // SAFETY: whatever is mixed up here, it was copied for this change or a later one. What this change or a later
-        // one unlinks is retired after that is done, and so after the caller came.
-        let levels = unsafe { self.words.read() };
-        fence(Ordering::Acquire);
-        (self.version.load(Ordering::Relaxed) == version).then_some(levels)
-    }
-}
-
 impl RunHead {
     pub(super) fn new(id: u32, parent: u32, fork: u32) -> Self {
         Self { id, parent, fork, version: AtomicU32::new(0), words: Words::default() }
+    }
+
+    /// The address by which the record of a change names this head.
+    #[inline]
+    fn address(&self) -> usize {
+        ptr::from_ref(self).addr()
     }
 
     /// Takes the spilled list, if there is one, from a head that no reader has.
@@ -257,7 +106,7 @@ impl RunHead {
                     return levels;
                 }
             // SAFETY: as above.
-            } else if let Some(levels) = unsafe { guard.under_change().before(self, version) } {
+            } else if let Some(levels) = unsafe { guard.under_change().before(self.address(), version) } {
                 return levels;
             }
         }
@@ -310,7 +159,7 @@ impl RunHead {
             return None;
         }
         let change = self.version.load(Ordering::Relaxed).wrapping_add(1);
-        writer.under_change.begin(self, change);
+        writer.under_change.begin(self.address(), &self.words, change);
         // Whoever sees this sees the record.
         self.version.store(change, Ordering::Release);
         fence(Ordering::Release);
@@ -335,6 +184,7 @@ mod tests {
 
     use super::*;
     use crate::raw::reclaim::{Readers, RetiredList};
+    use crate::raw::set::SetWord;
 
     const CHANGES: u32 = if cfg!(miri) { 200 } else { 100_000 };
 
@@ -384,7 +234,7 @@ mod tests {
             let old = head.publish(&version(n), &mut spares, &mut writer);
             // As the writer leaves it when its processor is taken away: begun, and half written.
             let change = head.version.load(Ordering::Relaxed) + 1;
-            writer.under_change.begin(&head, change);
+            writer.under_change.begin(head.address(), &head.words, change);
             head.version.store(change, Ordering::Release);
             let (sets, ends) = (&head.words.sets[0], &head.words.ends[0]);
             let was = (sets.swap(u64::MAX, Ordering::Relaxed), ends.swap(u32::MAX, Ordering::Relaxed));
@@ -404,6 +254,7 @@ mod loom_tests {
 
     use super::*;
     use crate::raw::reclaim::Readers;
+    use crate::raw::set::SetWord;
 
     /// One level, or a spilled list: all of its numbers say which version it is.
     fn version(n: u32, count: u32) -> Vec<Level> {
@@ -436,7 +287,8 @@ mod loom_tests {
             };
             old.push(head.publish(&version(1, counts[1]), &mut spares, &mut writer));
             if goes_on {
-                writer.under_change.begin(&RunHead::new(2, 0, 0), 1);
+                let other = RunHead::new(2, 0, 0);
+                writer.under_change.begin(other.address(), &other.words, 1);
             }
             reader.join().unwrap();
             // Not retired: what readers may have is kept until here.

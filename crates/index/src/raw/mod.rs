@@ -7,6 +7,7 @@
 //! | `thin.rs` | a header and a list behind one pointer |
 //! | `set.rs` | a set of holders in a word, or behind it |
 //! | `head.rs` | a run's levels, under a sequence number |
+//! | `levels.rs` | the words of that protocol, and the record of a change |
 //! | `run.rs` | a run's hashes, appended behind what readers see |
 //! | `table.rs` | a hash table that is probed while it changes |
 //! | `zeroed.rs` | no protocol: a long list whose memory comes as it is written to |
@@ -35,6 +36,7 @@ mod children;
 mod cpu;
 mod found;
 mod head;
+mod levels;
 mod reclaim;
 mod run;
 mod set;
@@ -47,7 +49,8 @@ pub(crate) use boxes::{SharedBox, Swappable, WriterToken};
 pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
 pub(crate) use found::{Reaches, WalkResult};
-pub(crate) use head::{Level, LevelsNow, Spilled};
+pub(crate) use head::LevelsNow;
+pub(crate) use levels::{Level, Spilled};
 pub(crate) use reclaim::{Guard, Readers, RetiredList};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};

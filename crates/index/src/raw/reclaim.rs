@@ -19,7 +19,7 @@
 use std::mem;
 use std::sync::Arc;
 
-use super::head::UnderChange;
+use super::levels::ChangeRecord;
 use crate::steps::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
@@ -34,7 +34,7 @@ pub(crate) struct Readers {
     /// Parity that new readers use (the lowest bit).
     parity: AtomicUsize,
     index: IndexId,
-    under_change: Arc<UnderChange>,
+    under_change: Arc<ChangeRecord>,
 }
 
 /// Identity of the index that a thing belongs to: no two that ever were in this process have the same.
@@ -63,7 +63,7 @@ impl Guard<'_> {
     }
 
     #[inline]
-    pub(super) fn under_change(&self) -> &UnderChange {
+    pub(super) fn under_change(&self) -> &ChangeRecord {
         &self.readers.under_change
     }
 }
@@ -95,7 +95,7 @@ impl Readers {
         self.index
     }
 
-    pub(super) fn under_change(&self) -> Arc<UnderChange> {
+    pub(super) fn under_change(&self) -> Arc<ChangeRecord> {
         self.under_change.clone()
     }
 
@@ -121,7 +121,7 @@ impl Readers {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        mem::size_of_val::<[Cell]>(&self.cells) + size_of::<UnderChange>()
+        mem::size_of_val::<[Cell]>(&self.cells) + size_of::<ChangeRecord>()
     }
 }
 

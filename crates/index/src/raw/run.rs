@@ -16,7 +16,8 @@ use std::ptr::{self, NonNull};
 use std::slice;
 
 use super::boxes::WriterToken;
-use super::head::{Level, LevelsRef, RunHead};
+use super::head::RunHead;
+use super::levels::{Level, LevelsRef};
 use super::reclaim::Guard;
 use super::thin::Spares;
 use crate::position::NO_NAME;

@@ -1,13 +1,13 @@
 //! `Decision`: the worker that a request goes to, and the reports of its progress.
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId, Usage};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use super::arguments::{self, NewTokens, Now, OutputTokens};
-use super::router::Router;
+use super::shared::SharedRouter;
 
 /// The decision on where a request goes. Returned by Router.choose, which counts the request at that worker from
 /// then on.
@@ -16,7 +16,7 @@ use super::router::Router;
 /// no worker yet; a later Router.bind gives it one.
 #[pyclass(frozen, module = "kvatlas._native")]
 pub(crate) struct Decision {
-    router: Py<Router>,
+    router: Arc<SharedRouter>,
     id: RequestId,
     state: Mutex<State>,
     terms: Option<NamedExplanation>,
@@ -36,8 +36,8 @@ pub(crate) struct NamedExplanation {
 }
 
 impl Decision {
-    pub(crate) fn new(
-        router: Py<Router>,
+    pub(super) fn new(
+        router: Arc<SharedRouter>,
         outcome: Outcome,
         terms: Option<NamedExplanation>,
         prompt_tokens: u32,
@@ -166,7 +166,7 @@ impl Decision {
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (now=None))]
     fn first_token(&self, py: Python<'_>, now: Option<Now>) -> PyResult<()> {
-        self.router.get().with(py, now, |router, now| router.first_token(self.id, now))
+        self.router.with(py, now, |router, now| router.first_token(self.id, now))
     }
 
     /// Reports more tokens after the first, of all answers together.
@@ -176,7 +176,7 @@ impl Decision {
     ///     now: The time in seconds; None for the router's clock.
     #[pyo3(signature = (tokens, now=None))]
     fn progress(&self, py: Python<'_>, tokens: NewTokens, now: Option<Now>) -> PyResult<()> {
-        self.router.get().with(py, now, |router, now| router.progress(self.id, tokens.0, now))
+        self.router.with(py, now, |router, now| router.progress(self.id, tokens.0, now))
     }
 
     /// Reports that the request has finished. Ending it again does nothing.
@@ -203,7 +203,7 @@ impl Decision {
         let cached_tokens =
             cached_tokens.map(|tokens| arguments::cached_tokens(tokens, self.prompt_tokens)).transpose()?;
         let usage = Usage { cached_tokens, output_tokens: output_tokens.map(|tokens| tokens.0) };
-        self.router.get().with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
+        self.router.with(py, now, |router, now| router.finish(self.id, usage, now).is_some())
     }
 
     /// Reports that the request has failed, or has stopped waiting. Ending it again does nothing.
@@ -215,8 +215,8 @@ impl Decision {
     ///     bool: False if it had ended already.
     #[pyo3(signature = (now=None))]
     fn failed(&self, py: Python<'_>, now: Option<Now>) -> PyResult<bool> {
-        self.router.get().forget(py, self.id);
-        self.router.get().with(py, now, |router, now| router.fail(self.id, now))
+        self.router.forget(py, self.id);
+        self.router.with(py, now, |router, now| router.fail(self.id, now))
     }
 
     fn __repr__(&self) -> String {

@@ -1,10 +1,10 @@
 //! `Router`: the decision core.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 
 use kvatlas_index::hash;
-use kvatlas_routing::{self as core, Depth, Depths, Load, Options, Outcome, Request, WorkerId};
+use kvatlas_routing::{self as core, Depth, Load, Options, Outcome, Request, WorkerId};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 use pyo3::types::{PyDict, PyList, PyType};
@@ -17,6 +17,7 @@ use super::arguments::{
 use super::decision::{Decision, NamedExplanation};
 use super::policies::policies;
 use super::policy::{Failure, Names, PythonPolicy};
+use super::shared::SharedRouter;
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
 use crate::sequences::{contents, tokens as token_ids};
@@ -46,17 +47,8 @@ use crate::sequences::{contents, tokens as token_ids};
 ///     InvalidTypeError: An argument is of the wrong type.
 #[pyclass(frozen, subclass, module = "kvatlas._native")]
 pub(crate) struct Router {
-    pub(super) core: Mutex<Inner>,
-    pub(super) waiting: Mutex<HashMap<u64, Py<Decision>>>,
-    pub(super) failure: Failure,
-    pub(super) names: Names,
-    pub(super) clock: Py<PyAny>,
+    shared: Arc<SharedRouter>,
     block_size: u32,
-}
-
-pub(super) struct Inner {
-    pub(super) router: core::Router,
-    pub(super) depths: Depths,
 }
 
 /// The names of the policies that come with kvatlas.
@@ -129,20 +121,13 @@ impl Router {
             }
             None => py.import("time")?.getattr("monotonic")?.unbind(),
         };
-        let inner = Inner { router: core::Router::new(config, made), depths: Depths::unknown() };
-        let router = Self {
-            core: Mutex::new(inner),
-            waiting: Mutex::default(),
-            failure,
-            names,
-            clock,
-            block_size: block_size.0,
-        };
+        let shared = Arc::new(SharedRouter::new(core::Router::new(config, made), failure, names, clock));
+        let router = Self { shared, block_size: block_size.0 };
         if let Some(workers) = workers {
             // Before whatever time the first call says, also where that is not the clock's.
             let now = f64::NEG_INFINITY;
             for (name, rank) in worker_names(workers, "workers")? {
-                router.add(py, &name, rank.unwrap_or(0), 1.0, now);
+                router.shared.add(py, &name, rank.unwrap_or(0), 1.0, now);
             }
         }
         Ok(router)
@@ -151,13 +136,13 @@ impl Router {
     /// str: The policy's name.
     #[getter]
     fn policy(&self, py: Python<'_>) -> String {
-        self.inner(py).router.policy().to_owned()
+        self.shared.inner(py).router.policy().to_owned()
     }
 
     /// bool: True if the policy uses an index. If not, prompts need not be looked up.
     #[getter]
     fn uses_index(&self, py: Python<'_>) -> bool {
-        self.inner(py).router.uses_index()
+        self.shared.inner(py).router.uses_index()
     }
 
     /// int: The number of tokens in a block.
@@ -169,7 +154,7 @@ impl Router {
     /// list of (str, int): The workers and ranks that take requests.
     #[getter]
     fn workers(&self, py: Python<'_>) -> Vec<(String, u32)> {
-        let inner = self.inner(py);
+        let inner = self.shared.inner(py);
         let up = inner.router.workers().filter(|(_, up)| *up).map(|(id, _)| id);
         up.filter_map(|id| inner.router.name(id).map(|(name, rank)| (name.to_string(), rank))).collect()
     }
@@ -177,13 +162,13 @@ impl Router {
     /// int: The number of requests that wait in the router.
     #[getter]
     fn waiting(&self, py: Python<'_>) -> usize {
-        self.inner(py).router.waiting()
+        self.shared.inner(py).router.waiting()
     }
 
     /// int: The number of requests at workers.
     #[getter]
     fn in_flight(&self, py: Python<'_>) -> usize {
-        self.inner(py).router.in_flight()
+        self.shared.inner(py).router.in_flight()
     }
 
     /// Chooses a worker for a request, and counts the request there from now on.
@@ -240,7 +225,7 @@ impl Router {
         now: Option<Now>,
     ) -> PyResult<Py<Decision>> {
         let (py, this) = (slf.py(), slf.get());
-        let now = this.time(py, now)?;
+        let now = this.shared.time(py, now)?;
         let given;
         let owned;
         let (hashes, length): (&[u64], usize) = match (tokens, content_hashes) {
@@ -287,13 +272,13 @@ impl Router {
             request.tokens.saturating_add(rest),
             request.blocks().max(u32::try_from(hashes.len()).unwrap_or(u32::MAX)),
         );
-        let allowed = this.allowed(py, allowed)?;
-        let mut depths = std::mem::take(&mut this.inner(py).depths);
+        let allowed = this.shared.allowed(py, allowed)?;
+        let mut depths = std::mem::take(&mut this.shared.inner(py).depths);
         depths.clear();
         if let Some(found) = r#match {
-            fill(&this.inner(py).router, found, blocks, this.block_size, &mut depths)?;
+            fill(&this.shared.inner(py).router, found, blocks, this.block_size, &mut depths)?;
         }
-        let mut inner = this.inner(py);
+        let mut inner = this.shared.inner(py);
         let explained = explain.0.then(|| {
             let why = inner.router.explain(&request, &depths, allowed.as_deref(), now);
             let name = |id: &WorkerId| {
@@ -304,20 +289,19 @@ impl Router {
         let outcome = inner.router.choose_among(&request, &depths, allowed.as_deref(), now);
         inner.depths = depths;
         drop(inner);
-        if let Err(error) = this.check(py) {
+        if let Err(error) = this.shared.check(py) {
             if let Outcome::Placed(decision) = &outcome {
-                this.inner(py).router.fail(decision.id, now);
+                this.shared.inner(py).router.fail(decision.id, now);
                 // If that went wrong too: the first error is the one to tell.
-                let _ = this.check(py);
+                let _ = this.shared.check(py);
             }
             return Err(error);
         }
         let waits = matches!(outcome, Outcome::Waits(_));
-        let decision = Py::new(py, Decision::new(slf.clone().unbind(), outcome, explained, at_most))?;
+        let decision = Py::new(py, Decision::new(this.shared.clone(), outcome, explained, at_most))?;
         if waits {
             let id = decision.get().id();
-            let mut waiting = this.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
-            waiting.insert(id.0, decision.clone_ref(py));
+            this.shared.waiting(py).insert(id.0, decision.clone_ref(py).into_any());
         }
         Ok(decision)
     }
@@ -344,14 +328,14 @@ impl Router {
         find: Option<&Bound<'py, PyAny>>,
         now: Option<Now>,
     ) -> PyResult<Bound<'py, PyList>> {
-        let now = self.time(py, now)?;
+        let now = self.shared.time(py, now)?;
         let mut failed = None;
         let bound = {
-            let mut inner = self.inner(py);
+            let mut inner = self.shared.inner(py);
             if find.is_none() || inner.router.waiting() == 0 {
                 inner.router.bind(now)
             } else {
-                let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+                let names = self.shared.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
                 let numbers: HashMap<(String, u32), u32> =
                     names.into_iter().enumerate().map(|(at, name)| (name, at as u32)).collect();
                 inner.router.bind_with(now, |request, depths| {
@@ -373,17 +357,17 @@ impl Router {
                 })
             }
         };
-        let mut waiting = self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut waiting = self.shared.waiting(py);
         let list = PyList::empty(py);
         for (id, outcome) in bound {
             if let Some(decision) = waiting.remove(&id.0) {
-                decision.get().settle(outcome);
+                decision.bind(py).cast::<Decision>()?.get().settle(outcome);
                 list.append(decision)?;
             }
         }
         drop(waiting);
         failed.map_or(Ok(()), Err)?;
-        self.check(py)?;
+        self.shared.check(py)?;
         Ok(list)
     }
 
@@ -396,7 +380,7 @@ impl Router {
     ///     int: How many requests were given up.
     #[pyo3(signature = (now=None))]
     fn expire(&self, py: Python<'_>, now: Option<Now>) -> PyResult<usize> {
-        self.with(py, now, |router, now| router.expire(now))
+        self.shared.with(py, now, |router, now| router.expire(now))
     }
 
     /// Adds a worker, or takes back one that was drained.
@@ -416,8 +400,8 @@ impl Router {
         weight: Weight,
         now: Option<Now>,
     ) -> PyResult<()> {
-        let (worker, now) = (name(worker)?, self.time(py, now)?);
-        self.add(py, worker, rank.0, weight.0, now);
+        let (worker, now) = (name(worker)?, self.shared.time(py, now)?);
+        self.shared.add(py, worker, rank.0, weight.0, now);
         Ok(())
     }
 
@@ -439,7 +423,7 @@ impl Router {
         now: Option<Now>,
     ) -> PyResult<usize> {
         let worker = name(worker)?;
-        self.with(py, now, |router, now| {
+        self.shared.with(py, now, |router, now| {
             let ids: Vec<WorkerId> = match rank {
                 Some(rank) => router.worker(worker, rank.0).into_iter().collect(),
                 None => router.ranks(worker).collect(),
@@ -459,8 +443,8 @@ impl Router {
     #[pyo3(signature = (worker, rank=Rank(0)))]
     #[pyo3(text_signature = "($self, worker, rank=0)")]
     fn drain_worker(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, rank: Rank) -> PyResult<()> {
-        let id = self.known(py, name(worker)?, rank.0)?;
-        self.inner(py).router.drain_worker(id);
+        let id = self.shared.known(py, name(worker)?, rank.0)?;
+        self.shared.inner(py).router.drain_worker(id);
         Ok(())
     }
 
@@ -476,8 +460,8 @@ impl Router {
     #[pyo3(signature = (worker, trusted, rank=Rank(0)))]
     #[pyo3(text_signature = "($self, worker, trusted, rank=0)")]
     fn set_trusted(&self, py: Python<'_>, worker: &Bound<'_, PyAny>, trusted: Trusted, rank: Rank) -> PyResult<()> {
-        let id = self.known(py, name(worker)?, rank.0)?;
-        self.inner(py).router.set_trusted(id, trusted.0);
+        let id = self.shared.known(py, name(worker)?, rank.0)?;
+        self.shared.inner(py).router.set_trusted(id, trusted.0);
         Ok(())
     }
 
@@ -512,7 +496,7 @@ impl Router {
         rank: Rank,
         now: Option<Now>,
     ) -> PyResult<()> {
-        let id = self.known(py, name(worker)?, rank.0)?;
+        let id = self.shared.known(py, name(worker)?, rank.0)?;
         let load = Load {
             waiting: waiting.map(|it| it.0),
             running: running.map(|it| it.0),
@@ -520,7 +504,7 @@ impl Router {
             capacity_blocks: capacity_blocks.map(|it| it.0),
             held_blocks: held_blocks.map(|it| it.0),
         };
-        self.with(py, now, |router, now| router.report(id, &load, now))
+        self.shared.with(py, now, |router, now| router.report(id, &load, now))
     }
 
     /// The workers as they are now, drained and removed ones included: one item for each number.
@@ -532,8 +516,8 @@ impl Router {
     ///     Candidates
     #[pyo3(signature = (now=None))]
     fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::candidates::Candidates> {
-        let rows = self.with(py, now, |router, now| router.candidates(now).clone())?;
-        let names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+        let rows = self.shared.with(py, now, |router, now| router.candidates(now).clone())?;
+        let names = self.shared.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
         Ok(super::candidates::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 
@@ -544,7 +528,7 @@ impl Router {
     ///     "reported_cached" (prompt tokens of finished requests whose engine reported them), "refused_" and "why_"
     ///     followed by the words of Decision, and "predicted_blocks" and "sessions" (remembered at present).
     fn counts<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        let inner = self.inner(py);
+        let inner = self.shared.inner(py);
         let counts = inner.router.counts();
         let dict = PyDict::new(py);
         for (name, count) in [
@@ -572,7 +556,7 @@ impl Router {
     }
 
     fn __repr__(&self, py: Python<'_>) -> String {
-        let inner = self.inner(py);
+        let inner = self.shared.inner(py);
         format!("Router(policy={:?}, workers={})", inner.router.policy(), inner.router.workers().count())
     }
 }

@@ -1,16 +1,38 @@
-//! The common part of the methods of `Router`.
+//! The decision core, as a `Router` and its `Decision`s share it.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::collections::HashMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvatlas_routing::{self as core, WorkerId};
+use kvatlas_routing::{self as core, Depths, WorkerId};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use super::arguments::{Now, policy_error, unknown, workers};
-use super::router::{Inner, Router};
+use super::policy::{Failure, Names};
 use crate::scalars::number;
 
-impl Router {
+/// The decision core, and what its calls need besides.
+pub(super) struct SharedRouter {
+    core: Mutex<Inner>,
+    /// The objects of requests that wait, by number: each a `Decision`.
+    waiting: Mutex<HashMap<u64, Py<PyAny>>>,
+    failure: Failure,
+    pub(super) names: Names,
+    clock: Py<PyAny>,
+}
+
+/// The decision core, and depths that are kept for their memory.
+pub(super) struct Inner {
+    pub(super) router: core::Router,
+    pub(super) depths: Depths,
+}
+
+impl SharedRouter {
+    pub(super) fn new(router: core::Router, failure: Failure, names: Names, clock: Py<PyAny>) -> Self {
+        let core = Mutex::new(Inner { router, depths: Depths::unknown() });
+        Self { core, waiting: Mutex::default(), failure, names, clock }
+    }
+
     pub(super) fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
         // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
         self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
@@ -26,7 +48,7 @@ impl Router {
         }
     }
 
-    pub(crate) fn with<T>(
+    pub(super) fn with<T>(
         &self,
         py: Python<'_>,
         now: Option<Now>,
@@ -38,9 +60,14 @@ impl Router {
         Ok(done)
     }
 
+    pub(super) fn waiting(&self, py: Python<'_>) -> MutexGuard<'_, HashMap<u64, Py<PyAny>>> {
+        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Forgets that a request waits.
-    pub(crate) fn forget(&self, py: Python<'_>, id: core::RequestId) {
-        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).remove(&id.0);
+    pub(super) fn forget(&self, py: Python<'_>, id: core::RequestId) {
+        let decision = self.waiting(py).remove(&id.0);
+        drop(decision);
     }
 
     pub(super) fn check(&self, py: Python<'_>) -> PyResult<()> {

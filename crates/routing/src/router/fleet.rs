@@ -3,14 +3,15 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 
-use kvatlas_index::{Match, OwnedMatch, View};
+use kvatlas_index::View;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::router::config::Config;
+use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
-use crate::router::peers::Work;
 use crate::router::waiting::Aim;
+use crate::router::work::Work;
 use crate::speed::{FleetSpeed, Speed};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
@@ -456,33 +457,5 @@ impl Fleet {
             each(View::Host, |depth, blocks| depth.host = blocks);
             each(View::AnyTier, |depth, blocks| depth.any = blocks);
         }
-    }
-}
-
-/// An answer of the index.
-pub trait Lookup {
-    /// Calls `f` with each worker and rank that holds any of the query, and its depth in blocks.
-    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32));
-    /// True if all views are alike.
-    fn is_plain(&self) -> bool;
-}
-
-impl Lookup for Match<'_> {
-    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        Match::for_each(self, view, f);
-    }
-
-    fn is_plain(&self) -> bool {
-        Match::is_plain(self)
-    }
-}
-
-impl Lookup for OwnedMatch {
-    fn for_each<'m>(&'m self, view: View, f: &mut dyn FnMut(&'m Arc<str>, u32, u32)) {
-        OwnedMatch::for_each(self, view, f);
-    }
-
-    fn is_plain(&self) -> bool {
-        OwnedMatch::is_plain(self)
     }
 }

@@ -2,37 +2,41 @@
 
 mod bind;
 mod config;
+mod explain;
 mod fleet;
 mod legs;
 mod life;
+mod lookup;
 mod outcome;
 mod peers;
 mod place;
 mod room;
 mod sessions;
 mod waiting;
+mod work;
 mod workers;
 
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
 pub use config::{Config, Order};
-pub use fleet::Lookup;
+pub use explain::Explanation;
+pub use lookup::Lookup;
 pub use outcome::{Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
 
-pub use peers::Work;
+pub use work::Work;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
-use crate::policy::{Policy, Terms};
+use crate::policy::Policy;
 use crate::predict::{Leaf, OnTheWay, PredictedIndex};
 use crate::request::Request;
 use crate::time::Time;
 use fleet::{ExpectedBlocks, Fleet, Share};
-use peers::Peers;
 use room::Room;
 use sessions::Sessions;
 use waiting::WaitingRequests;
+use work::Peers;
 
 /// Chooses a worker for each request and keeps the books.
 ///
@@ -107,17 +111,6 @@ struct Reservation {
     /// Blocks of its prompt that are not kept in mind: they count where it is, as nobody else's.
     nameless: f64,
     uncached: u32,
-}
-
-/// An explanation of what a router would decide, and why: a row for each candidate.
-#[derive(Debug, Clone, Default)]
-pub struct Explanation {
-    /// The candidates, by number.
-    pub workers: Vec<WorkerId>,
-    /// Prompt tokens that each is expected to have in its cache.
-    pub cached_tokens: Vec<u32>,
-    /// The policy's terms, if it has any.
-    pub terms: Option<Terms>,
 }
 
 impl Router {
@@ -219,37 +212,6 @@ impl Router {
     #[must_use]
     pub fn rows(&self) -> &Candidates {
         self.fleet.rows()
-    }
-
-    /// Explains how the policy sees the candidates for a request, without any effect.
-    pub fn explain(
-        &mut self,
-        request: &Request<'_>,
-        depths: &Depths,
-        allowed: Option<&[WorkerId]>,
-        now: f64,
-    ) -> Explanation {
-        let now = self.at(now);
-        let request = Request { number: self.number + 1, ..self.complete(request) };
-        let guessed = self.guess(&request, now);
-        let depths = guessed.as_ref().unwrap_or(depths);
-        if !self.gather(&request, depths, allowed, now) {
-            return Explanation::default();
-        }
-        self.hold_back(now);
-        let (policy, who) = (&self.policy, &self.who);
-        let candidates = self.fleet.candidates(depths, Some(&self.expected), (!who.is_empty()).then_some(who), now);
-        let cached = |row: usize| -> u32 {
-            let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
-            request.tokens - request.uncached(depth)
-        };
-        let explanation = Explanation {
-            workers: candidates.worker.iter().map(|&worker| WorkerId(worker)).collect(),
-            cached_tokens: (0..candidates.len()).map(cached).collect(),
-            terms: policy.explain(&request, candidates, now),
-        };
-        self.guessed = guessed.unwrap_or_default();
-        explanation
     }
 
     /// Guesses what workers hold of a prompt, where no events tell. Give it back to `guessed`, for its memory.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::router::Router;
-use crate::router::fleet::{Lookup, State};
+use crate::router::fleet::State;
+use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
 
 impl Router {

@@ -4,25 +4,11 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::goals::Goal;
+use super::state::{Goal, StoredBatch};
 use super::{Effects, Machine, Verdict};
 
 /// A live connection brings no batch so late that so many came before it.
 const DISORDER: u64 = 16;
-
-/// A batch that waits.
-#[derive(Debug)]
-pub(super) struct StoredBatch<P> {
-    pub(super) payload: P,
-    /// True if the batch came by the live connection.
-    pub(super) live: bool,
-}
-
-impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
-    fn as_ref(&self) -> &[u8] {
-        self.payload.as_ref()
-    }
-}
 
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Finds a batch of the live connection its place: now, later, or another epoch.
@@ -117,7 +103,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if verdict == Verdict::Refused {
             return self.refused(now, seq, live, fx);
         }
-        if verdict == Verdict::UnknownEvents && self.is_costly(now) {
+        if verdict == Verdict::UnknownEvents && self.unknown_events.add(now) {
             // What was applied of it goes as well, and the engine has it no other way.
             (self.last, self.heal_at) = (Some(seq), None);
             return self.lose(seq.saturating_add(1), fx);

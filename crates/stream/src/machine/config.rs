@@ -1,6 +1,11 @@
-//! [`MachineConfig`]: the settings that a machine reads.
+//! [`MachineConfig`]: the settings that a machine reads, and times that nobody sets.
 
 use std::time::Duration;
+
+/// Time after going live until the engine is asked for what was published before the subscription took effect.
+pub(super) const SOON: Duration = Duration::from_millis(500);
+/// Longest wait between two attempts to make a partial stream whole.
+pub(super) const HEAL_MAX: Duration = Duration::from_secs(600);
 
 /// The settings that a machine reads: each is that of `StreamConfig` of the same name.
 #[derive(Debug, Clone)]

@@ -1,27 +1,9 @@
-//! Goals of a stream: what it wants next, and how it comes from one goal to another.
+//! The way of a stream from one goal to the next.
 
 use std::time::Duration;
 
-use super::batches::StoredBatch;
-use super::life::Life;
+use super::state::{Goal, Life, StoredBatch};
 use super::{Effects, Machine};
-
-/// Goal of a stream: what it wants next.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Goal {
-    /// A live connection.
-    Connect,
-    /// Proof that the engine is still the one whose batches were applied.
-    Verify,
-    /// Everything that the replay socket has.
-    Whole,
-    /// The batches between the last one and those that wait.
-    Gap,
-    /// Nothing: batches are applied as they come.
-    Live,
-    /// A sign of life.
-    Stale,
-}
 
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Reads everything from the beginning. Nothing is held.

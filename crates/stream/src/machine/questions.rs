@@ -2,36 +2,8 @@
 
 use std::time::Duration;
 
-use super::goals::Goal;
+use super::state::{Goal, Question};
 use super::{Effects, Machine};
-
-/// A question on its way.
-#[derive(Debug)]
-pub(super) struct Ask {
-    pub(super) from: u64,
-    /// Batches that must be in the answer, by number and hash: one applied before, and one of the live connection.
-    pub(super) past: Option<(u64, u64)>,
-    pub(super) live: Option<(u64, u64)>,
-    /// True if the question is to make a partial stream whole, which goes on meanwhile.
-    pub(super) heal: bool,
-    pub(super) answered: bool,
-    /// The highest number known of when it was asked, and that of the answer.
-    pub(super) known: Option<u64>,
-    pub(super) highest: Option<u64>,
-    /// True if the answer brought anything that was missing.
-    pub(super) useful: bool,
-    pub(super) deadline: Duration,
-    /// Time at which the question ends, however much still comes.
-    pub(super) limit: Duration,
-}
-
-impl Ask {
-    /// True if there is nothing in the answer, now complete, and something must be. Of a longer one, which a full
-    /// socket may have cut, only the beginning is certain.
-    pub(super) fn lacks_proof(&self) -> bool {
-        !self.answered && (self.past.is_some() || self.live.is_some())
-    }
-}
 
 impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn can_ask(&self) -> bool {
@@ -51,19 +23,30 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.send(now, ask, fx);
     }
 
-    pub(super) fn question(&self, from: u64, past: Option<(u64, u64)>, live: Option<(u64, u64)>) -> Ask {
+    pub(super) fn question(&self, from: u64, past: Option<(u64, u64)>, live: Option<(u64, u64)>) -> Question {
         let (deadline, limit) = (Duration::ZERO, Duration::ZERO);
         let known = self.owed.max(self.last);
-        Ask { from, past, live, heal: false, answered: false, known, highest: None, useful: false, deadline, limit }
+        Question {
+            from,
+            past,
+            live,
+            heal: false,
+            answered: false,
+            known,
+            highest: None,
+            useful: false,
+            deadline,
+            limit,
+        }
     }
 
-    pub(super) fn send(&mut self, now: Duration, ask: Ask, fx: &mut impl Effects<P>) {
+    pub(super) fn send(&mut self, now: Duration, ask: Question, fx: &mut impl Effects<P>) {
         self.forget_ask(fx);
         self.counts.replays += 1;
         self.asked = now;
         fx.ask(ask.from);
         let limit = now + self.config.replay_total_timeout;
-        self.ask = Some(Ask { deadline: (now + self.config.replay_timeout).min(limit), limit, ..ask });
+        self.ask = Some(Question { deadline: (now + self.config.replay_timeout).min(limit), limit, ..ask });
     }
 
     pub(super) fn forget_ask(&mut self, fx: &mut impl Effects<P>) {
@@ -74,7 +57,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     /// A question has brought nothing, or not all. `unheard`: not even an answer.
-    pub(super) fn try_again(&mut self, now: Duration, ask: &Ask, unheard: bool, fx: &mut impl Effects<P>) {
+    pub(super) fn try_again(&mut self, now: Duration, ask: &Question, unheard: bool, fx: &mut impl Effects<P>) {
         self.attempts += u32::from(!ask.useful);
         if self.attempts >= self.config.replay_attempts {
             self.dead |= unheard;

@@ -1,32 +1,8 @@
-//! State of what a snapshot had of the stream: it is held, and the engine is to prove it before it is trusted.
-//!
-//! It is as after a lost connection: the first answer must begin with the marked batch. Only that nobody was there
-//! meanwhile, so that a number that follows is no proof at all: without an answer, what was restored is forgotten.
+//! Snapshots of a stream: trust in one that was restored, and the part of the stream that the next one may have.
 
-use super::goals::Goal;
+use super::state::{Goal, RestoreState};
 use super::{Effects, Machine};
 use crate::{Mark, Outcome, Skip};
-
-/// State of what a snapshot had of the stream.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) enum RestoreState {
-    /// A snapshot had nothing, or what became of it was told.
-    #[default]
-    Over,
-    /// The snapshot's blocks are held, and not proved.
-    Proving,
-    /// This became of what the snapshot had, and is not told yet.
-    Ended(Outcome),
-}
-
-impl RestoreState {
-    /// Notes what became of what a snapshot had, if that was not known before.
-    pub(super) fn end(&mut self, outcome: Outcome) {
-        if *self == Self::Proving {
-            *self = Self::Ended(outcome);
-        }
-    }
-}
 
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Begins with what a snapshot had, up to a batch. Nothing has happened yet.

@@ -6,28 +6,25 @@
 
 mod blocks;
 mod node;
+mod shared;
 mod tokens;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::MutexGuard;
 
-use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core};
+use kvatlas_trees::radix_trie::{NodeId, RadixTrie as Core};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::sync::MutexExt;
 use pyo3::types::{PyInt, PyList, PySet};
 
 use blocks::{Insert, Match, copies, given, list, objects};
 pub(crate) use node::TrieNode;
-use tokens::{Symbols, Token, Words};
+use shared::{SharedTrie, State, refused};
+use tokens::{Token, Words};
 
 use crate::errors;
 use crate::repr::grouped;
 use crate::scalars::{describe, int};
-
-fn refused(error: &Error) -> PyErr {
-    errors::argument(error.code(), &error.to_string())
-}
 
 /// A trie of the cached pages that a prompt can use, for an allocator of paged attention inside an engine.
 ///
@@ -46,13 +43,7 @@ fn refused(error: &Error) -> PyErr {
 ///     InvalidArgumentError: page_size is less than 1.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct RadixTrie {
-    page_size: usize,
-    state: Mutex<State>,
-}
-
-struct State {
-    trie: Core<Py<PyAny>>,
-    symbols: Symbols,
+    shared: Py<SharedTrie>,
 }
 
 /// Depth, tokens and blocks of a node, to be turned into Python's own when the trie is not locked any more.
@@ -62,7 +53,7 @@ type Seen = (usize, Vec<Token>, Vec<Py<PyAny>>);
 impl RadixTrie {
     #[new]
     #[pyo3(signature = (page_size=None), text_signature = "(page_size=1)")]
-    fn new(page_size: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(py: Python<'_>, page_size: Option<&Bound<'_, PyAny>>) -> PyResult<Self> {
         let page_size = match page_size {
             None => 1,
             Some(given) => {
@@ -73,20 +64,20 @@ impl RadixTrie {
             }
         };
         let trie = Core::new(page_size).map_err(|error| refused(&error))?;
-        Ok(Self { page_size, state: Mutex::new(State { trie, symbols: Symbols::default() }) })
+        Ok(Self { shared: Py::new(py, SharedTrie::new(page_size, trie))? })
     }
 
     /// int: Tokens in a page.
     #[getter]
     fn page_size(&self) -> usize {
-        self.page_size
+        self.shared.get().page_size
     }
 
     /// TrieNode: The node at which every sequence begins.
     #[getter]
     fn root(slf: &Bound<'_, Self>) -> TrieNode {
         let root = slf.get().lock(slf.py()).trie.root();
-        TrieNode::new(slf, root)
+        TrieNode::new(&slf.get().shared, slf.py(), root)
     }
 
     /// Keeps a block for each page of tokens.
@@ -148,12 +139,12 @@ impl RadixTrie {
             let raw = symbols.hold(&words);
             let inserted = words.give(&raw, Insert { trie, blocks: &blocks, node });
             let known = inserted.as_ref().map_or(count, |&(_, known)| known);
-            symbols.release(raw.get(..known * slf.get().page_size).unwrap_or_default());
+            symbols.release(raw.get(..known * slf.get().shared.get().page_size).unwrap_or_default());
             inserted
         });
         drop(state);
         let (end, known) = inserted.map_err(|error| refused(&error))?;
-        Ok((TrieNode::new(slf, end), known))
+        Ok((TrieNode::new(&slf.get().shared, slf.py(), end), known))
     }
 
     /// The longest cached prefix of tokens, in whole pages.
@@ -187,7 +178,7 @@ impl RadixTrie {
         let end = words.give(&symbols.find(&words), Match { py, trie, blocks: &mut blocks, node });
         drop(state);
         let end = end.map_err(|error| refused(&error))?;
-        Ok((TrieNode::new(slf, end), given(py, blocks)?))
+        Ok((TrieNode::new(&slf.get().shared, slf.py(), end), given(py, blocks)?))
     }
 
     /// Marks a node and all nodes above it as used by a sequence. They are not evicted until it releases them.
@@ -333,31 +324,17 @@ impl RadixTrie {
             (state.trie.len(), state.trie.node_count() - 1)
         };
         let [blocks, nodes] = [blocks, nodes].map(|number| grouped(number as u64));
-        format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size)
+        format!("RadixTrie(page_size={}, blocks={blocks}, nodes={nodes})", self.page_size())
     }
 
-    /// Shows the blocks to the collector: they may lead back to the trie. Who is just using the trie holds it, so that
-    /// seeing nothing then is right.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self.state.try_lock() {
-            Ok(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
-            Err(_) => Ok(()),
-        }
-    }
-
-    fn __clear__(&self) {
-        if let Ok(mut state) = self.state.try_lock() {
-            let blocks = state.trie.clear();
-            state.symbols = Symbols::default();
-            drop(state);
-            drop(blocks);
-        }
+        visit.call(&self.shared)
     }
 }
 
 impl RadixTrie {
     fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
-        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+        self.shared.get().lock(py)
     }
 
     fn own(slf: &Bound<'_, Self>, node: Option<&Bound<'_, PyAny>>) -> PyResult<Option<NodeId>> {
@@ -369,13 +346,9 @@ impl RadixTrie {
         let node = node
             .cast::<TrieNode>()
             .map_err(|_| errors::wrong_type(&format!("node must be a TrieNode, got {}", describe(node))))?;
-        node.get().of(slf).ok_or_else(|| errors::argument("foreign_node", "the node belongs to another trie"))
-    }
-
-    /// Looks at a node with the trie locked.
-    fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&State) -> Result<T, Error>) -> PyResult<T> {
-        let looked = look(&self.lock(py));
-        looked.map_err(|error| refused(&error))
+        node.get()
+            .of(&slf.get().shared)
+            .ok_or_else(|| errors::argument("foreign_node", "the node belongs to another trie"))
     }
 }
 

@@ -7,8 +7,8 @@ use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PySet, PyTuple};
 
-use super::RadixTrie;
 use super::blocks::{copies, given, list};
+use super::shared::SharedTrie;
 
 /// The end of a cached sequence of tokens, in one RadixTrie.
 ///
@@ -17,17 +17,17 @@ use super::blocks::{copies, given, list};
 /// another end. Two nodes are equal if they stand for the same end in the same trie.
 #[pyclass(frozen, weakref, module = "kvatlas._native")]
 pub(crate) struct TrieNode {
-    trie: Py<RadixTrie>,
+    trie: Py<SharedTrie>,
     id: NodeId,
 }
 
 impl TrieNode {
-    pub(super) fn new(trie: &Bound<'_, RadixTrie>, id: NodeId) -> Self {
-        Self { trie: trie.clone().unbind(), id }
+    pub(super) fn new(trie: &Py<SharedTrie>, py: Python<'_>, id: NodeId) -> Self {
+        Self { trie: trie.clone_ref(py), id }
     }
 
     /// The node's name if it is of this trie.
-    pub(super) fn of(&self, trie: &Bound<'_, RadixTrie>) -> Option<NodeId> {
+    pub(super) fn of(&self, trie: &Py<SharedTrie>) -> Option<NodeId> {
         self.trie.is(trie).then_some(self.id)
     }
 }

@@ -1,0 +1,185 @@
+"""The whole configuration of a router: the settings of the service, which it embeds, and its own."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from kvatlas.errors import ConfigError
+from kvatlas.router.config.engines import HealthConfig, UpstreamConfig
+from kvatlas.router.config.placing import RouterSection
+from kvatlas.router.config.serving import RouterHttpConfig
+from kvatlas.service.config import Config, Engine, ResolvedConfig
+from kvatlas.service.config.kinds import Duration, shown
+from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
+from kvatlas.service.config.schema import SECTIONS
+from kvatlas.service.config.section import Section, about
+
+_FROM_0 = Duration(zero=True)
+DEFAULT_BLOCK_SIZE = 16
+
+
+@dataclass(frozen=True)
+class RouterConfig(Config):
+    """The whole configuration of a router. Durations are in seconds, sizes in bytes.
+
+    Raises:
+        ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
+    """
+
+    command: ClassVar[str] = "kvatlas router"
+
+    drain_timeout: float = field(
+        default=60.0,
+        metadata=about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),
+    )
+    http: RouterHttpConfig = field(default_factory=RouterHttpConfig)
+    router: RouterSection = field(default_factory=RouterSection)
+    upstream: UpstreamConfig = field(default_factory=UpstreamConfig)
+    health: HealthConfig = field(default_factory=HealthConfig)
+
+    def __post_init__(self) -> None:
+        for name, kind in ROUTER_SECTIONS.items():
+            if name and not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} must be {kind.__name__}, got {type(getattr(self, name)).__name__}")
+        super().__post_init__()
+        if not self.follows_events and (self.snapshot.dir is not None or self.snapshot.peer is not None):
+            raise ConfigError(
+                "snapshot.dir and snapshot.peer are for a router that follows events itself: "
+                "leave out router.index, router.global_url and router.no_events, or give them to the service at "
+                "router.index"
+            )
+        roles = {engine.role or "both" for engine in self.engines}
+        for role, other in (("prefill", "decode"), ("decode", "prefill")):
+            if role in roles and not roles & {other, "both"} and self.engines_file is None:
+                raise ConfigError(f"there are {role} engines but none for {other}: add --{other} URL")
+
+    @property
+    def sends_requests(self) -> bool:
+        """True: streams may have the name of an engine."""
+        return True
+
+    @property
+    def follows_events(self) -> bool:
+        """True if the engines' events are followed here."""
+        own = self.router
+        return own.index is None and own.global_url is None and not own.no_events
+
+    def engine_for_native(self, engine: Engine, ranks: Collection[int] = ()) -> dict[str, Any]:
+        """An engine as the native router takes it.
+
+        Args:
+            engine: The engine.
+            ranks: The ranks whose streams are given by hand.
+        """
+        about_it = {
+            "name": engine.worker,
+            "url": engine.url,
+            "role": engine.role or "both",
+            "weight": engine.weight,
+            "model": engine.model or self.model,
+            "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
+            "block_size": engine.block_size or self.block_size,
+            "ranks": engine.ranks or (sorted(ranks) or None),
+        }
+        if not engine.model:
+            about_it["models"] = []  # it is asked, all of it
+        return {name: value for name, value in about_it.items() if value is not None}
+
+    def router_for_native(
+        self, tokenizer: str | None, tokenizers: Mapping[str, str], holds: tuple[str, ...] = (), *, log: bool = False
+    ) -> dict[str, Any]:
+        """The configuration of the native router: JSON types, durations in seconds, files by their path.
+
+        Args:
+            tokenizer: `router.tokenizer` as a path, `engine`, or None.
+            tokenizers: `router.tokenizers` likewise.
+            holds: What the embedded service waits for before it says that it is ready.
+            log: Whether the native part writes its log.
+        """
+        service = self.for_native(holds, log=log)
+        sections = {"http": service.pop("http")}
+        sections |= {name: getattr(self, name).for_native() for name in ("upstream", "health")}
+        sections["upstream"]["key"] = self.discovery.bearer()
+        own = self.router.for_native() | {"tokenizer": tokenizer, "tokenizers": dict(tokenizers)}
+        return {
+            **sections,
+            **own,
+            "engines": [
+                self.engine_for_native(
+                    engine, [stream.rank for stream in self.static_streams if stream.worker == engine.worker]
+                )
+                for engine in self.engines
+            ],
+            "service": service if self.follows_events else None,
+            "routing_group": self.routing_group,
+            "block_size": self.block_size or DEFAULT_BLOCK_SIZE,
+            "log": service["log"],
+        }
+
+
+class _InRole:
+    """Reads engines of one role."""
+
+    def __init__(self, role: str) -> None:
+        self._role = role
+
+    def of(self, value: Any, /) -> Engine:
+        engine = Engine.of(value)
+        if engine.role not in (None, self._role):
+            raise ConfigError(
+                f"engine {shown(engine.shown_url)}: role is {engine.role!r}, but it is given as {self._role}"
+            )
+        return dataclasses.replace(engine, role=self._role)
+
+
+ROUTER_SECTIONS: dict[str, type[Section]] = {
+    "": RouterConfig,
+    "http": RouterHttpConfig,
+    "router": RouterSection,
+    "upstream": UpstreamConfig,
+    "health": HealthConfig,
+    **{name: section for name, section in SECTIONS.items() if name not in ("", "http", "sites")},
+}
+ROUTER_LISTS: dict[str, tuple[str, str, EntryKind]] = {
+    **LISTS,
+    "prefill": ("--prefill", "KVATLAS_PREFILL", _InRole("prefill")),
+    "decode": ("--decode", "KVATLAS_DECODE", _InRole("decode")),
+}
+ROUTER_SECRETS = SECRETS | {
+    "router.index_key": ("KVATLAS_INDEX_KEY", "router.index_key_file"),
+    "router.global_key": ("KVATLAS_GLOBAL_KEY", "router.global_key_file"),
+    "router.peer_key": ("KVATLAS_PEER_KEY", "router.peer_key_file"),
+}
+ROUTER = Schema(
+    RouterConfig,
+    ROUTER_SECTIONS,
+    ROUTER_LISTS,
+    {"engine": "engines", "prefill": "engines", "decode": "engines", "stream": "static_streams"},
+    ROUTER_SECRETS,
+)
+"""The settings of `kvatlas router`."""
+
+
+def read_router_config(
+    flags: Mapping[str, Any] | None = None, env: Mapping[str, str] | None = None, file: Path | str | None = None
+) -> ResolvedConfig[RouterConfig]:
+    """Put a router's configuration together, as `kvatlas.service.read_config` does for a service.
+
+    Args:
+        flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
+        env: The environment; that of the process if not given.
+        file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
+
+    Raises:
+        ConfigError: Something is unknown or wrong; the message says what, where, and what would be right.
+    """
+    return read_as(ROUTER, flags, env, file)
+
+
+def show_router_config(resolved: ResolvedConfig[RouterConfig]) -> str:
+    """The settings in force as TOML, each with where it came from; bearer keys are left out."""
+    return show_config(resolved, ROUTER)
