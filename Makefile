@@ -21,6 +21,8 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 # The extension has no tests in Rust, and yet is among the packages, without the defaults, as in its own build: so all that
 # both depend on has the same features, and is compiled once.
 CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
+# How the tests have the extension; the product's has `trees` in place of `lab`.
+DEV := --no-default-features --features lab --locked
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router bench-live real-engines clients \
 	check-deploy manifests image audit sbom requirements soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
@@ -258,31 +260,34 @@ sanitize: check-tools  ## address sanitizer (needs a nightly toolchain), then Va
 docs: docs-rust docs-site  ## the documentation: the site in target/site, Rust's in target/doc, without warnings
 
 docs-rust: .venv/ready
-	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-default-features --no-deps
+	RUSTDOCFLAGS="-D warnings" cargo doc --locked --workspace --no-default-features --features kvatlas-python/lab --no-deps
 
 docs-site: build-tests
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 
-# One wheel an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one: what NumPy,
-# which it needs, asks for as well. zig compiles and links for each of them.
+# One wheel of each package an architecture, for every Python from 3.11 on and every Linux with this glibc or a later one:
+# what NumPy, which it needs, asks for as well. zig compiles and links for each of them.
 ARCHITECTURES ?= x86_64 aarch64
 MANYLINUX ?= manylinux_2_28
 WHEELS := target/wheels
 
-wheels: $(WHEELS)/ready  ## manylinux wheels in dist: make wheels ARCHITECTURES=aarch64
+wheels: $(WHEELS)/ready  ## manylinux wheels in dist, kvatlas and kvatlas-lab: make wheels ARCHITECTURES=aarch64
 	@rm -f $(WHEELS)/outcome; failed=0; \
 	for arch in $(ARCHITECTURES); do \
 		target=$$arch-unknown-linux-gnu; std=$$(rustc --print sysroot)/lib/rustlib/$$target/lib; \
 		test -d $$std || rustup target add $$target || true; \
-		if ! test -d $$std; then \
-			outcome="not built: Rust's standard library for $$target is not installed (rustup target add $$target)"; failed=1; \
-		elif env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" $(WHEELS)/venv/bin/maturin build --release --locked \
-				--zig --target $$target --compatibility $(MANYLINUX) --out dist \
-			&& wheel=$$(ls -t dist/kvatlas-*-$(MANYLINUX)_$$arch.whl | head -n 1) \
-			&& $(WHEELS)/venv/bin/auditwheel show $$wheel | tr '\n' ' ' | grep -q "following platform tag: \"$(MANYLINUX)_$$arch\""; then \
-			outcome="$$wheel"; \
-		else outcome="failed, see above"; failed=1; fi; \
-		echo "$$arch: $$outcome" >> $(WHEELS)/outcome; \
+		for package in kvatlas kvatlas_lab; do \
+			if ! test -d $$std; then \
+				outcome="not built: Rust's standard library for $$target is not installed (rustup target add $$target)"; failed=1; \
+			elif (test $$package = kvatlas || cd lab; env -u PYO3_PYTHON PATH="$(CURDIR)/$(WHEELS)/venv/bin:$$PATH" \
+					$(CURDIR)/$(WHEELS)/venv/bin/maturin build --release --locked \
+					--zig --target $$target --compatibility $(MANYLINUX) --out $(CURDIR)/dist) \
+				&& wheel=$$(ls -t dist/$$package-*-$(MANYLINUX)_$$arch.whl | head -n 1) \
+				&& $(WHEELS)/venv/bin/auditwheel show $$wheel | tr '\n' ' ' | grep -q "following platform tag: \"$(MANYLINUX)_$$arch\""; then \
+				outcome="$$wheel"; \
+			else outcome="failed, see above"; failed=1; fi; \
+			echo "$$package for $$arch: $$outcome" >> $(WHEELS)/outcome; \
+		done; \
 	done; echo; cat $(WHEELS)/outcome; exit $$failed
 
 $(WHEELS)/ready: requirements/wheels.txt | check-tools
@@ -291,33 +296,37 @@ $(WHEELS)/ready: requirements/wheels.txt | check-tools
 	@touch $@
 
 # The extension is installed in one place, as `make demo` and the benchmarks want it or as the tests do: which of the
-# two it is now, the one stamp that exists says.
+# two it is now, the one stamp that exists says. It has the laboratory in it, as that of the wheel `kvatlas-lab`, which is
+# the product's and more: so one is compiled.
 
 build: .venv/extension-release  ## the extension as it is released, installed in .venv
 
 build-tests: .venv/extension-dev  ## the extension for tests, with assertions: quick to build
 
 .venv/extension-release: .venv/ready $(RUST)
-	$(BIN)/maturin develop --release --locked
+	$(BIN)/maturin develop --release --features lab --locked
 	@rm -f .venv/extension-*; touch $@
 
 # Optimized, without what only matters to somebody who measures: compiled in a fraction of the time.
 .venv/extension-demo: .venv/ready $(RUST)
-	$(BIN)/maturin develop --profile demo --locked
+	$(BIN)/maturin develop --profile demo --features lab --locked
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.
 .venv/extension-dev: requirements/build.txt requirements/dev.txt $(RUST)
 	@$(MAKE) --no-print-directory --jobs 2 compile-extension .venv/ready
-	$(LINTED) $(BIN)/maturin develop --no-default-features --locked --quiet
+	$(LINTED) $(BIN)/maturin develop $(DEV) --quiet
 	@rm -f .venv/extension-*; touch $@
 
 compile-extension: .venv/bin/maturin
-	$(LINTED) $(BIN)/maturin develop --no-default-features --locked --skip-install
+	$(LINTED) $(BIN)/maturin develop $(DEV) --skip-install
 
-target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE)
+# The laboratory's first: it is the extension that the tests run on. For the product's, only what is in crates/python is
+# compiled again.
+target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE) lab/pyproject.toml
 	@rm -rf $(@D)
-	$(LINTED) $(BIN)/maturin build --profile dev --no-default-features --locked --compatibility linux --out $(@D)
+	cd lab && $(LINTED) ../$(BIN)/maturin build --profile dev $(DEV) --compatibility linux --out ../$(@D)
+	$(LINTED) $(BIN)/maturin build --profile dev $(DEV:lab=trees) --compatibility linux --out $(@D)
 	@touch $@
 
 .venv/pyvenv.cfg: | check-tools

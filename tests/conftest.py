@@ -24,6 +24,18 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VARIABLES] = given | own
 
 
+# Folders of tests that start processes and wait for them. On a busy machine one may miss its deadline. It is run once
+# more, and the summary names it ("RERUN"): one that is named there often has a race, which must be mended.
+_OF_PROCESSES = ("cli", "client", "deploy", "page", "router", "router_command", "service", "sim")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    tests = Path(__file__).parent
+    for item in items:
+        if item.path.relative_to(tests).parts[0] in _OF_PROCESSES:
+            item.add_marker(pytest.mark.flaky(reruns=1))
+
+
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
     """Called by pytest-xdist for each worker."""

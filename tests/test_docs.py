@@ -17,6 +17,7 @@ from tools.docs import errors as error_page
 
 from kvatlas import errors
 from kvatlas.cli import main
+from kvatlas.routing import Router
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -182,6 +183,18 @@ def test_the_configuration_page_has_every_setting() -> None:
     page = configuration.page()
     for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `streams.stale_after` |"):
         assert row in page
+
+
+def test_the_page_of_policies_has_every_option_of_the_default() -> None:
+    with pytest.raises(errors.PolicyError) as caught:
+        Router(workers=("w0",), block_size=16, options={"no_such": 1})
+    names = str(caught.value).partition(" it has ")[2].split(", ")
+    page = (ROOT / "docs/reference/policies.md").read_text(encoding="utf-8")
+    section = next(part for part in page.split("\n## ") if part.startswith("`kvatlas`"))
+    listed = [
+        name for row in re.findall(r"^\| (`[^|]+`) \|", section, re.MULTILINE) for name in re.findall(r"\w+", row)
+    ]
+    assert listed == names
 
 
 def test_an_unknown_generated_part_ends_the_build() -> None:

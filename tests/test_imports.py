@@ -25,7 +25,7 @@ FORBIDDEN = {
     "lab": ("cli",),
 }
 # Below everything else: the index and what it needs.
-INDEX = ("errors", "events", "reference", "types", "wire", "_extras", "_hashes", "_tables", "_text")
+INDEX = ("errors", "events", "reference", "types", "wire", "_extension", "_extras", "_hashes", "_tables", "_text")
 ROOMS = ("cli", "client", "lab", "router", "routing", "service", "sim", "sites", "tokenize", "trees")
 
 

@@ -10,7 +10,7 @@ import importlib as _importlib
 import warnings as _warnings
 from typing import TYPE_CHECKING
 
-from kvatlas import errors, events
+from kvatlas import _extension, errors, events  # noqa: F401 - the first chooses what `kvatlas._native` is
 from kvatlas._native import BlockIndex, Match, __version__, build_profile, content_hashes, prefix_hashes
 
 if TYPE_CHECKING:

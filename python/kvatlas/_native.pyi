@@ -58,6 +58,7 @@ __all__ = [
     "content_hashes",
     "decode_batch",
     "encode_batch",
+    "has_lab",
     "hash_node_path",
     "hash_token_path",
     "keyed_content_hashes",
@@ -82,6 +83,7 @@ _Key: TypeAlias = tuple[str, SupportsIndex] | tuple[bytes] | bytes | str
 
 __version__: Final[str]
 build_profile: Final[str]
+has_lab: Final[bool]
 
 @final
 class Match:

@@ -59,7 +59,7 @@ def test_a_workload_and_policies_to_compare(run: Run) -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        ((), "Give a TRACE, --workload NAME or --decisions FILE."),
+        ((), "Give a TRACE, --workload NAME, --decisions FILE or --router URL."),
         (("t.jsonl", "--workload", "chat"), "mutually exclusive"),
         (("t.jsonl", "--policy", "best"), "best"),
         (("t.jsonl", "--plot", "p.gif"), "must end in .png, .svg or .html"),

@@ -8,7 +8,7 @@ use kvatlas_index::Stats;
 use kvatlas_wire::Reason;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::encode_registry;
-use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric as _, MetricEncoder, NoLabelSet};
+use prometheus_client::encoding::{DescriptorEncoder, EncodeGaugeValue, EncodeMetric as _, MetricEncoder, NoLabelSet};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
@@ -396,6 +396,10 @@ pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str,
 ///
 /// # Errors
 /// If what is written to takes no more.
-pub fn gauge_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: i64) -> Done {
+pub fn gauge_of<const N: usize>(
+    family: &mut MetricEncoder<'_>,
+    labels: &[(&str, &str); N],
+    value: impl EncodeGaugeValue,
+) -> Done {
     ConstGauge::new(value).encode(family.encode_family(labels)?)
 }

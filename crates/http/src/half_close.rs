@@ -2,7 +2,7 @@
 //!
 //! The end of what a client sends is kept from hyper, which would give the request up, until the answer is there. While
 //! there is no answer, the client gets an interim one now and then: a socket that nobody reads any more answers that with
-//! a reset, and the request is given up. docs/design/2026-11-25-half-close.md has the reasons.
+//! a reset, and the request is given up. docs/design/http.md has the reasons.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};

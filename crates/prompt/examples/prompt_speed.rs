@@ -11,6 +11,7 @@
 //! |---|---|
 //! | `SHAPE` | `chat` (the default), `messages` as Claude Code sends them, or `responses` as Codex does |
 //! | `BYTES` | bytes of a chat's text at first, 48000 if not given |
+//! | `TURNS` | next turns of each chat, 6 if not given |
 //! | `COMMON` | if set, the common tokenizer library is measured too, and everything compared with it |
 //!
 //! Printed are the median and the 99th percentile, beside the tokenizer libraries' own time for the same text. Who comes
@@ -160,6 +161,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         Some(_) => return Err("SHAPE must be chat, messages or responses".into()),
     };
     let first_bytes = variable("BYTES").map_or(Ok(FIRST_BYTES), |bytes| bytes.parse())?;
+    let turns_each = variable("TURNS").map_or(Ok(TURNS), |turns| turns.parse())?;
     let has_common = variable("COMMON").is_some();
     let mut arguments = std::env::args().skip(1);
     let model = arguments.next().ok_or("the first argument must be a tokenizer.json or a directory that has one")?;
@@ -227,7 +229,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         }
         tokens += prompted.0;
         rounds += 1;
-        for _ in 0..TURNS {
+        for _ in 0..turns_each {
             for _ in 0..2 {
                 let Some(text) = corpus.next(TURN_BYTES / 2) else { break 'chats };
                 said.push(text);

@@ -29,6 +29,7 @@ pub(crate) struct Chat<'a> {
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
+    /// True if the answer goes on with the last message.
     continues: bool,
     dialect: Dialect,
     more: Vec<(String, Value)>,
@@ -49,6 +50,8 @@ pub(crate) struct ChatText {
     pub(crate) same: usize,
     /// Places at which the text of each message begins; empty if they are not known.
     pub(crate) begins: Vec<usize>,
+    /// The beginning of the answer, whose tokens follow those of the text.
+    pub(crate) answer: Option<String>,
     /// The reason why the text ends before the prompt does.
     pub(crate) cut: Option<WhyNot>,
     /// The messages, as the template took them.
@@ -111,17 +114,8 @@ impl<'a> Chat<'a> {
         }
         let goes_on = !before.is_empty();
         let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
-            Endpoint::Responses => {
-                let made = convert::of_responses(parts, dialect, merges_system, goes_on)?;
-                ConvertedChat {
-                    continues: made.continues || read(parts.continue_final_message).unwrap_or(false),
-                    ..made
-                }
-            }
-            Endpoint::Messages => {
-                let made = convert::of_messages(parts, dialect, merges_system, goes_on)?;
-                ConvertedChat { continues: read(parts.continue_final_message).unwrap_or(false), ..made }
-            }
+            Endpoint::Responses => convert::of_responses(parts, dialect, merges_system, goes_on)?,
+            Endpoint::Messages => convert::of_messages(parts, dialect, merges_system, goes_on)?,
             Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings => {
                 let (messages, ends) = messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?, dialect)?;
                 if messages.is_empty() && !goes_on {
@@ -169,7 +163,8 @@ impl<'a> Chat<'a> {
             is_apart,
             tools,
             documents: parts.documents.filter(|raw| is_there(Some(raw))).map(messages::value).transpose()?,
-            add_generation_prompt: read(parts.add_generation_prompt).unwrap_or(true),
+            add_generation_prompt: read(parts.add_generation_prompt)
+                .unwrap_or_else(|| dialect.begins_answer(request.endpoint)),
             dialect,
             continues,
             more,
@@ -207,28 +202,35 @@ impl<'a> Chat<'a> {
 
     /// The text, of which much may be the beginning of an earlier one.
     pub(crate) fn render(self, template: &ChatTemplate, earlier: Earlier<'_>) -> Result<ChatText, WhyNot> {
-        let last = if self.continues { self.last_text() } else { None };
+        let is_vllm = self.dialect.is_vllm();
+        // SGLang has the message end, and the answer begin with its tokens.
+        let continues = self.continues && is_vllm;
+        let last = if continues { self.last_text() } else { None };
         let TemplateMessages { messages: new, cut } =
             messages::prepare(self.messages, template.as_parts, self.keeps_images, self.dialect);
         let mut messages = self.before;
         messages.extend(new);
         let mut shown = messages.clone();
-        if !self.dialect.is_vllm() && !self.continues {
+        let mut answer = None;
+        if !is_vllm && self.continues {
+            answer = dialect_chat::take_answer(&mut shown);
+        } else if !is_vllm {
             dialect_chat::end_with_user(&mut shown);
         }
         let variables = Variables {
             messages: shown,
             tools: self.tools,
             documents: self.documents,
-            add_generation_prompt: self.add_generation_prompt && !self.continues,
+            add_generation_prompt: self.add_generation_prompt && !continues,
             more: self.more,
         };
         let rendered = template.render_after(earlier, variables);
         let Text { text, same, begins } = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
-        let mut rendered = ChatText { text, same, begins, cut, messages, ends: self.ends };
-        if self.continues || cut.is_some() {
+        let answer = answer.filter(|_| cut.is_none());
+        let mut rendered = ChatText { text, same, begins, answer, cut, messages, ends: self.ends };
+        if continues || cut.is_some() {
             let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| WhyNot::TemplateRefuses)?;
-            if self.continues {
+            if continues {
                 // The text goes on where the last message ends: what the template writes after it goes.
                 let last = last.ok_or(WhyNot::TemplateRefuses)?;
                 let end = continued(&text, &last).ok_or(WhyNot::TemplateRefuses)?;

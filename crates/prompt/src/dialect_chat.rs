@@ -78,6 +78,11 @@ impl Dialect {
         made
     }
 
+    /// True if a chat has the beginning of an answer at its end where the request says nothing of it.
+    pub(crate) fn begins_answer(self, endpoint: Endpoint) -> bool {
+        !(self.is_vllm() && endpoint == Endpoint::Embeddings)
+    }
+
     /// A tool call of a chat with its fields in the engine's order. vLLM keeps others behind them, SGLang does not.
     pub(crate) fn call(self, call: &Value, function: &Value) -> Value {
         if self.is_vllm() {
@@ -113,6 +118,15 @@ pub(crate) fn end_with_user(messages: &mut [Value]) {
     if let Some(content) = field(last, "content").filter(|content| is_assistant && content.as_str().is_some()) {
         *last = object([("role", "user".into()), ("content", content)]);
     }
+}
+
+/// Takes the last message from a chat if it is an assistant's and a text, which is returned.
+pub(crate) fn take_answer(messages: &mut Vec<Value>) -> Option<String> {
+    let last = messages.last()?;
+    let is_assistant = field(last, "role").as_ref().and_then(Value::as_str) == Some("assistant");
+    let answer = field(last, "content").filter(|_| is_assistant)?.as_str()?.to_owned();
+    messages.pop();
+    Some(answer)
 }
 
 /// The name of a function in a namespace of tools.

@@ -66,11 +66,13 @@ impl Question {
     ///
     /// The reason why there is nothing to ask for. A prompt that is given as tokens is [`WhyNot::NoPrompt`].
     pub fn of(request: &Request<'_>, dialect: Dialect, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+        let request = &dialect.known_fields(request);
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(WhyNot::Stored);
         }
         match request.endpoint {
+            Endpoint::Chat if is_there(parts.input_ids) => Err(WhyNot::NoPrompt),
             Endpoint::Chat => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Responses | Endpoint::Messages => Self::of_other(request, dialect, model),
@@ -127,10 +129,13 @@ impl Question {
         }
         let no = RawValue::from_string("false".to_owned()).map_err(|_| WhyNot::NotJson)?;
         let is_whole = cut.is_none();
+        // An engine's `/tokenize` takes a chat for one that is to be answered.
+        let begins = parts.add_generation_prompt.filter(|raw| is_there(Some(raw)));
+        let begins = begins.or_else(|| (!dialect.begins_answer(request.endpoint)).then_some(&*no));
         let asked = [
             ("messages", Some(first.as_deref().unwrap_or(all))),
             ("tools", parts.tools),
-            ("add_generation_prompt", if is_whole { parts.add_generation_prompt } else { Some(&*no) }),
+            ("add_generation_prompt", if is_whole { begins } else { Some(&*no) }),
             ("continue_final_message", parts.continue_final_message.filter(|_| is_whole)),
             ("add_special_tokens", parts.add_special_tokens),
             ("chat_template", parts.chat_template),
@@ -246,6 +251,21 @@ mod tests {
             WhyNot::Stored
         );
         assert_eq!(ask(Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#).unwrap_err(), WhyNot::OtherItem);
+    }
+
+    #[test]
+    fn what_only_one_engine_has_is_asked_of_that_one() {
+        let body = r#"{"messages": [{"role": "user"}], "add_generation_prompt": false, "input_ids": [1]}"#;
+        let vllm = json!({"model": "m", "messages": [{"role": "user"}], "add_generation_prompt": false});
+        assert_eq!(asked(Endpoint::Chat, body), vllm);
+        let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
+        assert_eq!(Question::of(&request, Dialect::Sglang, None, false), Err(WhyNot::NoPrompt));
+        let body = body.replace(r#", "input_ids": [1]"#, "");
+        let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
+        let question = Question::of(&request, Dialect::Sglang, None, false).unwrap();
+        assert_eq!(question.body, br#"{"messages":[{"role": "user"}]}"#);
+        // A chat that is embedded has no beginning of an answer.
+        assert_eq!(asked(Endpoint::Embeddings, r#"{"messages": [{"role": "user"}]}"#), vllm);
     }
 
     #[test]

@@ -29,6 +29,7 @@ mod engine;
 mod error;
 mod files;
 mod json_string;
+mod known_fields;
 mod media;
 mod messages;
 mod pictures;
@@ -39,6 +40,7 @@ mod request;
 mod rope;
 mod template;
 mod tokenizer;
+mod truncation;
 mod turns;
 mod why_not;
 

@@ -7,12 +7,10 @@
 //! makes of everything before it is as ever, and the tokens end there.
 
 use std::borrow::Cow;
-use std::fmt;
 
 use minijinja::Value;
 use minijinja::value::ValueKind;
 use serde::Deserialize;
-use serde::de::{self, Deserializer, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
 use crate::dialect::Dialect;
@@ -127,7 +125,7 @@ struct RequestMessage<'a> {
     #[serde(borrow)]
     role: Option<Key<'a>>,
     #[serde(borrow)]
-    content: Option<Content<'a>>,
+    content: Option<&'a RawValue>,
     #[serde(borrow)]
     tool_calls: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -176,11 +174,10 @@ pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'
 fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, WhyNot> {
     let Key(role) = given.role.ok_or(WhyNot::BadMessages)?;
     let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
-    let Content(content, is_list) = given.content.unwrap_or_default();
     Ok(Message {
         role,
-        content,
-        is_list,
+        content: given.content.map(content).transpose()?.unwrap_or_default(),
+        is_list: given.content.is_some_and(|content| content.get().starts_with('[')),
         tool_calls: given.tool_calls.map(|calls| tool_calls(calls, dialect)).transpose()?.unwrap_or_default(),
         reasoning: reasoning.map(value).transpose()?.filter(|value| !value.is_none()),
         tool_call_id: given.tool_call_id.map(value).transpose()?,
@@ -191,46 +188,15 @@ fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, W
 
 /// The parts of a content: null, a string, or a list.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, WhyNot> {
-    serde_json::from_str(raw.get()).map(|Content(parts, _)| parts).map_err(|_| WhyNot::BadMessages)
-}
-
-/// The parts of a content as it stands in a request, and whether they are a list there.
-#[derive(Default)]
-struct Content<'a>(Vec<Part<'a>>, bool);
-
-impl<'de: 'a, 'a> Deserialize<'de> for Content<'a> {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Parts;
-
-        impl<'de> Visitor<'de> for Parts {
-            type Value = Content<'de>;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("null, a string, or a list of parts")
-            }
-
-            fn visit_unit<E: de::Error>(self) -> Result<Self::Value, E> {
-                Ok(Content(Vec::new(), false))
-            }
-
-            fn visit_borrowed_str<E: de::Error>(self, text: &'de str) -> Result<Self::Value, E> {
-                Ok(Content(vec![Part::Text(Cow::Borrowed(text))], false))
-            }
-
-            fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Content(vec![Part::Text(Cow::Owned(text.to_owned()))], false))
-            }
-
-            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
-                let mut parts = Vec::new();
-                while let Some(raw) = list.next_element::<&'de RawValue>()? {
-                    parts.push(part(raw).map_err(|_| de::Error::custom("not a part of a message"))?);
-                }
-                Ok(Content(parts, true))
-            }
+    let json = raw.get();
+    match json.as_bytes().first() {
+        Some(b'"') => Ok(vec![Part::Text(string(json).ok_or(WhyNot::BadMessages)?)]),
+        Some(b'[') => {
+            let list: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
+            list.into_iter().map(part).collect()
         }
-
-        deserializer.deserialize_any(Parts)
+        _ if json == "null" => Ok(Vec::new()),
+        _ => Err(WhyNot::BadMessages),
     }
 }
 

@@ -20,6 +20,7 @@ use crate::request::{BodyPrompt, Request, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, Earlier};
 use crate::tokenizer::{Library, TextTokens, Tokenizer};
+use crate::truncation::truncated;
 use crate::turns::{Before, NewTurn};
 use crate::why_not::WhyNot;
 
@@ -76,6 +77,8 @@ pub struct Prompter {
     template_kwargs: Vec<(String, Value)>,
     /// The token that the template writes for an image.
     image_token: Option<u32>,
+    /// The token with which each text begins, if the model has such (`bos_token`).
+    begin_token: Option<u32>,
     /// The effort by which vLLM has the template leave out thinking, found when it is first asked for.
     no_effort: OnceLock<&'static str>,
     notes: Vec<String>,
@@ -118,6 +121,11 @@ impl Prompter {
             made.template = made.compiled(&files, DEFAULT).map(Arc::new);
             made.with_tools = made.compiled(&files, WITH_TOOLS).map(Arc::new);
         }
+        let begin = files.special_tokens.iter().find(|(name, _)| name == "bos_token");
+        made.begin_token = begin.and_then(|(_, text)| match tokenizer.encode(text, false)?.ids.to_vec()[..] {
+            [one] => Some(one),
+            _ => None,
+        });
         made.tokenizer = Some(Arc::new(tokenizer));
         made.image_token = files.image_token;
         Ok(made)
@@ -157,6 +165,7 @@ impl Prompter {
             with_tools: None,
             template_kwargs,
             image_token: None,
+            begin_token: None,
             no_effort: OnceLock::new(),
             notes: Vec::new(),
         })
@@ -173,6 +182,7 @@ impl Prompter {
             with_tools: self.with_tools.clone(),
             template_kwargs: self.template_kwargs.clone(),
             image_token: self.image_token,
+            begin_token: self.begin_token,
             no_effort: OnceLock::new(),
             notes: Vec::new(),
         }
@@ -228,9 +238,11 @@ impl Prompter {
         before: Option<&Before>,
     ) -> Option<(PromptTokens, Option<NewTurn>)> {
         let mut kept = None;
+        let are_common = request.parts.are_common();
+        let request = &self.options.dialect.known_fields(request);
         let made = match request.given() {
             Ok(BodyPrompt::Tokens { first, prompts }) => {
-                Ok(PromptTokens { is_plain: true, ..whole(first, prompts, request) })
+                Ok(PromptTokens { is_plain: true, ..whole(first, (0, 0), prompts, request) })
             }
             Ok(BodyPrompt::Text { first, prompts }) => {
                 let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
@@ -246,6 +258,7 @@ impl Prompter {
             why_not: Some(why_not),
             ..PromptTokens::default()
         });
+        made.is_plain &= are_common;
         if made.why_not.is_some_and(WhyNot::may_have_media)
             && let Some(media) = request.media()
         {
@@ -315,7 +328,7 @@ impl Prompter {
                 Earlier { text: &turn.text, begins: &turn.begins, known }
             }
         };
-        let ChatText { text, same, begins, cut, mut messages, ends } = match chat.render(template, earlier) {
+        let ChatText { text, same, begins, answer, cut, mut messages, ends } = match chat.render(template, earlier) {
             Ok(rendered) => rendered,
             Err(_) if images.is_some() => return self.chat(request, before, kept, false),
             Err(why_not) => return Some(Err(why_not)),
@@ -323,7 +336,7 @@ impl Prompter {
         // A chat's template writes the special tokens.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
         let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
-        let string = || String::from_utf8(text.to_vec()).unwrap_or_default();
+        let string = || String::from_utf8(text.to_vec()).unwrap_or_default() + answer.as_deref().unwrap_or_default();
         if images.is_some() && !plain {
             return self.chat(request, before, kept, false);
         }
@@ -351,7 +364,12 @@ impl Prompter {
                 ..PromptTokens::default()
             }));
         }
-        let mut made = PromptTokens { is_plain, ..whole(tokens.ids.clone(), 1, request) };
+        let ids = match answer.as_deref().map(|answer| self.begun(answer)) {
+            None => tokens.ids.clone(),
+            Some(Some(answer)) => tokens.ids.followed(tokens.ids.len(), &answer),
+            Some(None) => return Some(Err(WhyNot::NoTokenizer)),
+        };
+        let mut made = PromptTokens { is_plain, ..whole(ids, (0, 0), 1, request) };
         if self.options.text {
             made.text = string();
         }
@@ -382,6 +400,18 @@ impl Prompter {
             && self.options.dialect.is_vllm()
             && request.endpoint == Endpoint::Chat
             && !is_there(request.parts.truncate_prompt_tokens)
+    }
+
+    /// The tokens with which an answer begins: SGLang takes the text for one that stands alone, but for the token with
+    /// which each text begins.
+    fn begun(&self, answer: &str) -> Option<Vec<u32>> {
+        let tokenizer = self.tokenizer.as_ref().filter(|_| !answer.is_empty());
+        let Some(tokenizer) = tokenizer else { return Some(Vec::new()) };
+        let mut ids = tokenizer.encode(answer, true)?.ids.to_vec();
+        if ids.first().is_some_and(|first| self.begin_token == Some(*first)) {
+            ids.remove(0);
+        }
+        Some(ids)
     }
 
     /// The effort by which vLLM has the template leave out thinking: `none`, or `low` if the template refuses that or
@@ -415,7 +445,8 @@ impl Prompter {
         let Some(TextTokens { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
             return self.without_tokens(text, prompts, Some(WhyNot::NoTokenizer), request);
         };
-        let mut made = whole(ids, prompts, request);
+        let around = if add_special_tokens { tokenizer.around() } else { (0, 0) };
+        let mut made = whole(ids, around, prompts, request);
         if cut.is_some() {
             made.whole = false;
             made.why_not = cut;
@@ -448,11 +479,10 @@ impl Prompter {
 }
 
 /// All of a prompt's tokens, but for those that the request has the engine cut off.
-fn whole(tokens: impl Into<Rope<u32>>, prompts: u32, request: &Request<'_>) -> PromptTokens {
-    let mut tokens = tokens.into();
-    if let Some(most) = read::<usize>(request.parts.truncate_prompt_tokens) {
-        tokens = tokens.after(tokens.len().saturating_sub(most)).into();
-    }
+///
+/// `around`: how many of the first and of the last are special tokens that the tokenizer has added.
+fn whole(tokens: impl Into<Rope<u32>>, around: (usize, usize), prompts: u32, request: &Request<'_>) -> PromptTokens {
+    let tokens = truncated(tokens.into(), around, request);
     let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     PromptTokens { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..PromptTokens::default() }
 }

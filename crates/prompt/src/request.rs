@@ -100,6 +100,9 @@ pub(crate) struct Parts<'a> {
     pub(crate) thinking: Option<&'a RawValue>,
     pub(crate) output_config: Option<&'a RawValue>,
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
+    pub(crate) truncation_side: Option<&'a RawValue>,
+    /// A chat that is given as tokens, beside its messages.
+    pub(crate) input_ids: Option<&'a RawValue>,
 }
 
 /// A prompt as the body gives it.
@@ -166,6 +169,7 @@ impl<'a> Request<'a> {
     pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, WhyNot> {
         let parts = &self.parts;
         match self.endpoint {
+            Endpoint::Chat if is_there(parts.input_ids) => prompt(parts.input_ids),
             Endpoint::Chat | Endpoint::Messages => parts.messages.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
             Endpoint::Responses => parts.input.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
             Endpoint::Embeddings if parts.messages.is_some() => Ok(BodyPrompt::Chat),
@@ -313,6 +317,8 @@ impl<'a> Fields<'a> {
             "thinking" => &mut parts.thinking,
             "output_config" => &mut parts.output_config,
             "truncate_prompt_tokens" => &mut parts.truncate_prompt_tokens,
+            "truncation_side" => &mut parts.truncation_side,
+            "input_ids" => &mut parts.input_ids,
             _ => return None,
         })
     }

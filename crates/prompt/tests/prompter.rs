@@ -48,8 +48,6 @@ fn prompts_of_completions() {
     let without = tokens(r#"{"prompt": "some words", "add_special_tokens": false}"#);
     assert_eq!(with.tokens()[0], 1);
     assert_eq!(with.tokens()[1..], *without.tokens());
-    let last = tokens(r#"{"prompt": "some words", "truncate_prompt_tokens": 2}"#);
-    assert_eq!(last.tokens(), &with.tokens()[with.tokens().len() - 2..]);
     for (body, expected, prompts) in [
         (r#"{"prompt": [1, 2, 3]}"#, &[1, 2, 3][..], 1),
         (r#"{"prompt": [[1, 2], [3]]}"#, &[1, 2], 2),
@@ -61,6 +59,34 @@ fn prompts_of_completions() {
     assert_eq!(ask(&prompter, Endpoint::Embeddings, r#"{"input": "some words"}"#).tokens(), with.tokens());
 }
 
+/// A request without a side has the tokenizer cut, as the library itself does; one with a side has its tokens cut.
+#[test]
+fn prompts_that_are_cut() {
+    let prompter = open("metaspace");
+    let words = "some words that are more than a few tokens";
+    let mut library = tokenizers::Tokenizer::from_file(model("metaspace").join("tokenizer.json")).unwrap();
+    let all = library.encode_fast(words, true).unwrap().get_ids().to_vec();
+    for (endpoint, field, direction) in [
+        (Endpoint::Completions, "prompt", tokenizers::TruncationDirection::Left),
+        (Endpoint::Embeddings, "input", tokenizers::TruncationDirection::Right),
+    ] {
+        for most in [1, 2, 3, 5, all.len() - 1, all.len(), all.len() + 1] {
+            let cut = tokenizers::TruncationParams { max_length: most, direction, ..Default::default() };
+            library.with_truncation(Some(cut)).unwrap();
+            let body = |more: &str| format!(r#"{{"{field}": "{words}", "truncate_prompt_tokens": {most}{more}}}"#);
+            let expected = library.encode_fast(words, true).unwrap().get_ids().to_vec();
+            assert_eq!(ask(&prompter, endpoint, &body("")).tokens(), expected, "{endpoint:?} {most}");
+            let kept = most.min(all.len());
+            let left = ask(&prompter, endpoint, &body(r#", "truncation_side": "left""#));
+            assert_eq!(left.tokens(), &all[all.len() - kept..]);
+            let right = ask(&prompter, endpoint, &body(r#", "truncation_side": "right""#));
+            assert_eq!(right.tokens(), &all[..kept]);
+        }
+        let whole = ask(&prompter, endpoint, &format!(r#"{{"{field}": "{words}", "truncate_prompt_tokens": -1}}"#));
+        assert_eq!(whole.tokens(), all);
+    }
+}
+
 #[test]
 fn other_kinds_of_chats() {
     let prompter = open("byte_level");
@@ -69,7 +95,7 @@ fn other_kinds_of_chats() {
         (Endpoint::Responses, r#"{"input": [{"role": "user", "content": [{"type": "input_text", "text": "hi"}]}]}"#),
         (Endpoint::Messages, r#"{"messages": [{"role": "user", "content": "hi"}]}"#),
         (Endpoint::Messages, r#"{"messages": [{"role": "user", "content": [{"type": "text", "text": "hi"}]}]}"#),
-        (Endpoint::Embeddings, r#"{"messages": [{"role": "user", "content": "hi"}]}"#),
+        (Endpoint::Embeddings, r#"{"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": true}"#),
     ] {
         assert_eq!(text(&prompter, endpoint, body), HI, "{body}");
     }
@@ -167,6 +193,85 @@ fn a_message_that_goes_on() {
     let body = r#"{"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "I am"}],
         "continue_final_message": true, "add_generation_prompt": false}"#;
     assert_eq!(text(&prompter, Endpoint::Chat, body), HI.to_owned() + "I am");
+}
+
+/// SGLang has the last message end, and puts its tokens behind those of the beginning of an answer.
+#[test]
+fn an_answer_that_goes_on_in_sglang() {
+    let options = Options { text: true, dialect: Dialect::Sglang, ..Options::default() };
+    let prompter = Prompter::open(model("metaspace"), options).unwrap();
+    let tokens = |text: &str, special: bool| {
+        let body = serde_json::json!({"prompt": text, "add_special_tokens": special}).to_string();
+        let vllm = open("metaspace");
+        ask(&vllm, Endpoint::Completions, &body).tokens().to_vec()
+    };
+    let chat = |role: &str, content: &str, more: &str| {
+        format!(
+            r#"{{"messages": [{{"role": "user", "content": "hi"}}, {{"role": "{role}", "content": {content}}}]{more}}}"#
+        )
+    };
+    let goes_on = r#", "continue_final_message": true, "add_generation_prompt": false"#;
+    let made = ask(&prompter, Endpoint::Chat, &chat("assistant", r#""I am""#, goes_on));
+    let (before, answer) = (tokens(HI, false), tokens("I am", true));
+    // Its tokens are made alone, but for the token with which a text begins.
+    assert_eq!(made.tokens(), [&before[..], &answer[1..]].concat());
+    assert_eq!((answer[0], made.why_not, made.whole), (1, None, true));
+    assert_eq!(made.text, HI.to_owned() + "I am");
+    for (role, content, more, expected) in [
+        ("assistant", r#""""#, goes_on, HI.to_owned()),
+        ("assistant", "null", goes_on, HI.to_owned()),
+        ("user", r#""b""#, goes_on, HI.replace("hi<|im_end|>\n", "hi<|im_end|>\n<|im_start|>user\nb<|im_end|>\n")),
+        ("assistant", r#""b""#, "", HI.replace("hi<|im_end|>\n", "hi<|im_end|>\n<|im_start|>user\nb<|im_end|>\n")),
+    ] {
+        let made = ask(&prompter, Endpoint::Chat, &chat(role, content, more));
+        assert_eq!(made.text, expected, "{role} {content} {more}");
+        assert_eq!(made.tokens(), tokens(&expected, false));
+    }
+    // Nothing is known behind an image, so nor is the answer.
+    let image = r#"[{"type": "image_url", "image_url": {"url": "x"}}]"#;
+    let body = chat("user", image, goes_on);
+    let body = body.replace("]}]", r#"]}, {"role": "assistant", "content": "I am"}]"#);
+    let made = ask(&prompter, Endpoint::Chat, &body);
+    assert_eq!((made.why_not, made.text.contains("I am")), (Some(WhyNot::Image), false));
+}
+
+#[test]
+fn fields_that_an_engine_does_not_have() {
+    let source = "{% for m in messages %}{{ m.role }} {% endfor %}{{ documents }} {{ add_generation_prompt }}";
+    let open = |dialect| {
+        let options = Options { chat_template: Some(source.into()), text: true, dialect, ..Options::default() };
+        Prompter::open(model("metaspace"), options).unwrap()
+    };
+    let (vllm, sglang) = (open(Dialect::Vllm32), open(Dialect::Sglang));
+    let all = r#""documents": [1], "add_generation_prompt": false, "add_special_tokens": true, "truncate_prompt_tokens": 2,
+        "truncation_side": "left", "continue_final_message": false"#;
+    let messages = r#""messages": [{"role": "user", "content": "hi"}]"#;
+    let chat = format!("{{{messages}, {all}}}");
+    let made = ask(&vllm, Endpoint::Chat, &chat);
+    assert_eq!((&*made.text, made.token_count()), ("user [1] False", 2));
+    assert!(!made.is_alike(chat.as_bytes()));
+    // SGLang has none of these, and vLLM has them for chats only.
+    let input = r#""input": "hi""#;
+    for (prompter, endpoint, given) in [
+        (&sglang, Endpoint::Chat, messages),
+        (&sglang, Endpoint::Messages, messages),
+        (&sglang, Endpoint::Responses, input),
+        (&vllm, Endpoint::Messages, messages),
+        (&vllm, Endpoint::Responses, input),
+    ] {
+        let own = r#""chat_template": "x", "continue_final_message": true"#;
+        let own = if endpoint == Endpoint::Chat { r#""chat_template": "x""# } else { own };
+        let made = ask(prompter, endpoint, &format!("{{{given}, {all}, {own}}}"));
+        assert_eq!((&*made.text, made.why_not), ("user None True", None), "{endpoint:?}");
+        assert_eq!(made.tokens(), ask(prompter, endpoint, &format!("{{{given}}}")).tokens());
+    }
+    // A chat that is embedded is not answered.
+    assert_eq!(ask(&vllm, Endpoint::Embeddings, &format!("{{{messages}}}")).text, "user None False");
+    // A chat may have its tokens beside it, which only SGLang takes.
+    let both = format!(r#"{{{messages}, "input_ids": [5, 6]}}"#);
+    assert_eq!(ask(&sglang, Endpoint::Chat, &both).tokens(), [5, 6]);
+    assert_eq!(ask(&vllm, Endpoint::Chat, &both).text, "user None True");
+    assert!(!ask(&vllm, Endpoint::Chat, &both).is_alike(both.as_bytes()));
 }
 
 #[test]

@@ -33,12 +33,14 @@ pub(crate) fn index(error: &Error) -> PyErr {
 }
 
 /// The refusal of a store of the ladder that continues a block that is not held.
+#[cfg(feature = "lab")]
 pub(crate) fn unknown_parent(message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "UnknownParentError", "unknown_parent", message)
 }
 
 /// The exception for a rung of the ladder that cannot go on.
+#[cfg(feature = "lab")]
 pub(crate) fn rung(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "DesignError", code, message)

@@ -6,9 +6,9 @@ use kvatlas_index::{OwnedMatch, View};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
+use crate::among::names;
 use crate::repr::grouped;
 use crate::scalars::{TierName, TopK};
-use crate::worker_depths::names;
 
 /// The depth to which each worker holds a query, at the time of the lookup.
 ///

@@ -1,6 +1,9 @@
 //! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
 
+mod among;
+#[cfg(feature = "lab")]
 mod bench;
+#[cfg(feature = "lab")]
 mod designs;
 mod errors;
 mod events;
@@ -21,8 +24,10 @@ mod sequences;
 mod service;
 mod sites;
 mod stats;
+#[cfg(feature = "trees")]
 mod trees;
 mod wire;
+#[cfg(feature = "trees")]
 mod worker_depths;
 
 use pyo3::prelude::*;
@@ -55,10 +60,14 @@ fn _native(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(wire::decode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::encode_batch, module)?)?;
     module.add_function(wrap_pyfunction!(wire::keyed_content_hashes, module)?)?;
-    designs::register(module)?;
-    bench::register(module)?;
     routing::register(module)?;
+    #[cfg(feature = "trees")]
     trees::register(module)?;
+    #[cfg(feature = "lab")]
+    designs::register(module)?;
+    #[cfg(feature = "lab")]
+    bench::register(module)?;
+    module.add("has_lab", cfg!(feature = "lab"))?;
     module.add("__version__", env!("CARGO_PKG_VERSION"))?;
     module.add("build_profile", if cfg!(debug_assertions) { "debug" } else { "release" })?;
     Ok(())

@@ -6,12 +6,12 @@ use std::time::Duration;
 use kvatlas_follow::Follower;
 use kvatlas_router::config::Handover;
 use kvatlas_router::{Config, Router as Inner};
-use kvatlas_routing::Policy;
+use kvatlas_routing::BoxedPolicy;
 use pyo3::prelude::*;
 
 use crate::errors;
 use crate::router_policy::{GuardedPolicy, learn_names};
-use crate::routing::Names;
+use crate::routing::{Names, policies};
 
 /// The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
 ///
@@ -50,7 +50,11 @@ impl RouterServer {
         let own = policy.map(|policy| GuardedPolicy::new(&policy, names.clone())).transpose()?;
         let start = || {
             let config = Config::from_json(settings_json)?;
-            Inner::start_with(config, own.map(|policy| Box::new(policy) as Box<dyn Policy>))
+            let policy: BoxedPolicy = match own {
+                Some(own) => Box::new(own),
+                None => config.make_policy(&policies())?,
+            };
+            Inner::start_with(config, policy)
         };
         let inner = py.detach(start).map_err(|error| errors::router(&error))?;
         let made = Self { inner, names };

@@ -83,16 +83,6 @@ argument! {
     Flag(bool) = |value| flag(value, "count_copies");
     /// The greatest number of workers.
     TopK(usize) = |value| count(value, "top_k");
-    /// True if a rung's deviations are mended.
-    Strict(bool) = |value| flag(value, "strict");
-    /// The number of threads that apply a rung's events.
-    EventThreads(usize) = |value| size(value, "event_threads");
-    /// The number of blocks that a positional rung jumps.
-    JumpSize(usize) = |value| size(value, "jump_size");
-    /// The number of actors of a sharded rung.
-    Shards(usize) = |value| size(value, "shards");
-    /// The number of workers in a group.
-    GroupSize(usize) = |value| size(value, "group_size");
 }
 
 /// A data-parallel rank.
@@ -155,15 +145,6 @@ fn count(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
     let value = int(value, || what.to_owned())?;
     if value.lt(0)? {
         return Err(errors::argument("out_of_range", &format!("{what} must be at least 0, got {value}")));
-    }
-    Ok(value.extract().unwrap_or(usize::MAX))
-}
-
-/// A number of things, at least 1.
-fn size(value: &Bound<'_, PyAny>, what: &str) -> PyResult<usize> {
-    let value = int(value, || what.to_owned())?;
-    if value.lt(1)? {
-        return Err(errors::argument("out_of_range", &format!("{what} must be at least 1, got {value}")));
     }
     Ok(value.extract().unwrap_or(usize::MAX))
 }

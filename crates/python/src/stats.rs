@@ -1,6 +1,5 @@
 //! Sizes and counts as dicts.
 
-use kvatlas_designs::LadderStats;
 use kvatlas_index::Stats;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -30,22 +29,8 @@ pub(crate) fn index<'py>(py: Python<'py>, stats: &Stats) -> PyResult<Bound<'py, 
     )
 }
 
-/// The dict of a design's `stats`.
-pub(crate) fn design<'py>(py: Python<'py>, stats: &LadderStats) -> PyResult<Bound<'py, PyDict>> {
-    dict(
-        py,
-        [
-            ("workers", stats.workers),
-            ("blocks", stats.blocks),
-            ("entries", stats.entries),
-            ("refused", stats.refused),
-            ("unknown_removals", stats.unknown_removals),
-            ("messages", stats.messages),
-        ],
-    )
-}
-
-fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); N]) -> PyResult<Bound<'py, PyDict>> {
+/// The dict of numbers by name.
+pub(crate) fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); N]) -> PyResult<Bound<'py, PyDict>> {
     let dict = PyDict::new(py);
     for (name, number) in numbers {
         dict.set_item(name, number)?;

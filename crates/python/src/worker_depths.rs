@@ -1,4 +1,4 @@
-//! Names with their depths, and the names of `among`: the common part of all matches.
+//! Names with their depths: the common part of the matches that are made of plain depths.
 
 use std::cmp::Reverse;
 use std::collections::HashSet;
@@ -7,20 +7,10 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::errors;
-use crate::scalars::{TopK, describe, string};
+use crate::among::names;
+use crate::scalars::TopK;
 
-/// The names of `among`.
-pub(crate) fn names(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
-    let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
-    if among.is_instance_of::<pyo3::types::PyString>() {
-        return Err(wanted());
-    }
-    let items = among.try_iter().map_err(|_| wanted())?.enumerate();
-    items.map(|(at, worker)| Ok(string(&worker?, &format!("among[{at}]"))?.to_owned())).collect()
-}
-
-/// Names with their depths, deepest first: the common part of the matches that are made of plain depths.
+/// Names with their depths, deepest first.
 pub(crate) struct WorkerDepths(Vec<(Arc<str>, usize)>);
 
 impl WorkerDepths {

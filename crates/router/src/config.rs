@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvatlas_follow::log::LogConfig;
 use kvatlas_http::{Secret, TlsConfig};
+use kvatlas_routing::{BoxedPolicy, Options, PolicyTable};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -370,6 +371,15 @@ impl HttpConfig {
 }
 
 impl Config {
+    /// Makes the policy that the configuration names, one of `policies`.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if there is none of that name, or it cannot use an option.
+    pub fn make_policy(&self, policies: &PolicyTable) -> Result<BoxedPolicy, Error> {
+        let options = Value::Object(self.policy_options.clone()).to_string();
+        Ok(policies.make(&self.policy, Options::from_json(&options)?, self.seed)?)
+    }
+
     /// The configuration that Python hands over as JSON, with every field.
     ///
     /// # Errors

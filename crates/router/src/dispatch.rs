@@ -145,6 +145,7 @@ async fn dispatch(
             Ok(json(StatusCode::OK, streams.to_string()))
         }
         RouterAnswer::Decisions => admin::decisions(app, query).await,
+        RouterAnswer::Reuse => Ok(json(StatusCode::OK, app.places.reuse().to_string())),
         RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
         RouterAnswer::Model => admin::model(app, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.

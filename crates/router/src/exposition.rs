@@ -4,7 +4,7 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvatlas_follow::metrics::{self, count_of, counter, describe};
+use kvatlas_follow::metrics::{self, count_of, counter, describe, gauge_of};
 use kvatlas_http::metrics::write_process;
 use kvatlas_prompt::{Endpoint, WhyNot};
 use kvatlas_routing::{Kind, Refusal, Why};
@@ -65,6 +65,7 @@ impl Collector for Scrape {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
         self.requests(&mut encoder)?;
         self.decisions(&mut encoder)?;
+        self.reuse(&mut encoder)?;
         self.sessions(&mut encoder)?;
         self.engines(&mut encoder)
     }
@@ -285,6 +286,15 @@ impl Scrape {
             let least = buckets.iter().zip([0.0].iter().chain(buckets.iter().map(|(bound, _)| bound)));
             let sum = least.map(|((_, count), below)| *count as f64 * below).sum();
             family.encode_family(&[("reason", *reason)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn reuse(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+        let help = "Share of the prompt tokens of about the last hour that one cache could hold: one as large as all engines' caches, or one without limit; NaN as long as that is not known";
+        let mut family = describe(encoder, "possible_hit_rate", help, MetricType::Gauge)?;
+        for (cache, rate) in ["fleet", "unlimited"].into_iter().zip(self.0.places.possible_hit_rates()) {
+            gauge_of(&mut family, &[("cache", cache)], rate.unwrap_or(f64::NAN))?;
         }
         Ok(())
     }

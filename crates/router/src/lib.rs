@@ -50,6 +50,7 @@ pub mod record;
 mod refusal;
 mod remote;
 mod remote_service;
+mod reuse;
 mod router;
 mod routes;
 mod server;

@@ -9,7 +9,7 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::log;
 use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Server, Threads};
-use kvatlas_routing::Policy;
+use kvatlas_routing::{BoxedPolicy, PolicyTable};
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -60,14 +60,15 @@ impl Router {
     /// [`Error::Config`] if a setting cannot be used, [`Error::Start`] if the address cannot be listened at, the
     /// certificate cannot be read, or there are no threads to be had.
     pub fn start(config: Config) -> Result<Self, Error> {
-        Self::start_with(config, None)
+        let policy = config.make_policy(&PolicyTable::own())?;
+        Self::start_with(config, policy)
     }
 
-    /// Starts to listen, with a policy of the caller's own if there is one.
+    /// Starts to listen, with a policy that the caller has made.
     ///
     /// # Errors
     /// As [`Router::start`].
-    pub fn start_with(config: Config, policy: Option<Box<dyn Policy>>) -> Result<Self, Error> {
+    pub fn start_with(config: Config, policy: BoxedPolicy) -> Result<Self, Error> {
         log::start(config.log);
         let config = Arc::new(config);
         let front = Front::new(config.http.front(), true)?;

@@ -43,6 +43,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
 pub(crate) fn router(app: &App) -> Value {
     let counts = &app.counts;
     let places = app.places.summary();
+    let [fleet, unlimited] = app.places.possible_hit_rates();
     json!({
         "policy": places.policy,
         "in_flight": places.in_flight,
@@ -53,6 +54,7 @@ pub(crate) fn router(app: &App) -> Value {
         "expected_cached_tokens": places.counts.expected_cached,
         "reported_cached_tokens": places.counts.reported_cached,
         "placed": places.counts.placed,
+        "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
         "changing_prompts": app.sessions.habits(),
     })
 }

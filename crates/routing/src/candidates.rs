@@ -115,6 +115,42 @@ macro_rules! push {
 }
 
 impl Candidates {
+    /// So many idle workers, numbered from 0, of which nothing is known but that they have room: a fleet to try a policy on.
+    #[must_use]
+    pub fn idle(count: usize) -> Self {
+        Self {
+            worker: (0..count as u32).collect(),
+            device_blocks: vec![0; count],
+            host_blocks: vec![0; count],
+            any_blocks: vec![0; count],
+            predicted_blocks: vec![0; count],
+            shared_blocks: vec![0; count],
+            trusted: vec![true; count],
+            requests: vec![0; count],
+            waiting: vec![0; count],
+            queued_tokens: vec![0.0; count],
+            queued_prompt_tokens: vec![0.0; count],
+            head_tokens: vec![0.0; count],
+            head_elapsed: vec![0.0; count],
+            held_tokens: vec![0.0; count],
+            context_tokens: vec![0.0; count],
+            used_blocks: vec![0.0; count],
+            output_tokens_left: vec![0.0; count],
+            reported_waiting: vec![f64::NAN; count],
+            reported_running: vec![f64::NAN; count],
+            reported_kv_usage: vec![f64::NAN; count],
+            reported_age: vec![f64::NAN; count],
+            prefill_rate: vec![f64::NAN; count],
+            step_time: vec![f64::NAN; count],
+            age: vec![1e6; count],
+            sent: vec![0; count],
+            last_cold: vec![f64::NEG_INFINITY; count],
+            held_blocks: vec![0.0; count],
+            capacity_blocks: vec![1e6; count],
+            weight: vec![1.0; count],
+        }
+    }
+
     /// The number of candidates.
     #[must_use]
     pub fn len(&self) -> usize {

@@ -8,10 +8,11 @@
 //! | `error.rs`, `options.rs` | refusals; a policy's settings, read and checked in one place |
 //! | `time.rs`, `rng.rs` | seconds in order; chance with a seed |
 //! | `request.rs`, `candidates.rs`, `depths.rs` | what a policy is shown: a request, a row for each worker and rank; what a lookup found |
-//! | `policy.rs` | [`Policy`], and what it answers |
-//! | `policies/` | the policies of other routers, by their published formulas, and the plain ones |
+//! | `policy.rs`, `policy_entry.rs` | [`Policy`], and what it answers; a name for one |
+//! | `parts/` | what policies are made of: chance, a ring of workers, tables of terms |
+//! | `policies/` | the plain policies |
 //! | `cost/` | our own policy, `kvatlas`: seconds of expected harm; all its weights |
-//! | `names.rs` | [`by_name`] |
+//! | `policy_table.rs` | [`PolicyTable`]: policies by name |
 //! | `predict/` | what nobody has announced: prompts on their way, and caches of engines that announce nothing |
 //! | `speed.rs` | how fast a worker has proved to be |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
@@ -25,10 +26,12 @@ mod candidates;
 mod cost;
 mod depths;
 mod error;
-mod names;
 mod options;
-pub mod policies;
+pub mod parts;
+mod policies;
 mod policy;
+mod policy_entry;
+mod policy_table;
 mod predict;
 mod request;
 mod rng;
@@ -41,9 +44,10 @@ pub use candidates::Candidates;
 pub use cost::Weights;
 pub use depths::{Depth, Depths};
 pub use error::Error;
-pub use names::{by_name, names};
 pub use options::Options;
 pub use policy::{Choice, Placement, Policy, Terms};
+pub use policy_entry::{BoxedPolicy, PolicyEntry, boxed};
+pub use policy_table::{PolicyTable, by_name};
 pub use predict::{Forgets, PredictedIndex};
 pub use request::{Kind, Request};
 pub use router::{

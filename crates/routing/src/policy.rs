@@ -100,4 +100,10 @@ pub trait Policy: Send {
         let _ = (request, candidates, now);
         None
     }
+
+    /// Returns the number of requests that the policy remembers, and of things that it remembers of workers. Both are 0
+    /// once all requests have ended and all workers have left.
+    fn remembered(&self) -> (usize, usize) {
+        (0, 0)
+    }
 }

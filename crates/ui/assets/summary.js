@@ -41,7 +41,7 @@ function figures(state, rows, last) {
     all.push(
       ["Requests", perSecond(last.requests), `${count(state.requests)} in all`],
       ["In flight", whole(state.in_flight), state.waiting_here ? `${whole(state.waiting_here)} wait for an engine` : "none waits"],
-      ["Hit rate", percent(last.hit_real), `predicted ${percent(last.hit_predicted)}`],
+      ["Hit rate", percent(last.hit_real), `predicted ${percent(last.hit_predicted)}, possible ${percent(last.hit_possible)}`],
       ["First token", duration(last.ttft), `p99 ${duration(last.ttft_p99)}`],
       ["Decision", duration(last.decision), "body to engine"],
       ["Errors", count(state.errors ?? 0), `${count(state.retries ?? 0)} tried again`, state.errors > 0 ? "warn" : ""],
@@ -109,8 +109,9 @@ const CHARTS = {
       note: "Share of prompts of which an engine held at least one block" },
   ],
   router: [
-    { title: "Hit rate", lines: [{ name: "real", field: "hit_real" }, { name: "predicted", field: "hit_predicted" }],
-      format: percent, top: 1, note: "Share of prompt tokens taken from a cache: as engines report it, and as decisions said" },
+    { title: "Hit rate", lines: [{ name: "real", field: "hit_real" }, { name: "predicted", field: "hit_predicted" },
+        { name: "possible", field: "hit_possible" }],
+      format: percent, top: 1, note: "Share of prompt tokens taken from a cache: as engines report it, as decisions said, and as one cache as large as all the engines' could have held over the last hour" },
     { title: "First token", lines: [{ name: "p50", field: "ttft" }, { name: "p99", field: "ttft_p99" }], format: duration },
     { title: "Requests a second", lines: [{ name: "requests", field: "requests" }], format: rate },
     { title: "In flight", lines: [{ name: "at engines", field: "in_flight" }, { name: "waiting here", field: "waiting_here" }],

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import functools
+import json
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from kvatlas.cli import INTERRUPTED
-from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
+from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
 from kvatlas.cli.replay_options import fleet_options, named_trace, prepare_replay, results_options, traffic_options
 from kvatlas.cli.replay_results import write_results
+from kvatlas.cli.router_reader import RouterReader
+from kvatlas.cli.service_options import hint, key_of, trust
+from kvatlas.errors import ClientError
+from kvatlas.lab.capacity.live import live_as_json, live_plan
+from kvatlas.lab.capacity.live_report import print_live
 from kvatlas.lab.capacity.plan import CapacityPlan, as_json, make_variants, measure_plan
 from kvatlas.lab.capacity.plot import write_plot
 from kvatlas.lab.capacity.report import print_plan
 from kvatlas.sim import read_trace
+
+# What goes with --router.
+_LIVE = {"router", "key_file", "ca", "watch", "json_to"}
+_MOST = 10_000  # decisions that are asked for at once
+_PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
 
 
 @click.command(short_help="Say what limits a fleet, and what more cache, engines or speed would be worth.")
@@ -39,6 +53,24 @@ from kvatlas.sim import read_trace
     "[default: four times the cache]",
 )
 @click.option("--quick", is_flag=True, help="Simulate nothing: only the hit rate by the size of the cache.")
+@click.option(
+    "--router", metavar="URL", help="A running router, whose own figures of the last hour are used: no TRACE."
+)
+@click.option(
+    "--key-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the router's key. Alternatively, set KVATLAS_KEY.",
+)
+@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https.")
+@click.option(
+    "--watch",
+    type=click.FloatRange(0, 3600),
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="Time for which the router's decisions are watched, to say what requests wait for.",
+)
 @results_options
 @exit_status
 def plan(trace: Path | None, **options: Any) -> None:
@@ -47,8 +79,15 @@ def plan(trace: Path | None, **options: Any) -> None:
     The hit rate of one cache of any size is computed from the trace. Then the fleet that the options describe is
     simulated as it is, with more and less cache, with more and fewer engines, and with faster ones.
 
-    Ctrl-C ends it with a report of the results so far. Exit status: 0; 2 if an argument is invalid; 130 after Ctrl-C.
+    With --router, nothing is simulated: the router says what its engines found in their caches, what one cache of any
+    size could have held of the same prompts, and what its decisions expect requests to wait for.
+
+    Ctrl-C ends it with a report of the results so far. Exit status: 0; 2 if an argument is
+    invalid; 1 if the router does not respond or refuses; 130 after Ctrl-C.
     """
+    if options["router"] is not None:
+        _run_live(options)
+        return
     found = _run(trace, options)
     if found.partial:
         sys.exit(INTERRUPTED)
@@ -59,7 +98,7 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan:
     made = named_trace(workload, record, options)
     if made is None:
         if path is None:
-            raise click.UsageError("Give a TRACE, --workload NAME or --decisions FILE.")
+            raise click.UsageError("Give a TRACE, --workload NAME, --decisions FILE or --router URL.")
         made = read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
     host = options["host_tokens"]
     host = 4 * config.fleet.engine.cache_tokens if host is None else host
@@ -75,3 +114,42 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan:
     for file in written:
         click.echo(f"Wrote {file}.", err=True)
     return found
+
+
+def _run_live(options: dict[str, Any]) -> None:
+    context = click.get_current_context()
+    given = [name for name in context.params if context.get_parameter_source(name) is ParameterSource.COMMANDLINE]
+    if others := sorted(set(given) - _LIVE):
+        flags = ", ".join("TRACE" if name == "trace" else _flag(context, name) for name in others)
+        raise click.UsageError(f"--router measures a running fleet: leave out {flags}.")
+    try:
+        with RouterReader(options["router"], key_of(options["key_file"], os.environ), trust(options["ca"])) as reader:
+            decisions = _watched(reader, options["watch"])
+            found = live_plan(reader.reuse(), decisions)
+    except ClientError as error:
+        click.echo(f"Error: {error}{hint(error, 'kvatlas router', '--router')}", err=True)
+        sys.exit(1)
+    to_stdout = options["json_to"] == "-"
+    print_live(found, options["router"], console(stderr=to_stdout))
+    if options["json_to"] is not None:
+        text = json.dumps(live_as_json(found), indent=2)
+        if to_stdout:
+            click.echo(text)
+        else:
+            file = Path(options["json_to"])
+            write_output(file, functools.partial(file.write_text, text + "\n", encoding="utf-8"))
+            click.echo(f"Wrote {file}.", err=True)
+
+
+def _watched(reader: RouterReader, seconds: float) -> list[dict[str, Any]]:
+    """The decisions that the router keeps now and makes within some seconds, each once."""
+    found = {decision["number"]: decision for decision in reader.decisions(_MOST)}
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        time.sleep(min(left, _PAUSE))
+        found |= {decision["number"]: decision for decision in reader.decisions(_MOST)}
+    return list(found.values())
+
+
+def _flag(context: click.Context, name: str) -> str:
+    return next(option.opts[0] for option in context.command.params if option.name == name)

@@ -92,7 +92,9 @@ def _summary(look: Look, first: Look, before: Look) -> Text:
         words.append("1 retry" if router["retries"] == 1 else f"{router['retries']:,} retries")
     hits = _hits(look, first)
     if hits is not None:
-        words.append(f"hits {percent(hits)}")
+        possible = router.get("possible_hit_rate") or {}
+        most = possible.get("fleet") or possible.get("unlimited")
+        words.append(f"hits {percent(hits)}" + (f", possible {percent(most)}" if most is not None else ""))
     expected = _since(look, first, "expected_cached_tokens")
     reported = _since(look, first, "reported_cached_tokens")
     if expected:

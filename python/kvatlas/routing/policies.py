@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import kvatlas
-from kvatlas._native import policy_names
+from kvatlas._native import has_lab, policy_names
 from kvatlas._text import nearest
 from kvatlas.errors import PolicyError
 
@@ -26,7 +26,8 @@ def check_name(name: str) -> None:
     names = policy_names()
     if name not in names:
         hint = nearest(name, names, otherwise=f"it must be one of {', '.join(names)}, or module:Class")
-        raise PolicyError(f"no policy {name!r}: {hint}")
+        more = "" if has_lab else "; those of other routers need kvatlas-lab: pip install 'kvatlas[lab]'"
+        raise PolicyError(f"no policy {name!r}: {hint}{more}")
 
 
 def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -> object:

@@ -10,6 +10,7 @@ SMALL = ReplayConfig(
     fleet=FleetConfig(engines=4, engine=EngineConfig(block_size=64, blocks=1_536, chunk=512)),
     policies=POLICIES,
     check=0.15,
+    check_seconds=60.0,  # more than it takes on a busy machine
 )
 
 

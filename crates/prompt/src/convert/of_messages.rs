@@ -11,6 +11,7 @@ use super::chat::ConvertedChat;
 use super::pieces::{call, of_text, system};
 use super::tools;
 use crate::dialect::Dialect;
+use crate::json_string;
 use crate::messages::{Message, Part, listed, object, value};
 use crate::request::{Parts, is_there, string};
 use crate::why_not::WhyNot;
@@ -29,20 +30,20 @@ struct Turn<'a> {
 struct Block<'a> {
     #[serde(borrow, rename = "type")]
     kind: Cow<'a, str>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     text: Option<Cow<'a, str>>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     thinking: Option<Cow<'a, str>>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     id: Option<Cow<'a, str>>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     name: Option<Cow<'a, str>>,
     /// The name of a tool that is referred to.
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     tool_name: Option<Cow<'a, str>>,
     #[serde(borrow)]
     input: Option<&'a RawValue>,
-    #[serde(borrow)]
+    #[serde(borrow, default, deserialize_with = "json_string::field")]
     tool_use_id: Option<Cow<'a, str>>,
     #[serde(borrow)]
     content: Option<&'a RawValue>,

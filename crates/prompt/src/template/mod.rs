@@ -172,7 +172,8 @@ impl ChatTemplate {
     /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
     /// each message begins, if each is written for itself.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
-        let mut output = Output::after(earlier);
+        let room = if earlier.len() == 0 { texts_length(&variables.messages) } else { 0 };
+        let mut output = Output::after(earlier, room);
         let (messages, watched) = if self.is_local {
             let watched = MeteredMessages::new(variables.messages, output.written().clone());
             (Value::from_dyn_object(watched.clone()), Some(watched))
@@ -191,6 +192,14 @@ impl ChatTemplate {
         let (same, rest) = output.text();
         Ok((same, rest, watched.map(|watched| watched.begins()).unwrap_or_default()))
     }
+}
+
+/// Bytes that the texts of messages are, where they are strings, and a little for what a template writes around each.
+fn texts_length(messages: &[Value]) -> usize {
+    /// Marks and names.
+    const AROUND: usize = 64;
+    let text = |message: &Value| message.get_attr("content").ok()?.as_str().map(str::len);
+    messages.iter().map(|message| text(message).unwrap_or(0) + AROUND).sum()
 }
 
 /// True if a name stands in a template, be it in what is code there or not.

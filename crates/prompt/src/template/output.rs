@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::rope::Rope;
 
-/// Bytes to write that are not in the earlier text, at first.
+/// The least room for bytes that are not in the earlier text.
 const ROOM: usize = 4096;
 
 /// A text that begins as an earlier one does, as far as it does.
@@ -16,13 +16,16 @@ pub(super) struct Output<'t> {
     same: usize,
     /// The bytes after these.
     rest: Vec<u8>,
+    /// Bytes to make room for at first.
+    room: usize,
     /// Number of bytes written, for others to see.
     written: Arc<AtomicUsize>,
 }
 
 impl<'t> Output<'t> {
-    pub(super) fn after(earlier: &'t Rope<u8>) -> Self {
-        Self { earlier, same: 0, rest: Vec::new(), written: Arc::default() }
+    /// `room`: bytes to make room for where the text is no longer that of the earlier one.
+    pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
+        Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default() }
     }
 
     pub(super) fn written(&self) -> &Arc<AtomicUsize> {
@@ -43,7 +46,7 @@ impl Write for Output<'_> {
             self.same += same;
             new = &bytes[same..];
             if !new.is_empty() {
-                self.rest.reserve(ROOM.max(new.len()));
+                self.rest.reserve(self.room.max(new.len()));
             }
         }
         self.rest.extend_from_slice(new);
@@ -67,7 +70,7 @@ mod tests {
             [("", 0), ("abc", 3), ("abcdef", 6), ("abcdefgh", 6), ("abxdef", 2), ("x", 0), ("abcdeg", 5)]
         {
             for cut in 1..=text.len().max(1) {
-                let mut output = Output::after(&earlier);
+                let mut output = Output::after(&earlier, 0);
                 for piece in text.as_bytes().chunks(cut) {
                     output.write_all(piece).unwrap();
                 }

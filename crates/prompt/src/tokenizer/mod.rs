@@ -16,7 +16,7 @@ use std::path::Path;
 use crate::error::Error;
 use crate::rope::Rope;
 use cuts::Cuts;
-use segments::Segments;
+use segments::{Key, Segments};
 
 /// Shorter texts take the quick library less time than what it takes to remember them.
 const QUICK_TEXT: usize = 4096;
@@ -134,6 +134,11 @@ impl Tokenizer {
         self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
+    /// Numbers of tokens before and after a text where special tokens are added, if they are known.
+    pub(crate) fn around(&self) -> (usize, usize) {
+        self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
+    }
+
     /// True if it is the quick library that makes the tokens.
     pub(crate) fn is_quick(&self) -> bool {
         matches!(self.engine, Engine::Quick(_))
@@ -145,21 +150,21 @@ impl Tokenizer {
     }
 
     /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
-    fn encode_on(&self, mut ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
-        ids.reserve(rest.len() / 3);
+    fn encode_on(&self, ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         let before = known.ids.map_or(0, |(_, count)| count);
         let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before };
         // Segments that are not known, one after another, and the tokens of one that is.
         let (mut new, mut found) = (Vec::new(), Vec::new());
         for segment in places.segments(rest) {
             let text = &rest[segment.clone()];
-            if self.is_kept(text) && self.segments.extend(text, &mut found) {
+            let key = self.is_kept(text).then(|| self.segments.key(text));
+            if key.is_some_and(|key| self.segments.extend(key, text, &mut found)) {
                 self.encode_new(rest, &new, places, &mut made)?;
                 new.clear();
                 made.push(&segment, &found);
                 found.clear();
             } else {
-                new.push(segment);
+                new.push((segment, key));
             }
         }
         self.encode_new(rest, &new, places, &mut made)?;
@@ -171,39 +176,48 @@ impl Tokenizer {
     }
 
     /// Tokenize segments that stand one after another: at once, since calls for short texts take longer.
-    fn encode_new(&self, rest: &str, segments: &[Range<usize>], places: &Cuts, made: &mut PartialTokens) -> Option<()> {
-        let [first, .., last] = segments else {
-            let Some(segment) = segments.first() else { return Some(()) };
-            let ids = self.encode_segment(&rest[segment.clone()])?;
-            made.push(segment, &ids);
-            return Some(());
-        };
+    fn encode_new(
+        &self,
+        rest: &str,
+        segments: &[(Range<usize>, Option<Key>)],
+        places: &Cuts,
+        made: &mut PartialTokens,
+    ) -> Option<()> {
+        let ([(first, _), ..], [.., (last, _)]) = (segments, segments) else { return Some(()) };
         let ids = self.engine.encode(&rest[first.start..last.end], false)?;
         let starts: Vec<usize> = places.starts(&ids).collect();
-        if starts.len() == segments.len() {
-            let ends = starts[1..].iter().copied().chain([ids.len()]);
-            for (segment, (&start, end)) in segments.iter().zip(starts.iter().zip(ends)) {
-                self.keep(&rest[segment.clone()], &ids[start..end]);
-                made.push(segment, &ids[start..end]);
-            }
-        } else {
-            for segment in segments {
-                let ids = self.encode_segment(&rest[segment.clone()])?;
+        if segments.len() > 1 && starts.len() != segments.len() {
+            for (segment, key) in segments {
+                let ids = self.engine.encode(&rest[segment.clone()], false)?;
+                self.keep(*key, &rest[segment.clone()], &ids);
                 made.push(segment, &ids);
             }
+            return Some(());
+        }
+        let offset = made.before + made.ids.len();
+        let starts = if segments.len() > 1 { &starts[..] } else { &[0] };
+        let ends = starts[1..].iter().copied().chain([ids.len()]);
+        for ((segment, key), (&start, end)) in segments.iter().zip(starts.iter().zip(ends)) {
+            self.keep(*key, &rest[segment.clone()], &ids[start..end]);
+            made.cut(segment, offset + start);
+        }
+        if made.ids.is_empty() {
+            made.ids = ids;
+            // They may be kept for long.
+            if made.ids.capacity() > made.ids.len() / 2 * 3 {
+                made.ids.shrink_to_fit();
+            }
+        } else {
+            made.ids.extend_from_slice(&ids);
         }
         Some(())
     }
 
-    fn encode_segment(&self, text: &str) -> Option<Vec<u32>> {
-        let ids = self.engine.encode(text, false)?;
-        self.keep(text, &ids);
-        Some(ids)
-    }
-
-    fn keep(&self, text: &str, ids: &[u32]) {
-        if self.is_kept(text) {
-            self.segments.insert(text, ids);
+    /// Remembers the tokens of a segment. With the quick library that takes a good part of the time that it saves, so only
+    /// what comes again is remembered.
+    fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
+        if let Some(key) = key.filter(|key| !self.is_quick() || self.segments.is_asked_again(*key)) {
+            self.segments.insert(key, text, ids);
         }
     }
 
@@ -225,10 +239,15 @@ struct PartialTokens {
 impl PartialTokens {
     /// Appends the tokens of the rest's next segment.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
-        if segment.start > 0 {
-            self.cuts.push((self.from + segment.start, self.before + self.ids.len()));
-        }
+        self.cut(segment, self.before + self.ids.len());
         self.ids.extend_from_slice(ids);
+    }
+
+    /// Notes where a segment begins, and how many tokens there are before it.
+    fn cut(&mut self, segment: &Range<usize>, tokens: usize) {
+        if segment.start > 0 {
+            self.cuts.push((self.from + segment.start, tokens));
+        }
     }
 }
 

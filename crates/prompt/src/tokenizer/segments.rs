@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use xxhash_rust::xxh3::xxh3_64_with_seed;
@@ -15,6 +16,9 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 const SHARDS: usize = 16;
 /// Bytes that an entry takes beside its text and tokens: its place in a table and two allocations.
 const ENTRY: usize = 96;
+/// Bytes of the memory for each key of a text that was asked for, and the most of these keys.
+const BYTES_A_KEY: usize = 1024;
+const MOST_KEYS: usize = 1 << 18;
 
 /// The memory.
 #[derive(Debug)]
@@ -22,9 +26,15 @@ pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,
     /// The most bytes of one generation of one shard.
     most: usize,
+    /// Keys of texts that were asked for, each in its place until another takes it.
+    asked: Box<[AtomicU64]>,
     /// Clients choose the texts: without it they could choose texts with one hash.
     seed: u64,
 }
+
+/// A key by which a text is found.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Key(u64);
 
 /// Two generations: when the young one is full, it becomes the old one, and what was not asked for since is forgotten.
 #[derive(Debug, Default)]
@@ -50,12 +60,23 @@ impl Segments {
     /// Makes an empty memory that takes at most so many bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
-        Self { shards, most: bytes / SHARDS / 2, seed: RandomState::new().hash_one(0) }
+        let asked = (0..(bytes / BYTES_A_KEY).clamp(1, MOST_KEYS)).map(|_| AtomicU64::new(0)).collect();
+        Self { shards, most: bytes / SHARDS / 2, asked, seed: RandomState::new().hash_one(0) }
+    }
+
+    /// The key of a text.
+    pub(super) fn key(&self, text: &str) -> Key {
+        Key(xxh3_64_with_seed(text.as_bytes(), self.seed))
+    }
+
+    /// Notes that a text was asked for. Returns whether it was before, as far as that is known.
+    pub(super) fn is_asked_again(&self, Key(key): Key) -> bool {
+        let place = &self.asked[(key >> 8) as usize % self.asked.len()];
+        place.swap(key, Relaxed) == key
     }
 
     /// Append the tokens of a text, if they are remembered.
-    pub(super) fn extend(&self, text: &str, ids: &mut Vec<u32>) -> bool {
-        let key = xxh3_64_with_seed(text.as_bytes(), self.seed);
+    pub(super) fn extend(&self, Key(key): Key, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut shard = self.shard(key);
         if let Some(entry) = shard.young.get(&key).filter(|entry| *entry.text == *text) {
             ids.extend_from_slice(&entry.ids);
@@ -72,10 +93,9 @@ impl Segments {
     }
 
     /// Remember the tokens of a text, unless they alone would take a good part of the room.
-    pub(super) fn insert(&self, text: &str, ids: &[u32]) {
+    pub(super) fn insert(&self, Key(key): Key, text: &str, ids: &[u32]) {
         if ENTRY + text.len() + size_of_val(ids) <= self.most / 2 {
             let entry = Entry { text: text.into(), ids: ids.into() };
-            let key = xxh3_64_with_seed(text.as_bytes(), self.seed);
             self.shard(key).put(key, entry, self.most);
         }
     }
@@ -114,18 +134,26 @@ impl Shard {
 mod tests {
     use super::*;
 
+    fn insert(segments: &Segments, text: &str, ids: &[u32]) {
+        segments.insert(segments.key(text), text, ids);
+    }
+
+    fn extend(segments: &Segments, text: &str, ids: &mut Vec<u32>) -> bool {
+        segments.extend(segments.key(text), text, ids)
+    }
+
     #[test]
     fn what_is_used_stays_and_the_room_is_bounded() {
         let segments = Segments::new(1 << 20);
         let mut ids = Vec::new();
-        segments.insert("kept", &[1, 2, 3]);
+        insert(&segments, "kept", &[1, 2, 3]);
         for at in 0..20_000_u32 {
-            segments.insert(&format!("text {at}"), &[at; 20]);
-            assert!(at % 100 != 0 || segments.extend("kept", &mut ids), "{at}");
+            insert(&segments, &format!("text {at}"), &[at; 20]);
+            assert!(at % 100 != 0 || extend(&segments, "kept", &mut ids), "{at}");
         }
         assert!(segments.bytes() <= 1 << 20);
-        assert!(!segments.extend("text 0", &mut ids));
-        assert!(segments.extend("text 19999", &mut ids));
+        assert!(!extend(&segments, "text 0", &mut ids));
+        assert!(extend(&segments, "text 19999", &mut ids));
         assert_eq!(ids[..3], [1, 2, 3]);
         assert_eq!(ids[ids.len() - 20..], [19_999; 20]);
     }
@@ -133,7 +161,18 @@ mod tests {
     #[test]
     fn nothing_is_remembered_without_room() {
         let segments = Segments::new(0);
-        segments.insert("a", &[1]);
-        assert!(!segments.extend("a", &mut Vec::new()));
+        insert(&segments, "a", &[1]);
+        assert!(!extend(&segments, "a", &mut Vec::new()));
+    }
+
+    #[test]
+    fn texts_that_are_asked_for_again() {
+        let segments = Segments::new(1 << 20);
+        let asked = |text: &str| segments.is_asked_again(segments.key(text));
+        assert_eq!([asked("a"), asked("a"), asked("b"), asked("a")], [false, true, false, true]);
+        (0..100_000).for_each(|at| {
+            asked(&format!("text {at}"));
+        });
+        assert!(!asked("a"), "others have come since");
     }
 }

@@ -1,9 +1,11 @@
 //! The rungs of the ladder, as Python sees them: workers have names, changes go through the rung's own feed.
 
+mod arguments;
 mod names;
 mod positional;
 mod rung;
 mod rung_match;
+mod stats;
 
 use kvatlas_designs::RUNGS;
 use pyo3::prelude::*;

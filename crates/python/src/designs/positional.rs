@@ -5,12 +5,13 @@ use kvatlas_designs::{Concurrent, Refusal};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
+use super::arguments::{JumpSize, Strict};
 use super::names::Names;
+use super::stats::design;
 use crate::errors;
 use crate::repr::truth;
-use crate::scalars::{JumpSize, Strict, block_hash, describe, int, string, worker as name};
+use crate::scalars::{block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
-use crate::stats::design;
 
 /// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///

@@ -160,6 +160,7 @@ impl<'py> Layout<'py> {
 
     /// Makes new references to the items of a list from `start` to before `end`; fewer if the list is shorter. Makes no
     /// object and runs nothing.
+    #[cfg(feature = "trees")]
     pub(crate) fn part(self, list: &Bound<'_, PyList>, start: usize, end: usize) -> Vec<Py<PyAny>> {
         // SAFETY: counting references up runs nothing; we hold the GIL.
         let items = unsafe { self.items(list) };
@@ -199,6 +200,7 @@ impl<'py> Layout<'py> {
     }
 
     /// Makes a list of objects.
+    #[cfg(feature = "trees")]
     pub(crate) fn list(self, mut objects: Vec<Py<PyAny>>) -> PyResult<Bound<'py, PyList>> {
         // SAFETY: the length is not negative; the result is a new reference to a list, or null with an exception set.
         let list = unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyList_New(objects.len() as ffi::Py_ssize_t))? };

@@ -9,4 +9,5 @@ mod buffer;
 mod layout;
 
 pub(crate) use buffer::{Array, NewArray, Offer, offer, plain_ints};
+#[cfg(feature = "trees")]
 pub(crate) use layout::Layout;

@@ -3,11 +3,13 @@
 mod arguments;
 mod candidates;
 mod decision;
+mod policies;
 mod policy;
 mod request;
 mod router;
 mod shared;
 
+pub(crate) use policies::policies;
 pub(crate) use policy::{Failure, Names, PythonPolicy};
 use pyo3::prelude::*;
 

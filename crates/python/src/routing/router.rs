@@ -15,6 +15,7 @@ use super::arguments::{
     workers as worker_names,
 };
 use super::decision::{Decision, NamedExplanation};
+use super::policies::policies;
 use super::policy::{Failure, Names, PythonPolicy};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
@@ -64,7 +65,7 @@ pub(super) struct Inner {
 ///     list of str
 #[pyfunction]
 pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
-    PyList::new(py, core::names())
+    PyList::new(py, policies().names().collect::<Vec<_>>())
 }
 
 #[pymethods]
@@ -95,7 +96,7 @@ impl Router {
         let options = json(py, options, "options")?;
         let made = match (&name, policy) {
             (Some(name), _) => {
-                let made = Options::from_json(&options).and_then(|options| core::by_name(name, options, seed));
+                let made = Options::from_json(&options).and_then(|options| policies().make(name, options, seed));
                 match made {
                     Ok(made) => made,
                     Err(error) => {

@@ -9,6 +9,7 @@ use super::{OFF_BY, Placement, Places};
 use crate::clock::seconds;
 use crate::lock;
 use crate::observe::{AnswerFacts, Usage};
+use crate::reuse::EndedPrompt;
 
 impl Places {
     /// Notes that the first token of a stream has come.
@@ -53,6 +54,17 @@ impl Places {
         }
         if let Some(sent) = &placement.sent {
             sent.answered(&placement.engine.name, seen.usage);
+        }
+        if let Some(record) = &placement.record {
+            let prompt = EndedPrompt {
+                model: record.model.as_deref(),
+                tokens: record.tokens,
+                output: output.unwrap_or(0),
+                block_size: record.block_size,
+                hashes: &record.hashes,
+                cached: cached_of(placement, &seen.usage),
+            };
+            self.reuse.add(&prompt, seconds());
         }
         placement.ended("finished", &Usage { output, ..seen.usage }, seen.stop);
         self.put_down(placement);

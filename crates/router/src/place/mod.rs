@@ -36,6 +36,7 @@ use crate::error::Error;
 use crate::lock;
 use crate::prompts::Wants;
 use crate::record::Recorder;
+use crate::reuse::ReuseMeter;
 
 use waiter::Waiter;
 
@@ -58,6 +59,8 @@ pub(crate) struct Places {
     pub(crate) recorder: Option<Recorder>,
     /// Engines of which it was said that they make other tokens of prompts than the router.
     mismatched: Mutex<HashSet<Arc<str>>>,
+    /// Share of prompts that caches could hold.
+    reuse: ReuseMeter,
     policy: String,
     wants: Wants,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
@@ -85,15 +88,7 @@ pub(crate) struct Summary {
 }
 
 impl Places {
-    /// `policy`: the caller's own, or else the one that the configuration names.
-    pub(crate) fn new(config: &Config, policy: Option<Box<dyn core::Policy>>) -> Result<Self, Error> {
-        let policy = match policy {
-            Some(policy) => policy,
-            None => {
-                let options = Value::Object(config.policy_options.clone()).to_string();
-                core::by_name(&config.policy, core::Options::from_json(&options)?, config.seed)?
-            }
-        };
+    pub(crate) fn new(config: &Config, policy: core::BoxedPolicy) -> Result<Self, Error> {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
@@ -118,6 +113,7 @@ impl Places {
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             mismatched: Mutex::default(),
+            reuse: ReuseMeter::new(seconds()),
             policy: name,
             wants,
             off: Default::default(),
@@ -145,6 +141,23 @@ impl Places {
             peers: core.router.peers(),
             counts: core.router.counts(),
         }
+    }
+
+    /// Returns what share of the prompts of the last hour one cache could hold, by its size.
+    pub(crate) fn reuse(&self) -> Value {
+        self.reuse.to_json(self.fleet_blocks())
+    }
+
+    /// Returns the hit rates that one cache as large as all the engines' would have, and one without limit; None as long
+    /// as the size or the prompts are not known.
+    pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
+        [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
+    }
+
+    /// Blocks that fit into the caches of all engines; None if one of them has not said.
+    fn fleet_blocks(&self) -> Option<f64> {
+        let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
+        (blocks.is_finite() && blocks > 0.0).then_some(blocks)
     }
 
     /// An engine's ranks, as the decision core has them.

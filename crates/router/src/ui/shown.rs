@@ -104,6 +104,7 @@ impl PageSource for PageState {
         let share = |part: u64, of: u64| (of > 0).then(|| (part as f64 / of as f64 * 1e4).round() / 1e4);
         let prompt = now.prompt.saturating_sub(before.prompt);
         let summary = self.app.places.summary();
+        let [fleet, unlimited] = self.app.places.possible_hit_rates();
         let rates = self.looker.as_mut().map(Looker::rates);
         let Rates { events, rows, blocks, lag } = rates.clone().unwrap_or_default();
         let point = json!({
@@ -113,6 +114,8 @@ impl PageSource for PageState {
             "waiting_here": summary.waiting,
             "hit_real": share(now.reported.saturating_sub(before.reported), prompt),
             "hit_predicted": share(now.expected.saturating_sub(before.expected), prompt),
+            // What one cache of the engines' size could hold of the last hour's prompts; any cache, if that is not known.
+            "hit_possible": fleet.or(unlimited).map(|rate| (rate * 1e4).round() / 1e4),
             "ttft": quantile(&before.first_tokens, &now.first_tokens, 0.5).map(millis),
             "ttft_p99": quantile(&before.first_tokens, &now.first_tokens, 0.99).map(millis),
             // In milliseconds too, and much shorter.

@@ -3,9 +3,8 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::sheet::{sheet, weight};
+use crate::parts::draw::Draw;
+use crate::parts::sheet::{sheet, weight};
 use crate::policy::{Choice, Policy, Terms};
 use crate::request::Request;
 
@@ -60,8 +59,6 @@ impl Policy for LeastLoaded {
         }))
     }
 }
-
-impl Inside for LeastLoaded {}
 
 #[cfg(test)]
 mod tests {

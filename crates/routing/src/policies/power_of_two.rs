@@ -3,9 +3,8 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::sheet::weight;
+use crate::parts::draw::{Draw, better_of_two};
+use crate::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
@@ -23,18 +22,6 @@ impl PowerOfTwo {
     }
 }
 
-/// Two rows of all, at random; one if there is only one. The better by `load`, the first of equals.
-pub(super) fn better_of_two(draw: &mut Draw, rows: &[usize], load: impl Fn(usize) -> f64) -> usize {
-    let one = draw.below(rows.len());
-    let Some(&first) = rows.get(one) else { return 0 };
-    if rows.len() == 1 {
-        return first;
-    }
-    let other = draw.below(rows.len() - 1);
-    let second = rows[other + usize::from(other >= one)];
-    if load(second) < load(first) { second } else { first }
-}
-
 impl Policy for PowerOfTwo {
     fn name(&self) -> &'static str {
         "power-of-two"
@@ -50,8 +37,6 @@ impl Policy for PowerOfTwo {
         Choice::Row(better_of_two(&mut self.draw, &rows, load))
     }
 }
-
-impl Inside for PowerOfTwo {}
 
 #[cfg(test)]
 mod tests {

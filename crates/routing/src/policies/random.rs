@@ -3,9 +3,8 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::Draw;
-use crate::policies::parts::sheet::weight;
+use crate::parts::draw::Draw;
+use crate::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
@@ -34,8 +33,6 @@ impl Policy for Random {
         Choice::Row(self.draw.in_proportion(&weights))
     }
 }
-
-impl Inside for Random {}
 
 #[cfg(test)]
 mod tests {

@@ -5,8 +5,7 @@ use std::collections::BTreeMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::sheet::weight;
+use crate::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
@@ -62,11 +61,8 @@ impl Policy for RoundRobin {
     fn left(&mut self, worker: u32) {
         self.credit.remove(&worker);
     }
-}
 
-impl Inside for RoundRobin {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.credit.len())
     }
 }

@@ -3,10 +3,9 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::{Draw, mix};
-use crate::policies::parts::ring::Ring;
-use crate::policies::parts::sheet::weight;
+use crate::parts::draw::{Draw, mix};
+use crate::parts::ring::Ring;
+use crate::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
@@ -63,11 +62,8 @@ impl Policy for Session {
     fn left(&mut self, worker: u32) {
         self.ring.remove(worker);
     }
-}
 
-impl Inside for Session {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.ring.len())
     }
 }

@@ -5,8 +5,7 @@ use std::collections::HashMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
-use crate::policies::parts::draw::mix;
+use crate::parts::draw::mix;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
@@ -99,11 +98,8 @@ impl Policy for StickyLeastLoaded {
         self.counts.remove(&worker);
         self.sessions.retain(|_, (its, _)| *its != worker);
     }
-}
 
-impl Inside for StickyLeastLoaded {
-    #[cfg(test)]
-    fn held(&self) -> (usize, usize) {
+    fn remembered(&self) -> (usize, usize) {
         (0, self.sessions.len() + self.counts.len())
     }
 }

@@ -1,7 +1,7 @@
 //! Small fleets, with costs worked out by hand.
 
 use super::*;
-use crate::names::by_name;
+use crate::policy_table::by_name;
 use crate::router::{Config, RequestId, Usage};
 
 const PREFILL: [WorkerId; 2] = [WorkerId(0), WorkerId(1)];

@@ -95,9 +95,16 @@ def find_bottleneck(result: PolicyResult) -> Bottleneck:
     the same share of the time that was spent on computing and on waiting for it.
     """
     room = result.waits.room
-    rest = max(result.ttft.mean - room, 0.0)
-    computed = 1.0 - result.hit_rate
-    again = min(max(result.bound_rate - result.hit_rate, 0.0) / computed, 1.0) if computed > 0 else 0.0
+    return split_time(room, max(result.ttft.mean - room, 0.0), result.hit_rate, result.bound_rate)
+
+
+def split_time(room: float, rest: float, hit_rate: float, possible: float) -> Bottleneck:
+    """Split the mean time to first token: seconds of waiting for room, and all others.
+
+    `hit_rate` and `possible`: shares of prompt tokens that were cached, and that one infinite cache would have held.
+    """
+    computed = 1.0 - hit_rate
+    again = min(max(possible - hit_rate, 0.0) / computed, 1.0) if computed > 0 else 0.0
     return Bottleneck(room, rest * again, rest * (1.0 - again))
 
 

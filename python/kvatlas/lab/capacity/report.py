@@ -46,9 +46,6 @@ _MEANING = {
 def about_bottleneck(bottleneck: Bottleneck, waits: Waits) -> list[str]:
     """The limit of a fleet, in sentences. `waits`: of the fleet as it is."""
     waiting = waits.router + waits.queue + waits.room
-    meaning = _MEANING[bottleneck.largest]
-    if bottleneck.largest == "compute" and waiting < _HARDLY * (waiting + waits.compute):
-        meaning = _IDLE
     total = bottleneck.room + bottleneck.cache + bottleneck.compute
     return [
         (
@@ -56,8 +53,15 @@ def about_bottleneck(bottleneck: Bottleneck, waits: Waits) -> list[str]:
             f"room, {seconds(bottleneck.cache)} on computing again what was cached once (their own prompts, and those "
             f"before them in a queue), and {seconds(bottleneck.compute)} on computing the rest."
         ),
-        meaning,
+        meaning_of(bottleneck, waiting / (waiting + waits.compute) if waiting else 0.0),
     ]
+
+
+def meaning_of(bottleneck: Bottleneck, waiting: float) -> str:
+    """The sentence that says what limits a fleet. `waiting`: the share of the time in which others are computed."""
+    if bottleneck.largest == "compute" and waiting < _HARDLY:
+        return _IDLE
+    return _MEANING[bottleneck.largest]
 
 
 def about_cache(plan: CapacityPlan) -> list[str]:

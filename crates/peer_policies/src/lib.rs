@@ -1,0 +1,69 @@
+//! The policies of other routers, by their published formulas and with their owners' defaults.
+//!
+//! Each file says in words and symbols what its policy computes, where that is published, and what is not the same here.
+//! They see what their owners see: requests they sent, what engines report, what they sent before, or the index where the
+//! owner reads engine events. `docs/reference/policies.md` lists them with their options. The product does not depend on
+//! this crate; whoever wants them adds [`POLICIES`] to a [`PolicyTable`](kvatlas_routing::PolicyTable).
+//!
+//! | file | what |
+//! |---|---|
+//! | `parts/` | what several are made of: tables of what was sent and of what is under way |
+//! | the others | a policy each |
+//! | `testing.rs`, `tests.rs` | tests only: fleets to decide on; what holds for all policies |
+
+#![forbid(unsafe_code)]
+
+mod aibrix_prefix_cache;
+mod dualmap;
+mod dynamo_kv;
+mod dynamo_two_tier;
+mod llm_d_scorers;
+mod llm_d_token_load;
+mod lmetric;
+mod parts;
+mod preble;
+mod prefix_hash;
+mod production_stack_loadaware;
+mod ray_prefix_affinity;
+mod smg_cache_aware;
+mod smg_spill;
+#[cfg(test)]
+mod testing;
+#[cfg(test)]
+mod tests;
+mod vllm_router_kv_aware;
+
+use aibrix_prefix_cache::AibrixPrefixCache;
+use dualmap::DualMap;
+use dynamo_kv::DynamoKv;
+use dynamo_two_tier::DynamoTwoTier;
+use kvatlas_routing::{PolicyEntry, boxed};
+use llm_d_scorers::LlmDScorers;
+use llm_d_token_load::LlmDTokenLoad;
+use lmetric::LMetric;
+use preble::Preble;
+use prefix_hash::PrefixHash;
+use production_stack_loadaware::LoadAware;
+use ray_prefix_affinity::RayPrefixAffinity;
+use smg_cache_aware::SmgCacheAware;
+use smg_spill::SmgSpill;
+use vllm_router_kv_aware::VllmRouterKvAware;
+
+/// The policies in here.
+pub const POLICIES: &[PolicyEntry] = &[
+    PolicyEntry { name: "prefix-hash", make: |options, seed| boxed(PrefixHash::new(options, seed)) },
+    PolicyEntry { name: "smg-cache-aware", make: |options, seed| boxed(SmgCacheAware::new(options, seed)) },
+    PolicyEntry { name: "smg-spill", make: |options, seed| boxed(SmgSpill::new(options, seed)) },
+    PolicyEntry { name: "dynamo-kv", make: |options, seed| boxed(DynamoKv::new(options, seed)) },
+    PolicyEntry { name: "vllm-router-kv-aware", make: |options, seed| boxed(VllmRouterKvAware::new(options, seed)) },
+    PolicyEntry { name: "llm-d-scorers", make: |options, seed| boxed(LlmDScorers::new(options, seed)) },
+    PolicyEntry { name: "aibrix-prefix-cache", make: |options, seed| boxed(AibrixPrefixCache::new(options, seed)) },
+    PolicyEntry { name: "preble", make: |options, seed| boxed(Preble::new(options, seed)) },
+    PolicyEntry { name: "ray-prefix-affinity", make: |options, seed| boxed(RayPrefixAffinity::new(options, seed)) },
+    PolicyEntry { name: "production-stack-loadaware", make: |options, seed| boxed(LoadAware::new(options, seed)) },
+    PolicyEntry { name: "llm-d-token-load", make: |options, seed| boxed(LlmDTokenLoad::new(options, seed)) },
+    PolicyEntry { name: "dynamo-agentic", make: |options, seed| boxed(DynamoKv::agentic(options, seed)) },
+    PolicyEntry { name: "dynamo-two-tier", make: |options, seed| boxed(DynamoTwoTier::new(options, seed)) },
+    PolicyEntry { name: "lmetric", make: |options, seed| boxed(LMetric::new(options, seed)) },
+    PolicyEntry { name: "dualmap", make: |options, seed| boxed(DualMap::new(options, seed)) },
+];

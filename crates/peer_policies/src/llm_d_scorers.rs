@@ -1,0 +1,216 @@
+//! The weighted scorers of the llm-d router.
+
+use std::collections::HashMap;
+
+use crate::parts::pieces::Pieces;
+use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use kvatlas_routing::parts::draw::Draw;
+use kvatlas_routing::parts::sheet::{compared, known, sheet};
+use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
+
+/// Tokens of the smallest block of the approximate table.
+const LEAST_BLOCK: f64 = 64.0;
+/// Tokens of a prompt that the approximate table looks at.
+const MOST_TOKENS: f64 = 131_072.0;
+
+/// The default profile of the llm-d router (and of the Gateway API's endpoint picker that it came from), August 2026; the
+/// highest sum wins, any of equals.
+///
+/// ```text
+/// score  = queue_weight * Q + kv_cache_utilization_weight * U + prefix_weight * F + no_hit_lru_weight * N
+/// Q = (longest - waiting) / (longest - shortest), requests reported waiting; 1 if all have as many
+/// U = 1 - KV usage reported
+/// F = matchLengthWeight * min(1, matched tokens / 8192)^2 + (1 - matchLengthWeight) * matched blocks / blocks of the prompt
+/// N = 0.5 if anybody matches; else 1 - rank / (n - 1), by when each last took such a prompt, never first
+/// ```
+/// Weights are those of the chart: 2, 2 and 3; the guide `optimized-baseline` adds the last scorer (weight 0 here). With
+/// `precise` false, as in the chart, matches are of what was sent: the last 31,250 blocks of at least 64 tokens of each
+/// worker. With `precise`, from the index: 1 a block on the device, 0.8 on the host, 0.4 elsewhere. What is not reported
+/// counts as 0 waiting and 0 used. Sources: kubernetes-sigs/gateway-api-inference-extension#762 and #2128,
+/// llm-d/llm-d-router#357 and #2809, llm-d/llm-d#1714.
+pub(crate) struct LlmDScorers {
+    queue_weight: f64,
+    usage_weight: f64,
+    prefix_weight: f64,
+    no_hit_weight: f64,
+    match_length_weight: f64,
+    capacity: f64,
+    lru_size: usize,
+    precise: bool,
+    table: SentBlocks,
+    /// Time in seconds at which each worker last took a prompt of which nobody had anything.
+    cold: HashMap<u32, f64>,
+    draw: Draw,
+}
+
+impl LlmDScorers {
+    pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+        Ok(Self {
+            queue_weight: options.number("queue_weight", 2.0, 0.0, 1e6)?,
+            usage_weight: options.number("kv_cache_utilization_weight", 2.0, 0.0, 1e6)?,
+            prefix_weight: options.number("prefix_weight", 3.0, 0.0, 1e6)?,
+            no_hit_weight: options.number("no_hit_lru_weight", 0.0, 0.0, 1e6)?,
+            match_length_weight: options.number("match_length_weight", 0.0, 0.0, 1.0)?,
+            capacity: options.number("lru_capacity_per_server", 31_250.0, 1.0, 1e9)?,
+            lru_size: options.number("lru_size", 1024.0, 1.0, 1e9)? as usize,
+            precise: options.flag("precise", false)?,
+            table: SentBlocks::new(0.0),
+            cold: HashMap::new(),
+            draw: Draw::new(seed),
+        })
+    }
+
+    fn pieces(request: &Request<'_>) -> Pieces {
+        let mut pieces = Pieces::of(request);
+        pieces.chain.truncate((MOST_TOKENS / pieces.size.max(1.0)) as usize);
+        pieces
+    }
+
+    /// Matched blocks of each row.
+    fn matched(&self, pieces: &Pieces, candidates: &Candidates, now: f64) -> Vec<f64> {
+        let of_row = |row: usize| {
+            if !self.precise {
+                return self.table.depth(candidates.worker[row], &pieces.chain, f64::INFINITY, now) as f64;
+            }
+            let device = f64::from(candidates.device_blocks[row]);
+            let host = f64::from(candidates.host_blocks[row]).max(device);
+            let any = f64::from(candidates.any_blocks[row]).max(host);
+            device + 0.8 * (host - device) + 0.4 * (any - host)
+        };
+        (0..candidates.len()).map(of_row).collect()
+    }
+
+    /// The no-hit scores of a prompt of which nobody has anything.
+    fn no_hit(&self, candidates: &Candidates) -> Vec<f64> {
+        let last = |row: usize| self.cold.get(&candidates.worker[row]).copied().unwrap_or(f64::NEG_INFINITY);
+        let mut order: Vec<usize> = (0..candidates.len()).collect();
+        order.sort_by(|&a, &b| last(a).total_cmp(&last(b)));
+        let mut scores = vec![1.0; candidates.len()];
+        for (rank, row) in order.into_iter().enumerate().skip(1) {
+            scores[row] = 1.0 - rank as f64 / (candidates.len() - 1) as f64;
+        }
+        scores
+    }
+
+    fn terms(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Terms {
+        let pieces = Self::pieces(request);
+        let matched = self.matched(&pieces, candidates, now);
+        let warm = matched.iter().any(|&blocks| blocks > 0.0);
+        let no_hit = if warm { vec![0.5; candidates.len()] } else { self.no_hit(candidates) };
+        let waiting: Vec<f64> = candidates.reported_waiting.iter().map(|&count| known(count, 0.0)).collect();
+        let longest = waiting.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let shortest = waiting.iter().copied().fold(f64::INFINITY, f64::min);
+        let blocks = pieces.chain.len().max(1) as f64;
+        let names = ["queue", "kv usage", "prefix", "no hit", "score (highest)"];
+        sheet(names, candidates.len(), |row| {
+            let queue = if longest > shortest { (longest - waiting[row]) / (longest - shortest) } else { 1.0 };
+            let usage = (1.0 - known(candidates.reported_kv_usage[row], 0.0)).clamp(0.0, 1.0);
+            let length = (matched[row] * pieces.size / 8192.0).min(1.0).powi(2);
+            let share = (matched[row] / blocks).min(1.0);
+            let prefix = self.match_length_weight * length + (1.0 - self.match_length_weight) * share;
+            let score = self.queue_weight * queue
+                + self.usage_weight * usage
+                + self.prefix_weight * prefix
+                + self.no_hit_weight * no_hit[row];
+            [queue, usage, prefix, no_hit[row], score]
+        })
+    }
+}
+
+impl Policy for LlmDScorers {
+    fn name(&self) -> &'static str {
+        "llm-d-scorers"
+    }
+
+    fn uses_index(&self) -> bool {
+        self.precise
+    }
+
+    fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
+        let scores = compared(&self.terms(request, candidates, now));
+        Choice::Row(self.draw.lowest(0..scores.len(), |row| -scores[row]).unwrap_or(0))
+    }
+
+    fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        let pieces = Self::pieces(request);
+        let worker = candidates.worker[row];
+        if self.matched(&pieces, candidates, now).iter().all(|&blocks| blocks <= 0.0) {
+            self.cold.insert(worker, now);
+            if self.cold.len() > self.lru_size {
+                let oldest = self.cold.iter().min_by(|a, b| a.1.total_cmp(b.1).then(a.0.cmp(b.0)));
+                if let Some(oldest) = oldest.map(|(&worker, _)| worker) {
+                    self.cold.remove(&oldest);
+                }
+            }
+        }
+        if !self.precise {
+            let blocks = self.capacity * pieces.size.max(LEAST_BLOCK) / pieces.size.max(1.0);
+            let bounds = Bounds { worker: blocks as usize, all: usize::MAX, ttl: f64::INFINITY };
+            self.table.insert(worker, &pieces.chain, bounds, now);
+        }
+    }
+
+    fn left(&mut self, worker: u32) {
+        self.table.remove(worker);
+        self.cold.remove(&worker);
+    }
+
+    fn explain(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<Terms> {
+        Some(self.terms(request, candidates, now))
+    }
+
+    fn remembered(&self) -> (usize, usize) {
+        (0, self.table.workers() + self.cold.len())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{blocks, fleet, sent_to};
+
+    fn policy(options: &str) -> LlmDScorers {
+        LlmDScorers::new(&mut Options::from_json(options).unwrap(), 0).unwrap()
+    }
+
+    #[test]
+    fn three_scores_are_summed() {
+        let mut policy = policy("");
+        let mut candidates = fleet(3);
+        sent_to(&mut policy, &blocks(100, &[1, 2]), &candidates, 0);
+        candidates.reported_waiting = vec![4.0, 0.0, 1.0];
+        candidates.reported_kv_usage = vec![0.5, 0.9, f64::NAN];
+        let terms = policy.explain(&blocks(100, &[1, 2, 3, 4]), &candidates, 0.0).unwrap();
+        // 2 * 0 + 2 * 0.5 + 3 * 0.5 = 2.5;  2 * 1 + 2 * 0.1 = 2.2;  2 * 0.75 + 2 * 1 = 3.5.
+        for (score, expected) in compared(&terms).iter().zip([2.5, 2.2, 3.5]) {
+            assert!((score - expected).abs() < 1e-12, "{terms:?}");
+        }
+        assert_eq!(policy.choose(&blocks(100, &[1, 2, 3, 4]), &candidates, 0.0), Choice::Row(2));
+    }
+
+    #[test]
+    fn tiers_weigh_less_and_length_may_count() {
+        let policy = policy(r#"{"precise": true, "match_length_weight": 0.5}"#);
+        let mut candidates = fleet(1);
+        (candidates.device_blocks, candidates.host_blocks, candidates.any_blocks) = (vec![10], vec![20], vec![30]);
+        let hashes: Vec<u64> = (0..40).collect();
+        let terms = policy.explain(&blocks(100, &hashes), &candidates, 0.0).unwrap();
+        // 10 + 8 + 4 = 22 of 40 blocks: 0.55; 2,200 tokens: (2200 / 8192)^2 = 0.0721. Half of each.
+        assert!((terms.values[2] - 0.31106).abs() < 1e-4, "{terms:?}");
+    }
+
+    #[test]
+    fn cold_prompts_go_round_by_when_each_had_one() {
+        let mut policy = policy(r#"{"no_hit_lru_weight": 1}"#);
+        let candidates = fleet(3);
+        for (number, row) in [(1, 1), (2, 0)] {
+            policy.sent(&blocks(10, &[number]), &candidates, row, number as f64);
+        }
+        let terms = policy.explain(&blocks(10, &[9]), &candidates, 3.0).unwrap();
+        // The third never had one, then the second, then the first: 1, 1 - 1/2, 0.
+        let no_hit: Vec<f64> = terms.values.chunks(5).map(|row| row[3]).collect();
+        assert_eq!(no_hit, [0.0, 0.5, 1.0]);
+        let terms = policy.explain(&blocks(10, &[2]), &candidates, 3.0).unwrap();
+        assert!(terms.values.chunks(5).all(|row| row[3] == 0.5));
+    }
+}

@@ -1,0 +1,141 @@
+//! Blocks in the order of their last use, and the tokens that were used since.
+
+use std::collections::HashMap;
+
+/// Blocks that are kept at most. Beyond, half of them are left out: see [`LastUses::is_sampled`].
+const MOST: usize = 1 << 13;
+
+/// Positions in the order of uses, before those that are free are taken out.
+const POSITIONS: usize = 4 * MOST;
+
+/// A block of a prompt.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct UsedBlock {
+    /// Hash of the block and all before it.
+    pub(super) chain: u64,
+    /// Tokens of the block.
+    pub(super) tokens: u32,
+    /// Tokens of the block that the prompt may find in a cache: an engine computes the last one of a prompt always.
+    pub(super) usable: u32,
+}
+
+/// The order in which a sample of all blocks was used last.
+///
+/// A cache from which what was used least recently goes first holds a block if fewer tokens were used since than fit: its
+/// reuse distance (Mattson et al., 1970). Only blocks count whose hash is below a bound, which falls as there are more of
+/// them, so memory is bounded (fixed-size SHARDS: Waldspurger et al., FAST 2015).
+#[derive(Debug)]
+pub(super) struct LastUses {
+    positions: HashMap<u64, u32>,
+    /// The blocks by position: a later use has a higher one.
+    slots: Vec<Slot>,
+    /// Sums of the slots' tokens, as a Fenwick tree.
+    tree: Vec<u64>,
+    tokens: u64,
+    halvings: u32,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Slot {
+    /// The block; None for tokens that no block names, such as those of answers.
+    chain: Option<u64>,
+    tokens: u32,
+}
+
+impl LastUses {
+    /// Makes an order without blocks.
+    pub(super) fn new() -> Self {
+        Self { positions: HashMap::new(), slots: Vec::new(), tree: vec![0; POSITIONS + 1], tokens: 0, halvings: 0 }
+    }
+
+    /// Number of blocks that each one in the sample stands for.
+    pub(super) fn scale(&self) -> f64 {
+        (self.halvings as f64).exp2()
+    }
+
+    /// True if the block is in the sample.
+    pub(super) fn is_sampled(&self, chain: u64) -> bool {
+        chain.leading_zeros() >= self.halvings
+    }
+
+    /// Uses a prompt's sampled blocks, and as many tokens that no block names, scaled to the sample. Calls `found` for each block
+    /// that was used before, with its usable tokens and the size of the smallest cache that holds it, both of the sample.
+    pub(super) fn use_prompt(&mut self, blocks: &[UsedBlock], unnamed: u32, mut found: impl FnMut(u32, u64)) {
+        for block in blocks {
+            if let Some(&position) = self.positions.get(&block.chain) {
+                found(block.usable, self.tokens - self.tokens_before(position));
+            }
+        }
+        if self.slots.len() + blocks.len() + 1 > POSITIONS {
+            self.compact(0);
+        }
+        // As in engines the last block of a prompt goes first.
+        self.push(Slot { chain: None, tokens: unnamed });
+        for block in blocks.iter().rev().take(POSITIONS / 4) {
+            if let Some(&old) = self.positions.get(&block.chain) {
+                let tokens = std::mem::take(&mut self.slots[old as usize].tokens);
+                self.add(old, u64::from(tokens).wrapping_neg());
+            }
+            self.positions.insert(block.chain, self.slots.len() as u32);
+            self.push(Slot { chain: Some(block.chain), tokens: block.tokens });
+        }
+        while self.positions.len() > MOST {
+            self.halvings += 1;
+            self.compact(1);
+        }
+    }
+
+    fn push(&mut self, slot: Slot) {
+        let position = self.slots.len() as u32;
+        self.slots.push(slot);
+        self.add(position, u64::from(slot.tokens));
+    }
+
+    /// Adds tokens at a position; those that are taken away are given as their complement.
+    fn add(&mut self, position: u32, tokens: u64) {
+        self.tokens = self.tokens.wrapping_add(tokens);
+        let mut at = position as usize + 1;
+        while at < self.tree.len() {
+            self.tree[at] = self.tree[at].wrapping_add(tokens);
+            at += at & at.wrapping_neg();
+        }
+    }
+
+    /// Tokens that were used before what is at this position.
+    fn tokens_before(&self, position: u32) -> u64 {
+        let (mut at, mut sum) = (position as usize, 0u64);
+        while at > 0 {
+            sum = sum.wrapping_add(self.tree[at]);
+            at &= at - 1;
+        }
+        sum
+    }
+
+    /// Takes out positions that are free, and blocks that are in the sample no longer, which has been halved so often.
+    fn compact(&mut self, halved: u32) {
+        let old = std::mem::take(&mut self.slots);
+        self.positions.clear();
+        self.tree.fill(0);
+        self.tokens = 0;
+        let mut unnamed = 0u64;
+        for slot in old {
+            match slot.chain {
+                _ if slot.tokens == 0 => {}
+                None => unnamed += u64::from(slot.tokens),
+                Some(chain) if self.is_sampled(chain) => {
+                    // Nothing is older than the first block, so nobody asks what was used before it.
+                    let tokens = u32::try_from(unnamed >> halved).unwrap_or(u32::MAX);
+                    if !self.slots.is_empty() && tokens > 0 {
+                        self.push(Slot { chain: None, tokens });
+                    }
+                    unnamed = 0;
+                    self.positions.insert(chain, self.slots.len() as u32);
+                    self.push(Slot { chain: Some(chain), tokens: slot.tokens });
+                }
+                Some(_) => {}
+            }
+        }
+        let tokens = u32::try_from(unnamed >> halved).unwrap_or(u32::MAX);
+        self.push(Slot { chain: None, tokens });
+    }
+}

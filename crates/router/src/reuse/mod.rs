@@ -1,0 +1,355 @@
+//! Measures what share of prompts caches could hold: the hit rate of one cache, by its size, for the prompts of about the
+//! last hour. `kvatlas.lab.traffic.curve` computes the same of a trace.
+
+mod last_uses;
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::Mutex;
+
+use kvatlas_index::hash::next_prefix_hash;
+use serde_json::{Value, json};
+
+use self::last_uses::{LastUses, UsedBlock};
+use crate::lock;
+
+/// Seconds after which a prompt counts half.
+const HALF_LIFE: f64 = 3600.0;
+
+/// Seconds that pass before counts are made less.
+const DECAY_EVERY: f64 = 10.0;
+
+/// Sizes of caches between one and twice its tokens: the curve has a step for each.
+const STEPS: f64 = 8.0;
+
+/// A prompt whose request has ended.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct EndedPrompt<'a> {
+    pub(crate) model: Option<&'a str>,
+    /// Tokens of the prompt, and of its answer.
+    pub(crate) tokens: u32,
+    pub(crate) output: u32,
+    pub(crate) block_size: u32,
+    /// Content hashes of its blocks.
+    pub(crate) hashes: &'a [u64],
+    /// Prompt tokens that the engine had cached, if it said so.
+    pub(crate) cached: Option<u32>,
+}
+
+/// Measures what share of prompts caches could hold.
+#[derive(Debug)]
+pub(crate) struct ReuseMeter(Mutex<Measurement>);
+
+#[derive(Debug)]
+struct Measurement {
+    uses: LastUses,
+    sums: Sums,
+    /// Time until which old prompts have been made to count less, in seconds.
+    decayed: f64,
+    sample: Vec<UsedBlock>,
+    /// Tokens of a block of the last prompt.
+    block_size: u32,
+}
+
+/// Sums over prompts, of which older ones count less.
+#[derive(Debug, Default)]
+struct Sums {
+    requests: f64,
+    prompt_tokens: f64,
+    /// Usable tokens of all blocks, and what the sample says that they are.
+    usable: f64,
+    usable_by_sample: f64,
+    /// Tokens that were used before, by the step of the smallest cache that holds them.
+    found: BTreeMap<u32, f64>,
+    /// Tokens of prompts whose engine said what it had cached, and those that it had.
+    told_of: f64,
+    told_cached: f64,
+}
+
+impl ReuseMeter {
+    /// Makes a measurement that begins at a time, in seconds.
+    pub(crate) fn new(now: f64) -> Self {
+        Self(Mutex::new(Measurement {
+            uses: LastUses::new(),
+            sums: Sums::default(),
+            decayed: now,
+            sample: Vec::new(),
+            block_size: 0,
+        }))
+    }
+
+    /// Adds a prompt.
+    pub(crate) fn add(&self, prompt: &EndedPrompt<'_>, now: f64) {
+        if prompt.block_size == 0 || prompt.tokens == 0 {
+            return;
+        }
+        let mut measured = lock(&self.0);
+        measured.decay(now);
+        measured.block_size = prompt.block_size;
+        measured.add(prompt);
+    }
+
+    /// Returns the hit rate of one cache with room for so many blocks; that of one without limit at infinity. None before
+    /// the first prompt.
+    pub(crate) fn rate(&self, blocks: f64) -> Option<f64> {
+        let measured = lock(&self.0);
+        measured.sums.rate(blocks * f64::from(measured.block_size))
+    }
+
+    /// Returns the measurement in JSON. `fleet_blocks`: blocks that fit into all engines' caches, if that is known.
+    pub(crate) fn to_json(&self, fleet_blocks: Option<f64>) -> Value {
+        let measured = lock(&self.0);
+        let sums = &measured.sums;
+        let fleet_tokens = fleet_blocks.map(|blocks| blocks * f64::from(measured.block_size));
+        let curve: Vec<_> = sums
+            .found
+            .keys()
+            .map(|step| {
+                let tokens = size_of(*step);
+                json!({ "tokens": tokens.round(), "hit_rate": sums.rate(tokens).map(rounded) })
+            })
+            .collect();
+        json!({
+            "half_life": HALF_LIFE,
+            "requests": sums.requests.round(),
+            "prompt_tokens": sums.prompt_tokens.round(),
+            "hit_rate": (sums.told_of > 0.0).then(|| rounded(sums.told_cached / sums.told_of)),
+            "fleet_tokens": fleet_tokens,
+            "fleet": fleet_tokens.and_then(|tokens| sums.rate(tokens)).map(rounded),
+            "unlimited": sums.rate(f64::INFINITY).map(rounded),
+            "sample": 1.0 / measured.uses.scale(),
+            "curve": curve,
+        })
+    }
+}
+
+impl Measurement {
+    fn decay(&mut self, now: f64) {
+        let passed = now - self.decayed;
+        if passed >= DECAY_EVERY {
+            self.decayed = now;
+            self.sums.times((-passed / HALF_LIFE).exp2());
+        }
+    }
+
+    fn add(&mut self, prompt: &EndedPrompt<'_>) {
+        let (scale, size) = (self.uses.scale(), prompt.block_size);
+        let usable = (prompt.tokens - 1) / size * size;
+        self.sums.requests += 1.0;
+        self.sums.prompt_tokens += f64::from(prompt.tokens);
+        if let Some(cached) = prompt.cached {
+            self.sums.told_of += f64::from(prompt.tokens);
+            self.sums.told_cached += f64::from(cached.min(prompt.tokens));
+        }
+        self.sample.clear();
+        let (mut chain, mut start) = (seed_of(prompt.model), 0u32);
+        for &content in prompt.hashes {
+            chain = next_prefix_hash(chain, content);
+            let usable = usable.saturating_sub(start).min(size);
+            self.sums.usable += f64::from(usable);
+            if self.uses.is_sampled(chain) {
+                self.sums.usable_by_sample += f64::from(usable) * scale;
+                self.sample.push(UsedBlock { chain, tokens: size, usable });
+            }
+            start = start.saturating_add(size);
+        }
+        let unnamed = f64::from(prompt.tokens.saturating_add(prompt.output).saturating_sub(start)) / scale;
+        let found = &mut self.sums.found;
+        self.uses.use_prompt(&self.sample, unnamed as u32, |usable, tokens| {
+            *found.entry(step_of(tokens as f64 * scale)).or_default() += f64::from(usable) * scale;
+        });
+    }
+}
+
+impl Sums {
+    /// Makes everything so many times as much.
+    fn times(&mut self, factor: f64) {
+        let Self { requests, prompt_tokens, usable, usable_by_sample, found, told_of, told_cached } = self;
+        for sum in [requests, prompt_tokens, usable, usable_by_sample, told_of, told_cached] {
+            *sum *= factor;
+        }
+        for sum in found.values_mut() {
+            *sum *= factor;
+        }
+    }
+
+    fn rate(&self, tokens: f64) -> Option<f64> {
+        let found: f64 = self.found.iter().take_while(|(step, _)| size_of(**step) <= tokens).map(|(_, sum)| sum).sum();
+        // Blocks that the sample has too few of are taken to be the ones that are used most: so SHARDS corrects itself.
+        let corrected = if found > 0.0 { (found + self.usable - self.usable_by_sample).max(0.0) } else { 0.0 };
+        (self.prompt_tokens > 0.0).then(|| (corrected / self.prompt_tokens).min(1.0))
+    }
+}
+
+/// The beginning of the chains of a model's prompts: others share nothing with it.
+fn seed_of(model: Option<&str>) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    model.hash(&mut hasher);
+    hasher.finish()
+}
+
+/// The step of the smallest size on the curve that is not below a number of tokens.
+fn step_of(tokens: f64) -> u32 {
+    (tokens.max(1.0).log2() * STEPS - 1e-9).ceil() as u32
+}
+
+/// Tokens of the cache at a step of the curve.
+fn size_of(step: u32) -> f64 {
+    (f64::from(step) / STEPS).exp2()
+}
+
+fn rounded(rate: f64) -> f64 {
+    (rate * 1e4).round() / 1e4
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::VecDeque;
+
+    use super::*;
+
+    const SIZE: u32 = 16;
+
+    /// A generator of numbers, the same in each run (SplitMix64).
+    struct Numbers(u64);
+
+    impl Numbers {
+        fn below(&mut self, most: u64) -> u64 {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mut mixed = self.0;
+            mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            (mixed ^ (mixed >> 31)) % most
+        }
+    }
+
+    /// Prompts of conversations that go on, one block after the other, each with a prefix that all have.
+    fn prompts(count: usize, conversations: u64) -> Vec<Vec<u64>> {
+        let mut numbers = Numbers(7);
+        let mut open: Vec<Vec<u64>> = (0..conversations).map(|one| vec![1, 2, 3, 1000 + one]).collect();
+        (0..count)
+            .map(|at| {
+                let one = &mut open[numbers.below(conversations) as usize];
+                let more = 1 + numbers.below(6);
+                one.extend((0..more).map(|number| at as u64 * 100 + number + 1_000_000));
+                if one.len() > 400 {
+                    one.truncate(3);
+                    one.push(numbers.below(1 << 40) + 2000);
+                }
+                one.clone()
+            })
+            .collect()
+    }
+
+    /// The hit rate of a cache of so many blocks, from which what was used least recently goes first.
+    fn simulated(prompts: &[Vec<u64>], room: usize) -> f64 {
+        let (mut cache, mut found, mut all) = (VecDeque::<u64>::new(), 0, 0);
+        for prompt in prompts {
+            let chains: Vec<u64> = prompt
+                .iter()
+                .scan(0, |chain, content| {
+                    *chain = next_prefix_hash(*chain, *content);
+                    Some(*chain)
+                })
+                .collect();
+            found += chains.iter().filter(|chain| cache.contains(chain)).count();
+            all += chains.len();
+            for chain in chains.iter().rev() {
+                cache.retain(|held| held != chain);
+                cache.push_back(*chain);
+            }
+            while cache.len() > room {
+                cache.pop_front();
+            }
+        }
+        found as f64 / all as f64
+    }
+
+    fn measured(prompts: &[Vec<u64>]) -> ReuseMeter {
+        let meter = ReuseMeter::new(0.0);
+        for hashes in prompts {
+            // One token more than the blocks have: all of them may be found.
+            let tokens = hashes.len() as u32 * SIZE + 1;
+            let prompt = EndedPrompt { model: None, tokens, output: 0, block_size: SIZE, hashes, cached: None };
+            meter.add(&prompt, 0.0);
+        }
+        meter
+    }
+
+    #[test]
+    fn the_curve_is_that_of_simulated_caches() {
+        let prompts = prompts(400, 20);
+        let meter = measured(&prompts);
+        for room in [64, 256, 1024] {
+            let expected = simulated(&prompts, room as usize);
+            let found = meter.rate(f64::from(room)).expect("there are prompts");
+            assert!((found - expected).abs() < 0.01, "{room} blocks: {found} instead of {expected}");
+        }
+    }
+
+    #[test]
+    fn many_blocks_are_sampled_and_give_nearly_the_same() {
+        let prompts = prompts(20_000, 3000);
+        let meter = measured(&prompts);
+        assert!(lock(&meter.0).uses.scale() >= 2.0, "the sample is of all blocks");
+        let (mut seen, mut found, mut all) = (std::collections::HashSet::new(), 0.0, 0.0);
+        for prompt in &prompts {
+            let mut chain = 0;
+            for content in prompt {
+                chain = next_prefix_hash(chain, *content);
+                all += 1.0;
+                found += if seen.insert(chain) { 0.0 } else { 1.0 };
+            }
+        }
+        let rate = meter.rate(f64::INFINITY).expect("there are prompts");
+        assert!((rate - found / all).abs() < 0.02, "{rate} instead of {}", found / all);
+    }
+
+    #[test]
+    fn models_share_nothing_and_the_last_token_is_computed() {
+        let meter = ReuseMeter::new(0.0);
+        let of = |model| EndedPrompt {
+            model: Some(model),
+            tokens: 2 * SIZE,
+            output: 5,
+            block_size: SIZE,
+            hashes: &[1, 2],
+            cached: Some(SIZE),
+        };
+        assert_eq!(meter.rate(f64::INFINITY), None);
+        meter.add(&of("a"), 0.0);
+        meter.add(&of("b"), 0.0);
+        assert_eq!(meter.rate(f64::INFINITY), Some(0.0));
+        meter.add(&of("a"), 0.0);
+        // The first block of the last prompt: its second ends with the prompt.
+        assert_eq!(meter.rate(f64::INFINITY), Some(1.0 / 6.0));
+        let told = meter.to_json(Some(1e6));
+        assert_eq!((&told["hit_rate"], &told["requests"]), (&json!(0.5), &json!(3.0)));
+        assert_eq!(told["fleet"], told["unlimited"]);
+    }
+
+    #[test]
+    fn old_prompts_count_less() {
+        let meter = ReuseMeter::new(0.0);
+        let prompt = EndedPrompt { model: None, tokens: 17, output: 0, block_size: SIZE, hashes: &[1], cached: None };
+        meter.add(&prompt, 0.0);
+        meter.add(&prompt, 0.0);
+        meter.add(&EndedPrompt { hashes: &[2], ..prompt }, HALF_LIFE);
+        // One of two counts half as much as the third does: 0.5 × 16 of 0.5 × 34 + 17 tokens.
+        assert!((meter.rate(f64::INFINITY).expect("there are prompts") - 8.0 / 34.0).abs() < 1e-9);
+    }
+
+    #[test]
+    fn prompts_of_many_blocks_do_no_harm() {
+        let meter = ReuseMeter::new(0.0);
+        let hashes: Vec<u64> = (1..300_000).collect();
+        for block_size in [1, SIZE] {
+            let tokens = hashes.len() as u32 * block_size;
+            let prompt = EndedPrompt { model: None, tokens, output: 1, block_size, hashes: &hashes, cached: None };
+            meter.add(&prompt, 0.0);
+            meter.add(&prompt, 0.0);
+        }
+        let rate = meter.rate(f64::INFINITY).expect("there are prompts");
+        assert!((0.0..=1.0).contains(&rate), "{rate}");
+    }
+}

@@ -1,0 +1,81 @@
+//! Policies by name.
+
+use crate::cost::Kvatlas;
+use crate::error::Error;
+use crate::options::Options;
+use crate::policies::PLAIN;
+use crate::policy_entry::{BoxedPolicy, PolicyEntry, boxed};
+
+/// The policies that a program has, by their names.
+///
+/// ```
+/// use kvatlas_routing::PolicyTable;
+///
+/// let policies = PolicyTable::own();
+/// assert_eq!(policies.names().next(), Some("kvatlas"));
+/// assert!(policies.make("round-robin", Default::default(), 0).is_ok());
+/// ```
+#[derive(Debug, Clone)]
+pub struct PolicyTable(Vec<PolicyEntry>);
+
+impl PolicyTable {
+    /// Returns the policies of this crate: `kvatlas` and the plain ones.
+    #[must_use]
+    pub fn own() -> Self {
+        let ours = PolicyEntry { name: "kvatlas", make: |options, seed| boxed(Kvatlas::new(options, seed)) };
+        Self(std::iter::once(ours).chain(PLAIN).collect())
+    }
+
+    /// Returns the table with more policies after those that it has.
+    #[must_use]
+    pub fn with(mut self, more: &[PolicyEntry]) -> Self {
+        self.0.extend_from_slice(more);
+        self
+    }
+
+    /// The names of all, `kvatlas` first.
+    pub fn names(&self) -> impl Iterator<Item = &'static str> {
+        self.0.iter().map(|entry| entry.name)
+    }
+
+    /// Makes the policy called `name`.
+    ///
+    /// # Errors
+    /// Code `unknown_policy`, or `bad_option` for an option that it does not have or cannot use.
+    pub fn make(&self, name: &str, mut options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
+        let Some(entry) = self.0.iter().find(|entry| entry.name == name) else {
+            let names: Vec<&str> = self.names().collect();
+            return Err(Error::new("unknown_policy", format!("no policy {name:?}: there are {}", names.join(", "))));
+        };
+        let policy = (entry.make)(&mut options, seed)?;
+        options.finish(name)?;
+        Ok(policy)
+    }
+}
+
+/// The policy of this crate called `name`: see [`PolicyTable::own`].
+///
+/// # Errors
+/// Those of [`PolicyTable::make`].
+pub fn by_name(name: &str, options: Options, seed: u64) -> Result<BoxedPolicy, Error> {
+    PolicyTable::own().make(name, options, seed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_policy_is_made_by_its_name_and_no_other() {
+        let table = PolicyTable::own();
+        for name in table.names() {
+            assert_eq!(table.make(name, Options::default(), 0).unwrap().name(), name);
+            let given = Options::from_json(r#"{"no_such": 1}"#).unwrap();
+            assert_eq!(table.make(name, given, 0).err().unwrap().code, "bad_option");
+        }
+        let error = table.make("mine", Options::default(), 0).err().unwrap();
+        assert_eq!(error.code, "unknown_policy");
+        let mine = PolicyEntry { name: "mine", make: |options, seed| boxed(Kvatlas::new(options, seed)) };
+        assert!(table.with(&[mine]).make("mine", Options::default(), 0).is_ok());
+    }
+}

@@ -1,0 +1,73 @@
+"""A reader of a running router's own routes, for commands that show its state."""
+
+from __future__ import annotations
+
+import ssl
+import time
+from typing import Any, Self
+
+import httpx
+
+from kvatlas._http import authorization, checked_url, failure
+from kvatlas.cli.top_view import Look
+from kvatlas.errors import ClientError, InvalidArgumentError, UnreachableError
+
+ROUTER_URL = "http://127.0.0.1:8080"
+"""The address of a router that was started without options."""
+
+_TIMEOUT = 5.0  # seconds
+
+
+class RouterReader:
+    """Reads a running router's state, within `with`.
+
+    Each method raises `UnreachableError` if the router does not respond, and `ClientError` if it refuses, or is none.
+    """
+
+    def __init__(self, url: str, key: str | None, context: ssl.SSLContext | None) -> None:
+        try:
+            self._url = checked_url(url)
+        except ValueError as error:
+            raise InvalidArgumentError(f"--url must be http://HOST:PORT, but {error}", "invalid_url") from None
+        self._http = httpx.Client(
+            base_url=self._url, timeout=_TIMEOUT, headers=authorization(key), trust_env=False, verify=context or True
+        )
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_about: object) -> None:
+        self._http.close()
+
+    def look(self, decisions: int) -> Look:
+        """The router's answers at this moment, with its last `decisions` decisions."""
+        router = self._get("/router")
+        if not isinstance(router, dict) or "policy" not in router:
+            raise ClientError(f"{self._url} is not a kvatlas router: for a service, use `kvatlas workers --watch`")
+        last = self.decisions(decisions) if decisions else []
+        return Look(self._url, time.monotonic(), router, self._get("/workers"), self._get("/streams"), last)
+
+    def decisions(self, limit: int) -> list[dict[str, Any]]:
+        """The last decisions, the newest first. For ten seconds from now, the router keeps the terms of new ones."""
+        found: list[dict[str, Any]] = self._get(f"/decisions?limit={limit}")
+        return found
+
+    def reuse(self) -> dict[str, Any]:
+        """The share of the last hour's prompts that one cache could hold, by its size."""
+        found: dict[str, Any] = self._get("/reuse")
+        return found
+
+    def _get(self, path: str) -> Any:
+        try:
+            answer = self._http.get(path)
+        except (httpx.HTTPError, OSError) as error:
+            code, words = failure(error)
+            raise UnreachableError(f"the router at {self._url} {words}", code) from error
+        if answer.status_code != httpx.codes.OK:
+            if answer.status_code == httpx.codes.NOT_FOUND:
+                raise ClientError(f"{self._url} is not a kvatlas router: it has no {path.partition('?')[0]}")
+            raise ClientError(f"GET {path} returned status {answer.status_code}", status=answer.status_code)
+        try:
+            return answer.json()
+        except ValueError:
+            raise ClientError(f"{self._url} is not a kvatlas router: GET {path} did not return JSON") from None
