@@ -82,7 +82,7 @@ struct IdlePrompt {
     ended: f64,
     /// Blocks that no other request used, those of its answer included.
     blocks: f64,
-    /// When the router was last asked where its next turn should go.
+    /// The time at which the router was last asked where its next turn should go.
     asked: f64,
 }
 
@@ -108,7 +108,7 @@ impl Shelf {
 /// The prompts whose requests have just ended, of all workers.
 #[derive(Debug, Default)]
 pub(super) struct IdlePrompts {
-    /// By number of the worker.
+    /// The prompts of each worker, by its number.
     shelves: Vec<Shelf>,
     count: usize,
     pauses: Pauses,

@@ -10,12 +10,12 @@ const MOST: f64 = 64.0;
 /// An engine whose cache is used to a larger share may be waiting for room.
 const ROOM: f64 = 0.85;
 
-/// What is known of one engine's limit.
+/// A guess at one engine's limit.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct RunningLimit {
     most: f64,
     score: f64,
-    /// When the last report came.
+    /// The time of the last report.
     at: f64,
 }
 
