@@ -194,7 +194,7 @@ MANIFESTS := deploy/kubernetes/base/kvatlas.yaml
 
 check-deploy: build-tests $(HELM) target/deploy/bin/kubernetes-validate  ## the Helm chart and the manifests, by helm and by the schemas of Kubernetes; needs Go
 	$(HELM) lint --strict $(CHART)
-	$(PYTEST) tests/deploy tests/service/test_deploy.py
+	$(PYTEST) tests/process/deploy tests/process/service/test_deploy.py
 
 manifests: $(HELM)  ## deploy/kubernetes/base, from the chart
 	$(HELM) template kvatlas $(CHART) --kube-version 1.34.0 > $(MANIFESTS)
@@ -230,13 +230,13 @@ real-engines: build  ## the index beside real engines on the CPU, installed into
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)
 
 clients: build-tests  ## SDKs, frameworks and coding agents in front of the router: make clients ARGS="--only LangChain"; needs npm
-	$(BIN)/python -m tests.clients $(ARGS)
+	$(BIN)/python -m tests.process.clients $(ARGS)
 
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
-	$(BIN)/python -m tests.service.soak --minutes $(MINUTES)
+	$(BIN)/python -m tests.process.service.soak --minutes $(MINUTES)
 
 attack: build  ## hostile clients, readers and engines against all processes under a limit of memory: make attack MINUTES=10
-	$(BIN)/python -m tests.attack --minutes $(MINUTES)
+	$(BIN)/python -m tests.process.attack --minutes $(MINUTES)
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)

@@ -24,15 +24,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.stash[VARIABLES] = given | own
 
 
-# Folders of tests that start processes and wait for them. On a busy machine one may miss its deadline. It is run once
-# more, and the summary names it ("RERUN"): one that is named there often has a race, which must be mended.
-_OF_PROCESSES = ("cli", "client", "deploy", "page", "router", "router_command", "service", "sim")
-
-
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    tests = Path(__file__).parent
+    # Tests of processes wait for them, and on a busy machine one may miss its deadline. It is run once more, and the
+    # summary names it ("RERUN"): one that is named there often has a race, which must be mended.
+    processes = Path(__file__).parent / "process"
     for item in items:
-        if item.path.relative_to(tests).parts[0] in _OF_PROCESSES:
+        if item.path.is_relative_to(processes):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

@@ -3,7 +3,8 @@
     python tools/generate_defaults.py           write the file
     python tools/generate_defaults.py --check   exit with status 1 if it is not up to date
 
-The generated file is committed, because Rust is compiled before Python is there; tests/test_generated.py checks it.
+The generated file is committed, because Rust is compiled before Python is there.
+tests/repository/test_generated.py checks it.
 """
 
 from __future__ import annotations

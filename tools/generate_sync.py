@@ -3,7 +3,7 @@
     python tools/generate_sync.py           write the files
     python tools/generate_sync.py --check   exit with status 1 if they are not up to date
 
-The generated files are committed; tests/test_generated.py checks them.
+The generated files are committed; tests/repository/test_generated.py checks them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@
 //! * [`report`], [`metrics`] and [`shown`]: the state of the fleet as JSON, for Prometheus, and for the page.
 //! * [`endpoint`], [`error`], [`limits`], [`log`], [`seconds`]: small things that all others use.
 //!
-//! Files use each other in one direction, but for the few that `tests/test_imports_rust.py` lists with the reasons.
+//! Files use each other in one direction: see `tests/repository/test_imports_rust.py`.
 
 #![forbid(unsafe_code)]
 

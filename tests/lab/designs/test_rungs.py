@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tests import stable
+from tests.support import stable
 
 import kvatlas.lab.designs
 from kvatlas.events import Clear, Drop, Event, Remove, Store

@@ -1,0 +1,122 @@
+"""`kvatlas trace`."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from .conftest import Run
+
+LINE = '{"timestamp": %d, "input_length": 1100, "output_length": 2, "hash_ids": [1, 2, %d], "session_id": "s"}\n'
+TABLE = "when,in,out\n1,600,5\n2,700,6\n"
+COLUMNS = "timestamp=when,input_length=in,output_length=out"
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    (tmp_path / "t.jsonl").write_text(LINE % (0, 3) + LINE % (30_000, 4))
+    return tmp_path / "t.jsonl"
+
+
+def test_the_figures_of_a_trace(run: Run, trace: Path) -> None:
+    done = run("trace", trace)
+    assert done.returncode == 0, done.stderr
+    for word in ("2 requests in 30 seconds", "46.5 %", "1 session;", "Hit rate of one cache", "request to request"):
+        assert word in done.stdout
+    assert done.stderr == ""
+
+
+def test_figures_as_json(run: Run, trace: Path) -> None:
+    data = json.loads(run("trace", trace, "--json", "-").stdout)
+    assert data["format"] == "trace"
+    assert data["hit_rate_without_limit"] == pytest.approx(1_024 / 2_200)
+    assert data["sessions"]["sessions"] == 1
+    assert list(data["hit_rates"].values())[-1] == data["hit_rate_without_limit"]
+
+
+def test_a_table_becomes_a_trace_that_is_replayed(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_text(TABLE)
+    refused = run("replay", "t.csv")
+    assert refused.returncode == 2
+    assert "`kvatlas trace FILE --save trace.jsonl`" in refused.stderr
+    refused = run("trace", "t.csv")
+    assert refused.returncode == 2
+    assert "columns when, in, out: say which are which with --columns" in refused.stderr
+    made = run("trace", "t.csv", "--columns", COLUMNS, "--save", "t.jsonl.gz", "--json", "t.json")
+    assert made.returncode == 0, made.stderr
+    assert "they share nothing" in " ".join(made.stdout.split())
+    assert made.stderr == "Wrote t.jsonl.gz.\nWrote t.json.\n"
+    replayed = run("replay", "t.jsonl.gz", "--policy", "round-robin", "--engines", 1, "--block-size", 64)
+    assert replayed.returncode == 0, replayed.stderr
+    assert "2 requests" in replayed.stdout
+
+
+def test_a_trace_with_small_blocks_is_replayed(run: Run, tmp_path: Path) -> None:
+    row = {"time": 0, "prompt": list(range(200)), "usage": {"completion_tokens": 2}}
+    (tmp_path / "log.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**row, "time": 9}) + "\n")
+    assert run("trace", "log.jsonl", "--block-size", 32, "--save", "t.jsonl").returncode == 0
+    done = run("replay", "t.jsonl", "--policy", "kvatlas", "--engines", 1, "--block-size", 32, "--json", "-")
+    assert json.loads(done.stdout)["policies"][0]["hit_tokens"] == 192
+    done = run("replay", "t.jsonl", "--block-size", 128)
+    assert done.returncode == 2
+    assert "does not divide 32" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--from", "azure2"), "'azure2' is not one of"),
+        (("--columns", "when=x"), "no field 'when'; it must be one of timestamp,"),
+        (("--columns", "input_length"), "input_length needs a column: input_length=COLUMN"),
+        (("--block-size", 64), "--block-size does not apply to the format trace, but to csv, openai, vllm."),
+        (("--session-rate", 4), "--session-rate does not apply to the format trace"),
+        (("--save", "."), "it is a directory"),
+        (("--save", "no/t.jsonl"), "there is no directory"),
+        (("--save", "t.jsonl"), "t.jsonl is the trace: it would be overwritten."),
+        (("--json", "no/t.json"), "there is no directory"),
+        (("--from", "vllm"), "t.jsonl holds no requests"),
+        (("t.jsonl",), "2 files: only Claude Code sessions come in several"),
+        (("--tokenizer", "nowhere/at all"), "neither a path nor the name of a model"),
+    ],
+)
+def test_wrong_flags_are_refused(run: Run, trace: Path, flags: tuple[object, ...], message: str) -> None:
+    done = run("trace", "t.jsonl", *flags)
+    assert done.returncode == 2
+    assert message in " ".join(done.stderr.split())
+
+
+def test_no_such_file(run: Run) -> None:
+    done = run("trace", "none.jsonl")
+    assert done.returncode == 2
+    assert "'none.jsonl' does not exist" in done.stderr
+
+
+@pytest.mark.parametrize("width", [40, 60])
+def test_a_narrow_terminal(run: Run, trace: Path, monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    done = run("trace", trace)
+    assert max(map(len, done.stdout.splitlines())) <= width
+    assert "prompt tokens" in done.stdout
+
+
+def test_the_commands_of_the_page_run(tmp_path: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "lab" / "traffic.md"
+    blocks = re.findall(r"^```sh\n(.*?)^```", page.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
+    assert len(blocks) == 3
+    script = f'kvatlas() {{ {sys.executable} -W ignore -m kvatlas.cli "$@"; }}\n' + "\n".join(blocks)
+    done = subprocess.run(
+        ["bash", "-e", "-c", script], cwd=tmp_path, env=dict(os.environ), capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "42.9 % of the prompt tokens repeat" in done.stdout  # of the two prompts of the log
+    assert "limits this fleet" in " ".join(done.stdout.split())
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "requests.csv",
+        "trace.jsonl",
+        "log.jsonl",
+        "log-trace.jsonl.gz",
+    }

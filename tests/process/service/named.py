@@ -1,0 +1,39 @@
+"""`kvatlas` on a machine whose name server knows one name more.
+
+`python -m tests.process.service.named NAME FILE serve …`
+
+The file has the name's addresses, one a line, and may change, as those of a headless Service do. It takes the place of
+the name server only: everything above `getaddrinfo` is what users run.
+"""
+
+from __future__ import annotations
+
+import socket
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+
+def with_name(name: str, addresses: Callable[[], list[str]]) -> Callable[..., list[Any]]:
+    """A `getaddrinfo` that knows one name more."""
+    known = socket.getaddrinfo
+
+    def getaddrinfo(host: Any, *more: Any, **options: Any) -> list[Any]:
+        if host != name:
+            return known(host, *more, **options)
+        found = [row for address in addresses() for row in known(address, *more, **options)]
+        if not found:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return found
+
+    return getaddrinfo
+
+
+if __name__ == "__main__":
+    own_name, file, *arguments = sys.argv[1:]
+    socket.getaddrinfo = with_name(own_name, lambda: Path(file).read_text().split())
+    sys.argv = ["kvatlas", *arguments]
+    from kvatlas.cli import main
+
+    main()
