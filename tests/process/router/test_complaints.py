@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import json
 import random
-import re
 import threading
 from collections import Counter
 from collections.abc import Iterator
@@ -21,8 +19,6 @@ from kvatlas.sim.server import Publisher
 from .deciding import exact, expected, holder, prompt, stored
 from .engines import Behaviour, Engine, Talk, stream, usual, whole
 from .running import PLAIN, Router, in_threads, wait_until
-
-ROOT = Path(__file__).resolve().parents[3]
 
 
 class Fleet:
@@ -334,27 +330,3 @@ def test_an_engine_that_is_drained_gets_nothing_new_and_ends_what_it_has(engine:
         assert router.ask(b"{}", path="/engines/e0/undrain").status == 200
         assert all(router.ask().status == 200 for _ in range(4))
         assert engine.asked() > held
-
-
-def named_tests() -> set[tuple[str, str]]:
-    text = (ROOT / "docs/reference/complaints.md").read_text(encoding="utf-8")
-    return set(re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", text))
-
-
-def test_every_named_test_exists() -> None:
-    names = named_tests()
-    assert len(names) >= 20
-    for path, name in names:
-        tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
-        assert any(isinstance(node, ast.FunctionDef) and node.name == name for node in tree.body), f"{path}::{name}"
-
-
-def test_every_complaint_of_a_test_is_in_the_table() -> None:
-    """Tests that say in their docstring which complaint they answer are named in its row."""
-    text = (ROOT / "docs/reference/complaints.md").read_text(encoding="utf-8")
-    for path in sorted((ROOT / "tests/process/router").glob("test_*.py")):
-        for node in ast.parse(path.read_text(encoding="utf-8")).body:
-            said = (ast.get_docstring(node) or "") if isinstance(node, ast.FunctionDef) else ""
-            if said.startswith("Complaint"):
-                assert isinstance(node, ast.FunctionDef)
-                assert f"`tests/process/router/{path.name}::{node.name}`" in text, node.name
