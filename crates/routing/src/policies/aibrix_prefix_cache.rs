@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
@@ -109,7 +109,7 @@ impl Policy for AibrixPrefixCache {
     }
 }
 
-impl Inside for AibrixPrefixCache {
+impl BuiltinPolicy for AibrixPrefixCache {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.table.workers())

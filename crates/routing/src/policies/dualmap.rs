@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::mix;
 use crate::policies::parts::pieces::Pieces;
 use crate::policy::{Choice, Policy};
@@ -102,7 +102,7 @@ impl Policy for DualMap {
     }
 }
 
-impl Inside for DualMap {}
+impl BuiltinPolicy for DualMap {}
 
 #[cfg(test)]
 mod tests {

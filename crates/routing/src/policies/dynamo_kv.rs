@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::books::{Books, Load};
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
@@ -176,7 +176,7 @@ impl Policy for DynamoKv {
     }
 }
 
-impl Inside for DynamoKv {
+impl BuiltinPolicy for DynamoKv {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();

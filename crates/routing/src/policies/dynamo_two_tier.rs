@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::sheet::{compared, sheet};
 use crate::policy::{Choice, Policy, Terms};
 use crate::request::Request;
@@ -72,7 +72,7 @@ impl Policy for DynamoTwoTier {
     }
 }
 
-impl Inside for DynamoTwoTier {}
+impl BuiltinPolicy for DynamoTwoTier {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::sheet::{sheet, weight};
 use crate::policy::{Choice, Policy, Terms};
@@ -61,7 +61,7 @@ impl Policy for LeastLoaded {
     }
 }
 
-impl Inside for LeastLoaded {}
+impl BuiltinPolicy for LeastLoaded {}
 
 #[cfg(test)]
 mod tests {

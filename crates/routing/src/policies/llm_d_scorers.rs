@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
@@ -165,7 +165,7 @@ impl Policy for LlmDScorers {
     }
 }
 
-impl Inside for LlmDScorers {
+impl BuiltinPolicy for LlmDScorers {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.table.workers() + self.cold.len())

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::books::Books;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
@@ -115,7 +115,7 @@ impl Policy for LlmDTokenLoad {
     }
 }
 
-impl Inside for LlmDTokenLoad {
+impl BuiltinPolicy for LlmDTokenLoad {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();

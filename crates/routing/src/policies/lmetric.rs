@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::sheet::{compared, sheet};
 use crate::policy::{Choice, Policy, Terms};
@@ -56,7 +56,7 @@ impl Policy for LMetric {
     }
 }
 
-impl Inside for LMetric {}
+impl BuiltinPolicy for LMetric {}
 
 #[cfg(test)]
 mod tests {

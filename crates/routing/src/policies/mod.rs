@@ -66,7 +66,7 @@ pub const NAMES: &[&str] = &[
 ];
 
 /// A policy in here. What it keeps can be counted, for tests.
-trait Inside: Policy {
+trait BuiltinPolicy: Policy {
     /// Returns the number of requests that the policy remembers, and of things that it remembers of workers.
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
@@ -82,9 +82,9 @@ pub fn by_name(name: &str, options: Options, seed: u64) -> Result<Box<dyn Policy
     Ok(inside(name, options, seed)?)
 }
 
-fn inside(name: &str, mut options: Options, seed: u64) -> Result<Box<dyn Inside>, Error> {
+fn inside(name: &str, mut options: Options, seed: u64) -> Result<Box<dyn BuiltinPolicy>, Error> {
     let given = &mut options;
-    let policy: Box<dyn Inside> = match name {
+    let policy: Box<dyn BuiltinPolicy> = match name {
         "random" => Box::new(random::Random::new(given, seed)?),
         "round-robin" => Box::new(round_robin::RoundRobin::new(given, seed)?),
         "power-of-two" => Box::new(power_of_two::PowerOfTwo::new(given, seed)?),

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
@@ -51,7 +51,7 @@ impl Policy for PowerOfTwo {
     }
 }
 
-impl Inside for PowerOfTwo {}
+impl BuiltinPolicy for PowerOfTwo {}
 
 #[cfg(test)]
 mod tests {

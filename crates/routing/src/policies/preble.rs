@@ -5,7 +5,7 @@ use std::collections::{HashMap, VecDeque};
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
@@ -198,7 +198,7 @@ impl Policy for Preble {
     }
 }
 
-impl Inside for Preble {
+impl BuiltinPolicy for Preble {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.table.workers() + self.sums.len() + self.history.len())

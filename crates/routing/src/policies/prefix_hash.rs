@@ -5,7 +5,7 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::{Draw, mix};
 use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::policies::parts::ring::Ring;
@@ -75,7 +75,7 @@ impl Policy for PrefixHash {
     }
 }
 
-impl Inside for PrefixHash {
+impl BuiltinPolicy for PrefixHash {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.ring.len())

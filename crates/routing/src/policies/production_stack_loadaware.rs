@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::sheet::{compared, mean, sheet};
 use crate::policy::{Choice, Policy, Terms};
@@ -57,7 +57,7 @@ impl Policy for LoadAware {
     }
 }
 
-impl Inside for LoadAware {}
+impl BuiltinPolicy for LoadAware {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
@@ -35,7 +35,7 @@ impl Policy for Random {
     }
 }
 
-impl Inside for Random {}
+impl BuiltinPolicy for Random {}
 
 #[cfg(test)]
 mod tests {

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
@@ -115,7 +115,7 @@ impl Policy for RayPrefixAffinity {
     }
 }
 
-impl Inside for RayPrefixAffinity {
+impl BuiltinPolicy for RayPrefixAffinity {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.tree.workers())

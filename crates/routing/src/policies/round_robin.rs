@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::sheet::weight;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
@@ -64,7 +64,7 @@ impl Policy for RoundRobin {
     }
 }
 
-impl Inside for RoundRobin {
+impl BuiltinPolicy for RoundRobin {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.credit.len())

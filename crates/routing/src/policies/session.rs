@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::{Draw, mix};
 use crate::policies::parts::ring::Ring;
 use crate::policies::parts::sheet::weight;
@@ -65,7 +65,7 @@ impl Policy for Session {
     }
 }
 
-impl Inside for Session {
+impl BuiltinPolicy for Session {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.ring.len())

@@ -3,7 +3,7 @@
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::policies::parts::sent_blocks::{Bounds, SentBlocks};
 use crate::policies::parts::sheet::sheet;
@@ -152,7 +152,7 @@ impl Policy for SmgCacheAware {
     }
 }
 
-impl Inside for SmgCacheAware {
+impl BuiltinPolicy for SmgCacheAware {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.tree.workers())

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
 use crate::policies::parts::sent_blocks::SentBlocks;
@@ -234,7 +234,7 @@ impl Policy for SmgSpill {
     }
 }
 
-impl Inside for SmgSpill {
+impl BuiltinPolicy for SmgSpill {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.tree.workers() + self.since_report.len())

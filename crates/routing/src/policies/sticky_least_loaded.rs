@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::draw::mix;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
@@ -101,7 +101,7 @@ impl Policy for StickyLeastLoaded {
     }
 }
 
-impl Inside for StickyLeastLoaded {
+impl BuiltinPolicy for StickyLeastLoaded {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         (0, self.sessions.len() + self.counts.len())

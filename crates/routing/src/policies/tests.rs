@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::parts::draw::Draw;
 use super::testing::{blocks, fleet, send};
-use super::{Inside, NAMES, by_name, inside};
+use super::{BuiltinPolicy, NAMES, by_name, inside};
 use crate::candidates::Candidates;
 use crate::options::Options;
 use crate::policy::{Choice, Placement};
@@ -33,7 +33,7 @@ const VARIANTS: &[(&str, &str)] = &[
     ("aibrix-prefix-cache", r#"{"prefix_cache_block_number": 20, "eviction_duration_mins": 0.05}"#),
 ];
 
-fn all(seed: u64) -> Vec<Box<dyn Inside>> {
+fn all(seed: u64) -> Vec<Box<dyn BuiltinPolicy>> {
     let plain = NAMES.iter().map(|name| (*name, ""));
     let variants = plain.chain(VARIANTS.iter().copied());
     variants.map(|(name, options)| inside(name, Options::from_json(options).unwrap(), seed).unwrap()).collect()

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use crate::candidates::Candidates;
 use crate::error::Error;
 use crate::options::Options;
-use crate::policies::Inside;
+use crate::policies::BuiltinPolicy;
 use crate::policies::parts::books::Books;
 use crate::policies::parts::draw::Draw;
 use crate::policies::parts::pieces::Pieces;
@@ -141,7 +141,7 @@ impl Policy for VllmRouterKvAware {
     }
 }
 
-impl Inside for VllmRouterKvAware {
+impl BuiltinPolicy for VllmRouterKvAware {
     #[cfg(test)]
     fn held(&self) -> (usize, usize) {
         let (requests, workers) = self.books.len();
