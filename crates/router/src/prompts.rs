@@ -90,7 +90,7 @@ pub(crate) struct RequestFacts {
     /// The prompt's blocks, as most engines of the model make it.
     pub(crate) hashes: Arc<[u64]>,
     /// The prompt's blocks as engines of other dialects make it.
-    pub(crate) others: Vec<Other>,
+    pub(crate) others: Vec<DialectBlocks>,
     pub(crate) text: Option<String>,
     /// The sessions that fields of the body name.
     pub(crate) in_body: BodyNames,
@@ -163,7 +163,7 @@ impl From<PromptFailure> for Silence {
 
 /// A prompt's blocks as engines of a dialect make it.
 #[derive(Debug, Clone)]
-pub(crate) struct Other {
+pub(crate) struct DialectBlocks {
     pub(crate) dialect: Dialect,
     pub(crate) hashes: Arc<[u64]>,
 }
@@ -373,14 +373,14 @@ impl Prompts {
         endpoint: Endpoint,
         body: &[u8],
         known: &RequestFacts,
-    ) -> Vec<Other> {
+    ) -> Vec<DialectBlocks> {
         // What is known of turns is of the main dialect, and with that there is nothing to be read twice.
         let Ok(request) = Request::parse(endpoint, body) else { return Vec::new() };
         let made = dialects.iter().map(|dialect| {
             self.again.fetch_add(1, Relaxed);
             let prompted = prompters.of(*dialect).prompt(&request);
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            Other { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
+            DialectBlocks { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
         });
         made.collect()
     }
@@ -414,12 +414,12 @@ impl Prompts {
     /// Takes what an engine of another dialect told; nothing is known of the prompt there if it told nothing.
     pub(crate) fn take_other_dialect(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
         self.again.fetch_add(1, Relaxed);
-        let Some(told) = told else { return known.others.push(Other { dialect, hashes: Arc::default() }) };
+        let Some(told) = told else { return known.others.push(DialectBlocks { dialect, hashes: Arc::default() }) };
         let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
             content_hashes(&told.tokens, size as usize, adapter, salt)
         };
         let hashes = known.words(hashes, || &told.tokens);
-        known.others.push(Other { dialect, hashes });
+        known.others.push(DialectBlocks { dialect, hashes });
     }
 
     /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.

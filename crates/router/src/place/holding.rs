@@ -13,7 +13,7 @@ use crate::prompts::Other;
 pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
-    others: &[Other],
+    others: &[DialectBlocks],
     engines: &[Arc<Engine>],
     held: &mut Vec<RankDepths>,
 ) {
