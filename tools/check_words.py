@@ -37,7 +37,12 @@ VERBS = words(
 PREPOSITIONS = words("After As At Before Between By For From In Of On Since So To Until When With Within Without")
 CLAUSE = re.compile(r"[,:;]")
 
-NAMES = words("Desk Door Elsewhere Hands Hush Known Lates Strange Told")
+NAMES = words(
+    "Ahead Alike Alone Around At Before Best Both Busy Common Concurrent Desk Door Earlier Elsewhere "
+    "Faulty Few Free Global Hands Hush Inside Irregular Known Large Late Lates Live Local Of Odd Other "
+    "Plain Private Reading Remote Second Sparse Strange Swappable Thin Thinks To Told Unknown Untold "
+    "Unusable Why Wide Wrong"
+)
 PARTICIPLE = re.compile(r"[A-Z][a-z]*(?:ed|en|ing)")
 IRREGULAR = words(
     "Begun Bound Done Found Gone Got Held Kept Learnt Left Lost Made Met Read Said Sent Shown Told Withdrawn"
@@ -45,7 +50,7 @@ IRREGULAR = words(
 # Nouns of the field that end like participles, and the events that engines announce.
 NOUNS = words(
     "Binding Children Cleared Coding Encoding Ending Feed Finding Framing Heading Listing Mapping Meaning Need Padding "
-    "Ping Pricing Reading Removed Ring Routing Screen Seed Serving Setting Speed Stored String Thing Timing "
+    "Ping Pricing Removed Ring Routing Screen Seed Serving Setting Speed Stored String Thing Timing "
     "Token Tracing Training Typing Warning"
 )
 WORDS = re.compile(r"\b(?:hush|lates|simply|basically)\b", re.IGNORECASE)

@@ -167,7 +167,7 @@ def nothing_is_left(index: BlockIndex) -> None:
 
 
 @dataclass
-class Both:
+class IndexPair:
     """An index and the model, fed alike."""
 
     count_copies: bool
@@ -216,7 +216,7 @@ def feed(index: BlockIndex, event: Event) -> None:
 @given(st.booleans(), streams())
 @settings(max_examples=settings().max_examples // 2)  # each is hundreds of answers
 def test_the_index_is_the_model(count_copies: bool, stream: list[Step]) -> None:
-    both = Both(count_copies)
+    both = IndexPair(count_copies)
     for step in stream:
         both.step(step)
         for query in QUERIES:
@@ -232,7 +232,7 @@ def test_the_index_is_the_model(count_copies: bool, stream: list[Step]) -> None:
 @given(st.booleans(), streams())
 @settings(max_examples=settings().max_examples // 2)  # each is hundreds of answers
 def test_all_events_at_once(count_copies: bool, stream: list[Step]) -> None:
-    both = Both(count_copies)
+    both = IndexPair(count_copies)
     events = [step for step in stream if not isinstance(step, Restore)]
     both.index.apply(events)
     both.model.apply(events)
@@ -305,7 +305,7 @@ def chain_queries(events: Sequence[Event], choose: random.Random) -> list[list[i
 @pytest.mark.parametrize("seed", range(8))
 def test_long_streams(seed: int) -> None:
     choose = random.Random(seed)
-    both = Both(count_copies=seed % 2 == 0)
+    both = IndexPair(count_copies=seed % 2 == 0)
     events = long_stream(seed, WORKERS[: 1 + seed % 4], 600)
     for at in range(0, len(events), 25):
         both.index.apply(events[at : at + 25])

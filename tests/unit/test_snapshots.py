@@ -19,7 +19,7 @@ from kvatlas.events import Event
 from kvatlas.trees import RadixTrie, StringTree, TokenTree
 from kvatlas.wire import Stored, decode_batch, encode_batch
 
-from .test_properties import BLOCK_SIZE, Both, Restore, Step, long_stream, same_answer, same_contents, streams
+from .test_properties import BLOCK_SIZE, IndexPair, Restore, Step, long_stream, same_answer, same_contents, streams
 
 COUNTERS = ("stores", "removes", "clears", "drops", "replaced", "unknown_removals")
 
@@ -65,7 +65,7 @@ WAYS: dict[str, Callable[[BlockIndex], BlockIndex]] = {
 @given(stream=streams())
 def test_an_index_comes_back(count_copies: bool, stream: list[Step]) -> None:
     """Holes, orphans, copies, ranks, tiers, private names: on wild streams, and it goes on as the old one would."""
-    both = Both(count_copies)
+    both = IndexPair(count_copies)
     for at, step in enumerate(stream):
         if not isinstance(step, Restore):
             both.step(step)

@@ -11,12 +11,12 @@ use crate::specs::Spec;
 use crate::workload::{PlainEvent, Workload};
 
 /// An index of any kind, for asking rather than timing.
-pub trait Live {
+pub trait LiveAdapter {
     fn take(&mut self, spelled: &PlainEvent);
     fn answer(&mut self, contents: &[u64]) -> Vec<(u32, u32)>;
 }
 
-impl<A: Adapter> Live for A {
+impl<A: Adapter> LiveAdapter for A {
     fn take(&mut self, spelled: &PlainEvent) {
         let mut event = Self::event(spelled);
         self.apply(&mut event);
@@ -31,7 +31,7 @@ impl<A: Adapter> Live for A {
 /// Makes an index: its name, and how.
 pub struct Maker {
     pub name: &'static str,
-    pub make: fn(&Spec) -> Result<Box<dyn Live>, String>,
+    pub make: fn(&Spec) -> Result<Box<dyn LiveAdapter>, String>,
 }
 
 pub fn maker<A: Adapter + 'static>() -> Maker {

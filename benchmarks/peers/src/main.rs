@@ -19,7 +19,7 @@ mod workload;
 
 use std::time::{Duration, Instant};
 
-use adapters::{Adapter, Concurrent};
+use adapters::{Adapter, ConcurrentAdapter};
 use options::Options;
 use report::{IndexResult, Run, WorkloadResult};
 use specs::{SPECS, Spec};
@@ -59,7 +59,7 @@ impl Subject {
         }
     }
 
-    fn concurrent<A: Concurrent + 'static>() -> Self {
+    fn concurrent<A: ConcurrentAdapter + 'static>() -> Self {
         Self { threads: Some(threads::threads::<A>), ..Self::of::<A>() }
     }
 }

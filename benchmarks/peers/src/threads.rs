@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use serde::Serialize;
 
-use crate::adapters::Concurrent;
+use crate::adapters::ConcurrentAdapter;
 use crate::measure::{Clock, nanoseconds};
 use crate::rng::Rng;
 use crate::workload::{PlainEvent, Workload};
@@ -34,7 +34,7 @@ pub struct Threads {
 }
 
 /// One round. `None` if the trace leaves nothing to write once it has been run.
-pub fn threads<A: Concurrent>(
+pub fn threads<A: ConcurrentAdapter>(
     w: &Workload,
     clock: Clock,
     shuffle: u64,
@@ -103,7 +103,7 @@ pub fn threads<A: Concurrent>(
 }
 
 /// Times single lookups, over and over all queries, for about `time`.
-fn latencies<A: Concurrent>(reader: &A::Reader, queries: &mut [A::Query], time: Duration) -> Vec<u32> {
+fn latencies<A: ConcurrentAdapter>(reader: &A::Reader, queries: &mut [A::Query], time: Duration) -> Vec<u32> {
     let mut all = Vec::with_capacity(1 << 22);
     let begun = Instant::now();
     while begun.elapsed() < time {
@@ -117,7 +117,7 @@ fn latencies<A: Concurrent>(reader: &A::Reader, queries: &mut [A::Query], time: 
 }
 
 /// Applies whole laps until `enough`. Blocks a second, by the time spent applying.
-fn write<A: Concurrent>(
+fn write<A: ConcurrentAdapter>(
     reader: &A::Reader,
     writer: &mut A::Writer,
     events: &mut [A::Event],
@@ -140,7 +140,7 @@ fn write<A: Concurrent>(
 }
 
 /// Lookups a second of one thread for each set of queries, all at once.
-fn lookups_a_second<A: Concurrent>(reader: &A::Reader, sets: Vec<&mut [A::Query]>, time: Duration) -> f64 {
+fn lookups_a_second<A: ConcurrentAdapter>(reader: &A::Reader, sets: Vec<&mut [A::Query]>, time: Duration) -> f64 {
     let barrier = Barrier::new(sets.len());
     let run = |queries: &mut [A::Query]| {
         barrier.wait();

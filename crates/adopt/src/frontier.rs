@@ -54,14 +54,14 @@ pub struct Frontier {
 
 impl Default for Frontier {
     fn default() -> Self {
-        Self::remembering(MOST_REMOVALS)
+        Self::with_removals(MOST_REMOVALS)
     }
 }
 
 impl Frontier {
     /// Makes a frontier that remembers so many removals.
     #[must_use]
-    pub fn remembering(most_removals: usize) -> Self {
+    pub fn with_removals(most_removals: usize) -> Self {
         Self {
             proofs: HashMap::new(),
             fresh: HashSet::new(),
@@ -114,7 +114,7 @@ impl Frontier {
 
     /// Tells, for each of these names, if it was removed after a moment. None if that is too long ago to be known.
     #[must_use]
-    pub fn gone_since(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
+    pub fn find_removed(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
         let removed = self.removals.range(skip.min(self.removals.len())..);
         let mut gone = vec![false; names.len()];
@@ -194,7 +194,7 @@ impl Frontier {
     pub fn forget(&mut self) {
         self.since = Moment(self.now().0 + 1);
         let (since, expired) = (self.since, self.expired);
-        *self = Self { since, expired, ..Self::remembering(self.most_removals) };
+        *self = Self { since, expired, ..Self::with_removals(self.most_removals) };
     }
 
     /// Returns the state that another one needs to go on for this one, at this moment of the stream: so many of the
@@ -216,7 +216,7 @@ impl Frontier {
 
     /// Goes on from what another one has kept. What does not fit together is left out.
     pub fn resume(&mut self, kept: &FrontierState) {
-        *self = Self::remembering(self.most_removals);
+        *self = Self::with_removals(self.most_removals);
         self.removed(&kept.removals);
         for (name, ago) in &kept.proofs {
             if *ago <= self.removals.len() {
@@ -245,16 +245,16 @@ mod tests {
 
     #[test]
     fn what_was_removed_since_a_proof() {
-        let mut frontier = Frontier::remembering(4);
+        let mut frontier = Frontier::with_removals(4);
         frontier.removed(&names(&[1, 2]));
         frontier.prove(BlockHash(9), frontier.now());
         frontier.removed(&names(&[2, 3]));
         let proof = frontier.proof(BlockHash(9)).expect("proved");
-        assert_eq!(frontier.gone_since(proof, &names(&[1, 2, 3, 4])), Some(vec![false, true, true, false]));
+        assert_eq!(frontier.find_removed(proof, &names(&[1, 2, 3, 4])), Some(vec![false, true, true, false]));
         frontier.removed(&names(&[7, 7]));
-        assert_eq!(frontier.gone_since(proof, &names(&[3])), Some(vec![true]), "all of them are remembered");
+        assert_eq!(frontier.find_removed(proof, &names(&[3])), Some(vec![true]), "all of them are remembered");
         frontier.removed(&names(&[7]));
-        assert_eq!((frontier.gone_since(proof, &names(&[3])), frontier.proof(BlockHash(9))), (None, None));
+        assert_eq!((frontier.find_removed(proof, &names(&[3])), frontier.proof(BlockHash(9))), (None, None));
         frontier.expire();
         assert_eq!((frontier.len(), frontier.expired()), (0, 1));
     }
@@ -282,7 +282,7 @@ mod tests {
         frontier.prove(BlockHash(9), old);
         frontier.pass(Duration::from_secs(1));
         frontier.forget();
-        assert_eq!((frontier.proof(BlockHash(9)), frontier.gone_since(old, &[])), (None, None));
+        assert_eq!((frontier.proof(BlockHash(9)), frontier.find_removed(old, &[])), (None, None));
         assert_eq!(frontier.moment_at(Duration::from_secs(5)), None);
         frontier.pass(Duration::from_secs(6));
         assert_eq!(frontier.moment_at(Duration::from_secs(5)), None);
@@ -291,7 +291,7 @@ mod tests {
 
     #[test]
     fn another_one_goes_on() {
-        let mut frontier = Frontier::remembering(8);
+        let mut frontier = Frontier::with_removals(8);
         frontier.removed(&names(&[1, 2]));
         frontier.prove(BlockHash(9), frontier.now());
         frontier.removed(&names(&[3, 4]));
@@ -301,11 +301,11 @@ mod tests {
         let all = frontier.kept(8, 8);
         let proofs = vec![(BlockHash(7), 0), (BlockHash(8), 1), (BlockHash(9), 3)];
         assert_eq!((&all.proofs, &all.removals), (&proofs, &names(&[3, 4, 5])), "the first two came before any proof");
-        let mut next = Frontier::remembering(8);
+        let mut next = Frontier::with_removals(8);
         next.removed(&names(&[6; 5]));
         next.resume(&all);
         for name in [7, 8, 9].map(BlockHash) {
-            let gone = |one: &Frontier| one.gone_since(one.proof(name).expect("proved"), &names(&[1, 2, 3, 4, 5, 6]));
+            let gone = |one: &Frontier| one.find_removed(one.proof(name).expect("proved"), &names(&[1, 2, 3, 4, 5, 6]));
             assert_eq!(gone(&next), gone(&frontier), "{name:?}");
         }
         assert_eq!(next.take_fresh().len(), 3, "they are looked at again");
@@ -317,14 +317,14 @@ mod tests {
         // Somebody else's file.
         next.resume(&FrontierState { proofs: vec![(BlockHash(9), 4), (BlockHash(8), 3)], removals: names(&[3, 4, 5]) });
         assert_eq!((next.proof(BlockHash(9)), next.len()), (None, 1));
-        let mut few = Frontier::remembering(2);
+        let mut few = Frontier::with_removals(2);
         few.resume(&all);
         assert_eq!((few.proof(BlockHash(9)), few.len()), (None, 2));
     }
 
     #[test]
     fn moments_are_never_later_than_their_times() {
-        let mut frontier = Frontier::remembering(10);
+        let mut frontier = Frontier::with_removals(10);
         let at = Duration::from_millis;
         frontier.pass(at(0));
         frontier.removed(&names(&[1]));
@@ -332,7 +332,7 @@ mod tests {
         frontier.removed(&names(&[2]));
         frontier.pass(at(200));
         let gone = |frontier: &Frontier, time| {
-            frontier.gone_since(frontier.moment_at(time)?, &names(&[1, 2])).map(|gone| (gone[0], gone[1]))
+            frontier.find_removed(frontier.moment_at(time)?, &names(&[1, 2])).map(|gone| (gone[0], gone[1]))
         };
         assert_eq!(gone(&frontier, at(199)), Some((true, true)), "the first was removed before, but nobody noted when");
         assert_eq!(gone(&frontier, at(200)), Some((false, false)));

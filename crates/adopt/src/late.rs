@@ -16,7 +16,7 @@ const TRIES: u32 = 64;
 
 /// Place of a rank: its worker, and the index that it is in.
 #[derive(Clone, Copy)]
-pub struct At<'a> {
+pub struct RankPlace<'a> {
     /// The index.
     pub index: &'a BlockIndex,
     /// The worker's name.
@@ -27,7 +27,7 @@ pub struct At<'a> {
 
 /// Reason why nothing is adopted of what was proved.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Why {
+pub enum AdoptionFailure {
     /// A block counts for some of the engine's cache groups only, or its name depends on tokens after it.
     Groups,
     /// More was removed since than is remembered, or nothing was proved.
@@ -44,7 +44,7 @@ pub enum Outcome {
     /// Number of blocks that are held now and were not before.
     Blocks(usize),
     /// Nothing was adopted.
-    Not(Why),
+    Not(AdoptionFailure),
 }
 
 /// Counts of proofs and of adoptions.
@@ -71,7 +71,7 @@ impl std::ops::AddAssign for Counts {
 
 /// Proofs of one rank of one worker, and its names for blocks.
 #[derive(Debug, Default)]
-pub struct Late {
+pub struct RankAdoption {
     frontier: Frontier,
     roots: Roots,
     dialect: Option<Dialect>,
@@ -93,11 +93,11 @@ pub struct Late {
     removed: Vec<BlockHash>,
 }
 
-impl Late {
+impl RankAdoption {
     /// Makes the part of a stream that remembers so many removals.
     #[must_use]
-    pub fn remembering(removals: usize) -> Self {
-        Self { frontier: Frontier::remembering(removals), ..Self::default() }
+    pub fn with_removals(removals: usize) -> Self {
+        Self { frontier: Frontier::with_removals(removals), ..Self::default() }
     }
 
     /// A batch was applied. `partial`: whether the engine may hold more than it has announced here; of an engine of which
@@ -106,7 +106,7 @@ impl Late {
         &mut self,
         batch: &BatchOf<BlockHash>,
         reader: &Reader,
-        at: At<'_>,
+        at: RankPlace<'_>,
         partial: bool,
         time: impl Fn() -> Duration,
         schemes: &[Scheme],
@@ -152,7 +152,7 @@ impl Late {
                 EventOf::Stored(_) => {}
             }
         }
-        let At { index, worker, rank } = at;
+        let RankPlace { index, worker, rank } = at;
         if !parents.is_empty() || !self.removed.is_empty() {
             let missing = index.missing_above(worker, rank, &self.removed, &parents, &mut self.roots);
             for (missing, moment) in missing.into_iter().zip(moments) {
@@ -260,21 +260,21 @@ impl Late {
     /// behind it.
     ///
     /// `certain`: the names were computed from what the blocks contain.
-    pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: At<'_>) -> Outcome {
+    pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: RankPlace<'_>) -> Outcome {
         let depth = chain.names.iter().position(|it| *it == name).map_or(0, |at| at + 1);
         let Some(proof) = self.frontier.proof(name).filter(|_| depth > 0) else {
             self.frontier.expire();
-            return Outcome::Not(Why::Unproved);
+            return Outcome::Not(AdoptionFailure::Unproved);
         };
         let outcome = self.hold(chain, depth, proof, certain, at);
-        if outcome != Outcome::Not(Why::Full) {
+        if outcome != Outcome::Not(AdoptionFailure::Full) {
             self.frontier.settle(name);
         }
         outcome
     }
 
     /// The engine said that it took the first `depth` blocks of a prompt from its cache, after `sent`.
-    pub fn observed(&mut self, chain: &Chain, depth: usize, sent: Duration, at: At<'_>) -> Outcome {
+    pub fn observe(&mut self, chain: &Chain, depth: usize, sent: Duration, at: RankPlace<'_>) -> Outcome {
         match self.frontier.moment_at(sent) {
             Some(moment) if depth <= chain.names.len() => {
                 let held = at.index.held(at.worker, at.rank, &chain.names[..depth]);
@@ -285,18 +285,20 @@ impl Late {
                 }
                 outcome
             }
-            _ => Outcome::Not(Why::Unproved),
+            _ => Outcome::Not(AdoptionFailure::Unproved),
         }
     }
 
-    fn hold(&mut self, chain: &Chain, depth: usize, proof: Moment, certain: bool, at: At<'_>) -> Outcome {
+    fn hold(&mut self, chain: &Chain, depth: usize, proof: Moment, certain: bool, at: RankPlace<'_>) -> Outcome {
         if self.grouped {
-            return Outcome::Not(Why::Groups);
+            return Outcome::Not(AdoptionFailure::Groups);
         }
-        let Some(mut gone) = self.frontier.gone_since(proof, &chain.names) else { return Outcome::Not(Why::Unproved) };
+        let Some(mut gone) = self.frontier.find_removed(proof, &chain.names) else {
+            return Outcome::Not(AdoptionFailure::Unproved);
+        };
         // Of what comes behind it nothing is proved.
         gone[depth..].fill(true);
-        let At { index, worker, rank } = at;
+        let RankPlace { index, worker, rank } = at;
         match index.adopt(worker, rank, &chain.names, &chain.contents, &gone, certain) {
             Ok(Adoption::Blocks(blocks)) => {
                 self.roots.clear();
@@ -310,9 +312,9 @@ impl Late {
             }
             Ok(Adoption::Contrary) => {
                 self.counts.contrary += 1;
-                Outcome::Not(Why::Contrary)
+                Outcome::Not(AdoptionFailure::Contrary)
             }
-            Err(Error::Full { .. }) | Err(_) => Outcome::Not(Why::Full),
+            Err(Error::Full { .. }) | Err(_) => Outcome::Not(AdoptionFailure::Full),
         }
     }
 
@@ -341,7 +343,7 @@ impl Late {
     }
 
     /// A batch is about to be applied.
-    pub fn applying(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: At<'_>) {
+    pub fn note_batch(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: RankPlace<'_>) {
         self.tell_salts(reader);
         if self.answered.is_empty() {
             return;

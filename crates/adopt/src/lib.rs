@@ -24,4 +24,4 @@ pub mod late;
 pub use chains::{Chain, Chains};
 pub use dialect::{Algorithm, Dialect, Form, Namer, Scheme};
 pub use frontier::{Frontier, FrontierState, Moment};
-pub use late::{At, Counts, Late, Outcome, Why};
+pub use late::{AdoptionFailure, Counts, Outcome, RankAdoption, RankPlace};

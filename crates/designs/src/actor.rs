@@ -1,7 +1,7 @@
 //! Rung 2: a thread owns the design, everybody else writes to it.
 //!
 //! No lock, and no thread but one ever touches the design: changes and questions are messages, and whoever asks waits
-//! for the reply. That serves any [`Local`] design as it is. Its price is two hops between threads for each lookup, and
+//! for the reply. That serves any [`LocalDesign`] design as it is. Its price is two hops between threads for each lookup, and
 //! that all lookups stand in one line.
 //!
 //! [`ShardedActors`] deal the workers out to several actors. Changes then spread over their threads, while each lookup
@@ -16,13 +16,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, Builder, JoinHandle};
 
-use crate::interface::{Change, Feed, LadderStats, Local, Scores, WorkerId};
+use crate::interface::{Change, Feed, LadderStats, LocalDesign, Scores, WorkerId};
 use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
-pub struct Actor<T: Local> {
+pub struct Actor<T: LocalDesign> {
     shared: Arc<ActorState<T>>,
     thread: Option<JoinHandle<()>>,
     /// Number of changes, queries and answers sent so far.
@@ -47,7 +47,7 @@ impl<R> Reply<R> {
     }
 }
 
-impl<T: Local> Actor<T> {
+impl<T: LocalDesign> Actor<T> {
     /// Starts the thread.
     ///
     /// # Panics
@@ -87,7 +87,7 @@ impl<T: Local> Actor<T> {
     }
 }
 
-impl<T: Local> ActorState<T> {
+impl<T: LocalDesign> ActorState<T> {
     fn work(&self, mut design: T) {
         self.mailbox.serve(&mut design, |design, change| {
             self.broken.catch(change, || {
@@ -98,7 +98,7 @@ impl<T: Local> ActorState<T> {
     }
 }
 
-impl<T: Local> Feed for Actor<T> {
+impl<T: LocalDesign> Feed for Actor<T> {
     fn send(&self, change: Change) {
         self.messages.fetch_add(1, Ordering::Relaxed);
         self.shared.mailbox.send(change);
@@ -132,7 +132,7 @@ impl<T: Local> Feed for Actor<T> {
     }
 }
 
-impl<T: Local> Drop for Actor<T> {
+impl<T: LocalDesign> Drop for Actor<T> {
     fn drop(&mut self) {
         self.shared.mailbox.close();
         if let Some(thread) = self.thread.take() {
@@ -143,12 +143,12 @@ impl<T: Local> Drop for Actor<T> {
 }
 
 /// Several actors that have dealt the workers among themselves: in turn at first sight, for life.
-pub struct ShardedActors<T: Local> {
+pub struct ShardedActors<T: LocalDesign> {
     sticky: StickyThreads,
     actors: Box<[Actor<T>]>,
 }
 
-impl<T: Local> ShardedActors<T> {
+impl<T: LocalDesign> ShardedActors<T> {
     /// Starts `shards` actors, at least one, each with what `make` makes.
     ///
     /// # Panics
@@ -169,7 +169,7 @@ impl<T: Local> ShardedActors<T> {
     }
 }
 
-impl<T: Local> Feed for ShardedActors<T> {
+impl<T: LocalDesign> Feed for ShardedActors<T> {
     fn send(&self, change: Change) {
         self.actors[self.sticky.of(change.worker())].send(change);
     }

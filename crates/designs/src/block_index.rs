@@ -8,25 +8,25 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, RankHandle, Tier, View};
 
-use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
+use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId};
 
 /// [`BlockIndex`] with workers by number.
 pub struct BlockIndexRung {
     index: BlockIndex,
     handles: Handles,
     refused: AtomicU64,
-    /// True if [`Concurrent::answer`] is the levels as they are found.
+    /// True if [`ConcurrentDesign::answer`] is the levels as they are found.
     levels: bool,
 }
 
 impl BlockIndexRung {
-    /// Makes an empty index whose [`answer`](Concurrent::answer) spells out every worker's depth.
+    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) spells out every worker's depth.
     #[must_use]
     pub fn new() -> Self {
         Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
-    /// Makes an empty index whose [`answer`](Concurrent::answer) is what a [`Match`] is: levels with their sets of
+    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is what a [`Match`] is: levels with their sets of
     /// workers.
     #[must_use]
     pub fn levels() -> Self {
@@ -94,7 +94,7 @@ fn refusal(error: &Error) -> Refusal {
     }
 }
 
-impl Concurrent for BlockIndexRung {
+impl ConcurrentDesign for BlockIndexRung {
     fn store(
         &self,
         worker: WorkerId,

@@ -123,7 +123,7 @@ pub struct LadderStats {
 }
 
 /// A design that belongs to one thread at a time.
-pub trait Local: Send + 'static {
+pub trait LocalDesign: Send + 'static {
     /// Records that a worker cached consecutive blocks of one chain. See [`kvatlas_index::BlockIndex::store`].
     ///
     /// # Errors
@@ -167,8 +167,8 @@ pub trait Local: Send + 'static {
 
 /// A design that many threads may read and change at once. One worker's changes come from one thread at a time (an
 /// [`crate::pool::EventPool`] sees to that).
-pub trait Concurrent: Send + Sync + 'static {
-    /// Does the same as [`Local::store`].
+pub trait ConcurrentDesign: Send + Sync + 'static {
+    /// Does the same as [`LocalDesign::store`].
     ///
     /// # Errors
     /// [`Refusal`]; nothing has changed then, and it is counted.
@@ -179,13 +179,13 @@ pub trait Concurrent: Send + Sync + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Does the same as [`Local::remove`].
+    /// Does the same as [`LocalDesign::remove`].
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// Does the same as [`Local::clear`].
+    /// Does the same as [`LocalDesign::clear`].
     fn clear(&self, worker: WorkerId);
-    /// Does the same as [`Local::drop_worker`].
+    /// Does the same as [`LocalDesign::drop_worker`].
     fn drop_worker(&self, worker: WorkerId);
-    /// Does the same as [`Local::find`].
+    /// Does the same as [`LocalDesign::find`].
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
     /// Answers in the design's own form, and returns the depth of the worker that holds most: a lookup's cost for
     /// callers that do not need every worker's depth spelled out. A design without another form gives its scores.
@@ -193,9 +193,9 @@ pub trait Concurrent: Send + Sync + 'static {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// Does the same as [`Local::stats`].
+    /// Does the same as [`LocalDesign::stats`].
     fn stats(&self) -> LadderStats;
-    /// Does the same as [`Local::holdings`].
+    /// Does the same as [`LocalDesign::holdings`].
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     /// Applies a change.
@@ -227,7 +227,7 @@ pub trait Feed: Send + Sync {
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds, by the changes applied so
     /// far.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// Does the same as [`find`](Self::find), in the design's own form: see [`Concurrent::answer`].
+    /// Does the same as [`find`](Self::find), in the design's own form: see [`ConcurrentDesign::answer`].
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)

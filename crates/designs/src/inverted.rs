@@ -24,7 +24,7 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
@@ -234,7 +234,7 @@ fn leave(active: &[WorkerId], stay: &[WorkerId], depth: usize, scores: &mut Scor
     scores.extend(active.iter().filter(|&&worker| stay.next_if_eq(&worker).is_none()).map(|&w| (w, depth as u32)));
 }
 
-impl Local for InvertedIndex {
+impl LocalDesign for InvertedIndex {
     fn store(
         &mut self,
         worker: WorkerId,

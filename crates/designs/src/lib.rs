@@ -7,14 +7,14 @@
 //! | rung | type | threads |
 //! |---|---|---|
 //! | 1 nested dictionary | [`nested::NestedMap`] | one, or behind an actor (rung 2) |
-//! | 2 actor | [`actor::Actor`] over any [`Local`] design | its own |
+//! | 2 actor | [`actor::Actor`] over any [`LocalDesign`] design | its own |
 //! | 3 inverted | [`inverted::InvertedIndex`] | one |
 //! | 4 radix tree | [`radix::RadixTree`]; sharded by worker: [`actor::ShardedActors`] | one each |
 //! | 5 concurrent radix tree | [`concurrent::ConcurrentRadixTree`] in an [`pool::EventPool`] | any |
 //! | 6 positional | [`positional::PositionalIndexer`], [`grouped::GroupedIndex`] in an [`pool::EventPool`] | any |
 //! | 7 runs with levels | [`block_index::BlockIndexRung`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
 //!
-//! Two kinds of design: a [`Local`] one belongs to one thread at a time, a [`Concurrent`] one may be read and changed by
+//! Two kinds of design: a [`LocalDesign`] one belongs to one thread at a time, a [`ConcurrentDesign`] one may be read and changed by
 //! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
 //! each of them by its name.
 //!
@@ -39,5 +39,5 @@ pub mod radix;
 mod small_map;
 mod sticky;
 
-pub use interface::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
+pub use interface::{Change, ConcurrentDesign, Feed, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 pub use open::{Deviation, OpenError, Options, RUNGS, Rung, open};

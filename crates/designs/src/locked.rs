@@ -1,18 +1,18 @@
 //! A design of one thread behind one lock: the plainest way to let several threads at it.
 //!
-//! Lookups share the lock, each change takes it alone. With this a [`Local`] design works in an
+//! Lookups share the lock, each change takes it alone. With this a [`LocalDesign`] design works in an
 //! [`EventPool`](super::pool::EventPool); more than one event thread then only queue for the lock.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 
-use crate::interface::{Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use crate::interface::{ConcurrentDesign, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
-/// Any [`Local`] design behind a reader–writer lock.
+/// Any [`LocalDesign`] design behind a reader–writer lock.
 #[derive(Debug, Default)]
 pub struct RwLocked<T>(RwLock<T>);
 
-impl<T: Local> RwLocked<T> {
+impl<T: LocalDesign> RwLocked<T> {
     /// Puts a lock around a design.
     #[must_use]
     pub fn new(design: T) -> Self {
@@ -29,7 +29,7 @@ impl<T: Local> RwLocked<T> {
     }
 }
 
-impl<T: Local + Sync> Concurrent for RwLocked<T> {
+impl<T: LocalDesign + Sync> ConcurrentDesign for RwLocked<T> {
     fn store(
         &self,
         worker: WorkerId,

@@ -23,7 +23,7 @@
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
@@ -99,7 +99,7 @@ impl Worker {
     }
 }
 
-impl Local for NestedMap {
+impl LocalDesign for NestedMap {
     fn store(
         &mut self,
         worker: WorkerId,

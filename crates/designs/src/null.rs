@@ -2,13 +2,13 @@
 
 use kvatlas_index::BlockHash;
 
-use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId};
+use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId};
 
 /// A design that takes every change, keeps nothing, and finds nothing.
 #[derive(Debug, Default)]
 pub struct Null;
 
-impl Concurrent for Null {
+impl ConcurrentDesign for Null {
     fn store(&self, _: WorkerId, _: Option<BlockHash>, _: &[BlockHash], _: &[u64]) -> Result<(), Refusal> {
         Ok(())
     }

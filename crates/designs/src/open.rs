@@ -6,7 +6,7 @@ use crate::actor::{Actor, ShardedActors};
 use crate::block_index::BlockIndexRung;
 use crate::concurrent::ConcurrentRadixTree;
 use crate::grouped::{GroupOptions, GroupedIndex};
-use crate::interface::{Concurrent, Feed, Local};
+use crate::interface::{ConcurrentDesign, Feed, LocalDesign};
 use crate::inverted::InvertedIndex;
 use crate::locked::RwLocked;
 use crate::nested::NestedMap;
@@ -214,10 +214,10 @@ fn check(option: &'static str, got: usize, most: usize, wanted: &'static str) ->
     if (1..=most).contains(&got) { Ok(()) } else { Err(OpenError::InvalidOption { option, wanted, got }) }
 }
 
-fn pool(index: impl Concurrent, threads: usize) -> Result<Box<dyn Feed>, OpenError> {
+fn pool(index: impl ConcurrentDesign, threads: usize) -> Result<Box<dyn Feed>, OpenError> {
     Ok(Box::new(EventPool::try_new(index, threads)?))
 }
 
-fn actor(design: impl Local) -> Result<Box<dyn Feed>, OpenError> {
+fn actor(design: impl LocalDesign) -> Result<Box<dyn Feed>, OpenError> {
     Ok(Box::new(Actor::try_new(design)?))
 }

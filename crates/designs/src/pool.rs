@@ -1,4 +1,4 @@
-//! The pool of sticky event threads: rung 5's way to feed any [`Concurrent`] design.
+//! The pool of sticky event threads: rung 5's way to feed any [`ConcurrentDesign`] design.
 //!
 //! Each worker belongs to one thread for life, so its changes are applied in order without a lock of its own, and
 //! changes of different workers at once. Senders never wait: queues have no bound. Lookups take no detour: they run on
@@ -12,13 +12,13 @@ use std::io;
 use std::sync::Arc;
 use std::thread::{Builder, JoinHandle};
 
-use crate::interface::{Change, Concurrent, Feed, LadderStats, Scores, WorkerId};
+use crate::interface::{Change, ConcurrentDesign, Feed, LadderStats, Scores, WorkerId};
 use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
 /// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
-pub struct EventPool<I: Concurrent> {
+pub struct EventPool<I: ConcurrentDesign> {
     shared: Arc<PoolState<I>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -30,7 +30,7 @@ struct PoolState<I> {
     broken: PanicMessage,
 }
 
-impl<I: Concurrent> EventPool<I> {
+impl<I: ConcurrentDesign> EventPool<I> {
     /// Starts `threads` event threads, at least one.
     ///
     /// # Panics
@@ -66,7 +66,7 @@ impl<I: Concurrent> EventPool<I> {
     }
 }
 
-impl<I: Concurrent> PoolState<I> {
+impl<I: ConcurrentDesign> PoolState<I> {
     fn work(&self, number: usize) {
         self.boxes[number].serve(&mut (), |(), change| {
             self.broken.catch(change, || {
@@ -77,7 +77,7 @@ impl<I: Concurrent> PoolState<I> {
     }
 }
 
-impl<I: Concurrent> Feed for EventPool<I> {
+impl<I: ConcurrentDesign> Feed for EventPool<I> {
     fn send(&self, change: Change) {
         self.shared.boxes[self.shared.sticky.of(change.worker())].send(change);
     }
@@ -113,7 +113,7 @@ impl<I: Concurrent> Feed for EventPool<I> {
     }
 }
 
-impl<I: Concurrent> Drop for EventPool<I> {
+impl<I: ConcurrentDesign> Drop for EventPool<I> {
     fn drop(&mut self) {
         self.shared.boxes.iter().for_each(Mailbox::close);
         for thread in self.threads.drain(..) {

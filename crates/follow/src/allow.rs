@@ -12,7 +12,7 @@ const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1", "localhost"];
 
 /// Networks, patterns of host names, and patterns of paths.
 #[derive(Debug, Clone)]
-pub struct Allow {
+pub struct AllowList {
     entries: Vec<Entry>,
     /// True if the entries are the operator's, and not the defaults.
     said: bool,
@@ -65,7 +65,7 @@ impl Entry {
     }
 }
 
-impl Allow {
+impl AllowList {
     /// Reads the entries of the configuration. `open`: whether anybody may register.
     pub(crate) fn new(entries: &[String], open: bool) -> Result<Self, Error> {
         let default: &[&str] = if open { &LOOPBACK } else { &["*", "ipc://*"] };
@@ -150,7 +150,7 @@ mod tests {
 
     fn allows(entries: &[&str], open: bool, endpoint: &str) -> bool {
         let entries: Vec<_> = entries.iter().map(|entry| (*entry).to_owned()).collect();
-        let allow = Allow::new(&entries, open).expect("entries");
+        let allow = AllowList::new(&entries, open).expect("entries");
         allow.check(&endpoint.parse().expect("an endpoint"), None).is_ok()
     }
 
@@ -209,7 +209,7 @@ mod tests {
     fn peers_are_known_by_their_address() {
         let has = |entries: &[&str], open: bool, peer: &str| {
             let entries: Vec<_> = entries.iter().map(|entry| (*entry).to_owned()).collect();
-            Allow::new(&entries, open).expect("entries").has_peer(peer.parse().expect("an address"))
+            AllowList::new(&entries, open).expect("entries").has_peer(peer.parse().expect("an address"))
         };
         assert!(has(&[], true, "127.0.0.1") && has(&[], true, "::ffff:127.0.0.1") && !has(&[], true, "10.0.0.1"));
         assert!(has(&[], false, "10.0.0.1"));
@@ -220,7 +220,7 @@ mod tests {
 
     #[test]
     fn hosts_that_the_operator_named() {
-        let allow = Allow::new(&[], true).expect("no entries");
+        let allow = AllowList::new(&[], true).expect("no entries");
         let check = |endpoint: &str, host| allow.check(&endpoint.parse().expect("an endpoint"), Some(host)).is_ok();
         assert!(check("tcp://engine-3:1", "engine-3") && check("ipc:///run/x", "127.0.0.1"));
         assert!(!check("tcp://engine-4:1", "engine-3") && !check("ipc:///run/x", "engine-3"));

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
 use crate::adopt::{self, PromptQueue};
-use crate::allow::Allow;
+use crate::allow::AllowList;
 use crate::config::Config;
 use crate::context::StreamContext;
 use crate::error::Error;
@@ -44,7 +44,7 @@ const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 pub struct Follower {
     fleet: Arc<Fleet>,
     /// The rules on which endpoints may be registered.
-    allow: Arc<Allow>,
+    allow: Arc<AllowList>,
     /// The queue where prompts are left that may tell what was never announced.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
@@ -112,7 +112,7 @@ impl Follower {
         let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
         let prompt_queue = context.prompt_queue.clone();
         let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
-        let allow = Arc::new(Allow::new(&context.config.allow, !asks_for_key)?);
+        let allow = Arc::new(AllowList::new(&context.config.allow, !asks_for_key)?);
         for at in &context.config.bind {
             listen_for_engines(*at, context.room(), &fleet, &allow, &ingest)?;
         }
@@ -130,7 +130,7 @@ impl Follower {
 
     /// The rules on which endpoints may be registered.
     #[must_use]
-    pub fn allow(&self) -> &Allow {
+    pub fn allow(&self) -> &AllowList {
         &self.allow
     }
 
@@ -258,7 +258,7 @@ impl Follower {
         let wait = (patience / 2).min(LONGEST_WAIT);
         let unavailable = |code, message| Error::Unavailable { code, message };
         let source: Arc<dyn Source> = self.fleet.clone();
-        let spooled = self.fleet.snapshots().spooled(&source, wanted, fresh, wait).await;
+        let spooled = self.fleet.snapshots().spool(&source, wanted, fresh, wait).await;
         let spooled = spooled.map_err(|message| unavailable("snapshot_failed", message))?;
         let not_ready =
             || unavailable("snapshot_not_ready", "a snapshot is being made: ask again in a second".to_owned());
@@ -340,7 +340,7 @@ fn listen_for_engines(
     at: SocketAddr,
     room: Room,
     fleet: &Arc<Fleet>,
-    allow: &Arc<Allow>,
+    allow: &Arc<AllowList>,
     ingest: &Runtime,
 ) -> Result<(), Error> {
     let listener = ingest

@@ -1,6 +1,7 @@
 //! Metrics of streams and indexes for `/metrics`, as Prometheus reads them. The documentation has names and texts from
 //! here (`tools/docs/metrics.py`).
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -29,7 +30,7 @@ pub(crate) fn write(
     prompt_queue: &Arc<PromptQueue<Keyspace>>,
     tops: &Arc<Tops>,
     out: &mut String,
-) -> Done {
+) -> fmt::Result {
     encode(Scrape { fleet: fleet.clone(), prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
 }
 
@@ -37,7 +38,7 @@ pub(crate) fn write(
 ///
 /// # Errors
 /// If `out` takes no more.
-pub fn encode(collector: impl Collector, out: &mut String) -> Done {
+pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
     let mut registry = Registry::with_prefix("kvatlas");
     registry.register_collector(Box::new(collector));
     encode_registry(out, &registry)
@@ -56,11 +57,8 @@ impl std::fmt::Debug for Scrape {
     }
 }
 
-/// If what is written to takes no more.
-type Done = Result<(), std::fmt::Error>;
-
 impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         sites(&self.tops, &mut encoder)?;
         self.fleet(&mut encoder)?;
         self.keyspaces(&mut encoder)?;
@@ -71,7 +69,7 @@ impl Collector for Scrape {
     }
 }
 
-fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> Done {
+fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let read = |top: Arc<Top>| {
         let (counts, list) = {
             let sites = top.read();
@@ -90,8 +88,8 @@ fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> Done {
             gauge_of(&mut family, &labels, count as i64)?;
         }
     }
-    type Read = fn(&kvatlas_digest::Counts) -> u64;
-    let gauges: [(&str, &str, Read); 2] = [
+    type Getter = fn(&kvatlas_digest::Counts) -> u64;
+    let gauges: [(&str, &str, Getter); 2] = [
         ("sites_marks", "Different marks of all sites", |counts| counts.marks),
         ("sites_bytes", "Memory of the index of sites in bytes", |counts| counts.bytes),
     ];
@@ -135,7 +133,7 @@ fn sites(tops: &Tops, encoder: &mut DescriptorEncoder<'_>) -> Done {
 }
 
 impl Scrape {
-    fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn fleet(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let mut family = describe(encoder, "build_info", "Always 1; the version is a label", MetricType::Gauge)?;
         gauge_of(&mut family, &[("version", VERSION)], 1)?;
         let fleet = &self.fleet;
@@ -170,7 +168,7 @@ impl Scrape {
         counter(encoder, "unknown_topic_batches", help, publishers.unknown_topics())
     }
 
-    fn adoption(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn adoption(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for (name, help, count) in self.prompt_queue.counts.all() {
             counter(encoder, name, help, count)?;
         }
@@ -185,7 +183,7 @@ impl Scrape {
         gauge(encoder, "adopt_unknown_parents", help, parents)
     }
 
-    fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn snapshots(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = &self.fleet.snapshots().counts;
         let help = "Streams of which a snapshot had blocks, by outcome";
         let mut family = describe(encoder, "snapshot_streams", help, MetricType::Counter)?;
@@ -226,7 +224,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn relay(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         for (name, help, count) in self.fleet.relay().counts.all() {
             counter(encoder, name, help, count)?;
         }
@@ -234,11 +232,11 @@ impl Scrape {
         gauge(encoder, "relay_buffered_bytes", help, self.fleet.relay().buffered() as i64)
     }
 
-    fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn keyspaces(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let all: Vec<_> =
             self.fleet.keyspaces().into_iter().map(|keyspace| (keyspace.index().stats(), keyspace)).collect();
-        type Read = fn(&Stats) -> u64;
-        let gauges: [(&str, &str, Read); 5] = [
+        type Getter = fn(&Stats) -> u64;
+        let gauges: [(&str, &str, Getter); 5] = [
             ("index_blocks", "Blocks held on all tiers, summed over ranks", |stats| stats.blocks),
             (
                 "index_unlinked_blocks",
@@ -265,7 +263,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn streams(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let streams: Vec<(String, Arc<Stream>)> = self
             .fleet
             .workers()
@@ -308,8 +306,8 @@ impl Scrape {
             }
         }
 
-        type Read = fn(&Stream) -> Option<f64>;
-        let gauges: [(&str, &str, Read); 4] = [
+        type Getter = fn(&Stream) -> Option<f64>;
+        let gauges: [(&str, &str, Getter); 4] = [
             ("stream_lag_max_seconds", "The longest lag so far, in seconds", |stream| {
                 Some(stream.status.lag_max().as_secs_f64())
             }),
@@ -372,7 +370,7 @@ pub fn describe<'e>(
 ///
 /// # Errors
 /// If what is written to takes no more.
-pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
+pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
 }
 
@@ -380,7 +378,7 @@ pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, valu
 ///
 /// # Errors
 /// If what is written to takes no more.
-pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> Done {
+pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> fmt::Result {
     ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
 }
 
@@ -388,7 +386,7 @@ pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value:
 ///
 /// # Errors
 /// If what is written to takes no more.
-pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> Done {
+pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(family.encode_family(labels)?)
 }
 
@@ -400,6 +398,6 @@ pub fn gauge_of<const N: usize>(
     family: &mut MetricEncoder<'_>,
     labels: &[(&str, &str); N],
     value: impl EncodeGaugeValue,
-) -> Done {
+) -> fmt::Result {
     ConstGauge::new(value).encode(family.encode_family(labels)?)
 }

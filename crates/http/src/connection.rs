@@ -140,7 +140,7 @@ impl<S: Read + Write + Tcp + Unpin> Write for Monitor<S> {
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         if flushed.is_ready() {
-            self.note.flushed();
+            self.note.note_flush();
         }
         flushed
     }

@@ -29,13 +29,13 @@ impl Gate {
     /// True if clients need a key.
     #[must_use]
     pub fn asks_for_key(&self) -> bool {
-        self.trust.keys().asked_for()
+        self.trust.keys().need_key()
     }
 
     /// True if changes need a key.
     #[must_use]
     pub fn asks_for_key_to_change(&self) -> bool {
-        self.trust.keys().asked_for_changes()
+        self.trust.keys().changes_need_key()
     }
 
     /// True if a text contains one of the keys.

@@ -38,12 +38,12 @@ impl Keys {
     }
 
     /// True if those who ask need a key.
-    pub(crate) fn asked_for(&self) -> bool {
+    pub(crate) fn need_key(&self) -> bool {
         self.ask.is_some()
     }
 
     /// True if those who change what is registered need a key.
-    pub(crate) fn asked_for_changes(&self) -> bool {
+    pub(crate) fn changes_need_key(&self) -> bool {
         self.ask.is_some() || self.admin.is_some()
     }
 

@@ -57,7 +57,7 @@ struct Progress {
 
 /// There is no room for a body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct NoRoom;
+pub(crate) struct NoRoomError;
 
 /// Memory that a body has, until this is dropped.
 #[derive(Debug)]
@@ -155,7 +155,7 @@ impl BodyTurn {
     }
 
     /// Grows a lease to `bytes`, those that it has included; waits for room if there is none.
-    pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoom> {
+    pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoomError> {
         let more = bytes.saturating_sub(lease.bytes);
         let memory = &self.memory;
         if !memory.try_take(more, bytes) {
@@ -168,7 +168,7 @@ impl BodyTurn {
                 }
                 if until <= Instant::now() {
                     memory.refused.fetch_add(1, Relaxed);
-                    return Err(NoRoom);
+                    return Err(NoRoomError);
                 }
                 if timeout_at(until.min(Instant::now() + LOOK), freed).await.is_err() {
                     memory.make_room();

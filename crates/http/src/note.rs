@@ -124,7 +124,7 @@ impl Note {
     }
 
     /// Notes that all is written that is there.
-    pub(crate) fn flushed(&self) {
+    pub(crate) fn note_flush(&self) {
         if self.stuck.load(Relaxed) > 0 {
             self.stuck.store(0, Relaxed);
         }
@@ -219,7 +219,7 @@ mod tests {
         note.wrote(&Poll::Ready(Ok(1)));
         about(99);
         note.wrote(&Poll::Pending);
-        note.flushed();
+        note.note_flush();
         about(75);
     }
 }

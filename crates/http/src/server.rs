@@ -125,11 +125,11 @@ pub struct Server {
     /// The signal to the listener for administrators, which stays open until all else is done, and to all threads: end now.
     end: watch::Sender<bool>,
     open: Arc<OpenCounts>,
-    running: Mutex<Option<RunningThreads>>,
+    running: Mutex<Option<ServerThreads>>,
     handle: Option<Handle>,
 }
 
-enum RunningThreads {
+enum ServerThreads {
     Shared(Runtime),
     Own(Vec<JoinHandle<()>>),
 }
@@ -151,7 +151,7 @@ impl OpenCounts {
 }
 
 /// The part that all connections of a listener and thread share.
-struct Common<H> {
+struct ListenerContext<H> {
     handler: Arc<H>,
     kind: ListenerKind,
     number: usize,
@@ -162,7 +162,7 @@ struct Common<H> {
 }
 
 /// A connection for a thread of its own.
-type Accepted = (StdStream, ListenerKind, Arc<Place>);
+type NewConnection = (StdStream, ListenerKind, Arc<Place>);
 
 impl Front {
     /// Returns the part for these settings, with the keys and certificates read from their files.
@@ -236,7 +236,7 @@ impl Server {
         let common = |kind, number| {
             let stop = if kind == ListenerKind::Main { stopped.clone() } else { ended.clone() };
             let (handler, open) = (handler.clone(), open.clone());
-            Arc::new(Common { handler, kind, number, limits, stop, open, load: AtomicUsize::new(0) })
+            Arc::new(ListenerContext { handler, kind, number, limits, stop, open, load: AtomicUsize::new(0) })
         };
         let mut listeners = vec![(listener, ListenerKind::Main, front.places.clone())];
         let admin_address = admin.map(|(listener, address)| {
@@ -260,7 +260,7 @@ impl Server {
                     });
                 }
                 let handle = runtime.handle().clone();
-                (RunningThreads::Shared(runtime), Some(handle))
+                (ServerThreads::Shared(runtime), Some(handle))
             }
             Threads::Own(threads) => {
                 let (mut handles, mut senders) = (Vec::new(), Vec::new());
@@ -285,7 +285,7 @@ impl Server {
                         run(accepting.accept(listener, &places, give), ended);
                     })?);
                 }
-                (RunningThreads::Own(handles), None)
+                (ServerThreads::Own(handles), None)
             }
         };
         Ok(Self { address, admin_address, stop, end, open, running: Mutex::new(Some(running)), handle })
@@ -330,8 +330,8 @@ impl Server {
         self.stop.send_replace(true);
         self.end.send_replace(true);
         match lock(&self.running).take() {
-            Some(RunningThreads::Shared(runtime)) => runtime.shutdown_timeout(END),
-            Some(RunningThreads::Own(threads)) => {
+            Some(ServerThreads::Shared(runtime)) => runtime.shutdown_timeout(END),
+            Some(ServerThreads::Own(threads)) => {
                 for thread in threads {
                     let _ = thread.join();
                 }
@@ -360,7 +360,7 @@ fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
 }
 
 /// Serves the connections that come to a thread of its own.
-async fn serve<H: Handler>(served: [Arc<Common<H>>; 2], mut incoming: mpsc::UnboundedReceiver<Accepted>) {
+async fn serve<H: Handler>(served: [Arc<ListenerContext<H>>; 2], mut incoming: mpsc::UnboundedReceiver<NewConnection>) {
     let [main, admin] = served;
     while let Some((stream, kind, place)) = incoming.recv().await {
         let common = if kind == ListenerKind::Main { &main } else { &admin };
@@ -372,7 +372,7 @@ async fn serve<H: Handler>(served: [Arc<Common<H>>; 2], mut incoming: mpsc::Unbo
     std::future::pending::<()>().await;
 }
 
-fn load<H>(served: &[Arc<Common<H>>; 2]) -> usize {
+fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
     served[0].load.load(Relaxed)
 }
 
@@ -392,7 +392,7 @@ fn listen(at: SocketAddr) -> Result<(StdListener, SocketAddr), Error> {
     listening().map_err(|error: std::io::Error| Error(format!("cannot listen at {at}: {error}")))
 }
 
-impl<H: Handler> Common<H> {
+impl<H: Handler> ListenerContext<H> {
     /// Gives connections to `give` until told to stop, and then those that are waiting already.
     async fn accept(
         self: Arc<Self>,
@@ -490,10 +490,10 @@ impl<H: Handler> Common<H> {
 }
 
 /// An open connection, for as long as it is.
-struct OpenConnection<H: Handler>(Arc<Common<H>>);
+struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {
-    fn new(common: Arc<Common<H>>) -> Self {
+    fn new(common: Arc<ListenerContext<H>>) -> Self {
         common.handler.front().counts.begun.fetch_add(1, Relaxed);
         if common.kind == ListenerKind::Main {
             common.open.count.fetch_add(1, Ordering::SeqCst);

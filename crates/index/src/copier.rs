@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::copied::RankCopy;
 use crate::index::BlockIndex;
-use crate::writer::{Large, Slice};
+use crate::writer::{LargeCopy, Slice};
 
 /// State of a copy.
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
 
 /// A copy that is complete, but not in order yet: [`sorted`](Self::sorted) does that, and needs no lock.
 pub struct CopyDone {
-    large: Option<Large>,
+    large: Option<LargeCopy>,
     pub(crate) spent: usize,
 }
 
@@ -45,7 +45,7 @@ pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     index: I,
     worker: Box<str>,
     rank: u32,
-    large: Option<Large>,
+    large: Option<LargeCopy>,
     /// Times that all copied of it was in vain.
     again: usize,
     spent: usize,
@@ -103,7 +103,7 @@ impl CopyDone {
     /// The copy. Takes a few nanoseconds a block.
     #[must_use]
     pub fn sorted(self) -> RankCopy {
-        self.large.map(Large::copy).unwrap_or_default()
+        self.large.map(LargeCopy::copy).unwrap_or_default()
     }
 }
 

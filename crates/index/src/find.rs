@@ -8,7 +8,7 @@ use smallvec::SmallVec;
 
 use crate::position::ROOT;
 use crate::prefix::common_prefix;
-use crate::raw::{Children, Guard, Members, Reaches, Readers, Swappable, WalkResult};
+use crate::raw::{Children, Guard, Members, Reaches, Readers, SwapCell, WalkResult};
 use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
 use crate::sets::{Bits, NumberSet, OwnedMembers};
 use crate::types::View;
@@ -29,8 +29,8 @@ pub struct OwnedMatch {
 #[inline]
 pub(crate) fn find<'i>(
     readers: &'i Readers,
-    roster: &Swappable<Roster>,
-    children: &Swappable<Children>,
+    roster: &SwapCell<Roster>,
+    children: &SwapCell<Children>,
     query: &[u64],
 ) -> Match<'i> {
     Match(WalkResult::by(readers, roster, |guard, reaches| walk(guard, children.load(guard), query, reaches)))

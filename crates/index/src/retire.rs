@@ -1,13 +1,13 @@
 //! Garbage: what the writer has unlinked and must keep until no reader can see it.
 
-use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, Spilled};
+use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
 
 /// Thing that waits to be freed. Numbers wait like memory: a reader may be about to look something up by them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
-    Levels(Spilled),
+    Levels(SpilledLevels),
     Set(SetBox),
     Children(SharedBox<Children>),
     Roster(SharedBox<Roster>),
@@ -111,7 +111,7 @@ impl Trash {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::raw::{Swappable, WriterToken};
+    use crate::raw::{SwapCell, WriterToken};
     use crate::steps::steps_of;
 
     /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
@@ -120,7 +120,7 @@ mod tests {
         let readers = Readers::new(32);
         let mut trash = Trash::new(&readers);
         let mut token = WriterToken::of(&readers);
-        let published = Swappable::new(Roster::default(), &token);
+        let published = SwapCell::new(Roster::default(), &token);
         let (mut freed, mut most) = (0, 0);
         const THINGS: usize = 10_000;
         let (steps, ()) = steps_of(|| {

@@ -13,7 +13,7 @@ use crate::chunked::ChunkedList;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
 use crate::position::{Place, Position, ROOT};
-use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, Swappable, WriterToken, prefetch};
+use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, SwapCell, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::steps::step;
@@ -51,8 +51,8 @@ struct Entry {
 
 /// Entry point of readers: one line of memory for all.
 pub(crate) struct ReaderEntry {
-    pub(crate) children: Swappable<Children>,
-    pub(crate) roster: Swappable<Roster>,
+    pub(crate) children: SwapCell<Children>,
+    pub(crate) roster: SwapCell<Roster>,
 }
 
 /// All runs.
@@ -82,8 +82,8 @@ impl Runs {
             pages: Pages::new(),
             free: ChunkedList::default(),
             shown: Arc::new(ReaderEntry {
-                children: Swappable::new(Children::with_room_for(6, &token), &token),
-                roster: Swappable::new(Roster::default(), &token),
+                children: SwapCell::new(Children::with_room_for(6, &token), &token),
+                roster: SwapCell::new(Roster::default(), &token),
             }),
             next_children: None,
             live: 0,

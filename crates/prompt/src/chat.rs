@@ -6,13 +6,13 @@ use minijinja::Value;
 
 use crate::convert::{self, ConvertedChat};
 use crate::dialect::{self, Dialect};
-use crate::dialect_chat::{self, Thinks};
+use crate::dialect_chat::{self, ThinkingSwitches};
 use crate::endpoint::Endpoint;
 use crate::messages::{self, CUT, Message, TemplateMessages};
+use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, Request, is_there, read};
 use crate::rope::Rope;
-use crate::template::{ChatTemplate, Earlier, Text, Variables};
-use crate::why_not::WhyNot;
+use crate::template::{ChatTemplate, KnownText, Text, Variables};
 
 /// A chat, ready for a template.
 #[derive(Debug)]
@@ -53,7 +53,7 @@ pub(crate) struct ChatText {
     /// The beginning of the answer, whose tokens follow those of the text.
     pub(crate) answer: Option<String>,
     /// The reason why the text ends before the prompt does.
-    pub(crate) cut: Option<WhyNot>,
+    pub(crate) cut: Option<PromptFailure>,
     /// The messages, as the template took them.
     pub(crate) messages: Vec<Value>,
     /// Places where items end in the list that was parsed, and how many new messages there are then.
@@ -62,9 +62,9 @@ pub(crate) struct ChatText {
 
 /// All that a template is given beside the messages, as it stands in a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Around([Option<Box<str>>; 10]);
+pub(crate) struct TemplateContext([Option<Box<str>>; 10]);
 
-impl Around {
+impl TemplateContext {
     pub(crate) fn of(parts: &Parts<'_>) -> Self {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
@@ -98,28 +98,28 @@ pub(crate) struct Habits<'p> {
     pub(crate) dialect: Dialect,
     /// True if system messages among the others go to the top.
     pub(crate) merges_system: bool,
-    pub(crate) thinks: Thinks<'p>,
+    pub(crate) thinks: ThinkingSwitches<'p>,
 }
 
 impl<'a> Chat<'a> {
     /// Makes the chat of a request. `before` are messages that are known and not in what was parsed.
-    pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, WhyNot> {
+    pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, PromptFailure> {
         let &Habits { dialect, merges_system, .. } = habits;
         let parts = &request.parts;
         if is_there(parts.chat_template) {
-            return Err(WhyNot::OwnTemplate);
+            return Err(PromptFailure::OwnTemplate);
         }
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
-            return Err(WhyNot::Stored);
+            return Err(PromptFailure::Stored);
         }
         let goes_on = !before.is_empty();
         let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
             Endpoint::Responses => convert::of_responses(parts, dialect, merges_system, goes_on)?,
             Endpoint::Messages => convert::of_messages(parts, dialect, merges_system, goes_on)?,
             Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings => {
-                let (messages, ends) = messages::of_chat(parts.messages.ok_or(WhyNot::NoPrompt)?, dialect)?;
+                let (messages, ends) = messages::of_chat(parts.messages.ok_or(PromptFailure::NoPrompt)?, dialect)?;
                 if messages.is_empty() && !goes_on {
-                    return Err(WhyNot::BadMessages);
+                    return Err(PromptFailure::BadMessages);
                 }
                 let ends = ends.into_iter().zip(1..).collect();
                 let continues = read(parts.continue_final_message).unwrap_or(false);
@@ -136,8 +136,8 @@ impl<'a> Chat<'a> {
         let takes_kwargs = is_vllm || request.endpoint != Endpoint::Messages;
         if let Some(kwargs) = parts.chat_template_kwargs.filter(|kwargs| takes_kwargs && is_there(Some(kwargs))) {
             let kwargs = messages::value(kwargs)?;
-            for key in kwargs.try_iter().map_err(|_| WhyNot::BadMessages)? {
-                let name = key.as_str().ok_or(WhyNot::BadMessages)?.to_owned();
+            for key in kwargs.try_iter().map_err(|_| PromptFailure::BadMessages)? {
+                let name = key.as_str().ok_or(PromptFailure::BadMessages)?.to_owned();
                 last.retain(|(own, _)| own != &name || own != dialect::THINKS);
                 more.push((name, kwargs.get_item(&key).unwrap_or_default()));
             }
@@ -201,7 +201,7 @@ impl<'a> Chat<'a> {
     }
 
     /// The text, of which much may be the beginning of an earlier one.
-    pub(crate) fn render(self, template: &ChatTemplate, earlier: Earlier<'_>) -> Result<ChatText, WhyNot> {
+    pub(crate) fn render(self, template: &ChatTemplate, earlier: KnownText<'_>) -> Result<ChatText, PromptFailure> {
         let is_vllm = self.dialect.is_vllm();
         // SGLang has the message end, and the answer begin with its tokens.
         let continues = self.continues && is_vllm;
@@ -225,15 +225,15 @@ impl<'a> Chat<'a> {
             more: self.more,
         };
         let rendered = template.render_after(earlier, variables);
-        let Text { text, same, begins } = rendered.map_err(|_| WhyNot::TemplateRefuses)?;
+        let Text { text, same, begins } = rendered.map_err(|_| PromptFailure::TemplateRefuses)?;
         let answer = answer.filter(|_| cut.is_none());
         let mut rendered = ChatText { text, same, begins, answer, cut, messages, ends: self.ends };
         if continues || cut.is_some() {
-            let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| WhyNot::TemplateRefuses)?;
+            let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| PromptFailure::TemplateRefuses)?;
             if continues {
                 // The text goes on where the last message ends: what the template writes after it goes.
-                let last = last.ok_or(WhyNot::TemplateRefuses)?;
-                let end = continued(&text, &last).ok_or(WhyNot::TemplateRefuses)?;
+                let last = last.ok_or(PromptFailure::TemplateRefuses)?;
+                let end = continued(&text, &last).ok_or(PromptFailure::TemplateRefuses)?;
                 text.truncate(end);
             }
             if cut.is_some() {
@@ -254,7 +254,7 @@ impl<'a> Chat<'a> {
     }
 
     /// The words of the messages one after another: what stands in for the text where there is no template.
-    pub(crate) fn words(&self) -> (String, Option<WhyNot>) {
+    pub(crate) fn words(&self) -> (String, Option<PromptFailure>) {
         let mut text = String::new();
         for message in self.first.iter().chain(&self.messages) {
             text.push_str(&message.role);

@@ -8,7 +8,7 @@ use crate::messages::{Part, field, object, with};
 use crate::request::{Parts, read};
 
 /// The ways in which a template can be told to think less, or not at all.
-pub(crate) struct Thinks<'t> {
+pub(crate) struct ThinkingSwitches<'t> {
     /// The effort by which vLLM has a template leave out thinking.
     pub(crate) no_effort: &'t dyn Fn() -> &'static str,
     /// The variable by which SGLang does.
@@ -38,7 +38,7 @@ impl Dialect {
         self,
         endpoint: Endpoint,
         parts: &Parts<'_>,
-        template: &Thinks<'_>,
+        template: &ThinkingSwitches<'_>,
     ) -> Vec<(String, Value)> {
         let there = |value: Value| Some(value).filter(|value| !value.is_none());
         let inner = |raw, name| field(&read::<Value>(raw)?, name).and_then(there);

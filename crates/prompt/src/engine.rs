@@ -8,11 +8,11 @@ use serde_json::value::RawValue;
 
 use crate::convert;
 use crate::dialect::{Dialect, Engine};
-use crate::dialect_chat::Thinks;
+use crate::dialect_chat::ThinkingSwitches;
 use crate::endpoint::Endpoint;
 use crate::messages::{self, Message};
+use crate::prompt_failure::PromptFailure;
 use crate::request::{BodyPrompt, Request, is_there, read};
-use crate::why_not::WhyNot;
 
 impl Engine {
     /// True if such an engine computes all of a request's prompt, whatever is in its cache.
@@ -40,15 +40,15 @@ pub struct Question {
     /// Number of prompts that the request has, if it has a list of them: the first is asked for.
     pub prompts: u32,
     /// The reason why the prompt is asked for only up to some message: what comes then is not text.
-    pub cut: Option<WhyNot>,
+    pub cut: Option<PromptFailure>,
 }
 
 /// The parts of a request that its tokens depend on, as `/tokenize` names them.
-type Asked = serde_json::Map<String, serde_json::Value>;
+type RequestFields = serde_json::Map<String, serde_json::Value>;
 
 /// The parts of a request that its tokens depend on, as they stand in the request.
 #[derive(Serialize)]
-struct Plain<'a> {
+struct PlainFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     model: Option<&'a str>,
     #[serde(flatten)]
@@ -64,25 +64,30 @@ impl Question {
     ///
     /// # Errors
     ///
-    /// The reason why there is nothing to ask for. A prompt that is given as tokens is [`WhyNot::NoPrompt`].
-    pub fn of(request: &Request<'_>, dialect: Dialect, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+    /// The reason why there is nothing to ask for. A prompt that is given as tokens is [`PromptFailure::NoPrompt`].
+    pub fn of(
+        request: &Request<'_>,
+        dialect: Dialect,
+        model: Option<&str>,
+        has_media: bool,
+    ) -> Result<Self, PromptFailure> {
         let request = &dialect.known_fields(request);
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
-            return Err(WhyNot::Stored);
+            return Err(PromptFailure::Stored);
         }
         match request.endpoint {
-            Endpoint::Chat if is_there(parts.input_ids) => Err(WhyNot::NoPrompt),
+            Endpoint::Chat if is_there(parts.input_ids) => Err(PromptFailure::NoPrompt),
             Endpoint::Chat => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Responses | Endpoint::Messages => Self::of_other(request, dialect, model),
             Endpoint::Completions | Endpoint::Embeddings => match request.given()? {
                 BodyPrompt::Text { first, prompts } => {
-                    let mut asked = Asked::new();
+                    let mut asked = RequestFields::new();
                     asked.insert("prompt".into(), first.as_ref().into());
                     Self::made(asked, &[("add_special_tokens", parts.add_special_tokens)], model, prompts, None)
                 }
-                BodyPrompt::Tokens { .. } | BodyPrompt::Chat => Err(WhyNot::NoPrompt),
+                BodyPrompt::Tokens { .. } | BodyPrompt::Chat => Err(PromptFailure::NoPrompt),
             },
         }
     }
@@ -93,7 +98,11 @@ impl Question {
     /// # Errors
     ///
     /// The reason why there is nothing to ask for.
-    pub fn rendered(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Option<Self>, WhyNot> {
+    pub fn rendered(
+        request: &Request<'_>,
+        dialect: Dialect,
+        model: Option<&str>,
+    ) -> Result<Option<Self>, PromptFailure> {
         let path = match request.endpoint {
             Endpoint::Messages if dialect.is_vllm() => "/v1/messages/render",
             Endpoint::Responses if dialect.is_vllm() => "/v1/responses/render",
@@ -101,33 +110,38 @@ impl Question {
         };
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
-            return Err(WhyNot::Stored);
+            return Err(PromptFailure::Stored);
         }
         let mut fields: BTreeMap<Cow<'_, str>, &RawValue> =
-            serde_json::from_slice(request.body).map_err(|_| WhyNot::NotJson)?;
-        let model = model.map(serde_json::value::to_raw_value).transpose().map_err(|_| WhyNot::NotJson)?;
+            serde_json::from_slice(request.body).map_err(|_| PromptFailure::NotJson)?;
+        let model = model.map(serde_json::value::to_raw_value).transpose().map_err(|_| PromptFailure::NotJson)?;
         if let Some(model) = &model {
             fields.insert("model".into(), model);
         }
-        let body = serde_json::to_vec(&fields).map_err(|_| WhyNot::NotJson)?;
+        let body = serde_json::to_vec(&fields).map_err(|_| PromptFailure::NotJson)?;
         Ok(Some(Self { path, is_render: true, body, prompts: 1, cut: None }))
     }
 
     /// A chat, whose messages go on as they are.
-    fn of_chat(request: &Request<'_>, dialect: Dialect, model: Option<&str>, has_media: bool) -> Result<Self, WhyNot> {
+    fn of_chat(
+        request: &Request<'_>,
+        dialect: Dialect,
+        model: Option<&str>,
+        has_media: bool,
+    ) -> Result<Self, PromptFailure> {
         let parts = &request.parts;
-        let all = parts.messages.ok_or(WhyNot::NoPrompt)?;
+        let all = parts.messages.ok_or(PromptFailure::NoPrompt)?;
         let (mut cut, mut first) = (None, None);
         if has_media {
             let (messages, ends) = messages::of_chat(all, dialect)?;
             if let Some((at, why_not)) = messages.iter().enumerate().find_map(|(at, it)| Some((at, it.why_not()?))) {
                 let end = *at.checked_sub(1).and_then(|last| ends.get(last)).ok_or(why_not)?;
                 let list = format!("{}]", &all.get()[..=end]);
-                first = Some(RawValue::from_string(list).map_err(|_| WhyNot::BadMessages)?);
+                first = Some(RawValue::from_string(list).map_err(|_| PromptFailure::BadMessages)?);
                 cut = Some(why_not);
             }
         }
-        let no = RawValue::from_string("false".to_owned()).map_err(|_| WhyNot::NotJson)?;
+        let no = RawValue::from_string("false".to_owned()).map_err(|_| PromptFailure::NotJson)?;
         let is_whole = cut.is_none();
         // An engine's `/tokenize` takes a chat for one that is to be answered.
         let begins = parts.add_generation_prompt.filter(|raw| is_there(Some(raw)));
@@ -142,12 +156,13 @@ impl Question {
             ("chat_template_kwargs", parts.chat_template_kwargs),
         ];
         let parts = asked.into_iter().filter_map(|(name, raw)| Some((name, raw.filter(|raw| is_there(Some(raw)))?)));
-        let body = serde_json::to_vec(&Plain { model, parts: parts.collect() }).map_err(|_| WhyNot::NotJson)?;
+        let body =
+            serde_json::to_vec(&PlainFields { model, parts: parts.collect() }).map_err(|_| PromptFailure::NotJson)?;
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts: 1, cut })
     }
 
     /// The chat that engines make of another kind of request.
-    fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, WhyNot> {
+    fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, PromptFailure> {
         let parts = &request.parts;
         let mut messages = match request.endpoint {
             Endpoint::Responses => convert::of_responses(parts, dialect, false, false)?,
@@ -163,20 +178,20 @@ impl Question {
             messages.truncate(at);
             cut = Some(why_not);
         }
-        let mut asked = Asked::new();
+        let mut asked = RequestFields::new();
         asked.insert("messages".into(), messages.iter().map(Message::to_json).collect());
         if let Some(tools) = convert::tools(request.endpoint, parts, dialect)? {
-            asked.insert("tools".into(), serde_json::to_value(tools).map_err(|_| WhyNot::BadMessages)?);
+            asked.insert("tools".into(), serde_json::to_value(tools).map_err(|_| PromptFailure::BadMessages)?);
         }
         if cut.is_some() {
             asked.insert("add_generation_prompt".into(), false.into());
         }
-        let mut variables = Asked::new();
-        let thinks = Thinks { no_effort: &|| "none", toggle: None };
+        let mut variables = RequestFields::new();
+        let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
         for (name, value) in dialect.variables(request.endpoint, parts, &thinks) {
-            variables.insert(name, serde_json::to_value(value).map_err(|_| WhyNot::BadMessages)?);
+            variables.insert(name, serde_json::to_value(value).map_err(|_| PromptFailure::BadMessages)?);
         }
-        variables.extend(read::<Asked>(parts.chat_template_kwargs).unwrap_or_default());
+        variables.extend(read::<RequestFields>(parts.chat_template_kwargs).unwrap_or_default());
         if !variables.is_empty() {
             asked.insert("chat_template_kwargs".into(), variables.into());
         }
@@ -184,12 +199,12 @@ impl Question {
     }
 
     fn made(
-        mut asked: Asked,
+        mut asked: RequestFields,
         more: &[(&str, Option<&RawValue>)],
         model: Option<&str>,
         prompts: u32,
-        cut: Option<WhyNot>,
-    ) -> Result<Self, WhyNot> {
+        cut: Option<PromptFailure>,
+    ) -> Result<Self, PromptFailure> {
         if let Some(model) = model {
             asked.insert("model".into(), model.into());
         }
@@ -198,7 +213,7 @@ impl Question {
                 asked.insert((*name).into(), value);
             }
         }
-        let body = serde_json::to_vec(&asked).map_err(|_| WhyNot::NotJson)?;
+        let body = serde_json::to_vec(&asked).map_err(|_| PromptFailure::NotJson)?;
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts, cut })
     }
 }
@@ -221,7 +236,7 @@ mod tests {
 
     use super::*;
 
-    fn ask(endpoint: Endpoint, body: &str) -> Result<(serde_json::Value, Question), WhyNot> {
+    fn ask(endpoint: Endpoint, body: &str) -> Result<(serde_json::Value, Question), PromptFailure> {
         let request = Request::parse(endpoint, body.as_bytes())?;
         let question = Question::of(&request, Dialect::default(), Some("m"), request.media().is_some())?;
         Ok((serde_json::from_slice(&question.body).unwrap(), question))
@@ -244,13 +259,16 @@ mod tests {
         let (first, question) = ask(Endpoint::Completions, r#"{"prompt": ["a", "b"]}"#).unwrap();
         assert_eq!((first, question.prompts), (json!({"model": "m", "prompt": "a"}), 2));
         assert_eq!(asked(Endpoint::Embeddings, r#"{"input": ["a"]}"#), json!({"model": "m", "prompt": "a"}));
-        assert_eq!(ask(Endpoint::Completions, r#"{"prompt": [1]}"#).unwrap_err(), WhyNot::NoPrompt);
-        assert_eq!(ask(Endpoint::Completions, r#"{"prompt_embeds": "x"}"#).unwrap_err(), WhyNot::Embeds);
+        assert_eq!(ask(Endpoint::Completions, r#"{"prompt": [1]}"#).unwrap_err(), PromptFailure::NoPrompt);
+        assert_eq!(ask(Endpoint::Completions, r#"{"prompt_embeds": "x"}"#).unwrap_err(), PromptFailure::Embeds);
         assert_eq!(
             ask(Endpoint::Responses, r#"{"input": "x", "previous_response_id": "r"}"#).unwrap_err(),
-            WhyNot::Stored
+            PromptFailure::Stored
         );
-        assert_eq!(ask(Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#).unwrap_err(), WhyNot::OtherItem);
+        assert_eq!(
+            ask(Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#).unwrap_err(),
+            PromptFailure::OtherItem
+        );
     }
 
     #[test]
@@ -259,7 +277,7 @@ mod tests {
         let vllm = json!({"model": "m", "messages": [{"role": "user"}], "add_generation_prompt": false});
         assert_eq!(asked(Endpoint::Chat, body), vllm);
         let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
-        assert_eq!(Question::of(&request, Dialect::Sglang, None, false), Err(WhyNot::NoPrompt));
+        assert_eq!(Question::of(&request, Dialect::Sglang, None, false), Err(PromptFailure::NoPrompt));
         let body = body.replace(r#", "input_ids": [1]"#, "");
         let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
         let question = Question::of(&request, Dialect::Sglang, None, false).unwrap();
@@ -300,14 +318,14 @@ mod tests {
         let (asked, question) = ask(Endpoint::Chat, &body).unwrap();
         let expected = json!([{"role": "system", "content": "s"}]);
         assert_eq!(asked, json!({"model": "m", "messages": expected, "add_generation_prompt": false}));
-        assert_eq!(question.cut, Some(WhyNot::Image));
+        assert_eq!(question.cut, Some(PromptFailure::Image));
         let first = format!(r#"{{"messages": [{{"role": "user", "content": [{part}]}}]}}"#);
-        assert_eq!(ask(Endpoint::Chat, &first).unwrap_err(), WhyNot::Image);
+        assert_eq!(ask(Endpoint::Chat, &first).unwrap_err(), PromptFailure::Image);
         let source = r#"{"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": "AAAA"}}"#;
         let messages = format!(r#"{{"system": "s", "messages": [{{"role": "user", "content": [{source}]}}]}}"#);
         let (asked, question) = ask(Endpoint::Messages, &messages).unwrap();
         assert_eq!(asked, json!({"model": "m", "messages": expected, "add_generation_prompt": false}));
-        assert_eq!(question.cut, Some(WhyNot::Image));
+        assert_eq!(question.cut, Some(PromptFailure::Image));
     }
 
     #[test]

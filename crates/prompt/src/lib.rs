@@ -17,7 +17,7 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`WhyNot`] instead, to be
+//! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`PromptFailure`] instead, to be
 //! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
 
 mod chat;
@@ -33,6 +33,7 @@ mod known_fields;
 mod media;
 mod messages;
 mod pictures;
+mod prompt_failure;
 mod prompt_tokens;
 mod prompter;
 mod python;
@@ -42,7 +43,6 @@ mod template;
 mod tokenizer;
 mod truncation;
 mod turns;
-mod why_not;
 
 pub use dialect::{Dialect, Engine};
 pub use endpoint::Endpoint;
@@ -50,10 +50,10 @@ pub use engine::{Question, TOKENIZE_PATH, tokenize_answer};
 pub use error::Error;
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
 pub use pictures::{Picture, PictureScope, Pictures};
+pub use prompt_failure::PromptFailure;
 pub use prompt_tokens::{Placeholders, PromptTokens};
 pub use prompter::{Options, Prompter};
 pub use request::{Request, SessionFields};
 pub use template::{ChatTemplate, Variables};
 pub use tokenizer::Library;
 pub use turns::{RecalledBody, Turns};
-pub use why_not::WhyNot;

@@ -82,7 +82,7 @@ impl Media {
         }
         let mut walk = Walk::default();
         let mut reader = serde_json::Deserializer::from_slice(body);
-        let open = At { walk: &mut walk, place: Place::Plain }.deserialize(&mut reader).ok()?;
+        let open = PlacedValue { walk: &mut walk, place: Place::Plain }.deserialize(&mut reader).ok()?;
         walk.items[MediaKind::File as usize] += open.inline;
         let items = walk.items;
         items.iter().any(|count| *count > 0).then(|| Self { text: body.len().saturating_sub(walk.bytes), items })
@@ -130,7 +130,7 @@ enum Place {
 }
 
 /// A value at its place.
-struct At<'w> {
+struct PlacedValue<'w> {
     walk: &'w mut Walk,
     place: Place,
 }
@@ -170,7 +170,7 @@ fn kind_of(word: &str) -> Option<MediaKind> {
     NAMES.iter().find(|(name, _)| word.contains(name)).map(|(_, kind)| *kind)
 }
 
-impl At<'_> {
+impl PlacedValue<'_> {
     fn string(self, text: &str) -> UntypedValues {
         let (kind, is_media_key) = match self.place {
             Place::Text => return UntypedValues::default(),
@@ -209,7 +209,7 @@ fn is_base64(text: &str) -> bool {
     text.len() >= 4 * KNOWN_BY && text.as_bytes()[..KNOWN_BY].iter().all(is_of_it)
 }
 
-impl<'de> DeserializeSeed<'de> for At<'_> {
+impl<'de> DeserializeSeed<'de> for PlacedValue<'_> {
     type Value = UntypedValues;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<UntypedValues, D::Error> {
@@ -217,7 +217,7 @@ impl<'de> DeserializeSeed<'de> for At<'_> {
     }
 }
 
-impl<'de> Visitor<'de> for At<'_> {
+impl<'de> Visitor<'de> for PlacedValue<'_> {
     type Value = UntypedValues;
 
     fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
@@ -261,7 +261,7 @@ impl<'de> Visitor<'de> for At<'_> {
             self.walk.bytes += bytes;
             return Ok(open);
         }
-        while let Some(more) = list.next_element_seed(At { walk: self.walk, place: self.place })? {
+        while let Some(more) = list.next_element_seed(PlacedValue { walk: self.walk, place: self.place })? {
             open.inline += more.inline;
             open.addresses += more.addresses;
         }
@@ -278,7 +278,7 @@ impl<'de> Visitor<'de> for At<'_> {
                 continue;
             }
             let place = Place::of(&key, self.place);
-            let more = map.next_value_seed(At { walk: self.walk, place })?;
+            let more = map.next_value_seed(PlacedValue { walk: self.walk, place })?;
             open.inline += more.inline;
             open.addresses += more.addresses;
         }

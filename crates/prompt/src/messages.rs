@@ -14,8 +14,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::dialect::Dialect;
+use crate::prompt_failure::PromptFailure;
 use crate::request::{Key, is_there, string};
-use crate::why_not::WhyNot;
 
 /// The text put in place of the first part that is not text: characters for private use around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
@@ -25,7 +25,7 @@ pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}
 pub(crate) struct TemplateMessages {
     pub(crate) messages: Vec<Value>,
     /// The reason why the text ends at [`CUT`], if it does.
-    pub(crate) cut: Option<WhyNot>,
+    pub(crate) cut: Option<PromptFailure>,
 }
 
 /// A message with its parts told apart, from whichever kind of request.
@@ -44,7 +44,7 @@ pub(crate) struct Message<'a> {
 
 impl Message<'_> {
     /// Returns the reason why the message's content is not all of it text.
-    pub(crate) fn why_not(&self) -> Option<WhyNot> {
+    pub(crate) fn why_not(&self) -> Option<PromptFailure> {
         self.content.iter().find_map(|part| match part {
             Part::Other(_, why_not) => Some(*why_not),
             Part::Text(_) | Part::Tool(_) => None,
@@ -53,7 +53,7 @@ impl Message<'_> {
 
     /// Number of images in the message's content.
     pub(crate) fn images(&self) -> usize {
-        self.content.iter().filter(|part| matches!(part, Part::Other(_, WhyNot::Image))).count()
+        self.content.iter().filter(|part| matches!(part, Part::Other(_, PromptFailure::Image))).count()
     }
 
     /// True if all dialects make the same of it.
@@ -107,7 +107,7 @@ pub(crate) enum Part<'a> {
     /// A tool that is referred to by its name.
     Tool(Cow<'a, str>),
     /// Not text: the type that templates know, and what it is counted as.
-    Other(&'static str, WhyNot),
+    Other(&'static str, PromptFailure),
 }
 
 impl Part<'_> {
@@ -160,8 +160,8 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
 }
 
 /// The messages of a chat request, and where each ends in the list.
-pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), WhyNot> {
-    let (given, ends) = listed::<RequestMessage<'_>>(raw).ok_or(WhyNot::BadMessages)?;
+pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), PromptFailure> {
+    let (given, ends) = listed::<RequestMessage<'_>>(raw).ok_or(PromptFailure::BadMessages)?;
     let mut messages = Vec::with_capacity(given.len());
     for given in given {
         let mut message = message(given, dialect)?;
@@ -171,8 +171,8 @@ pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'
     Ok((messages, ends))
 }
 
-fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, WhyNot> {
-    let Key(role) = given.role.ok_or(WhyNot::BadMessages)?;
+fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, PromptFailure> {
+    let Key(role) = given.role.ok_or(PromptFailure::BadMessages)?;
     let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
     Ok(Message {
         role,
@@ -187,16 +187,16 @@ fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, W
 }
 
 /// The parts of a content: null, a string, or a list.
-pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, WhyNot> {
+pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     let json = raw.get();
     match json.as_bytes().first() {
-        Some(b'"') => Ok(vec![Part::Text(string(json).ok_or(WhyNot::BadMessages)?)]),
+        Some(b'"') => Ok(vec![Part::Text(string(json).ok_or(PromptFailure::BadMessages)?)]),
         Some(b'[') => {
-            let list: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
+            let list: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| PromptFailure::BadMessages)?;
             list.into_iter().map(part).collect()
         }
         _ if json == "null" => Ok(Vec::new()),
-        _ => Err(WhyNot::BadMessages),
+        _ => Err(PromptFailure::BadMessages),
     }
 }
 
@@ -223,42 +223,42 @@ struct GivenPart<'a> {
     video_url: Option<&'a RawValue>,
 }
 
-fn part(raw: &RawValue) -> Result<Part<'_>, WhyNot> {
+fn part(raw: &RawValue) -> Result<Part<'_>, PromptFailure> {
     let json = raw.get();
     if json.starts_with('"') {
-        return string(json).map(Part::Text).ok_or(WhyNot::BadMessages);
+        return string(json).map(Part::Text).ok_or(PromptFailure::BadMessages);
     }
-    let given: GivenPart<'_> = serde_json::from_str(json).map_err(|_| WhyNot::BadMessages)?;
+    let given: GivenPart<'_> = serde_json::from_str(json).map_err(|_| PromptFailure::BadMessages)?;
     let text = match given.kind.as_deref() {
         Some("text" | "input_text" | "output_text") => given.text,
         Some("refusal") => given.refusal,
         Some("thinking") => given.thinking,
         Some("tool_reference") => {
             let name = given.name.and_then(|name| string(name.get()));
-            return name.map(Part::Tool).ok_or(WhyNot::BadMessages);
+            return name.map(Part::Tool).ok_or(PromptFailure::BadMessages);
         }
         Some("image_url" | "input_image" | "image" | "image_pil" | "image_embeds") => {
-            return Ok(Part::Other("image", WhyNot::Image));
+            return Ok(Part::Other("image", PromptFailure::Image));
         }
         Some("audio_url" | "input_audio" | "audio" | "audio_embeds") => {
-            return Ok(Part::Other("audio", WhyNot::Audio));
+            return Ok(Part::Other("audio", PromptFailure::Audio));
         }
-        Some("video_url" | "video" | "input_video") => return Ok(Part::Other("video", WhyNot::Video)),
-        Some(_) => return Ok(Part::Other("file", WhyNot::OtherPart)),
+        Some("video_url" | "video" | "input_video") => return Ok(Part::Other("video", PromptFailure::Video)),
+        Some(_) => return Ok(Part::Other("file", PromptFailure::OtherPart)),
         // Engines take a part without a type for what it has.
-        None if is_there(given.image_url) => return Ok(Part::Other("image", WhyNot::Image)),
+        None if is_there(given.image_url) => return Ok(Part::Other("image", PromptFailure::Image)),
         None if is_there(given.audio_url) || is_there(given.input_audio) => {
-            return Ok(Part::Other("audio", WhyNot::Audio));
+            return Ok(Part::Other("audio", PromptFailure::Audio));
         }
-        None if is_there(given.video_url) => return Ok(Part::Other("video", WhyNot::Video)),
+        None if is_there(given.video_url) => return Ok(Part::Other("video", PromptFailure::Video)),
         None => None,
     };
-    text.and_then(|text| string(text.get())).map(Part::Text).ok_or(WhyNot::BadMessages)
+    text.and_then(|text| string(text.get())).map(Part::Text).ok_or(PromptFailure::BadMessages)
 }
 
 /// Tool calls, with arguments that are JSON as objects.
-fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, WhyNot> {
-    let calls: Option<Vec<Value>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, PromptFailure> {
+    let calls: Option<Vec<Value>> = serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
     Ok(calls.unwrap_or_default().into_iter().map(|call| tool_call(&call, dialect)).collect())
 }
 
@@ -308,8 +308,8 @@ pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
 }
 
 /// Any JSON.
-pub(crate) fn value(raw: &RawValue) -> Result<Value, WhyNot> {
-    serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)
+pub(crate) fn value(raw: &RawValue) -> Result<Value, PromptFailure> {
+    serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)
 }
 
 /// The messages for a template that takes contents as parts, or as strings.
@@ -329,12 +329,12 @@ pub(crate) fn prepare(
 /// The end of the text, if it ends before the prompt does.
 struct Cut {
     keeps_images: bool,
-    why_not: Option<WhyNot>,
+    why_not: Option<PromptFailure>,
 }
 
 impl Cut {
     /// True if the text ends here.
-    fn at(&mut self, why_not: WhyNot) -> bool {
+    fn at(&mut self, why_not: PromptFailure) -> bool {
         self.why_not.replace(self.why_not.unwrap_or(why_not)).is_none()
     }
 }
@@ -346,7 +346,7 @@ fn prepared(message: Message<'_>, as_parts: bool, dialect: Dialect, cut: &mut Cu
     let content = if as_parts && !is_string && (dialect.is_vllm() || message.is_list) {
         parts(message.content, cut)
     } else {
-        joined(message.content, dialect, cut)
+        join(message.content, dialect, cut)
     };
     let mut made: Vec<(Value, Value)> =
         vec![("role".into(), Value::from(message.role.as_ref())), ("content".into(), content)];
@@ -378,7 +378,7 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
             Part::Text(words) => made.push(text(&words)),
             Part::Tool(name) => made.push(object([("type", "tool_reference".into()), ("name", name.as_ref().into())])),
             Part::Other(kind, why_not) => {
-                if !(cut.keeps_images && why_not == WhyNot::Image) && cut.at(why_not) {
+                if !(cut.keeps_images && why_not == PromptFailure::Image) && cut.at(why_not) {
                     made.push(text(CUT));
                 }
                 made.push(object([("type", kind.into())]));
@@ -389,7 +389,7 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
 }
 
 /// Texts as one. Engines put what is not text before them, so the text ends before all of it.
-fn joined(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
+fn join(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();
     }

@@ -7,8 +7,8 @@ use memchr::memmem;
 
 use crate::dialect::BILLING;
 use crate::media::Media;
+use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
-use crate::why_not::WhyNot;
 
 /// A prompt's tokens, or as many as are known from its beginning.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct PromptTokens {
     /// The parts of the body that are not text, if there are any.
     pub media: Option<Media>,
     /// The reason why there are no tokens, or not all.
-    pub why_not: Option<WhyNot>,
+    pub why_not: Option<PromptFailure>,
     /// The whole prompt of a chat with images, if that is asked for and known; else the tokens end before the first one.
     pub placeholders: Option<Placeholders>,
     /// True if engines of every dialect make the same of it, but for lines of billing.

@@ -8,21 +8,21 @@ use std::sync::{Arc, OnceLock};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
-use crate::chat::{Around, Chat, ChatText, Habits};
+use crate::chat::{Chat, ChatText, Habits, TemplateContext};
 use crate::dialect::Dialect;
-use crate::dialect_chat::Thinks;
+use crate::dialect_chat::ThinkingSwitches;
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;
+use crate::prompt_failure::PromptFailure;
 use crate::prompt_tokens::{Placeholders, PromptTokens};
 use crate::request::{BodyPrompt, Request, is_there, read};
 use crate::rope::Rope;
-use crate::template::{ChatTemplate, Earlier};
+use crate::template::{ChatTemplate, KnownText};
 use crate::tokenizer::{Library, TextTokens, Tokenizer};
 use crate::truncation::truncated;
-use crate::turns::{Before, NewTurn};
-use crate::why_not::WhyNot;
+use crate::turns::{KnownMessages, NewTurn};
 
 /// Options for turning prompts into tokens.
 #[derive(Debug, Clone)]
@@ -98,7 +98,7 @@ struct Text<'a> {
     text: Cow<'a, str>,
     prompts: u32,
     add_special_tokens: bool,
-    cut: Option<WhyNot>,
+    cut: Option<PromptFailure>,
 }
 
 impl Prompter {
@@ -235,7 +235,7 @@ impl Prompter {
     pub(crate) fn after(
         &self,
         request: &Request<'_>,
-        before: Option<&Before>,
+        before: Option<&KnownMessages>,
     ) -> Option<(PromptTokens, Option<NewTurn>)> {
         let mut kept = None;
         let are_common = request.parts.are_common();
@@ -259,7 +259,7 @@ impl Prompter {
             ..PromptTokens::default()
         });
         made.is_plain &= are_common;
-        if made.why_not.is_some_and(WhyNot::may_have_media)
+        if made.why_not.is_some_and(PromptFailure::may_have_media)
             && let Some(media) = request.media()
         {
             let known = u32::try_from(made.token_count()).unwrap_or(u32::MAX);
@@ -272,10 +272,10 @@ impl Prompter {
     fn chat(
         &self,
         request: &Request<'_>,
-        before: Option<&Before>,
+        before: Option<&KnownMessages>,
         kept: &mut Option<NewTurn>,
         keeps_images: bool,
-    ) -> Option<Result<PromptTokens, WhyNot>> {
+    ) -> Option<Result<PromptTokens, PromptFailure>> {
         let known = match before {
             Some(before) if before.turn.prompter != self.id => return None,
             Some(before) => before.messages(),
@@ -287,7 +287,7 @@ impl Prompter {
         let merges_system = self.template.iter().chain(with_tools).any(|template| template.merges_system(dialect));
         let no_effort = || *self.no_effort.get_or_init(|| self.tried_no_effort());
         let toggle = self.template.as_ref().and_then(|template| template.toggle);
-        let thinks = Thinks { no_effort: &no_effort, toggle };
+        let thinks = ThinkingSwitches { no_effort: &no_effort, toggle };
         let habits = Habits { defaults: &self.template_kwargs, dialect, merges_system, thinks };
         let mut chat = match Chat::of(request, &habits, known) {
             Ok(chat) => chat,
@@ -301,7 +301,7 @@ impl Prompter {
         let is_plain = chat.is_plain(plain_messages);
         let template =
             if chat.has_tools() { self.with_tools.as_ref().or(self.template.as_ref()) } else { self.template.as_ref() };
-        let fits = |before: &Before| {
+        let fits = |before: &KnownMessages| {
             template.is_some_and(|template| template.as_parts == before.turn.as_parts) && chat.can_follow() && is_apart
         };
         if before.is_some_and(|before| !fits(before)) {
@@ -309,7 +309,7 @@ impl Prompter {
         }
         let Some(template) = template else {
             let (text, cut) = chat.words();
-            let why_not = if self.tokenizer.is_some() { WhyNot::NoTemplate } else { WhyNot::NoTokenizer };
+            let why_not = if self.tokenizer.is_some() { PromptFailure::NoTemplate } else { PromptFailure::NoTokenizer };
             let why_not = Some(cut.unwrap_or(why_not));
             return Some(Ok(PromptTokens { is_plain, ..self.without_tokens(text.into(), 1, why_not, request) }));
         };
@@ -321,11 +321,11 @@ impl Prompter {
         let first = chat.begin(template.as_parts);
         let nothing = Rope::default();
         let earlier = match before {
-            None => Earlier { text: &nothing, begins: &[], known: 0 },
-            Some(Before { turn, .. }) => {
+            None => KnownText { text: &nothing, begins: &[], known: 0 },
+            Some(KnownMessages { turn, .. }) => {
                 let is_same = turn.first == first && turn.around.is_of(&request.parts);
                 let known = if is_same { known.len() + first.iter().len() } else { 0 };
-                Earlier { text: &turn.text, begins: &turn.begins, known }
+                KnownText { text: &turn.text, begins: &turn.begins, known }
             }
         };
         let ChatText { text, same, begins, answer, cut, mut messages, ends } = match chat.render(template, earlier) {
@@ -344,11 +344,11 @@ impl Prompter {
             return Some(Ok(self.tokens(Text { text: string().into(), prompts: 1, add_special_tokens, cut }, request)));
         };
         let tokens = match before {
-            Some(Before { turn, .. }) => tokenizer.encode_next(&text, same, &turn.tokens),
+            Some(KnownMessages { turn, .. }) => tokenizer.encode_next(&text, same, &turn.tokens),
             None => std::str::from_utf8(&text.flat()).ok().and_then(|text| tokenizer.encode(text, false)),
         };
         let Some(tokens) = tokens else {
-            return Some(Ok(self.without_tokens(string().into(), 1, Some(WhyNot::NoTokenizer), request)));
+            return Some(Ok(self.without_tokens(string().into(), 1, Some(PromptFailure::NoTokenizer), request)));
         };
         if let Some((image, count)) = images {
             let Some(placeholders) = Placeholders::of(tokens.ids.to_vec(), image, count) else {
@@ -359,15 +359,15 @@ impl Prompter {
                 is_plain,
                 tokens: known.into(),
                 prompts: 1,
-                why_not: Some(WhyNot::Image),
+                why_not: Some(PromptFailure::Image),
                 placeholders: Some(placeholders),
                 ..PromptTokens::default()
             }));
         }
         let ids = match answer.as_deref().map(|answer| self.begun(answer)) {
             None => tokens.ids.clone(),
-            Some(Some(answer)) => tokens.ids.followed(tokens.ids.len(), &answer),
-            Some(None) => return Some(Err(WhyNot::NoTokenizer)),
+            Some(Some(answer)) => tokens.ids.join_slice(tokens.ids.len(), &answer),
+            Some(None) => return Some(Err(PromptFailure::NoTokenizer)),
         };
         let mut made = PromptTokens { is_plain, ..whole(ids, (0, 0), 1, request) };
         if self.options.text {
@@ -379,7 +379,7 @@ impl Prompter {
         if first.is_some() {
             messages.remove(0);
         }
-        let around = Around::of(&request.parts);
+        let around = TemplateContext::of(&request.parts);
         *kept = Some(NewTurn {
             first,
             as_parts: template.as_parts,
@@ -418,13 +418,13 @@ impl Prompter {
     /// makes of it what it makes of another effort.
     fn tried_no_effort(&self) -> &'static str {
         let text = |effort: &'static str| {
-            let thinks = Thinks { no_effort: &|| "none", toggle: None };
+            let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
             let habits =
                 Habits { defaults: &self.template_kwargs, dialect: self.options.dialect, merges_system: false, thinks };
             let body =
                 format!(r#"{{"messages": [{{"role": "user", "content": "Hi"}}], "reasoning_effort": "{effort}"}}"#);
             let request = Request::parse(Endpoint::Chat, body.as_bytes()).ok()?;
-            let earlier = Earlier { text: &Rope::default(), begins: &[], known: 0 };
+            let earlier = KnownText { text: &Rope::default(), begins: &[], known: 0 };
             let chat = Chat::of(&request, &habits, &[]).ok()?;
             Some(chat.render(self.template.as_ref()?, earlier).ok()?.text.to_vec())
         };
@@ -437,13 +437,13 @@ impl Prompter {
     fn tokens(&self, given: Text<'_>, request: &Request<'_>) -> PromptTokens {
         let Text { text, prompts, add_special_tokens, cut } = given;
         let Some(tokenizer) = &self.tokenizer else {
-            return self.without_tokens(text, prompts, Some(cut.unwrap_or(WhyNot::NoTokenizer)), request);
+            return self.without_tokens(text, prompts, Some(cut.unwrap_or(PromptFailure::NoTokenizer)), request);
         };
         if text.len() > self.options.max_bytes {
-            return self.without_tokens(text, prompts, Some(WhyNot::TooLong), request);
+            return self.without_tokens(text, prompts, Some(PromptFailure::TooLong), request);
         }
         let Some(TextTokens { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
-            return self.without_tokens(text, prompts, Some(WhyNot::NoTokenizer), request);
+            return self.without_tokens(text, prompts, Some(PromptFailure::NoTokenizer), request);
         };
         let around = if add_special_tokens { tokenizer.around() } else { (0, 0) };
         let mut made = whole(ids, around, prompts, request);
@@ -460,7 +460,7 @@ impl Prompter {
         &self,
         text: Cow<'_, str>,
         prompts: u32,
-        why_not: Option<WhyNot>,
+        why_not: Option<PromptFailure>,
         request: &Request<'_>,
     ) -> PromptTokens {
         let bytes = if request.endpoint == Endpoint::Completions { text.len() } else { request.body_len() };

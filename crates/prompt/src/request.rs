@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 use crate::endpoint::Endpoint;
 pub(crate) use crate::json_string::{Key, string};
 use crate::media::Media;
-use crate::why_not::WhyNot;
+use crate::prompt_failure::PromptFailure;
 
 /// The parts of a body that routing needs. Large parts stay where they are in it until they are asked for.
 ///
@@ -121,9 +121,9 @@ impl<'a> Request<'a> {
     ///
     /// # Errors
     ///
-    /// [`WhyNot::NotJson`]: it is not a JSON object. Anything else wrong with it shows when the prompt is asked for.
-    pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, WhyNot> {
-        let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| WhyNot::NotJson)?;
+    /// [`PromptFailure::NotJson`]: it is not a JSON object. Anything else wrong with it shows when the prompt is asked for.
+    pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, PromptFailure> {
+        let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| PromptFailure::NotJson)?;
         let answers = [fields.n, fields.best_of].into_iter().filter_map(read::<u32>).max().unwrap_or(1).max(1);
         let limits = [fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens];
         Ok(Self {
@@ -166,38 +166,44 @@ impl<'a> Request<'a> {
     }
 
     /// The prompt, or that it is made of messages.
-    pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, WhyNot> {
+    pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, PromptFailure> {
         let parts = &self.parts;
         match self.endpoint {
             Endpoint::Chat if is_there(parts.input_ids) => prompt(parts.input_ids),
-            Endpoint::Chat | Endpoint::Messages => parts.messages.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
-            Endpoint::Responses => parts.input.map(|_| BodyPrompt::Chat).ok_or(WhyNot::NoPrompt),
+            Endpoint::Chat | Endpoint::Messages => {
+                parts.messages.map(|_| BodyPrompt::Chat).ok_or(PromptFailure::NoPrompt)
+            }
+            Endpoint::Responses => parts.input.map(|_| BodyPrompt::Chat).ok_or(PromptFailure::NoPrompt),
             Endpoint::Embeddings if parts.messages.is_some() => Ok(BodyPrompt::Chat),
             Endpoint::Embeddings => prompt(parts.input),
-            Endpoint::Completions if is_there(parts.prompt_embeds) => Err(WhyNot::Embeds),
+            Endpoint::Completions if is_there(parts.prompt_embeds) => Err(PromptFailure::Embeds),
             Endpoint::Completions => prompt(parts.prompt),
         }
     }
 }
 
 /// A string, a list of token ids, or a list of either.
-fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, WhyNot> {
-    let raw = raw.ok_or(WhyNot::NoPrompt)?.get();
+fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
+    let raw = raw.ok_or(PromptFailure::NoPrompt)?.get();
     if raw.starts_with('"') {
-        return Ok(BodyPrompt::Text { first: string(raw).ok_or(WhyNot::NoPrompt)?, prompts: 1 });
+        return Ok(BodyPrompt::Text { first: string(raw).ok_or(PromptFailure::NoPrompt)?, prompts: 1 });
     }
     if let Ok(first) = serde_json::from_str::<Vec<u32>>(raw) {
-        return if first.is_empty() { Err(WhyNot::NoPrompt) } else { Ok(BodyPrompt::Tokens { first, prompts: 1 }) };
+        return if first.is_empty() {
+            Err(PromptFailure::NoPrompt)
+        } else {
+            Ok(BodyPrompt::Tokens { first, prompts: 1 })
+        };
     }
-    let list: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| WhyNot::NoPrompt)?;
+    let list: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| PromptFailure::NoPrompt)?;
     let prompts = u32::try_from(list.len()).unwrap_or(u32::MAX);
-    let first = list.first().ok_or(WhyNot::NoPrompt)?.get();
+    let first = list.first().ok_or(PromptFailure::NoPrompt)?.get();
     if first.starts_with('"') {
-        return Ok(BodyPrompt::Text { first: string(first).ok_or(WhyNot::NoPrompt)?, prompts });
+        return Ok(BodyPrompt::Text { first: string(first).ok_or(PromptFailure::NoPrompt)?, prompts });
     }
     match serde_json::from_str::<Vec<u32>>(first) {
         Ok(first) if !first.is_empty() => Ok(BodyPrompt::Tokens { first, prompts }),
-        _ => Err(WhyNot::NoPrompt),
+        _ => Err(PromptFailure::NoPrompt),
     }
 }
 

@@ -80,17 +80,17 @@ impl<T: Copy + PartialEq> Rope<T> {
     }
 
     /// The first `length` items of this one, and then these.
-    pub(crate) fn followed(&self, length: usize, by: &[T]) -> Self {
-        self.followed_by_vec(length, || by.to_vec(), by.len())
+    pub(crate) fn join_slice(&self, length: usize, by: &[T]) -> Self {
+        self.join_owned(length, || by.to_vec(), by.len())
     }
 
     /// The first `length` items of this one, and then these, which need no copy.
-    pub(crate) fn followed_by(&self, length: usize, by: Vec<T>) -> Self {
+    pub(crate) fn join_vec(&self, length: usize, by: Vec<T>) -> Self {
         let count = by.len();
-        self.followed_by_vec(length, || by, count)
+        self.join_owned(length, || by, count)
     }
 
-    fn followed_by_vec(&self, length: usize, by: impl FnOnce() -> Vec<T>, count: usize) -> Self {
+    fn join_owned(&self, length: usize, by: impl FnOnce() -> Vec<T>, count: usize) -> Self {
         let mut made = Self { pieces: Vec::with_capacity(self.pieces.len() + 1), length: 0 };
         for piece in &self.pieces {
             let taken = piece.length.min(length - made.length);
@@ -167,7 +167,7 @@ mod tests {
             let (rope, right) = &ropes[below(ropes.len())];
             let length = below(right.len() + 1);
             let new: Vec<u8> = (0..below(60)).map(|_| below(3) as u8).collect();
-            let rope = if step % 2 == 0 { rope.followed(length, &new) } else { rope.followed_by(length, new.clone()) };
+            let rope = if step % 2 == 0 { rope.join_slice(length, &new) } else { rope.join_vec(length, new.clone()) };
             let right = [&right[..length], &new].concat();
             assert_eq!((rope.len(), rope.to_vec()), (right.len(), right.clone()));
             assert_eq!(rope.after(length), right[length..]);

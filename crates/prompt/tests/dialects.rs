@@ -1,6 +1,6 @@
 //! Differences between the versions of vLLM, and what engines refuse. What both make of the rest is in `agents.rs`.
 
-use kvatlas_prompt::{Dialect, Endpoint, Options, PromptTokens, Prompter, Request, WhyNot};
+use kvatlas_prompt::{Dialect, Endpoint, Options, PromptFailure, PromptTokens, Prompter, Request};
 
 /// Each message as a line, then the names of tools and the variables.
 const ALL: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{{ reasoning_effort }} {{ enable_thinking }}";
@@ -54,7 +54,7 @@ fn tools_of_type_custom_and_tools_that_come_and_go() {
             r#"{"tools": [{"name": "f", "input_schema": {}}], "messages": [{"role": "user", "content": "q"}, {"role": "system", "content": [{"type": "tool_removal", "tool": {"type": "tool_reference", "name": "f"}}]}]}"#,
         ),
     ] {
-        assert_eq!(prompted(Dialect::Vllm31, endpoint, body).why_not, Some(WhyNot::OtherItem));
+        assert_eq!(prompted(Dialect::Vllm31, endpoint, body).why_not, Some(PromptFailure::OtherItem));
         assert_eq!(prompted(Dialect::Vllm32, endpoint, body).why_not, None);
     }
 }
@@ -73,7 +73,7 @@ fn what_engines_refuse() {
         (Dialect::Vllm32, Endpoint::Responses, searched),
         (Dialect::Sglang, Endpoint::Responses, searched),
     ] {
-        assert_eq!(prompted(dialect, endpoint, body).why_not, Some(WhyNot::OtherItem), "{dialect:?} {body}");
+        assert_eq!(prompted(dialect, endpoint, body).why_not, Some(PromptFailure::OtherItem), "{dialect:?} {body}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvatlas_prompt::{Dialect, Endpoint, Library, Options, PromptTokens, Prompter, Request, WhyNot};
+use kvatlas_prompt::{Dialect, Endpoint, Library, Options, PromptFailure, PromptTokens, Prompter, Request};
 
 fn model(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -232,7 +232,7 @@ fn an_answer_that_goes_on_in_sglang() {
     let body = chat("user", image, goes_on);
     let body = body.replace("]}]", r#"]}, {"role": "assistant", "content": "I am"}]"#);
     let made = ask(&prompter, Endpoint::Chat, &body);
-    assert_eq!((made.why_not, made.text.contains("I am")), (Some(WhyNot::Image), false));
+    assert_eq!((made.why_not, made.text.contains("I am")), (Some(PromptFailure::Image), false));
 }
 
 #[test]
@@ -283,18 +283,18 @@ fn tokens_end_at_what_is_not_text() {
             parts,
             r#"[{"role": "user", "content": "a"}, {"role": "user", "content": [{"type": "text", "text": "b"}, {"type": "image_url", "image_url": {"url": "u"}}, {"type": "text", "text": "c"}]}, {"role": "user", "content": "d"}]"#,
             "[a][b",
-            WhyNot::Image,
+            PromptFailure::Image,
         ),
         // What is not text stands before the text where the content is one string.
         (
             lines,
             r#"[{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "input_audio", "input_audio": {}}]}]"#,
             "[a][",
-            WhyNot::Audio,
+            PromptFailure::Audio,
         ),
-        (lines, r#"[{"role": "user", "content": [{"type": "video_url"}]}]"#, "[", WhyNot::Video),
-        (lines, r#"[{"role": "user", "content": [{"type": "file"}]}]"#, "[", WhyNot::OtherPart),
-        (lines, r#"[{"role": "user", "content": [{"image_url": "u"}]}]"#, "[", WhyNot::Image),
+        (lines, r#"[{"role": "user", "content": [{"type": "video_url"}]}]"#, "[", PromptFailure::Video),
+        (lines, r#"[{"role": "user", "content": [{"type": "file"}]}]"#, "[", PromptFailure::OtherPart),
+        (lines, r#"[{"role": "user", "content": [{"image_url": "u"}]}]"#, "[", PromptFailure::Image),
     ] {
         let options = Options { chat_template: Some(template.into()), text: true, ..Options::default() };
         let prompter = Prompter::open(model("byte_level"), options).unwrap();
@@ -310,24 +310,24 @@ fn reasons() {
     let prompter = open("byte_level");
     let user = r#""messages": [{"role": "user", "content": "hi"}]"#;
     for (endpoint, body, expected) in [
-        (Endpoint::Chat, "{}".to_owned(), WhyNot::NoPrompt),
-        (Endpoint::Chat, r#"{"messages": []}"#.to_owned(), WhyNot::BadMessages),
-        (Endpoint::Chat, r#"{"messages": [{"content": "hi"}]}"#.to_owned(), WhyNot::BadMessages),
-        (Endpoint::Chat, r#"{"messages": [{"role": "user", "content": 3}]}"#.to_owned(), WhyNot::BadMessages),
-        (Endpoint::Chat, r#"{"messages": "hi"}"#.to_owned(), WhyNot::BadMessages),
-        (Endpoint::Chat, format!(r#"{{{user}, "tools": 3}}"#), WhyNot::BadMessages),
-        (Endpoint::Chat, format!(r#"{{{user}, "chat_template": "x"}}"#), WhyNot::OwnTemplate),
-        (Endpoint::Completions, "{}".to_owned(), WhyNot::NoPrompt),
-        (Endpoint::Completions, r#"{"prompt": []}"#.to_owned(), WhyNot::NoPrompt),
-        (Endpoint::Completions, r#"{"prompt": [1, -2]}"#.to_owned(), WhyNot::NoPrompt),
-        (Endpoint::Completions, r#"{"prompt": {"a": 1}}"#.to_owned(), WhyNot::NoPrompt),
-        (Endpoint::Completions, r#"{"prompt_embeds": "x"}"#.to_owned(), WhyNot::Embeds),
-        (Endpoint::Responses, r#"{"input": "a", "previous_response_id": "r"}"#.to_owned(), WhyNot::Stored),
-        (Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#.to_owned(), WhyNot::OtherItem),
+        (Endpoint::Chat, "{}".to_owned(), PromptFailure::NoPrompt),
+        (Endpoint::Chat, r#"{"messages": []}"#.to_owned(), PromptFailure::BadMessages),
+        (Endpoint::Chat, r#"{"messages": [{"content": "hi"}]}"#.to_owned(), PromptFailure::BadMessages),
+        (Endpoint::Chat, r#"{"messages": [{"role": "user", "content": 3}]}"#.to_owned(), PromptFailure::BadMessages),
+        (Endpoint::Chat, r#"{"messages": "hi"}"#.to_owned(), PromptFailure::BadMessages),
+        (Endpoint::Chat, format!(r#"{{{user}, "tools": 3}}"#), PromptFailure::BadMessages),
+        (Endpoint::Chat, format!(r#"{{{user}, "chat_template": "x"}}"#), PromptFailure::OwnTemplate),
+        (Endpoint::Completions, "{}".to_owned(), PromptFailure::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": []}"#.to_owned(), PromptFailure::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": [1, -2]}"#.to_owned(), PromptFailure::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt": {"a": 1}}"#.to_owned(), PromptFailure::NoPrompt),
+        (Endpoint::Completions, r#"{"prompt_embeds": "x"}"#.to_owned(), PromptFailure::Embeds),
+        (Endpoint::Responses, r#"{"input": "a", "previous_response_id": "r"}"#.to_owned(), PromptFailure::Stored),
+        (Endpoint::Responses, r#"{"input": [{"type": "reasoning"}]}"#.to_owned(), PromptFailure::OtherItem),
         (
             Endpoint::Messages,
             r#"{"messages": [{"role": "user", "content": [{"type": "document"}]}]}"#.to_owned(),
-            WhyNot::OtherItem,
+            PromptFailure::OtherItem,
         ),
     ] {
         let prompted = ask(&prompter, endpoint, &body);
@@ -336,11 +336,11 @@ fn reasons() {
     }
     let refusing = Options { chat_template: Some("{{ raise_exception('no') }}".into()), ..Options::default() };
     let refusing = Prompter::open(model("byte_level"), refusing).unwrap();
-    assert_eq!(ask(&refusing, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(WhyNot::TemplateRefuses));
+    assert_eq!(ask(&refusing, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(PromptFailure::TemplateRefuses));
     let short = Prompter::open(model("byte_level"), Options { max_bytes: 10, ..Options::default() }).unwrap();
-    assert_eq!(ask(&short, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(WhyNot::TooLong));
+    assert_eq!(ask(&short, Endpoint::Chat, &format!("{{{user}}}")).why_not, Some(PromptFailure::TooLong));
     for body in ["", "[]", "3", "{", "null", "{\"a\": }", "\u{feff}{}"] {
-        assert_eq!(Request::parse(Endpoint::Chat, body.as_bytes()).unwrap_err(), WhyNot::NotJson, "{body}");
+        assert_eq!(Request::parse(Endpoint::Chat, body.as_bytes()).unwrap_err(), PromptFailure::NotJson, "{body}");
     }
 }
 
@@ -349,7 +349,7 @@ fn without_a_tokenizer_there_is_text() {
     let prompter = Prompter::without_tokenizer(Options { text: true, ..Options::default() }).unwrap();
     let body = r#"{"messages": [{"role": "system", "content": "s"}, {"role": "user", "content": ["a", "b"]}]}"#;
     let prompted = ask(&prompter, Endpoint::Chat, body);
-    assert_eq!((prompted.text.as_str(), prompted.why_not), ("system\ns\nuser\nab\n", Some(WhyNot::NoTokenizer)));
+    assert_eq!((prompted.text.as_str(), prompted.why_not), ("system\ns\nuser\nab\n", Some(PromptFailure::NoTokenizer)));
     let prompted = ask(&prompter, Endpoint::Completions, r#"{"prompt": "once upon"}"#);
     assert_eq!((prompted.text.as_str(), prompted.prompt_tokens), ("once upon", 3));
     assert_eq!(ask(&prompter, Endpoint::Completions, r#"{"prompt": [4, 5]}"#).tokens(), [4, 5]);
@@ -426,7 +426,7 @@ fn malformed_bodies_do_no_harm() {
     assert!(parsed > 1000, "{parsed}");
     // Deep nesting ends in a reason, not in the end of the stack.
     let deep = format!(r#"{{"messages": {}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
-    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(PromptFailure::BadMessages));
     let deep = deep.replace("messages", "messages\": [{\"role\": \"user\"}], \"tools");
-    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(WhyNot::BadMessages));
+    assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(PromptFailure::BadMessages));
 }

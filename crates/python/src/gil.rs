@@ -34,21 +34,21 @@ impl Writers {
         if !long {
             return detach_if(py, self.0.load(Ordering::Relaxed) > 0, work);
         }
-        let _busy = Busy::new(&self.0);
+        let _busy = BusyGuard::new(&self.0);
         py.detach(work)
     }
 }
 
-struct Busy<'a>(&'a AtomicUsize);
+struct BusyGuard<'a>(&'a AtomicUsize);
 
-impl<'a> Busy<'a> {
+impl<'a> BusyGuard<'a> {
     fn new(count: &'a AtomicUsize) -> Self {
         count.fetch_add(1, Ordering::Relaxed);
         Self(count)
     }
 }
 
-impl Drop for Busy<'_> {
+impl Drop for BusyGuard<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

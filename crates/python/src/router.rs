@@ -12,6 +12,7 @@ use pyo3::prelude::*;
 use crate::errors;
 use crate::router_policy::{GuardedPolicy, learn_names};
 use crate::routing::{Names, policies};
+use crate::scalars::duration;
 
 /// The router in this process, as kvatlas.router.Router uses it: settings, engines and answers are JSON.
 ///
@@ -302,11 +303,7 @@ impl RouterServer {
     ///     InvalidArgumentError: timeout or delay is negative or not a number.
     #[pyo3(signature = (timeout, delay=0.0))]
     fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
-        let seconds = |name: &str, seconds| {
-            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
-            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
-        };
-        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        let (timeout, delay) = (duration("timeout", timeout)?, duration("delay", delay)?);
         Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 

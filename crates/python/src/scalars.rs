@@ -2,6 +2,7 @@
 
 use std::fmt::Display;
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use kvatlas_index::{BlockHash, Tier};
 use pyo3::exceptions::PyOverflowError;
@@ -18,6 +19,12 @@ pub(crate) fn describe(value: &Bound<'_, PyAny>) -> String {
         (Ok(dtype), Ok(shape)) => format!("{name} of {dtype}, shape {shape}"),
         _ => name,
     }
+}
+
+/// A number of seconds from 0 on.
+pub(crate) fn duration(name: &str, seconds: f64) -> PyResult<Duration> {
+    let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
+    Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
 }
 
 /// An integer as Python's own `int`; booleans, floats and everything else that only looks like one are refused.

@@ -11,6 +11,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
 use crate::errors;
+use crate::scalars::duration;
 
 /// A digest with its model, routing group, and block size in tokens.
 type SiteDigest<'py> = (String, String, u32, Bound<'py, PyBytes>);
@@ -230,11 +231,7 @@ impl Service {
     ///     InvalidArgumentError: timeout or delay is negative or not a number.
     #[pyo3(signature = (timeout, delay=0.0))]
     fn drain(&self, py: Python<'_>, timeout: f64, delay: f64) -> PyResult<bool> {
-        let seconds = |name: &str, seconds| {
-            let wanted = || errors::argument("out_of_range", &format!("{name} must be a number of seconds from 0 on"));
-            Duration::try_from_secs_f64(seconds).map_err(|_| wanted())
-        };
-        let (timeout, delay) = (seconds("timeout", timeout)?, seconds("delay", delay)?);
+        let (timeout, delay) = (duration("timeout", timeout)?, duration("delay", delay)?);
         Ok(py.detach(|| self.inner.drain(timeout, delay)))
     }
 

@@ -188,15 +188,15 @@ pub(crate) async fn add_engine(
 
 /// `DELETE /engines/NAME`.
 pub(crate) fn remove_engine(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
-    changed(app, app.remove_engine(&decoded(name)))
+    answer_change(app, app.remove_engine(&decoded(name)))
 }
 
 /// `POST /engines/NAME/drain` and `…/undrain`.
 pub(crate) fn drain_engine(app: &App, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
-    changed(app, app.drain_engine(&decoded(name), drain))
+    answer_change(app, app.drain_engine(&decoded(name), drain))
 }
 
-fn changed(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
+fn answer_change(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
     let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
     Ok(answer(StatusCode::OK, state::worker(app, &engine).to_string()))
 }

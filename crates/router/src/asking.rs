@@ -6,7 +6,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use bytes::Bytes;
-use kvatlas_prompt::{Dialect, Endpoint, Question, Request, WhyNot, tokenize_answer};
+use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, Question, Request, tokenize_answer};
 
 use crate::app::App;
 use crate::aside::aside_if_long;
@@ -31,13 +31,13 @@ pub(crate) async fn ask_for_tokens(
 ) -> Result<(), Refusal> {
     let Dialects { main, others } = app.fleet.dialects(known.model.as_deref());
     let told = tokens(app, endpoint, body, known, main).await?;
-    app.prompts.told(endpoint, told, known);
+    app.prompts.take_engine_tokens(endpoint, told, known);
     if known.is_alike || known.hashes.is_empty() {
         return Ok(());
     }
     for dialect in others {
         let told = tokens(app, endpoint, body, known, dialect).await?;
-        app.prompts.told_by_other(dialect, told.ok().as_ref(), known);
+        app.prompts.take_other_dialect(dialect, told.ok().as_ref(), known);
     }
     Ok(())
 }
@@ -53,7 +53,7 @@ async fn tokens(
     let (model, has_media) = (known.model.clone(), known.media.is_some());
     let Some(engine) = app.fleet.one_for(model.as_deref(), dialect) else {
         let said = Some("no engine of the model is up".to_owned());
-        return Ok(Err(Silence { why_not: WhyNot::NotAnswered, said }));
+        return Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said }));
     };
     // What is not text has no tokens there that its blocks are known by.
     let is_rendered = !has_media && !engine.lacks_render.load(Relaxed);
@@ -69,7 +69,7 @@ async fn tokens(
         Ok(question) => question,
         Err(why_not) => return Ok(Err(Silence::from(why_not))),
     };
-    let mut told = asked(&engine, &question).await;
+    let mut told = ask_engine(&engine, &question).await;
     if question.is_render
         && match told {
             Err(Answer::Status(status)) => NO_ROUTE.contains(&status),
@@ -82,12 +82,12 @@ async fn tokens(
             Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
         };
         told = match aside_if_long(app, body, again).await? {
-            Ok(question) => asked(&engine, &question).await,
+            Ok(question) => ask_engine(&engine, &question).await,
             Err(why_not) => return Ok(Err(Silence::from(why_not))),
         };
     }
     Ok(told.map_err(|answer| Silence {
-        why_not: WhyNot::NotAnswered,
+        why_not: PromptFailure::NotAnswered,
         said: Some(match answer {
             Answer::Status(status) => format!("{} answered {status} at {}", engine.name, question.path),
             Answer::NoTokens => format!("{} answered no tokens at {}", engine.name, question.path),
@@ -103,7 +103,7 @@ enum Answer {
     Nothing,
 }
 
-async fn asked(engine: &Engine, question: &Question) -> Result<EngineTokens, Answer> {
+async fn ask_engine(engine: &Engine, question: &Question) -> Result<EngineTokens, Answer> {
     match tokio::time::timeout(PATIENCE, ask(engine, "POST", question.path, &question.body)).await {
         Ok(Ok((200, answer))) => {
             let tokens = tokenize_answer(&answer).ok_or(Answer::NoTokens)?;

@@ -1,4 +1,4 @@
-//! The settings of a router. Python declares them, with their kinds, defaults and texts (`python/kvatlas/router/config.py`),
+//! The settings of a router. Python declares them, with their kinds, defaults and texts (`python/kvatlas/router/config`),
 //! checks them, and hands them over as JSON by the same names; durations are in seconds. Every field must be there.
 
 use std::net::SocketAddr;

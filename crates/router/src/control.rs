@@ -122,7 +122,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         };
         let well = why_not.is_none();
         lock(&engine.why_down).clone_from(&why_not);
-        if !health.interval.is_zero() && engine.health.asked(well) {
+        if !health.interval.is_zero() && engine.health.note_check(well) {
             match &why_not {
                 Some(why) => {
                     tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
@@ -171,7 +171,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         let pause = if soon { pause.min(Duration::from_secs(1)) } else { pause };
         let least = pause.min(LEAST_PAUSE);
         tokio::time::sleep(least).await;
-        let _ = tokio::time::timeout(pause - least, engine.health.doubted()).await;
+        let _ = tokio::time::timeout(pause - least, engine.health.wait_for_doubt()).await;
     }
 }
 

@@ -22,7 +22,7 @@ use crate::observe::Dialect;
 use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
-use crate::routes::{self, ForwardCondition, RouteMatch, RouterAnswer, To};
+use crate::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 use crate::state;
 use crate::ui;
 
@@ -104,8 +104,8 @@ async fn dispatch(
         }
     };
     let own = match route.to {
-        To::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
-        To::Engine(forwarded) if kind == ListenerKind::Main => {
+        Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
+        Responder::Engine(forwarded) if kind == ListenerKind::Main => {
             let is_known = check(app, call, &request, route.wants)?;
             if forwarded.allowed == ForwardCondition::ToAdmins
                 && !is_known

@@ -75,7 +75,7 @@ impl Codings {
 }
 
 /// A body to be read, on a thread beside those that serve. None if it cannot be unpacked: its engine says what is wrong.
-pub(crate) async fn unpacked(codings: Codings, body: &Bytes, most: usize) -> Option<DecodedBody> {
+pub(crate) async fn unpack(codings: Codings, body: &Bytes, most: usize) -> Option<DecodedBody> {
     let turn = TURNS.acquire().await.ok();
     let body = body.clone();
     let plain = tokio::task::spawn_blocking(move || codings.unpack(&body, most)).await.ok().flatten()?;

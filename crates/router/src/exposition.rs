@@ -1,13 +1,14 @@
 //! `/metrics`, as Prometheus reads it. The documentation has names, labels and texts from here
 //! (`tools/docs/router_metrics.py`).
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_follow::metrics::{self, count_of, counter, describe, gauge_of};
 use kvatlas_http::metrics::write_process;
-use kvatlas_prompt::{Endpoint, WhyNot};
-use kvatlas_routing::{Kind, Refusal, Why};
+use kvatlas_prompt::{Endpoint, PromptFailure};
+use kvatlas_routing::{ChoiceReason, Kind, Refusal};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::text::{encode_eof, encode_registry};
 use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
@@ -59,10 +60,8 @@ impl std::fmt::Debug for Scrape {
     }
 }
 
-type Done = Result<(), std::fmt::Error>;
-
 impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         self.requests(&mut encoder)?;
         self.decisions(&mut encoder)?;
         self.reuse(&mut encoder)?;
@@ -72,7 +71,7 @@ impl Collector for Scrape {
 }
 
 impl Scrape {
-    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = &self.0.counts;
         let help = "Requests on any path that is forwarded to engines, by the class of the status that the client got; none: it left before";
         let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
@@ -169,7 +168,7 @@ impl Scrape {
         let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason; stored: it continues an answer that an engine keeps; skips_cache: the engine computes all of it, such as for prompt_logprobs; not_answered: the engine's /tokenize did not tell the tokens in time";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
         for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
-            for (why, count) in WhyNot::ALL.iter().zip(counts) {
+            for (why, count) in PromptFailure::ALL.iter().zip(counts) {
                 count_of(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
             }
         }
@@ -181,7 +180,7 @@ impl Scrape {
     }
 
     /// Questions to other processes, and what they are told.
-    fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         match &self.0.external_index {
             None => {}
             Some(ExternalIndex::Index(remote)) => {
@@ -213,11 +212,11 @@ impl Scrape {
         Ok(())
     }
 
-    fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let places = &self.0.places;
         let summary = places.summary();
         let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
-        for (why, count) in Why::ALL.iter().zip(summary.counts.why) {
+        for (why, count) in ChoiceReason::ALL.iter().zip(summary.counts.why) {
             count_of(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
         }
         let mut family = describe(
@@ -290,7 +289,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn reuse(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn reuse(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let help = "Share of the prompt tokens of about the last hour that one cache could hold: one as large as all engines' caches, or one without limit; NaN as long as that is not known";
         let mut family = describe(encoder, "possible_hit_rate", help, MetricType::Gauge)?;
         for (cache, rate) in ["fleet", "unlimited"].into_iter().zip(self.0.places.possible_hit_rates()) {
@@ -299,7 +298,7 @@ impl Scrape {
         Ok(())
     }
 
-    fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let sessions = &self.0.sessions;
         let help = "Prompts by what named their session; none: nothing did";
         let mut family = describe(encoder, "session_prompts", help, MetricType::Counter)?;
@@ -319,7 +318,7 @@ impl Scrape {
         gauge(encoder, "changing_prompt_sessions", "Sessions with such prompts in the last ten minutes", lately as u64)
     }
 
-    fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> Done {
+    fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let engines = self.0.fleet.engines();
         let mut family =
             describe(encoder, "engine_answers", "Answers of an engine, by class of status", MetricType::Counter)?;
@@ -357,8 +356,8 @@ impl Scrape {
                 family.encode_family(&labels)?.encode_gauge(&i64::from(now == Some(ill)))?;
             }
         }
-        type Read = fn(&Engine) -> u64;
-        let gauges: [(&str, &str, Read); 2] = [
+        type Getter = fn(&Engine) -> u64;
+        let gauges: [(&str, &str, Getter); 2] = [
             ("engine_requests_in_flight", "Requests at an engine", |engine| {
                 engine.counts.in_flight.load(Relaxed) as u64
             }),
@@ -375,7 +374,7 @@ impl Scrape {
                 family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
             }
         }
-        let counters: [(&str, &str, Read); 7] = [
+        let counters: [(&str, &str, Getter); 7] = [
             (
                 "engine_broken_answers",
                 "Answers that broke off after part of them had been sent to the client",
@@ -408,7 +407,7 @@ impl Scrape {
     }
 }
 
-fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> Done {
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
     metrics::gauge(encoder, name, help, i64::try_from(value).unwrap_or(i64::MAX))
 }
 
@@ -417,7 +416,7 @@ fn histogram<const N: usize>(
     name: &str,
     help: &str,
     histogram: &Histogram<N>,
-) -> Done {
+) -> fmt::Result {
     let (buckets, sum) = histogram.read();
     let count = buckets.iter().map(|(_, count)| count).sum();
     let mut encoder = describe(encoder, name, help, MetricType::Histogram)?;

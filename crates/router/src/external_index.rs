@@ -10,16 +10,16 @@ use crate::config::Config;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::fleet::row;
-use crate::global::{Bounds, Global};
-use crate::remote::Remote;
+use crate::global::{Bounds, SitesService};
+use crate::remote::RemoteIndex;
 use crate::remote_service::Question;
 
 /// Another process that says what engines hold.
 pub(crate) enum ExternalIndex {
     /// An index of the engines.
-    Index(Box<Remote>),
+    Index(Box<RemoteIndex>),
     /// The service above sites.
-    Global(Arc<Global>),
+    Global(Arc<SitesService>),
 }
 
 /// The answer to a question about a prompt.
@@ -33,8 +33,8 @@ impl ExternalIndex {
     /// The one that the configuration names, if it names one. `tls` checks its certificate.
     pub(crate) fn new(config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Option<Self>, Error> {
         Ok(match (&config.index, &config.global_url) {
-            (Some(url), _) => Some(Self::Index(Box::new(Remote::new(url, config, shards, tls)?))),
-            (None, Some(url)) => Some(Self::Global(Arc::new(Global::new(url, config, shards, tls)?))),
+            (Some(url), _) => Some(Self::Index(Box::new(RemoteIndex::new(url, config, shards, tls)?))),
+            (None, Some(url)) => Some(Self::Global(Arc::new(SitesService::new(url, config, shards, tls)?))),
             (None, None) => None,
         })
     }
@@ -48,7 +48,7 @@ impl ExternalIndex {
     }
 
     /// The service above sites, if that is asked.
-    pub(crate) fn global(&self) -> Option<&Arc<Global>> {
+    pub(crate) fn global(&self) -> Option<&Arc<SitesService>> {
         match self {
             Self::Index(_) => None,
             Self::Global(global) => Some(global),

@@ -12,14 +12,14 @@ use crate::observe::Usage;
 
 /// A prompt that may tell the index something.
 pub(crate) struct PromptEvidence {
-    to: To,
+    to: LearningIndex,
     tokens: Box<[u32]>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
 }
 
 /// The index that learns.
-enum To {
+enum LearningIndex {
     Here(Arc<Keyspace>),
     /// An index in another process, which knows of adapters by this name of the model.
     Process(Arc<CacheReporter>, String),
@@ -34,7 +34,7 @@ impl PromptEvidence {
         salt: Option<&str>,
     ) -> Option<Arc<Self>> {
         let new = || Self {
-            to: To::Here(keyspace.clone()),
+            to: LearningIndex::Here(keyspace.clone()),
             tokens: tokens().into(),
             adapter: adapter.cloned(),
             salt: salt.map(str::to_owned),
@@ -50,7 +50,7 @@ impl PromptEvidence {
         salt: Option<&str>,
     ) -> Option<Arc<Self>> {
         let new = || Self {
-            to: To::Process(cache_reporter.clone(), model.to_owned()),
+            to: LearningIndex::Process(cache_reporter.clone(), model.to_owned()),
             tokens: tokens().into(),
             adapter: None,
             salt: salt.map(str::to_owned),
@@ -59,9 +59,9 @@ impl PromptEvidence {
     }
 
     /// Lets the index look at the prompt, as its request is placed.
-    pub(crate) fn asked(&self) {
-        if let To::Here(keyspace) = &self.to {
-            keyspace.asked(&self.tokens, self.adapter.as_deref(), self.salt.as_deref());
+    pub(crate) fn note_query(&self) {
+        if let LearningIndex::Here(keyspace) = &self.to {
+            keyspace.note_query(&self.tokens, self.adapter.as_deref(), self.salt.as_deref());
         }
     }
 
@@ -69,8 +69,8 @@ impl PromptEvidence {
     pub(crate) fn sent(self: &Arc<Self>, worker: &str, rank: u32) -> Option<SentPrompt> {
         let new = || SentPrompt { telling: self.clone(), rank, at: Instant::now() };
         let is_wanted = match &self.to {
-            To::Here(keyspace) => keyspace.wants_answers(worker, rank),
-            To::Process(..) => true,
+            LearningIndex::Here(keyspace) => keyspace.wants_answers(worker, rank),
+            LearningIndex::Process(..) => true,
         };
         is_wanted.then(new)
     }
@@ -93,11 +93,11 @@ impl SentPrompt {
             return;
         }
         match to {
-            To::Here(keyspace) => {
+            LearningIndex::Here(keyspace) => {
                 let prompt = (&**tokens, adapter.as_deref(), salt.as_deref());
                 keyspace.answered(worker, self.rank, prompt, cached as usize, self.at);
             }
-            To::Process(cache_reporter, model) => cache_reporter.tell(CacheReport {
+            LearningIndex::Process(cache_reporter, model) => cache_reporter.tell(CacheReport {
                 worker: worker.to_owned(),
                 rank: self.rank,
                 model: model.clone(),

@@ -22,7 +22,7 @@ const KEPT: usize = 1 << 16;
 const MOST: u32 = 1 << 20;
 
 /// A name of a length: a model and a picture, or a model and a size.
-type Of = u128;
+type LengthKey = u128;
 
 /// The lengths that are known.
 #[derive(Debug, Default)]
@@ -30,8 +30,8 @@ pub(crate) struct Lengths(Mutex<KnownLengths>);
 
 #[derive(Debug, Default)]
 struct KnownLengths {
-    young: HashMap<Of, Option<u32>>,
-    old: HashMap<Of, Option<u32>>,
+    young: HashMap<LengthKey, Option<u32>>,
+    old: HashMap<LengthKey, Option<u32>>,
 }
 
 /// A chat's pictures, as an engine may soon count them.
@@ -45,8 +45,8 @@ pub(crate) struct PictureCount {
 /// The names of a picture's length.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Names {
-    picture: Option<Of>,
-    size: Option<Of>,
+    picture: Option<LengthKey>,
+    size: Option<LengthKey>,
 }
 
 /// A prompt with its pictures, up to the first of which something is not known.
@@ -72,7 +72,7 @@ impl Names {
 }
 
 impl KnownLengths {
-    fn get(&mut self, of: Of) -> Option<Option<u32>> {
+    fn get(&mut self, of: LengthKey) -> Option<Option<u32>> {
         if let Some(found) = self.young.get(&of) {
             return Some(*found);
         }
@@ -81,7 +81,7 @@ impl KnownLengths {
         Some(found)
     }
 
-    fn put(&mut self, of: Of, length: Option<u32>) {
+    fn put(&mut self, of: LengthKey, length: Option<u32>) {
         if self.young.len() >= KEPT {
             self.old = std::mem::take(&mut self.young);
         }
@@ -90,7 +90,7 @@ impl KnownLengths {
 
     /// The length of a picture, and whether it was counted for this very one.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
-        let mut get = |of: Option<Of>| self.get(of?).flatten();
+        let mut get = |of: Option<LengthKey>| self.get(of?).flatten();
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
     }
 
@@ -107,7 +107,7 @@ impl KnownLengths {
 
 impl Lengths {
     /// The prompt with as many tokens for each picture as an engine has, and what its count will tell of their lengths.
-    pub(crate) fn expanded(
+    pub(crate) fn expand(
         &self,
         model: &str,
         placeholders: &Placeholders,
@@ -224,43 +224,43 @@ mod tests {
         (Placeholders { tokens, places }, pictures)
     }
 
-    fn expanded(lengths: &Lengths, ids: &[&str]) -> (ExpandedPrompt, PictureCount) {
+    fn expand(lengths: &Lengths, ids: &[&str]) -> (ExpandedPrompt, PictureCount) {
         let (placeholders, pictures) = chat(ids);
-        lengths.expanded("m", &placeholders, &pictures).expect("as many pictures as places")
+        lengths.expand("m", &placeholders, &pictures).expect("as many pictures as places")
     }
 
     #[test]
     fn lengths_follow_from_what_engines_count() {
         let lengths = Lengths::default();
-        let (one, counting) = expanded(&lengths, &["a"]);
+        let (one, counting) = expand(&lengths, &["a"]);
         assert_eq!((one.tokens.len(), one.is_whole), (5, false));
         lengths.learn(&counting, 10 + 7);
-        let (one, _) = expanded(&lengths, &["a"]);
+        let (one, _) = expand(&lengths, &["a"]);
         assert_eq!((one.tokens.len(), one.is_whole, one.is_counted), (17, true, true));
         assert_eq!(one.tokens[5..12], [99; 7]);
         // The next one follows from the sum; what is open twice does not, unless it is the same picture.
-        let (two, counting) = expanded(&lengths, &["a", "b"]);
+        let (two, counting) = expand(&lengths, &["a", "b"]);
         assert_eq!((two.tokens.len(), two.is_whole), (5 + 7 + 5, false));
         lengths.learn(&counting, 15 + 7 + 4);
-        assert_eq!(expanded(&lengths, &["b", "a"]).0.tokens.len(), 15 + 11);
-        lengths.learn(&expanded(&lengths, &["c", "d"]).1, 15 + 8);
-        assert!(!expanded(&lengths, &["c", "d"]).0.is_whole);
-        lengths.learn(&expanded(&lengths, &["c", "a", "c"]).1, 20 + 7 + 6);
-        assert_eq!(expanded(&lengths, &["c"]).0.tokens.len(), 10 + 3);
+        assert_eq!(expand(&lengths, &["b", "a"]).0.tokens.len(), 15 + 11);
+        lengths.learn(&expand(&lengths, &["c", "d"]).1, 15 + 8);
+        assert!(!expand(&lengths, &["c", "d"]).0.is_whole);
+        lengths.learn(&expand(&lengths, &["c", "a", "c"]).1, 20 + 7 + 6);
+        assert_eq!(expand(&lengths, &["c"]).0.tokens.len(), 10 + 3);
         // What does not add up any more is learnt anew, or forgotten.
-        lengths.learn(&expanded(&lengths, &["a"]).1, 10 + 9);
-        assert_eq!(expanded(&lengths, &["a"]).0.tokens.len(), 10 + 9);
-        lengths.learn(&expanded(&lengths, &["a", "b"]).1, 15 + 3);
-        assert!(!expanded(&lengths, &["a"]).0.is_whole && !expanded(&lengths, &["b"]).0.is_whole);
-        lengths.learn(&expanded(&lengths, &["a"]).1, 3);
+        lengths.learn(&expand(&lengths, &["a"]).1, 10 + 9);
+        assert_eq!(expand(&lengths, &["a"]).0.tokens.len(), 10 + 9);
+        lengths.learn(&expand(&lengths, &["a", "b"]).1, 15 + 3);
+        assert!(!expand(&lengths, &["a"]).0.is_whole && !expand(&lengths, &["b"]).0.is_whole);
+        lengths.learn(&expand(&lengths, &["a"]).1, 3);
     }
 
     #[test]
     fn blocks_have_the_keys_of_the_pictures_in_them() {
         let lengths = Lengths::default();
-        lengths.learn(&expanded(&lengths, &["a"]).1, 10 + 6);
-        lengths.learn(&expanded(&lengths, &["b"]).1, 10 + 1);
-        let (made, _) = expanded(&lengths, &["a", "b"]);
+        lengths.learn(&expand(&lengths, &["a"]).1, 10 + 6);
+        lengths.learn(&expand(&lengths, &["b"]).1, 10 + 1);
+        let (made, _) = expand(&lengths, &["a", "b"]);
         // 5 of text, 6 of a, 5 of text, 1 of b, 5 of text.
         let keys = |ids: &[&str]| -> Vec<Key> {
             ids.iter().map(|id| Key::Item { identifier: (*id).into(), offset: 0 }).collect()

@@ -8,8 +8,8 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::state::Keyspace;
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptTokens, Prompter, RecalledBody, Request, Turns,
-    WhyNot,
+    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter, RecalledBody,
+    Request, Turns,
 };
 use memchr::memmem;
 use tokio::sync::{Semaphore, SemaphorePermit};
@@ -41,7 +41,7 @@ pub(crate) struct Prompts {
     /// True if engines are asked for the tokens of prompts.
     asks_engines: bool,
     /// The forms of a prompt that the policy looks at.
-    wants: Wants,
+    wants: PromptForms,
     /// The index in another process, if that learns by prompts.
     cache_reporter: Option<Arc<CacheReporter>>,
     /// True if the tokens of completions are kept, to be forwarded.
@@ -55,8 +55,8 @@ pub(crate) struct Prompts {
     /// Permits to read long prompts: as many are read at once as there are cores. Each thread that reads has a
     /// tokenizer's memory of words, so more of them would be slower and larger.
     helpers: Semaphore,
-    /// Prompts without tokens, by [`Endpoint::ALL`] and [`WhyNot::ALL`].
-    pub(crate) why_not: [[AtomicU64; WhyNot::ALL.len()]; Endpoint::ALL.len()],
+    /// Prompts without tokens, by [`Endpoint::ALL`] and [`PromptFailure::ALL`].
+    pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
     /// Prompts made once more, as engines of another kind or version make others of them.
     pub(crate) again: AtomicU64,
     /// Estimates of how many tokens images and the like are.
@@ -73,7 +73,7 @@ const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
 
 /// The forms of a prompt that a policy looks at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Wants {
+pub(crate) struct PromptForms {
     /// Content hashes.
     pub(crate) hashes: bool,
     /// The prompt as text.
@@ -90,7 +90,7 @@ pub(crate) struct RequestFacts {
     /// The prompt's blocks, as most engines of the model make it.
     pub(crate) hashes: Arc<[u64]>,
     /// The prompt's blocks as engines of other dialects make it.
-    pub(crate) others: Vec<Other>,
+    pub(crate) others: Vec<DialectBlocks>,
     pub(crate) text: Option<String>,
     /// The sessions that fields of the body name.
     pub(crate) in_body: BodyNames,
@@ -124,7 +124,7 @@ pub(crate) struct RequestFacts {
     /// The tokens, where they may be forwarded.
     pub(crate) ids: Option<Vec<u32>>,
     /// The reason that it has no tokens, or not all, as long as an engine may still tell them.
-    pub(crate) why_not: Option<WhyNot>,
+    pub(crate) why_not: Option<PromptFailure>,
     adapter: Option<Arc<str>>,
     salt: Option<String>,
     /// The prompt that the index may learn by.
@@ -146,24 +146,24 @@ pub(crate) struct EngineTokens {
     pub(crate) tokens: Vec<u32>,
     pub(crate) prompts: u32,
     /// The reason why they end before the prompt does.
-    pub(crate) cut: Option<WhyNot>,
+    pub(crate) cut: Option<PromptFailure>,
 }
 
 /// The reason why no engine told the tokens, and what it said instead.
 pub(crate) struct Silence {
-    pub(crate) why_not: WhyNot,
+    pub(crate) why_not: PromptFailure,
     pub(crate) said: Option<String>,
 }
 
-impl From<WhyNot> for Silence {
-    fn from(why_not: WhyNot) -> Self {
+impl From<PromptFailure> for Silence {
+    fn from(why_not: PromptFailure) -> Self {
         Self { why_not, said: None }
     }
 }
 
 /// A prompt's blocks as engines of a dialect make it.
 #[derive(Debug, Clone)]
-pub(crate) struct Other {
+pub(crate) struct DialectBlocks {
     pub(crate) dialect: Dialect,
     pub(crate) hashes: Arc<[u64]>,
 }
@@ -186,7 +186,7 @@ impl Prompts {
     /// `cache_reporter`: the index in another process, if that learns by prompts.
     pub(crate) fn new(
         config: &Config,
-        wants: Wants,
+        wants: PromptForms,
         cache_reporter: Option<Arc<CacheReporter>>,
     ) -> Result<Self, Error> {
         let names_pictures = match config.image_ids {
@@ -308,14 +308,14 @@ impl Prompts {
         let mut prompted = self.turns.prompt(prompters.of(main), &request, recalled, body);
         let skips_cache = main.engine().skips_cache(&request);
         if skips_cache && self.wants.hashes {
-            prompted.why_not = Some(WhyNot::SkipsCache);
+            prompted.why_not = Some(PromptFailure::SkipsCache);
         }
         let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
         let pictures = self.names_pictures.filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
         let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
         let pictures = pictures.and_then(|named| Pictures::of(body, named));
         let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {
-            Some((self.media.lengths.expanded(base, placeholders, &pictures)?, pictures))
+            Some((self.media.lengths.expand(base, placeholders, &pictures)?, pictures))
         });
         if of_pictures.as_ref().is_some_and(|((expanded, _), _)| expanded.is_whole) {
             prompted.why_not = None;
@@ -373,20 +373,25 @@ impl Prompts {
         endpoint: Endpoint,
         body: &[u8],
         known: &RequestFacts,
-    ) -> Vec<Other> {
+    ) -> Vec<DialectBlocks> {
         // What is known of turns is of the main dialect, and with that there is nothing to be read twice.
         let Ok(request) = Request::parse(endpoint, body) else { return Vec::new() };
         let made = dialects.iter().map(|dialect| {
             self.again.fetch_add(1, Relaxed);
             let prompted = prompters.of(*dialect).prompt(&request);
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            Other { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
+            DialectBlocks { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
         });
         made.collect()
     }
 
     /// Takes what an engine was asked for the tokens of a prompt, and counts what it did not tell.
-    pub(crate) fn told(&self, endpoint: Endpoint, told: Result<EngineTokens, Silence>, known: &mut RequestFacts) {
+    pub(crate) fn take_engine_tokens(
+        &self,
+        endpoint: Endpoint,
+        told: Result<EngineTokens, Silence>,
+        known: &mut RequestFacts,
+    ) {
         let why_not = match told {
             Ok(told) => {
                 let counted = u32::try_from(told.tokens.len()).unwrap_or(u32::MAX);
@@ -407,19 +412,19 @@ impl Prompts {
     }
 
     /// Takes what an engine of another dialect told; nothing is known of the prompt there if it told nothing.
-    pub(crate) fn told_by_other(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
+    pub(crate) fn take_other_dialect(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
         self.again.fetch_add(1, Relaxed);
-        let Some(told) = told else { return known.others.push(Other { dialect, hashes: Arc::default() }) };
+        let Some(told) = told else { return known.others.push(DialectBlocks { dialect, hashes: Arc::default() }) };
         let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
             content_hashes(&told.tokens, size as usize, adapter, salt)
         };
         let hashes = known.words(hashes, || &told.tokens);
-        known.others.push(Other { dialect, hashes });
+        known.others.push(DialectBlocks { dialect, hashes });
     }
 
     /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
     fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
-        self.asks_engines && prompted.token_count() == 0 && prompted.why_not != Some(WhyNot::SkipsCache)
+        self.asks_engines && prompted.token_count() == 0 && prompted.why_not != Some(PromptFailure::SkipsCache)
     }
 
     /// Notes what of a prompt is not text, and how many tokens it should have with that.
@@ -435,14 +440,14 @@ impl Prompts {
         self.asks_engines
     }
 
-    fn count(&self, endpoint: Endpoint, why_not: WhyNot) {
+    fn count(&self, endpoint: Endpoint, why_not: PromptFailure) {
         self.count_as(endpoint, why_not, None);
     }
 
     /// `said`: what an engine said instead of the tokens.
-    fn count_as(&self, endpoint: Endpoint, why_not: WhyNot, said: Option<&str>) {
+    fn count_as(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
-        let at = WhyNot::ALL.iter().position(|other| *other == why_not);
+        let at = PromptFailure::ALL.iter().position(|other| *other == why_not);
         let Some(count) = of.zip(at).map(|(of, at)| &self.why_not[of][at]) else { return };
         if count.fetch_add(1, Relaxed) == 0 && !why_not.is_mistake() {
             tracing::info!(
@@ -541,7 +546,7 @@ pub fn prompt_tokens(
 ) -> Result<Vec<u32>, Error> {
     let options = Options { dialect: Dialect::of(handover.kind(), version), ..Options::default() };
     let prompter = Prompter::open(tokenizer, options).map_err(|error| Error::config(error.to_string()))?;
-    let why = |why_not: WhyNot| Error::config(why_not.to_string());
+    let why = |why_not: PromptFailure| Error::config(why_not.to_string());
     let endpoint =
         Endpoint::of_path(path).ok_or_else(|| Error::config(format!("requests at {path} have no prompt")))?;
     let prompted = prompter.prompt(&Request::parse(endpoint, body).map_err(why)?);

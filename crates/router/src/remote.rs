@@ -18,7 +18,7 @@ use crate::remote_service::{BYTES, post, service_at};
 const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An index in another process.
-pub(crate) struct Remote {
+pub(crate) struct RemoteIndex {
     /// The index's address, and the connections to it, which are kept as those to engines are.
     at: Engine,
     routing_group: String,
@@ -43,7 +43,7 @@ struct Instance {
     dp: HashMap<String, u32>,
 }
 
-impl Remote {
+impl RemoteIndex {
     pub(crate) fn new(url: &str, config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Self, Error> {
         let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
         let at = service_at("index", at, config, shards + 1, tls)?;

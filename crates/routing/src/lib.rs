@@ -48,10 +48,10 @@ pub use options::Options;
 pub use policy::{Choice, Placement, Policy, Terms};
 pub use policy_entry::{BoxedPolicy, PolicyEntry, boxed};
 pub use policy_table::{PolicyTable, by_name};
-pub use predict::{Forgets, PredictedIndex};
+pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
-    Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal, RequestId, Router,
-    Usage, Why, Work, WorkerId,
+    ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal,
+    RequestId, Router, Usage, Work, WorkerId,
 };
 pub use split::{Legs, PrefillDecode, SplitCosts};

@@ -131,7 +131,7 @@ impl Speed {
 
     /// Learns from `tokens` of a prompt that have led to a first token; `more`: there are others waiting. Returns
     /// whether something was learnt.
-    pub(crate) fn computed(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
+    pub(crate) fn learn_prefill(&mut self, tokens: f64, more: bool, now: f64, fleet: &mut FleetSpeed) -> bool {
         self.done += tokens;
         let seconds = now - self.since;
         let good = self.done >= LEAST_TOKENS && seconds >= LEAST_SECONDS;
@@ -174,7 +174,7 @@ impl Speed {
     }
 
     /// A request there got a token every `seconds`. Low ones count more: others are computed in between.
-    pub(crate) fn stepped(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
+    pub(crate) fn learn_step(&mut self, seconds: f64, fleet: &mut FleetSpeed) {
         if seconds.is_finite() && seconds > 1e-6 {
             if self.step.add(seconds, 4.0) {
                 fleet.step.add(seconds, 4.0);
@@ -206,7 +206,7 @@ mod tests {
         let mut sample = |speed: &mut Speed, fleet: &mut FleetSpeed, rate: f64| {
             speed.begins(now);
             now += 4000.0 / rate;
-            speed.computed(4000.0, false, now, fleet);
+            speed.learn_prefill(4000.0, false, now, fleet);
             speed.rate(fleet)
         };
         for _ in 0..20 {

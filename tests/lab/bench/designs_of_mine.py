@@ -52,7 +52,7 @@ class Slow(Right):
         return {}
 
 
-class Wrong(Right):
+class WrongDesign(Right):
     """One block too many for one worker in two."""
 
     def find(self, content_hashes: Sequence[int]) -> dict[int, int]:

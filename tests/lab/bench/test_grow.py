@@ -17,7 +17,7 @@ from kvatlas.lab.bench.probe import probe_python, run
 from kvatlas.lab.bench.programs import Result, run_child
 from kvatlas.reference import ReferenceIndex
 
-from .designs_of_mine import Right, Wrong
+from .designs_of_mine import Right, WrongDesign
 from .fake import MACHINE
 
 OPTIONS = {"seed": 1, "build_seconds": 20.0, "lookup_seconds": 0.2, "memory": 0, "options": {}}
@@ -71,7 +71,7 @@ def test_every_design_answers_right_and_is_timed(name: str) -> None:
 
 def test_wrong_answers_and_slow_building_are_said() -> None:
     columns = shape_columns(Shape(depth=4, workers=4, holders=2, blocks=400), seed=0)
-    found = probe_python(columns, Wrong(), 20.0, 0.05)
+    found = probe_python(columns, WrongDesign(), 20.0, 0.05)
     assert found["wrong"] > 0
     assert "depth 5, should be 4" in found["example"]
     assert probe_python(columns, Right(), 20.0, 0.05)["wrong"] == 0

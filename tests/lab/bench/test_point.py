@@ -71,7 +71,7 @@ def test_a_slow_design_does_not_keep_up(plan: Path) -> None:
 
 
 def test_a_wrong_design_is_found_out(plan: Path) -> None:
-    result = measured(plan, f"{MINE}:Wrong")
+    result = measured(plan, f"{MINE}:WrongDesign")
     assert result["agrees"] is False
     assert result["comparison"]["wrong"] > 10
     assert result["comparison"]["examples"]

@@ -170,7 +170,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
         Journal(tmp_path / "notes.txt")
 
 
-class Odd(Designs):
+class OddDesign(Designs):
     """A design of which every run has something to it."""
 
     def __init__(self, **changes: Any) -> None:
@@ -193,7 +193,7 @@ class Odd(Designs):
 )
 def test_what_is_not_a_result_gives_no_threshold_and_no_curve(changes: dict[str, Any], kind: str, note: str) -> None:
     assert judge(result(1.0, 2.0, **changes)).kind == kind
-    sweep = run(Odd(**changes))
+    sweep = run(OddDesign(**changes))
     one = sweep.indexes[0]
     assert one.threshold is None
     assert one.curve == []
@@ -210,7 +210,7 @@ def test_what_is_not_a_result_gives_no_threshold_and_no_curve(changes: dict[str,
 
 def test_known_deviations_do_not_count_as_wrong_but_are_told() -> None:
     wrong = {"wrong": 7, "holdings": None, "depths": {"compared": 90}, "reference": {"compared": 10}}
-    sweep = run(Odd(agrees=False, comparison=wrong, why=["7 wrong"]), deviates=lambda name: name == "odd")
+    sweep = run(OddDesign(agrees=False, comparison=wrong, why=["7 wrong"]), deviates=lambda name: name == "odd")
     assert sweep.indexes[0].threshold is not None
     assert (sweep.indexes[0].wrong, sweep.indexes[0].compared) == (7, 100)
     row = sweep_rows(sweep)[0]

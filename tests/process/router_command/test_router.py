@@ -169,7 +169,7 @@ def test_top_says_what_to_do_about_what_is_wrong(router: Router, tmp_path: Path)
 def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) -> None:
     seen: list[tuple[int, int]] = []
 
-    class Second:
+    class SecondPolicy:
         uses_index = False
 
         def choose(self, request: Any, candidates: Any) -> int:
@@ -178,7 +178,7 @@ def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) ->
                 raise RuntimeError("too long for me")
             return 1
 
-    with Router(engines=fleet.urls, config=settings(tokenizer="none"), policy=Second()) as router:
+    with Router(engines=fleet.urls, config=settings(tokenizer="none"), policy=SecondPolicy()) as router:
         router.wait_ready(PATIENCE)
         body = {"model": "sim-model", "prompt": [1, 2, 3], "max_tokens": 1}
         workers = {ask(router.url, "/v1/completions", body)[1]["x-kvatlas-worker"] for _ in range(6)}
@@ -186,7 +186,7 @@ def test_a_policy_of_ones_own(fleet: Fleet, caplog: pytest.LogCaptureFixture) ->
         assert seen == [(3, 2)] * 6
         status, _, _ = ask(router.url, "/v1/completions", {**body, "prompt": [1] * 9})
         assert status == 200  # a policy's fault costs no request
-    assert "policy Second: RuntimeError: too long for me" in caplog.text
+    assert "policy SecondPolicy: RuntimeError: too long for me" in caplog.text
     assert re.search(r'test_router.py", line \d+, in choose\n +raise RuntimeError\("too long for me"\)', caplog.text)
 
 

@@ -63,7 +63,7 @@ def observed(service: Service, tokens: list[int], cached: int, instance: str = "
     return ask(service.address, "POST", "/observed", body | more)
 
 
-class Late:
+class LateService:
     """An engine that has published before anybody listened."""
 
     def __init__(self, publisher: Publisher, service: Service, instance: str = "w", block_size: int = BLOCK) -> None:
@@ -88,8 +88,8 @@ def service() -> Iterator[Service]:
 
 
 @pytest.fixture
-def late(service: Service, publishers: Callable[[], Publisher]) -> Late:
-    return Late(publishers(), service)
+def late(service: Service, publishers: Callable[[], Publisher]) -> LateService:
+    return LateService(publishers(), service)
 
 
 NAMES = {
@@ -107,7 +107,7 @@ def wire(names: Any, tokens: list[int], salt: str | None = None) -> list[Any]:
 
 
 @pytest.mark.parametrize("names", NAMES.values(), ids=NAMES)
-def test_a_query_tells_what_a_store_has_proved(late: Late, service: Service, names: Any) -> None:
+def test_a_query_tells_what_a_store_has_proved(late: LateService, service: Service, names: Any) -> None:
     chain = wire(names, PROMPT)
     late.publish(stored(chain[6:7], PROMPT[24:28], parent=chain[5]))
     more = [*PROMPT[:28], 7]
@@ -125,7 +125,7 @@ def test_a_query_tells_what_a_store_has_proved(late: Late, service: Service, nam
     until(lambda: depth(service, [*PROMPT, 7]) == 32)
 
 
-def test_content_hashes_teach_nothing_and_it_is_said(late: Late, service: Service) -> None:
+def test_content_hashes_teach_nothing_and_it_is_said(late: LateService, service: Service) -> None:
     chain, hashes = wire(NAMES["sha256"], PROMPT), content_hashes(PROMPT, BLOCK).tolist()
 
     def by_hashes(*, batch: bool = False) -> Any:
@@ -150,7 +150,7 @@ def test_content_hashes_teach_nothing_and_it_is_said(late: Late, service: Servic
     until(lambda: "wants_tokens" not in by_hashes())
 
 
-def test_names_of_nobody_want_no_tokens(late: Late, service: Service) -> None:
+def test_names_of_nobody_want_no_tokens(late: LateService, service: Service) -> None:
     for first in range(64):
         late.publish(stored([100 + first], [first] * BLOCK))
     late.publish(stored([99], PROMPT[:BLOCK], parent=98))
@@ -161,7 +161,7 @@ def test_names_of_nobody_want_no_tokens(late: Late, service: Service) -> None:
     assert stream_of(service)["adoption"]["hint"] is None
 
 
-def test_what_was_removed_since_is_a_hole(late: Late, service: Service) -> None:
+def test_what_was_removed_since_is_a_hole(late: LateService, service: Service) -> None:
     chain = wire(NAMES["sha256"], PROMPT)
     late.publish(
         removed(chain[1:2]), stored(chain[6:7], PROMPT[24:28], parent=chain[5]), removed(chain[3:4]), removed([1, 2])
@@ -171,11 +171,11 @@ def test_what_was_removed_since_is_a_hole(late: Late, service: Service) -> None:
 
 
 def test_another_stream_tells_what_a_store_has_proved(
-    service: Service, late: Late, publishers: Callable[[], Publisher]
+    service: Service, late: LateService, publishers: Callable[[], Publisher]
 ) -> None:
     chain, system = wire(NAMES["sha256"], PROMPT), PROMPT[:24]
     late.publish(stored(chain[6:7], PROMPT[24:28], parent=chain[5]))
-    other = Late(publishers(), service, "other")
+    other = LateService(publishers(), service, "other")
     other.publish(stored(chain[:6], system))
     # Each has shown by one beginning of a prompt that its names are computed as the other's are.
     for engine in (late, other):
@@ -186,10 +186,10 @@ def test_another_stream_tells_what_a_store_has_proved(
 
 
 def test_names_of_nobody_are_not_believed_to_be_alike(
-    service: Service, late: Late, publishers: Callable[[], Publisher]
+    service: Service, late: LateService, publishers: Callable[[], Publisher]
 ) -> None:
     late.publish(stored([7], PROMPT[24:28], parent=6))
-    other = Late(publishers(), service, "other")
+    other = LateService(publishers(), service, "other")
     other.publish(stored([1, 2, 3, 4, 5, 6], PROMPT[:24]))
     # Both number their blocks; the same number is not the same block.
     late.publish(stored([50], [5, 5, 5, 5]))
@@ -198,7 +198,7 @@ def test_names_of_nobody_are_not_believed_to_be_alike(
     assert depth(service, [*PROMPT, 7]) == 0
 
 
-def test_an_answer_tells_what_was_cached(late: Late, service: Service) -> None:
+def test_an_answer_tells_what_was_cached(late: LateService, service: Service) -> None:
     chain = wire(NAMES["sglang"], PROMPT)
     late.publish(stored(wire(NAMES["sglang"], [9, 9, 9, 9]), [9, 9, 9, 9]), removed(chain[8:9]))
     assert observed(service, PROMPT, 24, age=60.0).json == {"status": "ok", "wanted": True}
@@ -214,7 +214,7 @@ def test_an_answer_tells_what_was_cached(late: Late, service: Service) -> None:
     assert depth(service, [*PROMPT, 7]) == 16
 
 
-def test_reports_that_are_refused(late: Late, service: Service) -> None:
+def test_reports_that_are_refused(late: LateService, service: Service) -> None:
     late.publish(stored([1], [1, 2, 3, 4]))
     for more, status, what in (
         ({"age": -1.0}, 422, "age"),
@@ -230,7 +230,7 @@ def test_reports_that_are_refused(late: Late, service: Service) -> None:
 
 def test_nothing_is_kept_where_it_is_turned_off(publishers: Callable[[], Publisher]) -> None:
     with adopting(0.0) as service:
-        late = Late(publishers(), service)
+        late = LateService(publishers(), service)
         chain = wire(NAMES["sha256"], PROMPT)
         late.publish(stored(chain[6:7], PROMPT[24:28], parent=chain[5]))
         assert depth(service, [*PROMPT, 7]) == 0
@@ -274,7 +274,7 @@ def test_recorded_engines_from_the_middle(
 def play(records: list[dict[str, Any]], publishers: Callable[[], Publisher], shares: dict[str, int]) -> None:
     """From the middle to the next reset: plain listening, what stores prove, and what answers say besides."""
     with adopting(0.0) as plain, adopting(1.0, "0") as stores, adopting(1.0, "0") as answers:
-        engines = [Late(publishers(), service, block_size=16) for service in (plain, stores, answers)]
+        engines = [LateService(publishers(), service, block_size=16) for service in (plain, stores, answers)]
         for record in records:
             if record["type"] == "frames":
                 frames = [base64.b64decode(frame) for frame in record["frames"]]

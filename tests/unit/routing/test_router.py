@@ -276,13 +276,13 @@ def test_arrays_say_what_is_so() -> None:
     [(RuntimeError("no idea"), "RuntimeError: no idea"), (2, "chose 2"), ("b", "chose b"), (-1, "chose -1")],
 )
 def test_a_policy_that_fails_is_told_and_nothing_is_reserved(chosen: Any, said: str) -> None:
-    class Wrong:
+    class WrongPolicy:
         def choose(self, request: RoutedRequest, candidates: Candidates) -> Any:
             if isinstance(chosen, Exception):
                 raise chosen
             return chosen
 
-    router = Router(Wrong(), ["a", "b"])
+    router = Router(WrongPolicy(), ["a", "b"])
     with pytest.raises(PolicyError, match=said) as raised:
         router.choose(prompt_tokens=5)
     assert raised.value.code == "policy_failed"

@@ -9,7 +9,7 @@ use dynamo_kv_router::protocols::{
 };
 use dynamo_kv_router::{ConcurrentRadixTreeCompressed, LocalBlockHash, RadixTree, ThreadPoolIndexer};
 
-use super::{Adapter, Concurrent};
+use super::{Adapter, ConcurrentAdapter};
 use crate::specs::Spec;
 use crate::wait::wait;
 use crate::workload::PlainEvent;
@@ -124,7 +124,7 @@ impl Adapter for Crtc {
     }
 }
 
-impl Concurrent for Crtc {
+impl ConcurrentAdapter for Crtc {
     const REUSABLE: bool = false;
     type Reader = Pool;
     type Writer = ();

@@ -48,7 +48,7 @@ pub trait Adapter: Sized {
 }
 
 /// An index that can be read while it is written.
-pub trait Concurrent: Adapter<Event: Send, Query: Send> {
+pub trait ConcurrentAdapter: Adapter<Event: Send, Query: Send> {
     /// True if an event can be applied many times (not consumed).
     const REUSABLE: bool;
 

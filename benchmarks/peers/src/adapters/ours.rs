@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, RankHandle, Tier, View};
 
-use super::{Adapter, Concurrent, engine_name};
+use super::{Adapter, ConcurrentAdapter, engine_name};
 use crate::specs::Spec;
 use crate::workload::PlainEvent;
 
@@ -125,7 +125,7 @@ impl<const END: u8> Adapter for Kvatlas<END> {
     }
 }
 
-impl<const END: u8> Concurrent for Kvatlas<END> {
+impl<const END: u8> ConcurrentAdapter for Kvatlas<END> {
     const REUSABLE: bool = true;
     type Reader = Fleet;
     type Writer = ();

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use kv_index::{ChainBlockMap, ChainIndex, ContentHash, SequenceHash, ShardedChainIndex, StoredBlock};
 
-use super::{Adapter, Concurrent, engine_name};
+use super::{Adapter, ConcurrentAdapter, engine_name};
 use crate::specs::Spec;
 use crate::workload::PlainEvent;
 
@@ -100,7 +100,7 @@ impl Adapter for Smg {
     }
 }
 
-impl Concurrent for Smg {
+impl ConcurrentAdapter for Smg {
     const REUSABLE: bool = true;
     type Reader = ChainIndex;
     type Writer = Vec<ChainBlockMap>;

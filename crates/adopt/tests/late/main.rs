@@ -5,7 +5,7 @@ mod engine;
 use std::collections::HashMap;
 use std::time::Duration;
 
-use kvatlas_adopt::{At, Chain, Dialect, Form, FrontierState, Late, Outcome, Scheme};
+use kvatlas_adopt::{Chain, Dialect, Form, FrontierState, Outcome, RankAdoption, RankPlace, Scheme};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
 use kvatlas_testing::{Random, seeds};
@@ -19,7 +19,7 @@ const WORKER: &str = "w";
 pub(crate) struct Listener {
     pub(crate) index: BlockIndex,
     reader: Reader,
-    pub(crate) late: Option<Late>,
+    pub(crate) late: Option<RankAdoption>,
     /// True if the engine may hold more than it has announced here.
     partial: bool,
     schemes: Vec<Scheme>,
@@ -27,7 +27,7 @@ pub(crate) struct Listener {
 }
 
 impl Listener {
-    pub(crate) fn new(late: Option<Late>, block_size: usize) -> Self {
+    pub(crate) fn new(late: Option<RankAdoption>, block_size: usize) -> Self {
         let config = Config { block_size: block_size as u32, count_copies: true };
         Self {
             index: BlockIndex::new(config).expect("a block size"),
@@ -40,9 +40,9 @@ impl Listener {
     }
 
     pub(crate) fn hear(&mut self, batch: &BatchOf<BlockHash>, time: Duration) {
-        let at = At { index: &self.index, worker: WORKER, rank: 0 };
+        let at = RankPlace { index: &self.index, worker: WORKER, rank: 0 };
         if let Some(late) = &mut self.late {
-            late.applying(batch, &mut self.reader, at);
+            late.note_batch(batch, &mut self.reader, at);
         }
         let mut tally = Tally::default();
         self.reader.apply(batch, &self.index, WORKER, 0, &mut tally);
@@ -58,7 +58,7 @@ impl Listener {
         late.tell_salts(&mut self.reader);
         let answered: Vec<BlockHash> = late.answered().collect();
         let kept = late.frontier().kept(usize::MAX, usize::MAX);
-        let mut next = Late::default();
+        let mut next = RankAdoption::default();
         next.resume(answered, &kept);
         // It would be found again by trying all; that takes a test its time.
         if let Some(dialect) = late.dialect() {
@@ -87,7 +87,7 @@ impl Listener {
             for &name in &chain.names {
                 if late.frontier().proof(name).is_some() {
                     late.learn(&dialect);
-                    let at = At { index: &self.index, worker: WORKER, rank: 0 };
+                    let at = RankPlace { index: &self.index, worker: WORKER, rank: 0 };
                     let outcome = late.adopt(name, &chain, true, at);
                     assert!(matches!(outcome, Outcome::Blocks(_)), "{outcome:?}");
                 }
@@ -100,8 +100,8 @@ impl Listener {
         let Some(late) = &mut self.late else { return };
         let Some(dialect) = late.dialect().cloned() else { return };
         let chain = chain(tokens, salt, &dialect, self.block_size);
-        let at = At { index: &self.index, worker: WORKER, rank: 0 };
-        late.observed(&chain, blocks, sent, at);
+        let at = RankPlace { index: &self.index, worker: WORKER, rank: 0 };
+        late.observe(&chain, blocks, sent, at);
     }
 }
 
@@ -196,11 +196,11 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
         if step as usize == start {
             listeners = vec![
                 Listener::new(None, BLOCK),
-                Listener::new(Some(Late::default()), BLOCK),
-                Listener::new(Some(Late::default()), BLOCK),
-                Listener::new(Some(Late::default()), BLOCK),
+                Listener::new(Some(RankAdoption::default()), BLOCK),
+                Listener::new(Some(RankAdoption::default()), BLOCK),
+                Listener::new(Some(RankAdoption::default()), BLOCK),
                 // One that restarts now and then; it is asked as the first is, and finds as much.
-                Listener::new(Some(Late::default()), BLOCK),
+                Listener::new(Some(RankAdoption::default()), BLOCK),
             ];
         }
         let (hits, batch) = engine.step();
@@ -343,7 +343,7 @@ fn what_is_not_remembered_proves_nothing() {
         let dialect = dialect(Kind::Vllm, Form::Integer);
         let mut engine = Engine::new(Kind::Vllm, dialect.clone(), seed, 60, false);
         let mut all = Listener::new(None, BLOCK);
-        let mut late = [3, 1 << 20].map(|removals| Listener::new(Some(Late::remembering(removals)), BLOCK));
+        let mut late = [3, 1 << 20].map(|removals| Listener::new(Some(RankAdoption::with_removals(removals)), BLOCK));
         for step in 0..300_u64 {
             let (_, batch) = engine.step();
             all.hear(&batch, Duration::from_millis(step));
@@ -371,7 +371,7 @@ fn a_stream_that_is_whole_and_goes_on_proves_nothing_new() {
         for _ in 0..100 {
             engine.step();
         }
-        let mut late = Late::default();
+        let mut late = RankAdoption::default();
         if resumes {
             late.resume([], &FrontierState::default());
         }

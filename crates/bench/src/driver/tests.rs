@@ -37,7 +37,7 @@ struct Faults {
 }
 
 /// The reference with faults, fed by a thread of its own. The events that it takes are kept for the tests.
-struct Faulty {
+struct FaultyFeed {
     faults: Faults,
     index: Mutex<ReferenceIndex>,
     applied: AtomicU64,
@@ -48,7 +48,7 @@ struct Faulty {
     given_up: AtomicBool,
 }
 
-impl Faulty {
+impl FaultyFeed {
     fn work(&self) {
         let Some(received) = self.received.lock().unwrap().take() else { return };
         while !self.given_up.load(Ordering::Relaxed) {
@@ -77,12 +77,12 @@ impl Faulty {
 }
 
 /// The index and its thread, ended together.
-struct FaultySubject(Arc<Faulty>, Option<std::thread::JoinHandle<()>>);
+struct FaultySubject(Arc<FaultyFeed>, Option<std::thread::JoinHandle<()>>);
 
 impl FaultySubject {
     fn new(faults: Faults, log: &Arc<Mutex<Vec<Change>>>) -> Self {
         let (queue, received) = std::sync::mpsc::channel();
-        let index = Arc::new(Faulty {
+        let index = Arc::new(FaultyFeed {
             faults,
             index: Mutex::new(ReferenceIndex::new(false)),
             applied: AtomicU64::new(0),

@@ -52,7 +52,7 @@ use hashbrown::HashMap;
 use parking_lot::{Mutex, RwLock};
 
 use self::nodes::{Nodes, ROOTS, make_chain, unmake_chain};
-use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use crate::radix::{ActiveWorkers, NameEnd, Names, NodeId};
 use kvatlas_index::BlockHash;
 
@@ -157,7 +157,7 @@ impl ConcurrentRadixTree {
             unmake_chain(&self.nodes, &ids);
             done += self.join(worker, names, &mut at, &blocks[done..], contents, &mut left);
         }
-        self.leave_all(worker, left.into_iter().filter(|&node| names.lost(node)));
+        self.leave_all(worker, left.into_iter().filter(|&node| names.lose(node)));
     }
 
     /// Makes `worker` a holder of the nodes that are there already, from below `at` on, and `at` the last of them.
@@ -232,7 +232,7 @@ impl ConcurrentRadixTree {
     }
 }
 
-impl Concurrent for ConcurrentRadixTree {
+impl ConcurrentDesign for ConcurrentRadixTree {
     fn store(
         &self,
         worker: WorkerId,

@@ -46,7 +46,7 @@ pub(super) struct Slot(pub(super) RwLock<Node>);
 
 /// The slots that are not in the tree.
 #[derive(Debug)]
-struct Free {
+struct FreeSlots {
     returned: Vec<NodeId>,
     /// The first slot that was never used, like all after it.
     unused: usize,
@@ -55,7 +55,7 @@ struct Free {
 #[derive(Debug)]
 pub(super) struct Nodes {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
-    free: Mutex<Free>,
+    free: Mutex<FreeSlots>,
     /// A copy of `unused` in `free`, to look at without the lock.
     unused: AtomicUsize,
 }
@@ -78,7 +78,7 @@ fn chunk_size(chunk: usize) -> usize {
 impl Nodes {
     pub(super) fn new() -> Self {
         let chunks = (0..DOUBLINGS << FINENESS).map(|_| OnceLock::new()).collect();
-        let free = Mutex::new(Free { returned: Vec::new(), unused: ROOTS as usize });
+        let free = Mutex::new(FreeSlots { returned: Vec::new(), unused: ROOTS as usize });
         Self { chunks, free, unused: AtomicUsize::new(0) }
     }
 
@@ -122,7 +122,7 @@ impl Nodes {
         if free.unused - ROOTS as usize == free.returned.len() {
             // Nothing is in the tree: begin again, with no list of what is free.
             self.unused.store(0, Ordering::Relaxed);
-            *free = Free { returned: Vec::new(), unused: ROOTS as usize };
+            *free = FreeSlots { returned: Vec::new(), unused: ROOTS as usize };
         }
     }
 }

@@ -6,9 +6,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 
 use super::ConcurrentRadixTree;
-use crate::interface::{Change, Concurrent, Local, WorkerId};
+use crate::interface::{Change, ConcurrentDesign, LocalDesign, WorkerId};
 use crate::radix::RadixTree;
-use crate::radix::testing::{Alone, Habits, Random, answer, check, mix, names, stream};
+use crate::radix::testing::{Habits, Random, SingleThread, answer, check, mix, names, stream};
 use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 
@@ -30,8 +30,8 @@ pub(super) fn come_between() -> bool {
     })
 }
 
-fn alone() -> Alone<ConcurrentRadixTree> {
-    Alone(ConcurrentRadixTree::new())
+fn alone() -> SingleThread<ConcurrentRadixTree> {
+    SingleThread(ConcurrentRadixTree::new())
 }
 
 #[test]

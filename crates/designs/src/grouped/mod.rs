@@ -15,7 +15,7 @@
 //! group that is asked.
 //!
 //! There are two ways to ask. [`GroupedIndex::find_best`] is what the design is for: the deepest workers, asking as few
-//! groups as possible. [`find`](crate::Concurrent::find) spells out every worker's depth, and so must ask every group
+//! groups as possible. [`find`](crate::ConcurrentDesign::find) spells out every worker's depth, and so must ask every group
 //! that has the first block.
 //!
 //! What the groups' indexes get wrong ([`crate::positional`]) is wrong here too. The top is told of a place while the place is
@@ -29,9 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hashbrown::HashMap;
 use parking_lot::RwLock;
 
-pub use super::positional::Sparse;
+pub use super::positional::SparsePositions;
 use super::positional::{Coverage, InvalidOption, Layout, Options, PositionalIndexer, Query, Table, Top, Walk};
-use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// The layout of the levels.
@@ -41,22 +41,22 @@ pub struct GroupOptions {
     /// on.
     pub workers_per_group: u32,
     /// The positions that the top knows about.
-    pub sparse: Sparse,
+    pub sparse: SparsePositions,
     /// The options of each group's index.
     pub inner: Options,
-    /// Number of the deepest workers that [`answer`](crate::Concurrent::answer) finds.
+    /// Number of the deepest workers that [`answer`](crate::ConcurrentDesign::answer) finds.
     pub best: usize,
 }
 
 impl Default for GroupOptions {
     fn default() -> Self {
-        Self { workers_per_group: 32, sparse: Sparse::Doubling, inner: Options::default(), best: 1 }
+        Self { workers_per_group: 32, sparse: SparsePositions::Doubling, inner: Options::default(), best: 1 }
     }
 }
 
 /// The deepest workers of a query, with the numbers of groups that it took to find them.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
-pub struct Best {
+pub struct BestWorkers {
     /// The workers with their depths, deepest first. Of workers that are equally deep at the end of the list, any may
     /// be left out.
     pub scores: Scores,
@@ -94,7 +94,7 @@ impl GroupedIndex {
         if options.workers_per_group == 0 {
             return Err(InvalidOption::GroupSize);
         }
-        if options.sparse == Sparse::Every(0) {
+        if options.sparse == SparsePositions::Every(0) {
             return Err(InvalidOption::SparseStep);
         }
         if options.inner.jump_size == 0 {
@@ -114,10 +114,10 @@ impl GroupedIndex {
     /// Finds the `k` deepest workers of all that hold the first block. Asks the groups that the top shows to be the
     /// most promising, in that order, until none of the others can hold anyone deeper than the `k`-th found.
     #[must_use]
-    pub fn find_best(&self, content_hashes: &[u64], k: usize) -> Best {
+    pub fn find_best(&self, content_hashes: &[u64], k: usize) -> BestWorkers {
         let mut scores = Scores::new();
         let (candidates, probed) = self.find_deepest(content_hashes, k, &mut scores);
-        Best { scores, candidates, probed }
+        BestWorkers { scores, candidates, probed }
     }
 
     /// Replaces `scores` by the `k` deepest, and returns the numbers of groups to ask and of groups asked.
@@ -181,7 +181,7 @@ impl GroupedIndex {
     }
 }
 
-impl Concurrent for GroupedIndex {
+impl ConcurrentDesign for GroupedIndex {
     fn store(
         &self,
         worker: WorkerId,

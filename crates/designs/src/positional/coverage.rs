@@ -7,14 +7,14 @@ use super::table::{Place, Table};
 
 /// The positions that the level above knows about.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub enum Sparse {
+pub enum SparsePositions {
     /// The level above knows the positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
     Doubling,
     /// The level above knows the positions 0, n, 2n, …: coarser or finer, the same everywhere. Never 0.
     Every(u32),
 }
 
-impl Sparse {
+impl SparsePositions {
     /// True if the level above knows about a position.
     #[must_use]
     pub fn has(self, position: u32) -> bool {
@@ -37,7 +37,7 @@ impl Sparse {
 #[derive(Debug)]
 pub(crate) struct Top {
     pub(crate) table: Table,
-    pub(crate) sparse: Sparse,
+    pub(crate) sparse: SparsePositions,
     /// Number of updates that came, a batch for each event that changed the coverage.
     pub(crate) updates: AtomicU64,
 }
@@ -51,12 +51,12 @@ pub(crate) struct Coverage {
 
 impl Coverage {
     /// Reports that the first of the group holds a place. Returns whether the level above had to know.
-    pub(crate) fn gained(&self, place: Place) -> bool {
+    pub(crate) fn gain(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
     /// Reports that nobody of the group holds a place any more. Returns whether the level above had to know.
-    pub(crate) fn lost(&self, place: Place) -> bool {
+    pub(crate) fn lose(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }
 }

@@ -55,7 +55,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard, RwLock};
 
-pub use coverage::Sparse;
+pub use coverage::SparsePositions;
 pub(crate) use coverage::{Coverage, Top};
 pub use options::{InvalidOption, Layout, Options, Search};
 pub(crate) use search::{Query, Walk};
@@ -65,7 +65,7 @@ use self::holes::Holes;
 use self::search::next_prefix;
 use self::table::Place;
 use self::worker_blocks::{Ground, WorkerBlocks};
-use crate::interface::{Concurrent, LadderStats, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// A block of a store.
@@ -285,7 +285,7 @@ impl PositionalIndexer {
     }
 }
 
-impl Concurrent for PositionalIndexer {
+impl ConcurrentDesign for PositionalIndexer {
     fn store(
         &self,
         worker: WorkerId,

@@ -5,7 +5,7 @@
 //! looked at, one after the other ([`Search::Jump`]) or by halves ([`Search::Bisect`]), until everybody who did not
 //! arrive has been seen to drop. Whole sets are compared, not their sizes: two workers that changed places count.
 
-use super::coverage::Sparse;
+use super::coverage::SparsePositions;
 use super::entry::Entry;
 use super::member_set::MemberSet;
 use super::options::{Options, Search};
@@ -89,7 +89,7 @@ impl Walk<'_, '_, '_> {
 
     /// Adds, for everyone that holds the first block, the first of the sparse positions that it does not hold. The
     /// table must have nothing at other positions.
-    pub(crate) fn run_sparse(&mut self, sparse: Sparse, scores: &mut Scores) {
+    pub(crate) fn run_sparse(&mut self, sparse: SparsePositions, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
         let mut at = sparse.after(0);
@@ -102,7 +102,7 @@ impl Walk<'_, '_, '_> {
 
     /// Drops everyone that does not get from `near`, where all are, to `far`, where not all are.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
-        let mut leap = Leap { arrive: self.common_at(far, active), far };
+        let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
             self.drop_at(at, active, scores);
             if leap.is_over(self, at, active) {
@@ -113,7 +113,7 @@ impl Walk<'_, '_, '_> {
 
     /// Drops the same members by halves: finds the first place where one is missing, and again for those that go on.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
-        let mut leap = Leap { arrive: self.common_at(far, active), far };
+        let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         let mut near = near;
         while near < far {
             let mut missing = far;
@@ -165,13 +165,13 @@ impl Walk<'_, '_, '_> {
 }
 
 /// A leap that fell short.
-struct Leap {
+struct ShortLeap {
     /// Number of members that get to the far end.
     arrive: usize,
     far: usize,
 }
 
-impl Leap {
+impl ShortLeap {
     /// True if everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {

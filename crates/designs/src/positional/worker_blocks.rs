@@ -33,12 +33,12 @@ pub(crate) struct Ground<'a> {
 
 impl Ground<'_> {
     fn enter(&self, place: Place) -> bool {
-        let tell = |coverage: &Coverage| self.told.set(coverage.gained(place) || self.told.get());
+        let tell = |coverage: &Coverage| self.told.set(coverage.gain(place) || self.told.get());
         self.table.insert(place, self.worker, || self.coverage.iter().copied().for_each(tell))
     }
 
     fn leave(&self, place: Place) {
-        let tell = |coverage: &Coverage| self.told.set(coverage.lost(place) || self.told.get());
+        let tell = |coverage: &Coverage| self.told.set(coverage.lose(place) || self.told.get());
         self.table.remove(place, self.worker, || self.coverage.iter().copied().for_each(tell));
     }
 }

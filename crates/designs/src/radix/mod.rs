@@ -54,7 +54,7 @@ pub(super) use self::active_workers::ActiveWorkers;
 pub(super) use self::children::{Children, NodeId};
 pub(super) use self::names::{NameEnd, Names};
 pub(super) use self::worker_set::WorkerSet;
-use crate::interface::{LadderStats, Local, Refusal, Scores, WorkerId, check_lengths};
+use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
 use kvatlas_index::BlockHash;
 
 /// The node at which every chain begins, without a block, holders or an end.
@@ -146,7 +146,7 @@ impl RadixTree {
     }
 }
 
-impl Local for RadixTree {
+impl LocalDesign for RadixTree {
     fn store(
         &mut self,
         worker: WorkerId,
@@ -181,7 +181,7 @@ impl Local for RadixTree {
                 None => (self.nodes.grow(at, content, worker), true),
             };
             if let Some(left) = names.announce(name, node, first)
-                && names.lost(left)
+                && names.lose(left)
             {
                 self.nodes.leave(worker, left);
             }

@@ -40,7 +40,7 @@ impl Names {
     }
 
     /// Records that the worker calls `node` by `name` from now on; it did not hold the node if `first`. If the name was
-    /// another node's, that node is returned, and [`lost`](Self::lost) must be told.
+    /// another node's, that node is returned, and [`lost`](Self::lose) must be told.
     #[must_use]
     pub(crate) fn announce(&mut self, name: BlockHash, node: NodeId, first: bool) -> Option<NodeId> {
         let before = self.nodes.insert(name, node);
@@ -59,13 +59,13 @@ impl Names {
         if self.nodes.capacity() > 64 && self.nodes.len() < self.nodes.capacity() / 8 {
             self.nodes.shrink_to(2 * self.nodes.len());
         }
-        if self.lost(node) { NameEnd::Left(node) } else { NameEnd::StillHeld }
+        if self.lose(node) { NameEnd::Left(node) } else { NameEnd::StillHeld }
     }
 
     /// Records that a name is no longer that of `node`. Returns whether it was the last, so that the worker does not
     /// hold the node any more.
     #[must_use]
-    pub(crate) fn lost(&mut self, node: NodeId) -> bool {
+    pub(crate) fn lose(&mut self, node: NodeId) -> bool {
         if self.more.is_empty() {
             return true;
         }

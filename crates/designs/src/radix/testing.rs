@@ -1,6 +1,6 @@
 //! Random streams of changes for the two radix trees, and the comparison with the reference.
 
-use crate::interface::{Change, Concurrent, LadderStats, Local, Refusal, Scores, WorkerId};
+use crate::interface::{Change, ConcurrentDesign, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Tier, View};
 
@@ -92,9 +92,9 @@ pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
 }
 
 /// A concurrent tree in the hands of one thread.
-pub(crate) struct Alone<C>(pub(crate) C);
+pub(crate) struct SingleThread<C>(pub(crate) C);
 
-impl<C: Concurrent> Local for Alone<C> {
+impl<C: ConcurrentDesign> LocalDesign for SingleThread<C> {
     fn store(&mut self, w: WorkerId, p: Option<BlockHash>, b: &[BlockHash], c: &[u64]) -> Result<(), Refusal> {
         self.0.store(w, p, b, c)
     }
@@ -118,7 +118,7 @@ impl<C: Concurrent> Local for Alone<C> {
     }
 }
 
-pub(crate) fn answer(tree: &impl Local, query: &[u64]) -> Scores {
+pub(crate) fn answer(tree: &impl LocalDesign, query: &[u64]) -> Scores {
     let mut scores = vec![(9, 9)];
     tree.find(query, &mut scores);
     scores.sort_unstable();
@@ -147,7 +147,7 @@ pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
 
 /// Runs a stream through a tree and the reference, which is not told of what the tree refuses. The answers must agree,
 /// too, if `exact`. At the end everything goes, and nothing may be left.
-pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
+pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
     let mut reference = ReferenceIndex::new(false);
     let mut refused = 0;
     for (at, change) in stream.changes.iter().enumerate() {
@@ -198,7 +198,7 @@ pub(crate) fn compare(tree: &mut impl Local, stream: &Stream, refuses: bool, exa
 }
 
 /// Compares a tree and the reference on many streams; a difference comes with the fewest changes found that show it.
-pub(crate) fn check<T: Local>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
+pub(crate) fn check<T: LocalDesign>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
     let mut refused = 0;
     for seed in 0..seeds(100) {
         let stream = &mut stream(seed, 40 + seed as usize % 120, habits);

@@ -2,7 +2,7 @@
 
 use super::RadixTree;
 use super::testing::{Habits, answer, check, expected, names, tell};
-use crate::interface::{Change, Local, Refusal};
+use crate::interface::{Change, LocalDesign, Refusal};
 use kvatlas_index::BlockHash;
 use kvatlas_index::reference::ReferenceIndex;
 

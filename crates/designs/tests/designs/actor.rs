@@ -8,7 +8,7 @@ use std::time::Duration;
 use kvatlas_designs::actor::{Actor, ShardedActors};
 use kvatlas_designs::inverted::InvertedIndex;
 use kvatlas_designs::nested::NestedMap;
-use kvatlas_designs::{Feed, LadderStats, Local, Refusal, Scores, WorkerId};
+use kvatlas_designs::{Feed, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
 use crate::check::{EXACT, check_feed, check_under_load, remove, store};
@@ -17,7 +17,7 @@ use crate::streams::{Family, Names, stream, streams};
 /// A design in which each store waits for a token. A removal panics, and so does a lookup of block 13.
 struct Gate(Mutex<mpsc::Receiver<()>>, u64);
 
-impl Local for Gate {
+impl LocalDesign for Gate {
     fn store(&mut self, _: WorkerId, _: Option<BlockHash>, _: &[BlockHash], _: &[u64]) -> Result<(), Refusal> {
         let _ = self.0.lock().unwrap().recv();
         self.1 += 1;

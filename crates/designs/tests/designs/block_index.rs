@@ -1,6 +1,6 @@
 //! Tests of rung 7.
 
-use kvatlas_designs::Concurrent;
+use kvatlas_designs::ConcurrentDesign;
 use kvatlas_designs::block_index::BlockIndexRung;
 use kvatlas_index::View;
 

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Local, Refusal, Scores, WorkerId};
+use kvatlas_designs::{Change, ConcurrentDesign, Feed, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, Event, Tier, View};
 
@@ -25,12 +25,16 @@ pub(crate) const EXACT: Promise = Promise { refuses_orphans: false, tidy: true }
 
 /// Runs each stream through a fresh design and the reference and compares all answers on the way, what is held in the
 /// end, and that nothing is left when all are gone. A failure comes with its seed and the shortest stream found.
-pub(crate) fn check_local<T: Local>(make: impl Fn() -> T, promise: Promise, streams: impl IntoIterator<Item = Stream>) {
+pub(crate) fn check_local<T: LocalDesign>(
+    make: impl Fn() -> T,
+    promise: Promise,
+    streams: impl IntoIterator<Item = Stream>,
+) {
     check(&|| Box::new(OfLocal(make())), promise, streams);
 }
 
 /// Does the same as [`check_local`] for a concurrent design, on one thread.
-pub(crate) fn check_concurrent<I: Concurrent>(
+pub(crate) fn check_concurrent<I: ConcurrentDesign>(
     make: impl Fn() -> I,
     promise: Promise,
     streams: impl IntoIterator<Item = Stream>,
@@ -49,7 +53,7 @@ pub(crate) fn check_feed(
 }
 
 /// The scores of one query after some changes, sorted: for tests of a single deviation.
-pub(crate) fn after_local(mut design: impl Local, changes: &[Change], query: &[u64]) -> Scores {
+pub(crate) fn after_local(mut design: impl LocalDesign, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
     }
@@ -57,7 +61,7 @@ pub(crate) fn after_local(mut design: impl Local, changes: &[Change], query: &[u
 }
 
 /// Does the same as [`after_local`] for a concurrent design.
-pub(crate) fn after_concurrent(design: impl Concurrent, changes: &[Change], query: &[u64]) -> Scores {
+pub(crate) fn after_concurrent(design: impl ConcurrentDesign, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
     }
@@ -255,8 +259,8 @@ macro_rules! design {
 }
 
 design! {
-    OfLocal(T) <T: Local>: |design, change| design.apply(change);
-    OfConcurrent(T) <T: Concurrent>: |design, change| design.apply(change);
+    OfLocal(T) <T: LocalDesign>: |design, change| design.apply(change);
+    OfConcurrent(T) <T: ConcurrentDesign>: |design, change| design.apply(change);
     OfFeed(Box<dyn Feed>): |feed, change| {
         feed.send(change.clone());
         feed.flush();

@@ -2,10 +2,10 @@
 
 use std::cmp::Reverse;
 
-use kvatlas_designs::grouped::{Best, GroupOptions, GroupedIndex, Sparse};
+use kvatlas_designs::grouped::{BestWorkers, GroupOptions, GroupedIndex, SparsePositions};
 use kvatlas_designs::pool::EventPool;
 use kvatlas_designs::positional::{InvalidOption, Layout, Options, Search};
-use kvatlas_designs::{Concurrent, Scores};
+use kvatlas_designs::{ConcurrentDesign, Scores};
 use kvatlas_index::BlockHash;
 
 use crate::check::{after_concurrent, check_concurrent, check_under_load, remove, store, truth};
@@ -18,7 +18,7 @@ fn index(options: GroupOptions) -> GroupedIndex {
 
 fn forms(strict: bool) -> impl Iterator<Item = GroupOptions> {
     [1, 3, 1000].into_iter().flat_map(move |workers_per_group| {
-        [Sparse::Doubling, Sparse::Every(1), Sparse::Every(7)].map(|sparse| {
+        [SparsePositions::Doubling, SparsePositions::Every(1), SparsePositions::Every(7)].map(|sparse| {
             let layout = if workers_per_group == 3 { Layout::Arrays } else { Layout::Map };
             let search = if workers_per_group == 1 { Search::Bisect } else { Search::Jump };
             let inner = Options { jump_size: 8, search, layout, strict };
@@ -39,7 +39,7 @@ fn the_full_answer_is_exact_where_the_positional_index_is() {
 }
 
 /// Checks that the depths of the deepest are those of the full answer, with the workers that have them there.
-fn check_best(index: &GroupedIndex, query: &[u64], k: usize) -> Best {
+fn check_best(index: &GroupedIndex, query: &[u64], k: usize) -> BestWorkers {
     let best = index.find_best(query, k);
     let mut full = Scores::new();
     index.find(query, &mut full);
@@ -73,7 +73,7 @@ fn the_deepest_are_found_though_not_everybody_is_asked() {
         }
     }
     assert!(asked < candidates, "nothing was saved: {asked} of {candidates}");
-    assert_eq!(index(GroupOptions::default()).find_best(&[1], 0), Best::default());
+    assert_eq!(index(GroupOptions::default()).find_best(&[1], 0), BestWorkers::default());
 }
 
 /// Asks 64 workers in groups of 4, of which worker w holds 2w + 1 blocks of one prompt.
@@ -107,7 +107,7 @@ fn asks_only_who_can_win_and_counts_what_travels() {
     let best = check_best(&index, &query[..20], 1);
     assert_eq!((best.probed, best.scores[0].1), (1, 20));
     // Finer steps know better.
-    let fine = GroupedIndex::new(GroupOptions { sparse: Sparse::Every(4), ..options }).unwrap();
+    let fine = GroupedIndex::new(GroupOptions { sparse: SparsePositions::Every(4), ..options }).unwrap();
     for worker in 0..64 {
         fine.store(worker, None, &own[..2 * worker as usize + 1], &query[..2 * worker as usize + 1]).unwrap();
     }
@@ -116,7 +116,7 @@ fn asks_only_who_can_win_and_counts_what_travels() {
     (60..64).for_each(|worker| index.drop_worker(worker));
     assert_eq!(check_best(&index, &query, 1).candidates, 15);
     (0..60).for_each(|worker| index.clear(worker));
-    assert_eq!(check_best(&index, &query, 1), Best::default());
+    assert_eq!(check_best(&index, &query, 1), BestWorkers::default());
     let stats = index.stats();
     assert_eq!((stats.workers, stats.blocks, stats.entries), (60, 0, 0));
 }
@@ -143,7 +143,7 @@ fn options_that_cannot_be_are_refused() {
     let refused = |options| GroupedIndex::new(options).unwrap_err();
     let inner = Options { jump_size: 0, ..Options::default() };
     assert_eq!(refused(GroupOptions { workers_per_group: 0, ..default }), InvalidOption::GroupSize);
-    assert_eq!(refused(GroupOptions { sparse: Sparse::Every(0), ..default }), InvalidOption::SparseStep);
+    assert_eq!(refused(GroupOptions { sparse: SparsePositions::Every(0), ..default }), InvalidOption::SparseStep);
     assert_eq!(refused(GroupOptions { inner, ..default }), InvalidOption::JumpSize);
     let index = index(default);
     assert_eq!(index.store(7, Some(BlockHash(1)), &[BlockHash(2)], &[3]).unwrap_err().code(), "unknown_parent");
@@ -164,7 +164,7 @@ fn the_top_is_right_after_a_load() {
         stream.queries.iter().for_each(|query| _ = check_best(pool.index(), query, 2));
     }
     // The same few blocks over and over by workers of one group.
-    let index = index(GroupOptions { sparse: Sparse::Every(1), ..GroupOptions::default() });
+    let index = index(GroupOptions { sparse: SparsePositions::Every(1), ..GroupOptions::default() });
     std::thread::scope(|scope| {
         for worker in 0..4 {
             let index = &index;

@@ -9,7 +9,7 @@ use kvatlas_designs::block_index::BlockIndexRung;
 use kvatlas_designs::locked::RwLocked;
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::pool::EventPool;
-use kvatlas_designs::{Change, Concurrent, Feed, LadderStats, Refusal, Scores, WorkerId};
+use kvatlas_designs::{Change, ConcurrentDesign, Feed, LadderStats, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
 use crate::check::{EXACT, check_feed, check_under_load, store};
@@ -23,7 +23,7 @@ struct Recorder {
     open: AtomicBool,
 }
 
-impl Concurrent for Recorder {
+impl ConcurrentDesign for Recorder {
     fn store(&self, worker: WorkerId, _: Option<BlockHash>, names: &[BlockHash], _: &[u64]) -> Result<(), Refusal> {
         assert_ne!(names[0].0, 13, "thirteen");
         while names[0].0 == 99 && !self.open.load(Ordering::Relaxed) {

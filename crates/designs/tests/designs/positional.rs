@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use kvatlas_designs::pool::EventPool;
 use kvatlas_designs::positional::{InvalidOption, Layout, Options, PositionalIndexer, Search, StoredBlock};
-use kvatlas_designs::{Change, Concurrent, Refusal, Scores};
+use kvatlas_designs::{Change, ConcurrentDesign, Refusal, Scores};
 use kvatlas_index::BlockHash;
 
 use crate::check::{EXACT, Promise, after_concurrent, check_concurrent, check_under_load, remove, store, truth};
@@ -213,7 +213,7 @@ fn calls_by_the_names_of_both_vendors() {
     let stats = index.stats();
     assert_eq!((stats.workers, stats.blocks, stats.entries, stats.unknown_removals), (1, 0, 0, 1));
     assert_eq!(index.options().jump_size, 2);
-    let refusal = Concurrent::store(&index, 0, None, &[BlockHash(1)], &[]).unwrap_err();
+    let refusal = ConcurrentDesign::store(&index, 0, None, &[BlockHash(1)], &[]).unwrap_err();
     assert_eq!((refusal.code(), index.stats().refused), ("length_mismatch", 1));
     let invalid = PositionalIndexer::new(Options { jump_size: 0, ..Options::default() }).unwrap_err();
     assert_eq!((invalid.code(), invalid), ("invalid_jump_size", InvalidOption::JumpSize));

@@ -20,7 +20,7 @@ use crate::state::Keyspace;
 
 impl Keyspace {
     /// Somebody has asked for a prompt. Where nothing waits for its blocks, this is one look at one word.
-    pub fn asked(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
+    pub fn note_query(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.prompt_queue().is_open() {
             self.was_asked(false);
             self.leave(tokens, lora, salt, None);
@@ -29,7 +29,7 @@ impl Keyspace {
 
     /// Somebody has asked for a prompt by its content hashes. Engines' names depend on the tokens, so there is nothing to
     /// be learnt of it. True if there would be, had they sent the tokens.
-    pub fn asked_by_hashes(&self) -> bool {
+    pub fn note_hash_query(&self) -> bool {
         if !self.is_nameable() || !self.prompt_queue().is_open() {
             return false;
         }

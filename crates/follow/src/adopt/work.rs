@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::time::Instant;
 
-use kvatlas_adopt::{At, Chain, Chains, Dialect, Late, Namer, Outcome, Scheme, Why};
+use kvatlas_adopt::{AdoptionFailure, Chain, Chains, Dialect, Namer, Outcome, RankAdoption, RankPlace, Scheme};
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, BlockIndex};
 
@@ -260,8 +260,9 @@ impl Work {
             let Some((dialect, names)) = named.into_iter().next() else { return };
             late.learn(&dialect);
             chain.names = names;
-            let adopt =
-                |index: &BlockIndex| late.observed(&chain, answered.blocks, answered.sent, At { index, worker, rank });
+            let adopt = |index: &BlockIndex| {
+                late.observe(&chain, answered.blocks, answered.sent, RankPlace { index, worker, rank })
+            };
             if let Ok(Outcome::Blocks(blocks)) = keyspace.try_change(index, adopt) {
                 counts.blocks.fetch_add(blocks as u64, Relaxed);
                 used = true;
@@ -273,7 +274,13 @@ impl Work {
     }
 
     /// The names of a prompt's blocks in the stream's dialect, or else in all.
-    fn named(&self, late: &Late, tokens: &[u32], size: usize, salt: Option<&str>) -> Vec<(Dialect, Vec<BlockHash>)> {
+    fn named(
+        &self,
+        late: &RankAdoption,
+        tokens: &[u32],
+        size: usize,
+        salt: Option<&str>,
+    ) -> Vec<(Dialect, Vec<BlockHash>)> {
         let dialects = match late.dialect() {
             Some(dialect) => vec![dialect.clone()],
             None if late.is_foreign() => Vec::new(),
@@ -313,12 +320,12 @@ fn dialects_of(scheme: &Scheme) -> impl Iterator<Item = Dialect> {
 fn adopt(
     keyspace: &Keyspace,
     (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),
-    late: &mut Late,
+    late: &mut RankAdoption,
     (name, chain, certain): (BlockHash, &Chain, bool),
     counts: &Counts,
 ) {
     let worker = &*stream.worker;
-    let adopt = |index: &BlockIndex| late.adopt(name, chain, certain, At { index, worker, rank });
+    let adopt = |index: &BlockIndex| late.adopt(name, chain, certain, RankPlace { index, worker, rank });
     // If that fails, the index is made anew, and all that was proved is proved again.
     match keyspace.try_change(index, adopt) {
         Ok(Outcome::Blocks(blocks)) => {
@@ -326,7 +333,7 @@ fn adopt(
             let depth = chain.names.len();
             tracing::debug!(worker, rank, depth, blocks, "learnt blocks that were announced earlier");
         }
-        Ok(Outcome::Not(Why::Contrary)) => {
+        Ok(Outcome::Not(AdoptionFailure::Contrary)) => {
             counts.contrary.fetch_add(1, Relaxed);
         }
         Ok(Outcome::Not(_)) | Err(_) => {}

@@ -131,7 +131,7 @@ impl Registry {
             let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
             let message = format!(
                 "model {model:?} is another name of {}: give one of these names instead",
-                told(others.collect(), false)
+                quote_names(others.collect(), false)
             );
             return Err(Error::conflict("ambiguous_model", message));
         }
@@ -146,9 +146,9 @@ impl Registry {
     fn unknown(&self, model: &str, routing_group: &str) -> Error {
         let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
         let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
-        let here = told(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
+        let here = quote_names(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
         let elsewhere = keyspaces.get(model).map(|groups| groups.keys().map(|group| group.to_string()).collect());
-        let known = match (elsewhere.map(|groups| told(groups, true)), here) {
+        let known = match (elsewhere.map(|groups| quote_names(groups, true)), here) {
             (Some(groups), _) => format!("it is known in routing group {groups}"),
             (None, here) if here.is_empty() => "no model is known there".to_owned(),
             (None, here) => format!("known there: {here}"),
@@ -439,7 +439,7 @@ fn same_keyspace(keyspace: &Keyspace, registration: &Registration) -> Result<(),
 }
 
 /// Names in a message: in order, not too many, none too long, and if `quoted`, in quotes.
-fn told(mut names: Vec<String>, quoted: bool) -> String {
+fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     names.sort_unstable();
     names.dedup();
     let short = |name: &String| {

@@ -123,7 +123,7 @@ async fn turn(fleet: &Arc<Fleet>, relay: &Relay, log: &Context, seen: &mut Optio
         return Ok(());
     }
     let (snapshots, whole) = (fleet.snapshots().clone(), fleet.clone());
-    let made = tokio::task::spawn_blocking(move || snapshots.compressed(&*whole)).await;
+    let made = tokio::task::spawn_blocking(move || snapshots.compress(&*whole)).await;
     let (bytes, written) = made.map_err(|_| "an internal error, whose place is in the log".to_owned())??;
     // Streams that came by no log are of no use to others.
     let Some(sequence) = written.sequence else { return Ok(()) };

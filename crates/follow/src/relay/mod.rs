@@ -178,7 +178,7 @@ impl Relay {
     }
 
     /// Somebody asks for all that a stream holds, which may be published here.
-    fn asked_for(&self, subject: &str) {
+    fn note_request(&self, subject: &str) {
         if let Some(asker) = self.askers.lock().get(subject) {
             // One question is enough for all who ask.
             let _ = asker.try_send(());

@@ -103,7 +103,7 @@ impl Outlet {
     }
 
     /// All ranks hold nothing: so it is when a task begins, and after all was forgotten. It is all that there is to know.
-    pub(crate) fn forgotten(&self) {
+    pub(crate) fn forget_all(&self) {
         self.frame(Frame::Forgotten, 0.0);
     }
 
@@ -267,7 +267,7 @@ impl Outlet {
     }
 
     /// A message has arrived, or will not.
-    pub(super) fn arrived(&self, packed: &Envelope) {
+    pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }
 }

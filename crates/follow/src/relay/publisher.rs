@@ -125,7 +125,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
             if let Some(SentMessage { packed, .. }) = ahead.pop_front() {
                 relay.counts.published.fetch_add(1, Relaxed);
                 relay.counts.published_bytes.fetch_add(packed.payload.len() as u64, Relaxed);
-                outlet.arrived(&packed);
+                outlet.note_arrival(&packed);
             }
             continue;
         };
@@ -140,7 +140,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
             told = failure;
         }
     }
-    ahead.iter().for_each(|sent| outlet.arrived(&sent.packed));
+    ahead.iter().for_each(|sent| outlet.note_arrival(&sent.packed));
     relay.forget_ended();
 }
 
@@ -212,7 +212,7 @@ pub(super) async fn answer_asks(relay: Arc<Relay>) {
         };
         while let Some(ask) = asks.next().await {
             let Some(subject) = ask.subject.strip_prefix(ASK) else { continue };
-            relay.asked_for(subject);
+            relay.note_request(subject);
         }
         if client.connection_state() == Connection::Pending {
             return;

@@ -90,7 +90,8 @@ pub(super) async fn listen(relay: &Arc<Relay>, ring: &Arc<Ring>, url: &str, room
             let connection = Connection::secured(Socket::of_peer(peer), Kind::Router, "", budget, security);
             let (ring, readers) = (ring.clone(), readers.clone());
             tokio::spawn(async move {
-                let mut reader = Serving { relay: &relay, ring: &ring, connection, ahead: Vec::new(), next: None };
+                let mut reader =
+                    ReaderConnection { relay: &relay, ring: &ring, connection, ahead: Vec::new(), next: None };
                 let begun = reader.begin(place).await;
                 let why = match begun.and_then(|()| reader.place_of(&readers)) {
                     Ok(place) => reader.go_on(place).await,
@@ -108,7 +109,7 @@ fn security(config: &RelayConfig) -> Result<Security, Error> {
 }
 
 /// A reader's connection.
-struct Serving<'a> {
+struct ReaderConnection<'a> {
     relay: &'a Relay,
     ring: &'a Ring,
     connection: Connection,
@@ -118,7 +119,7 @@ struct Serving<'a> {
     next: Option<u64>,
 }
 
-impl Serving<'_> {
+impl ReaderConnection<'_> {
     /// Waits until it follows.
     ///
     /// # Errors
@@ -262,7 +263,7 @@ impl Serving<'_> {
             }
             Some((&say::ASK, subject)) => {
                 if let Ok(subject) = std::str::from_utf8(subject) {
-                    self.relay.asked_for(subject);
+                    self.relay.note_request(subject);
                 }
             }
             _ => return Err("it says what no reader says".to_owned()),
@@ -283,7 +284,7 @@ pub(super) async fn run(outlet: Arc<Outlet>, ring: Arc<Ring>) {
             relay.counts.published.fetch_add(1, Relaxed);
             relay.counts.published_bytes.fetch_add(packed.payload.len() as u64, Relaxed);
             ring.push(&subject, packed.payload.clone());
-            outlet.arrived(&packed);
+            outlet.note_arrival(&packed);
         }
         if is_closed {
             break;

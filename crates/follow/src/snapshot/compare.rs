@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::decode::decode;
 use super::saved::SavedKeyspace;
-use super::unpack::unpacked;
+use super::unpack::unpack;
 use crate::error::Error;
 
 /// Blocks of a difference that are named.
@@ -64,7 +64,7 @@ pub fn compare(snapshots: [(&str, &[u8]); 2]) -> Result<String, Error> {
     let mut ranks: [BTreeMap<Key, (u64, Blocks)>; 2] = Default::default();
     for ((name, bytes), ranks) in snapshots.into_iter().zip(&mut ranks) {
         let wrong = |what| Error::Snapshot { message: format!("{name}: {what}") };
-        let bytes = unpacked(bytes, u64::MAX).map_err(wrong)?;
+        let bytes = unpack(bytes, u64::MAX).map_err(wrong)?;
         let snapshot = decode(&bytes).map_err(wrong)?;
         snapshot.keyspaces.into_iter().for_each(|keyspace| add(keyspace, ranks));
     }

@@ -23,7 +23,7 @@ pub(crate) struct Snapshot {
 /// Which section is damaged, and how.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     let mut sections = Sections::new(bytes)?;
-    let mut read = Reading { head: None, keyspaces: Vec::new() };
+    let mut read = PartialSnapshot { head: None, keyspaces: Vec::new() };
     while let Some(section) = sections.next()? {
         read.section(section).map_err(|what| section.wrong(&what))?;
     }
@@ -31,12 +31,12 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     Ok(Snapshot { head, keyspaces: read.keyspaces })
 }
 
-struct Reading {
+struct PartialSnapshot {
     head: Option<Head>,
     keyspaces: Vec<SavedKeyspace>,
 }
 
-impl Reading {
+impl PartialSnapshot {
     fn section(&mut self, section: Section<'_>) -> Result<(), String> {
         let payload = section.payload;
         match (section.kind, self.keyspaces.last_mut()) {

@@ -150,7 +150,7 @@ impl Snapshots {
             for stream in keyspace.streams() {
                 let asked = Instant::now();
                 let wait = until.map_or(LONGEST, |until| until.saturating_duration_since(asked).min(LONGEST));
-                match stream.copies().copied(wait) {
+                match stream.copies().copy(wait) {
                     Ok(stream) => copy.stream(stream, false)?,
                     Err(why) => skipped[why as usize] += 1,
                 }

@@ -43,7 +43,7 @@ pub(crate) use self::disk::Directory;
 pub(crate) use self::keeper::Keeper;
 pub(crate) use self::meanings::Meanings;
 pub(crate) use self::pending::{Origin, StreamRestore};
-pub(crate) use self::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, Unknown};
+pub(crate) use self::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 pub(crate) use self::source::Source;
 pub use self::spool::SnapshotFile;
 pub(crate) use self::spool::Spool;
@@ -51,8 +51,8 @@ pub(crate) use self::unpack::{read_all, read_file};
 pub use kvatlas_stream::Outcome;
 
 use self::decode::decode;
-use self::pending::{PendingRestores, Unusable};
-use self::unpack::unpacked;
+use self::pending::{PendingRestores, RestoreFailure};
+use self::unpack::unpack;
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
@@ -122,7 +122,7 @@ impl Snapshots {
     pub(crate) fn read(&self, bytes: &[u8], origin: Origin) -> Result<u64, Error> {
         let file = origin.file.clone();
         let wrong = |what| Error::Snapshot { message: format!("{file}: {what}") };
-        let bytes = unpacked(bytes, self.config.max_bytes).map_err(wrong)?;
+        let bytes = unpack(bytes, self.config.max_bytes).map_err(wrong)?;
         let snapshot = decode(&bytes).map_err(wrong)?;
         let (streams, blocks) = self.pending.lock().add(snapshot, origin);
         tracing::info!(file, streams, blocks, "a snapshot is loaded; each stream is checked against its engine");
@@ -137,7 +137,7 @@ impl Snapshots {
         let taken = self.pending.lock().take(keyspace, stream)?;
         match taken {
             Ok(restoring) => Some(restoring),
-            Err(Unusable { outcome, dictionary }) => {
+            Err(RestoreFailure { outcome, dictionary }) => {
                 self.counts.ended(outcome);
                 dictionary.iter().for_each(|dictionary| keyspace.teach(dictionary));
                 let (worker, rank) = (&*stream.worker, stream.registration.rank);

@@ -23,7 +23,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.
-    pub(crate) async fn spooled(
+    pub(crate) async fn spool(
         self: &Arc<Self>,
         source: &Arc<dyn Source>,
         id: Option<u64>,
@@ -62,7 +62,7 @@ impl Snapshots {
         let snapshots = self.clone();
         tokio::spawn(async move {
             let making = snapshots.clone();
-            let made = tokio::task::spawn_blocking(move || making.packed(&*source)).await;
+            let made = tokio::task::spawn_blocking(move || making.pack(&*source)).await;
             let made = made.unwrap_or_else(|_| Err("a snapshot could not be made: an internal error".to_owned()));
             {
                 let mut state = snapshots.spool.state.lock();
@@ -86,9 +86,9 @@ impl Snapshots {
         });
     }
 
-    fn packed(&self, source: &dyn Source) -> Result<SnapshotFile, String> {
+    fn pack(&self, source: &dyn Source) -> Result<SnapshotFile, String> {
         let begun = Instant::now();
-        let (bytes, _) = self.compressed(source)?;
+        let (bytes, _) = self.compress(source)?;
         let id = xxhash_rust::xxh3::xxh3_64(&bytes);
         let now = Instant::now();
         Ok(SnapshotFile { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
@@ -98,7 +98,7 @@ impl Snapshots {
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.
-    pub(crate) fn compressed(&self, source: &dyn Source) -> Result<(Vec<u8>, SnapshotSize), String> {
+    pub(crate) fn compress(&self, source: &dyn Source) -> Result<(Vec<u8>, SnapshotSize), String> {
         let cannot = |error: std::io::Error| format!("a snapshot could not be made: {error}");
         let encoder = zstd::Encoder::new(Vec::new(), LEVEL).map_err(cannot)?;
         let mut skipped = [0; Skip::ALL.len()];

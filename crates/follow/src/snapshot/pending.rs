@@ -31,7 +31,7 @@ pub(crate) struct StreamRestore {
 
 /// A stream of a snapshot that cannot be used.
 #[derive(Debug)]
-pub(super) struct Unusable {
+pub(super) struct RestoreFailure {
     /// The reason why it cannot be used.
     pub(super) outcome: Outcome,
     /// The meanings of its names, if they are as they were.
@@ -77,7 +77,11 @@ impl PendingRestores {
     }
 
     /// Takes the newest that there is of a stream. Nothing of it waits any more.
-    pub(super) fn take(&mut self, keyspace: &Keyspace, stream: &Stream) -> Option<Result<StreamRestore, Unusable>> {
+    pub(super) fn take(
+        &mut self,
+        keyspace: &Keyspace,
+        stream: &Stream,
+    ) -> Option<Result<StreamRestore, RestoreFailure>> {
         let key = (stream.worker.to_string(), stream.registration.rank);
         let mut taken = None;
         for waiting in self.0.iter_mut().filter(|it| it.is(keyspace)) {
@@ -127,11 +131,17 @@ impl KeyspaceRestore {
         *self.model == *keyspace.model && *self.routing_group == *keyspace.routing_group
     }
 
-    fn restoring(&self, keyspace: &Keyspace, stream: &Stream, saved: SavedStream) -> Result<StreamRestore, Unusable> {
+    fn restoring(
+        &self,
+        keyspace: &Keyspace,
+        stream: &Stream,
+        saved: SavedStream,
+    ) -> Result<StreamRestore, RestoreFailure> {
         let registration = &stream.registration;
         let means_the_same =
             self.block_size == keyspace.block_size && saved.head.key == keyspace.identity().key_check();
-        let unusable = |outcome| Unusable { outcome, dictionary: means_the_same.then(|| self.dictionary.clone()) };
+        let unusable =
+            |outcome| RestoreFailure { outcome, dictionary: means_the_same.then(|| self.dictionary.clone()) };
         if registration.replay_endpoint.is_none() && registration.endpoint.log_subject().is_none() {
             return Err(unusable(Outcome::NoReplay));
         }

@@ -53,13 +53,13 @@ pub(crate) struct RankHead {
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
     /// The blocks that wait to become known.
-    #[serde(default, skip_serializing_if = "Unknown::is_empty")]
-    pub(crate) unknown: Unknown,
+    #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
+    pub(crate) unknown: UnnamedProofs,
 }
 
 /// Names that a rank has proved without saying what they are, and what it has removed since.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Unknown {
+pub(crate) struct UnnamedProofs {
     /// Each with the number of removals that came after its proof.
     proofs: Vec<(u64, u32)>,
     removals: Vec<u64>,
@@ -69,7 +69,7 @@ pub(crate) struct Unknown {
 const MOST_REMOVALS: usize = 8192;
 const MOST_PROOFS: usize = 8192;
 
-impl Unknown {
+impl UnnamedProofs {
     pub(crate) fn of(frontier: &Frontier) -> Self {
         let FrontierState { proofs, removals } = frontier.kept(MOST_REMOVALS, MOST_PROOFS);
         let proofs = proofs.into_iter().map(|(name, ago)| (name.0, ago as u32)).collect();
@@ -87,7 +87,7 @@ impl Unknown {
 }
 
 impl RankHead {
-    pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: Unknown) -> Self {
+    pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: UnnamedProofs) -> Self {
         let ReaderState { decides, ref others, several, looks_ahead, shows_salts, salts: _ } = *reader;
         Self { rank, seq, seen, decides, others: others.clone(), several, looks_ahead, shows_salts, unknown }
     }

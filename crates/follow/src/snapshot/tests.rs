@@ -14,7 +14,7 @@ use kvatlas_wire::SaltedBlock;
 use super::decode::{Snapshot, decode};
 use super::disk::Directory;
 use super::encode::{Encoder, Head, KeyspaceCopy};
-use super::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, Unknown};
+use super::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 use kvatlas_stream::Mark;
 
 /// The first layout, as it was released: it must be read for as long as files of it may be there.
@@ -65,7 +65,7 @@ fn stream(worker: &str, ranks: Vec<RankBlocks>) -> StreamCopy {
                 several: true,
                 looks_ahead: false,
                 shows_salts: Some(true),
-                unknown: Unknown::default(),
+                unknown: UnnamedProofs::default(),
             })
             .collect(),
     };
@@ -185,9 +185,9 @@ fn what_a_rank_waits_for_is_kept() {
     frontier.prove(BlockHash(u64::MAX), frontier.now());
     frontier.removed(&names([1, u64::MAX - 1]));
     frontier.prove(BlockHash(8), frontier.now());
-    let unknown = Unknown::of(&frontier);
+    let unknown = UnnamedProofs::of(&frontier);
     let json = serde_json::to_string(&unknown).expect("JSON");
-    let back: Unknown = serde_json::from_str(&json).expect("the same");
+    let back: UnnamedProofs = serde_json::from_str(&json).expect("the same");
     assert_eq!(back.kept(), frontier.kept(usize::MAX, usize::MAX));
     // Most ranks wait for nothing, and say nothing of it: as files of the first version.
     let head = &stream("a", vec![RankBlocks::default()]).head.ranks[0];

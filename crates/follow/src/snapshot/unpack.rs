@@ -51,7 +51,7 @@ pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most:
 ///
 /// # Errors
 /// Words for why there is none.
-pub(crate) fn unpacked(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
+pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     if bytes.len() as u64 > most {
         return Err(too_large(most));
     }
@@ -88,16 +88,16 @@ mod tests {
     #[test]
     fn little_does_not_become_much() {
         let plain = vec![7; 1000];
-        assert_eq!(unpacked(&packed(&plain), 1 << 20).as_deref(), Ok(&plain[..]));
+        assert_eq!(unpack(&packed(&plain), 1 << 20).as_deref(), Ok(&plain[..]));
         let bomb = packed(&vec![0; 64 << 20]);
         assert!(bomb.len() < 16 << 10, "{}", bomb.len());
-        let why = unpacked(&bomb, 1 << 30).expect_err("too much");
+        let why = unpack(&bomb, 1 << 30).expect_err("too much");
         assert!(why.contains("which no snapshot does"), "{why}");
-        let why = unpacked(&bomb, 1 << 20).expect_err("too much");
+        let why = unpack(&bomb, 1 << 20).expect_err("too much");
         assert!(why.contains("snapshot.max_bytes"), "{why}");
-        assert!(unpacked(&plain, 999).is_err() && unpacked(&plain, 1000).is_ok());
+        assert!(unpack(&plain, 999).is_err() && unpack(&plain, 1000).is_ok());
         let two = [packed(&plain), packed(&vec![0; 8 << 20])].concat();
-        assert!(unpacked(&two, 1 << 20).is_err(), "in several frames");
+        assert!(unpack(&two, 1 << 20).is_err(), "in several frames");
     }
 
     #[tokio::test]

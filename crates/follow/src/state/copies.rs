@@ -64,7 +64,7 @@ impl Copies {
     ///
     /// # Errors
     /// Why there is none.
-    pub(crate) fn copied(&self, wait: Duration) -> Result<StreamCopy, Skip> {
+    pub(crate) fn copy(&self, wait: Duration) -> Result<StreamCopy, Skip> {
         let answered = self.ask(Instant::now() + wait).ok_or(Skip::NoAnswer)?;
         let CopiedStream { head, ranks } = match answered.recv_timeout(wait) {
             Ok(answered) => answered?,

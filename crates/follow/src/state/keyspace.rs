@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::{Acquire, Relaxed, Release, SeqCst};
 use std::sync::atomic::{AtomicBool, AtomicU64, fence};
 
 use arc_swap::{ArcSwap, Guard};
-use kvatlas_adopt::Late;
+use kvatlas_adopt::RankAdoption;
 use kvatlas_index::snapshot::Dictionary;
 use kvatlas_index::{BlockIndex, Config};
 use kvatlas_wire::Identity;
@@ -151,7 +151,7 @@ impl Keyspace {
     }
 
     /// Calls `f` with what each rank of each stream has proved, and the index that it feeds. The stream waits meanwhile.
-    pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut Late)) {
+    pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut RankAdoption)) {
         for stream in self.members.load_full().all() {
             stream.proven_blocks().each(|index, rank, late| f(stream, index, rank, late));
         }

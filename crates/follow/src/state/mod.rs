@@ -20,5 +20,5 @@ pub use keyspace::Keyspace;
 pub use kvatlas_stream::State;
 pub use registration::{ModelNames, Registration};
 pub use reservations::Reservations;
-pub use status::{Counters, FromSnapshot, StreamStatus};
+pub use status::{Counters, SnapshotOutcome, StreamStatus};
 pub use stream::Stream;

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use kvatlas_adopt::Late;
+use kvatlas_adopt::RankAdoption;
 use kvatlas_index::BlockIndex;
 
 /// Blocks that the ranks of one stream have proved. Whoever follows the stream changes them together with the index,
@@ -12,7 +12,7 @@ use kvatlas_index::BlockIndex;
 pub(crate) struct ProvenBlocks {
     /// The index that the stream feeds, while it is followed.
     index: Option<Arc<BlockIndex>>,
-    ranks: BTreeMap<u32, Late>,
+    ranks: BTreeMap<u32, RankAdoption>,
 }
 
 impl ProvenBlocks {
@@ -23,23 +23,23 @@ impl ProvenBlocks {
 
     /// The stream's blocks are gone, and perhaps the engine is another one.
     pub(crate) fn forget(&mut self) {
-        self.ranks.values_mut().for_each(Late::begin);
+        self.ranks.values_mut().for_each(RankAdoption::begin);
     }
 
     /// One rank's.
-    pub(crate) fn of(&mut self, rank: u32) -> &mut Late {
+    pub(crate) fn of(&mut self, rank: u32) -> &mut RankAdoption {
         self.ranks.entry(rank).or_default()
     }
 
     /// Calls `f` with each rank, if the stream is followed.
-    pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut Late)) {
+    pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut RankAdoption)) {
         if let Some(index) = &self.index {
             self.ranks.iter_mut().for_each(|(rank, late)| f(index, *rank, late));
         }
     }
 
     /// The blocks that each rank has proved, to be shown.
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Late> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &RankAdoption> {
         self.ranks.values()
     }
 }

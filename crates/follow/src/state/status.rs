@@ -96,7 +96,7 @@ counters! {
 
 /// The outcome of what a snapshot had of a stream.
 #[derive(Debug, Clone, Copy)]
-pub struct FromSnapshot {
+pub struct SnapshotOutcome {
     /// `disk` or `peer`.
     pub kind: &'static str,
     /// Seconds since 1970 when it was made.
@@ -147,7 +147,7 @@ pub struct StreamStatus {
     refused: Vec<AtomicU64>,
     errors: Mutex<Errors>,
     /// The outcome of what a snapshot had of the stream, if one had anything.
-    snapshot: Mutex<Option<FromSnapshot>>,
+    snapshot: Mutex<Option<SnapshotOutcome>>,
     /// True if there is an error that is not over.
     failing: AtomicBool,
     /// The number of the limit reached.
@@ -328,11 +328,11 @@ impl StreamStatus {
 
     /// The outcome of what a snapshot had of the stream.
     #[must_use]
-    pub fn from_snapshot(&self) -> Option<FromSnapshot> {
+    pub fn from_snapshot(&self) -> Option<SnapshotOutcome> {
         *self.snapshot.lock()
     }
 
-    pub(crate) fn set_from_snapshot(&self, it: FromSnapshot) {
+    pub(crate) fn set_from_snapshot(&self, it: SnapshotOutcome) {
         *self.snapshot.lock() = Some(it);
     }
 

@@ -34,7 +34,7 @@ impl BlockLimits {
     }
 
     /// Blocks were stored. The limit that is exceeded now, if any.
-    pub(crate) fn stored(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
+    pub(crate) fn add(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {
             self.room -= blocks;
             return None;

@@ -7,12 +7,12 @@
 
 use std::time::{Duration, Instant};
 
-use kvatlas_adopt::Late;
+use kvatlas_adopt::RankAdoption;
 use kvatlas_index::{BlockHash, BlockIndex, CopyState, RankCopier};
 use kvatlas_wire::{ReaderState, SaltedBlock};
 
 use super::holdings::Holdings;
-use crate::snapshot::{RankHead, StreamHead, Unknown};
+use crate::snapshot::{RankHead, StreamHead, UnnamedProofs};
 use crate::state::{CopiedRank, CopiedStream, CopyRequest};
 use kvatlas_stream::machine::Machine;
 use kvatlas_stream::{Mark, Skip};
@@ -174,7 +174,7 @@ impl CopyProgress {
                     let answered: Vec<BlockHash> = late.answered().collect();
                     let (seen, reader) = holdings.reader_state(rank, late).ok_or(Skip::Hybrid)?;
                     let seq = machine.last().unwrap_or(self.mark.seq);
-                    let head = RankHead::new(rank, seq, seen, &reader, Unknown::of(late.frontier()));
+                    let head = RankHead::new(rank, seq, seen, &reader, UnnamedProofs::of(late.frontier()));
                     let salts: Vec<SaltedBlock> = reader.salts;
                     self.done.push((head, CopiedRank { blocks: done, salts, answered }));
                     self.ranks.pop();
@@ -214,7 +214,7 @@ impl CopyProgress {
 
 impl Holdings {
     /// Returns whether anything was stored under a rank, and what its reader remembers; none of a hybrid model's.
-    pub(super) fn reader_state(&mut self, rank: u32, late: &mut Late) -> Option<(bool, ReaderState)> {
+    pub(super) fn reader_state(&mut self, rank: u32, late: &mut RankAdoption) -> Option<(bool, ReaderState)> {
         let seen = self.seen.contains(&rank);
         let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };
         late.tell_salts(reader);

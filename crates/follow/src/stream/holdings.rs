@@ -7,7 +7,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, LazyLock};
 use std::time::Instant;
 
-use kvatlas_adopt::{At, Scheme};
+use kvatlas_adopt::{RankPlace, Scheme};
 use kvatlas_index::snapshot::Dictionary;
 use kvatlas_index::{BlockHash, BlockIndex};
 use kvatlas_wire::compact::{Changes, FormatError, Recorder};
@@ -15,7 +15,7 @@ use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 
 use super::block_limits::BlockLimits;
 use super::claimed_ranks::ClaimedRanks;
-use super::untold::Untold;
+use super::pending_counts::PendingCounts;
 use crate::adopt::time_of;
 use crate::context::StreamContext;
 use crate::state::{Keyspace, Stream};
@@ -56,7 +56,7 @@ pub(crate) struct Holdings {
     /// Meanings of the names of the snapshot, until it is known whether its blocks are kept.
     pub(super) dictionary: Option<Arc<Dictionary>>,
     /// Counts that the status is not told yet.
-    pub(super) untold: Untold,
+    pub(super) pending: PendingCounts,
     /// True if the engine was heard since the status was told.
     pub(crate) heard: bool,
     /// Reader of a relay's changes, kept for its memory.
@@ -71,7 +71,7 @@ impl Holdings {
         forget_groups(&keyspace, &stream);
         stream.proven_blocks().begin(Some(index.clone()));
         if let Some(outlet) = stream.outlet() {
-            outlet.forgotten();
+            outlet.forget_all();
         }
         Self {
             keyspace,
@@ -89,7 +89,7 @@ impl Holdings {
             clears: 0,
             had: HashMap::new(),
             dictionary: None,
-            untold: Untold::default(),
+            pending: PendingCounts::default(),
             heard: false,
             changes: Changes::default(),
         }
@@ -97,8 +97,8 @@ impl Holdings {
 
     /// Applies a batch. Stores that are wrong cost themselves, and are counted; if anything else is, nothing is applied.
     pub(crate) fn apply(&mut self, seq: u64, payload: &[u8], live: bool) -> Verdict {
-        self.untold.batches += 1;
-        self.untold.bytes += payload.len() as u64;
+        self.pending.batches += 1;
+        self.pending.bytes += payload.len() as u64;
         if self.stream.status.limit().is_some() {
             return Verdict::Whole;
         }
@@ -160,8 +160,8 @@ impl Holdings {
             // Nobody adopts between the batch and what it proves.
             let mut proven_blocks = stream.proven_blocks();
             let late = proven_blocks.of(rank);
-            let at = At { index, worker: &stream.worker, rank };
-            late.applying(batch, reader, at);
+            let at = RankPlace { index, worker: &stream.worker, rank };
+            late.note_batch(batch, reader, at);
             reader.apply(batch, index, &stream.worker, rank, &mut tally);
             if is_shared {
                 return late.forget();
@@ -189,19 +189,19 @@ impl Holdings {
             }
         }
         self.note_salts(shows_salts);
-        self.untold.tally += tally;
+        self.pending.tally += tally;
         let left_out =
             Reason::ALL.iter().find(|reason| **reason != Reason::OtherGroup && tally.refused_for(**reason) > 0);
         if let Some(reason) = left_out.filter(|_| batch.refused.is_empty() && status.last_error().is_none()) {
             status.set_error(format!("an event is left out: {reason}"));
         }
-        if let Some(limit) = self.limits.stored(tally.stored_blocks + tally.group_blocks, &self.keyspace, &stream) {
+        if let Some(limit) = self.limits.add(tally.stored_blocks + tally.group_blocks, &self.keyspace, &stream) {
             self.clear();
             status.set_limit(Some(limit));
             self.keyspace.trust_changed(&self.stream);
         }
         if live {
-            self.untold.timestamps.push(batch.timestamp);
+            self.pending.timestamps.push(batch.timestamp);
         }
         let nameless = self.zero_parents(rank, batch);
         if nameless > 0 {
@@ -220,8 +220,8 @@ impl Holdings {
     /// # Errors
     /// If it cannot be read; a part of it may be applied.
     pub(crate) fn apply_changes(&mut self, seq: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
-        self.untold.batches += 1;
-        self.untold.bytes += changes.len() as u64;
+        self.pending.batches += 1;
+        self.pending.bytes += changes.len() as u64;
         if self.stream.status.limit().is_some() {
             return Ok(());
         }
@@ -231,7 +231,7 @@ impl Holdings {
         }
         self.seen.insert(rank);
         let stream = self.stream.clone();
-        let tally = &mut self.untold.tally;
+        let tally = &mut self.pending.tally;
         let before = tally.stored_blocks;
         let apply = |index: &BlockIndex| {
             let into = &mut index.changes();
@@ -244,8 +244,8 @@ impl Holdings {
             })
         };
         self.keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic))?;
-        let stored = self.untold.tally.stored_blocks - before;
-        if let Some(limit) = self.limits.stored(stored, &self.keyspace, &stream) {
+        let stored = self.pending.tally.stored_blocks - before;
+        if let Some(limit) = self.limits.add(stored, &self.keyspace, &stream) {
             self.clear();
             stream.status.set_limit(Some(limit));
             self.keyspace.trust_changed(&stream);
@@ -256,7 +256,7 @@ impl Holdings {
     /// The engine's time of a live batch.
     pub(super) fn note_timestamp(&mut self, timestamp: f64) {
         if timestamp > 0.0 {
-            self.untold.timestamps.push(timestamp);
+            self.pending.timestamps.push(timestamp);
         }
     }
 
@@ -266,7 +266,7 @@ impl Holdings {
         if std::mem::take(&mut self.heard) {
             status.hear();
         }
-        self.untold.tell(status, self.limits.shared());
+        self.pending.tell(status, self.limits.shared());
     }
 
     /// Marks a stream whose engine does not tell salts. One rank that does speaks for all.
@@ -357,7 +357,7 @@ impl Holdings {
         }
         drop(proven_blocks);
         if let Some(outlet) = self.stream.outlet() {
-            outlet.forgotten();
+            outlet.forget_all();
         }
         self.readers.clear();
         forget_groups(&self.keyspace, &self.stream);
@@ -379,7 +379,7 @@ impl Holdings {
 
     /// True if so many blocks more are too many.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
-        self.limits.stored(blocks, &self.keyspace, &self.stream).is_some()
+        self.limits.add(blocks, &self.keyspace, &self.stream).is_some()
     }
 
     /// Blocks that a rank may hold.

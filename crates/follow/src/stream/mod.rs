@@ -15,6 +15,7 @@ mod holdings;
 mod holdings_tests;
 mod inbound;
 mod outbound;
+mod pending_counts;
 mod publishers;
 mod relayed;
 mod replay;
@@ -24,7 +25,6 @@ mod task;
 #[cfg(test)]
 mod task_tests;
 mod transport;
-mod untold;
 mod zmq_transport;
 #[cfg(test)]
 mod zmq_transport_tests;

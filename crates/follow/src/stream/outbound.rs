@@ -14,12 +14,12 @@ use super::transport::TransportEvent;
 use crate::config::StreamConfig;
 use crate::context::StreamContext;
 use crate::state::Registration;
-use kvatlas_stream::zmtp::{Budget, Connection, Dialling, Event, Kind, Room, Socket};
+use kvatlas_stream::zmtp::{Budget, ConnectAttempt, Connection, Event, Kind, Room, Socket};
 
 enum Stage {
     /// Waits until the pause is over, and the name looked up.
     Pause,
-    Dialling(Dialling),
+    Dialling(ConnectAttempt),
     Up(Box<Connection>),
 }
 

@@ -12,12 +12,12 @@ use super::frames::reply;
 use super::transport::TransportEvent;
 use crate::config::StreamConfig;
 use crate::context::StreamContext;
-use kvatlas_stream::zmtp::{Budget, Connection, Dialling, Event, Kind, Room, Socket};
+use kvatlas_stream::zmtp::{Budget, ConnectAttempt, Connection, Event, Kind, Room, Socket};
 
 enum Stage {
     /// There is nothing to ask, or the pause is not over.
     Closed,
-    Dialling(Dialling),
+    Dialling(ConnectAttempt),
     Up(Box<Connection>),
 }
 

@@ -19,7 +19,7 @@ use super::state_copier::StateCopier;
 use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
 use crate::snapshot::StreamRestore;
-use crate::state::{CopyRequest, Counters, FromSnapshot, Keyspace, State, Stream, StreamStatus};
+use crate::state::{CopyRequest, Counters, Keyspace, SnapshotOutcome, State, Stream, StreamStatus};
 use kvatlas_stream::Outcome;
 use kvatlas_stream::machine::{Counts, Effects, Machine, Verdict};
 
@@ -305,7 +305,7 @@ async fn take_up<P: AsRef<[u8]>>(
     let (mark, first, partial) = (head.mark, head.first, head.partial);
     let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
     let stream = holdings.stream.clone();
-    stream.status.set_from_snapshot(FromSnapshot { kind, created, blocks, outcome: None });
+    stream.status.set_from_snapshot(SnapshotOutcome { kind, created, blocks, outcome: None });
     let dictionary = restoring.dictionary.clone();
     match restore(holdings, restoring).await {
         Ok(_) => {
@@ -335,7 +335,7 @@ fn status_of(stream: &Stream, partial: bool) {
 pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Outcome) {
     context.snapshots.counts.ended(outcome);
     let Some(it) = stream.status.from_snapshot() else { return };
-    stream.status.set_from_snapshot(FromSnapshot { outcome: Some(outcome), ..it });
+    stream.status.set_from_snapshot(SnapshotOutcome { outcome: Some(outcome), ..it });
     let (worker, rank, from, blocks, outcome) =
         (&*stream.worker, stream.registration.rank, it.kind, it.blocks, outcome.name());
     if outcome == Outcome::Kept.name() {

@@ -17,12 +17,12 @@ use crate::context::StreamContext;
 use crate::state::Registration;
 
 /// Connection that live batches come by, made by this side or by the engine.
-enum Live {
+enum LiveConnection {
     Dialled(Box<OutboundStream>),
     Bound(Box<InboundStream>),
 }
 
-impl Live {
+impl LiveConnection {
     fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
         match self {
             Self::Dialled(dialled) => dialled.poll(cx),
@@ -33,7 +33,7 @@ impl Live {
 
 /// The sockets of a stream.
 pub(crate) struct ZmqTransport {
-    live: Live,
+    live: LiveConnection,
     replay: Option<Replay>,
     /// True if the replay socket is read first.
     replies_first: bool,
@@ -47,8 +47,8 @@ impl ZmqTransport {
     /// `route`: where the engine's connections come, if it is the engine that connects.
     pub(super) fn new(registration: &Registration, context: &StreamContext, route: Option<Route>) -> Self {
         let live = match route {
-            None => Live::Dialled(Box::new(OutboundStream::new(registration, context))),
-            Some(route) => Live::Bound(Box::new(InboundStream::new(route))),
+            None => LiveConnection::Dialled(Box::new(OutboundStream::new(registration, context))),
+            Some(route) => LiveConnection::Bound(Box::new(InboundStream::new(route))),
         };
         let replay = registration.replay_endpoint.as_ref().map(|endpoint| Replay::new(Address::new(endpoint), context));
         Self {
@@ -76,8 +76,8 @@ impl ZmqTransport {
     fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
         let Some(replay) = &mut self.replay else { return Poll::Pending };
         let live = match &self.live {
-            Live::Dialled(dialled) => dialled.place(),
-            Live::Bound(_) => None,
+            LiveConnection::Dialled(dialled) => dialled.place(),
+            LiveConnection::Bound(_) => None,
         };
         replay.poll(cx, live).map(|incoming| match incoming {
             TransportEvent::Unreachable(why) => self.unreachable("replay: ", &why),
@@ -127,8 +127,8 @@ impl Transport for ZmqTransport {
     fn reconnect(&mut self) {
         self.cancel();
         match &mut self.live {
-            Live::Dialled(dialled) => dialled.reconnect(),
-            Live::Bound(bound) => bound.reconnect(),
+            LiveConnection::Dialled(dialled) => dialled.reconnect(),
+            LiveConnection::Bound(bound) => bound.reconnect(),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Boxes whose content readers look at: replaced as a whole by the writer, freed when no reader can have them.
 //!
-//! **Protocol.** A [`Swappable`] holds one pointer. The writer swaps it and gets the old content back as an [`SharedBox`],
+//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as an [`SharedBox`],
 //! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
 //! it beside its guard as a [`GuardedPointer`].
 //!
@@ -56,12 +56,12 @@ impl<T> Drop for SharedBox<T> {
 
 /// A thing that the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
 /// it: hence the bounds, without which the pointer in it would let anything through.
-pub(crate) struct Swappable<T: Send + Sync> {
+pub(crate) struct SwapCell<T: Send + Sync> {
     it: AtomicPtr<T>,
     index: IndexId,
 }
 
-impl<T: Send + Sync> Swappable<T> {
+impl<T: Send + Sync> SwapCell<T> {
     /// Makes a thing published in the index of this writer.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
@@ -97,7 +97,7 @@ impl<T: Send + Sync> Swappable<T> {
     }
 }
 
-impl<T: Send + Sync> Drop for Swappable<T> {
+impl<T: Send + Sync> Drop for SwapCell<T> {
     fn drop(&mut self) {
         // SAFETY: made by `Box::into_raw`; `&mut self` means there are no readers.
         drop(unsafe { Box::from_raw(self.it.load(Ordering::Relaxed)) });
@@ -155,7 +155,7 @@ mod tests {
     #[should_panic(expected = "a guard of one index, and things of another")]
     fn a_guard_of_another_index_is_refused() {
         let (one, other) = (Readers::new(1), Readers::new(1));
-        let published = Swappable::new(7, &WriterToken::of(&one));
+        let published = SwapCell::new(7, &WriterToken::of(&one));
         assert_eq!(*published.load(&one.enter()), 7);
         published.load(&other.enter());
     }
@@ -164,7 +164,7 @@ mod tests {
     #[should_panic(expected = "the writer of one index changes another")]
     fn a_writer_of_another_index_is_refused() {
         let (one, other) = (Readers::new(1), Readers::new(1));
-        let published = Swappable::new(7, &WriterToken::of(&one));
+        let published = SwapCell::new(7, &WriterToken::of(&one));
         drop(published.replace(8, &mut WriterToken::of(&other)));
     }
 }
@@ -188,7 +188,7 @@ mod loom_tests {
             let readers = Arc::new(Readers::new(1));
             let mut writer = WriterToken::of(&readers);
             let thing = |number| Thing { number, freed: Arc::new(AtomicBool::new(false)) };
-            let published = Arc::new(Swappable::new(thing(0), &writer));
+            let published = Arc::new(SwapCell::new(thing(0), &writer));
             let reader = {
                 let (readers, published) = (readers.clone(), published.clone());
                 loom::thread::spawn(move || {

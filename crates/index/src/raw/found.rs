@@ -15,7 +15,7 @@ use std::marker::PhantomData;
 
 use smallvec::SmallVec;
 
-use super::boxes::{GuardedPointer, Swappable};
+use super::boxes::{GuardedPointer, SwapCell};
 use super::reclaim::{Guard, Readers};
 use super::set::{Members, SetRef, SetWord};
 
@@ -55,7 +55,7 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
-        who: &Swappable<W>,
+        who: &SwapCell<W>,
         mut walk: impl for<'p> FnMut(&'p Guard<'i>, Reaches<'_, 'p>),
     ) -> Self {
         let guard = readers.enter();
@@ -121,8 +121,8 @@ mod loom_tests {
         model.check(|| {
             let readers = Arc::new(Readers::new(1));
             let mut writer = WriterToken::of(&readers);
-            let who = Arc::new(Swappable::new([FIRST, NOBODY], &writer));
-            let truth = Arc::new(Swappable::new(FIRST, &writer));
+            let who = Arc::new(SwapCell::new([FIRST, NOBODY], &writer));
+            let truth = Arc::new(SwapCell::new(FIRST, &writer));
             let reader = {
                 let (readers, who, truth) = (readers.clone(), who.clone(), truth.clone());
                 loom::thread::spawn(move || {

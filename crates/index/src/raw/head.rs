@@ -25,7 +25,7 @@ use std::ops::Deref;
 use std::ptr::{self, NonNull};
 
 use super::boxes::WriterToken;
-use super::levels::{COUNT, INLINE, Level, LevelsRef, SPILLED, Spilled, SpilledMemory, Words};
+use super::levels::{COUNT, INLINE, Level, LevelsRef, SPILLED, SpilledLevels, SpilledMemory, Words};
 use super::reclaim::Guard;
 use super::thin::{Spares, ThinBox};
 use crate::sync::{AtomicU32, Ordering, fence};
@@ -73,11 +73,11 @@ impl RunHead {
     }
 
     /// Takes the spilled list, if there is one, from a head that no reader has.
-    pub(super) fn take_spilled(&self) -> Option<Spilled> {
+    pub(super) fn take_spilled(&self) -> Option<SpilledLevels> {
         Self::owned(self.words.spilled.swap(ptr::null_mut(), Ordering::Relaxed))
     }
 
-    fn owned(unlinked: *mut SpilledMemory) -> Option<Spilled> {
+    fn owned(unlinked: *mut SpilledMemory) -> Option<SpilledLevels> {
         // SAFETY: what a head links is made by `publish`, and was unlinked by the caller.
         NonNull::new(unlinked).map(|memory| unsafe { ThinBox::from_raw(memory) })
     }
@@ -133,7 +133,7 @@ impl RunHead {
         levels: &[Level],
         spares: &mut Spares<(), Level>,
         writer: &mut WriterToken,
-    ) -> Option<Spilled> {
+    ) -> Option<SpilledLevels> {
         let info = self.words.info.load(Ordering::Relaxed);
         let (was, count) = (info & COUNT, if levels.len() <= INLINE { levels.len() as u32 } else { SPILLED });
         let info = info & !COUNT | count;

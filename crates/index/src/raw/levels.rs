@@ -11,7 +11,7 @@
 use std::ptr::NonNull;
 
 use super::set::{SetRef, SetWord};
-use super::thin::{Memory, Thin, ThinBox};
+use super::thin::{Memory, ThinBox, ThinRef};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
 /// The holders of positions up to `end` (exclusive, in blocks from the run's start).
@@ -22,7 +22,7 @@ pub(crate) struct Level {
 }
 
 /// Levels that do not fit into the head of a run; immutable.
-pub(crate) type Spilled = ThinBox<(), Level>;
+pub(crate) type SpilledLevels = ThinBox<(), Level>;
 pub(super) type SpilledMemory = Memory<(), Level>;
 
 /// A run's levels as a reader finds them, under a guard that lives for `'p`.
@@ -94,7 +94,7 @@ impl Words {
             let spilled = self.spilled.load(Ordering::Acquire);
             // The word and the count may be of different versions here; the caller will see that and come again.
             // SAFETY: by contract.
-            let list = NonNull::new(spilled).map(|memory| unsafe { Thin::of(memory) }.items());
+            let list = NonNull::new(spilled).map(|memory| unsafe { ThinRef::of(memory) }.items());
             return LevelsRef::Spilled(list.unwrap_or_default());
         }
         let mut levels = [NONE; INLINE];

@@ -45,12 +45,12 @@ mod thin;
 #[cfg(not(loom))]
 mod zeroed;
 
-pub(crate) use boxes::{SharedBox, Swappable, WriterToken};
+pub(crate) use boxes::{SharedBox, SwapCell, WriterToken};
 pub(crate) use children::Children;
 pub(crate) use cpu::{equal_lanes, lesser_lanes, prefetch, prefetch_all};
 pub(crate) use found::{Reaches, WalkResult};
 pub(crate) use head::LevelsNow;
-pub(crate) use levels::{Level, Spilled};
+pub(crate) use levels::{Level, SpilledLevels};
 pub(crate) use reclaim::{Guard, Readers, RetiredList};
 pub(crate) use run::Run;
 pub(crate) use set::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord};

@@ -16,7 +16,7 @@
 use std::marker::PhantomData;
 use std::ptr::{self, NonNull};
 
-use super::thin::{Memory, Thin, ThinBox};
+use super::thin::{Memory, ThinBox, ThinRef};
 use crate::sync::{AtomicU32, Ordering};
 
 const KIND: u64 = 3;
@@ -92,7 +92,7 @@ impl SetHead {
 }
 
 impl<'a> Set<'a> {
-    fn of(set: Thin<'a, SetHead, u64>) -> Self {
+    fn of(set: ThinRef<'a, SetHead, u64>) -> Self {
         Self { head: set.head(), body: set.items() }
     }
 
@@ -206,7 +206,7 @@ impl SetWord {
     unsafe fn at<'a>(address: u64) -> Set<'a> {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);
         // SAFETY: the address of a box is not null; the rest by contract.
-        Set::of(unsafe { Thin::of(NonNull::new_unchecked(memory)) })
+        Set::of(unsafe { ThinRef::of(NonNull::new_unchecked(memory)) })
     }
 
     #[inline]

@@ -3,7 +3,7 @@
 //! **Protocol.** Whole before it is linked, and never changed after, but by atomics in the header; unlinked and retired
 //! like a box.
 //!
-//! **Invariants.** A [`Thin`] points to memory that [`ThinBox::new`] made: a header, the length, and so many items, all
+//! **Invariants.** A [`ThinRef`] points to memory that [`ThinBox::new`] made: a header, the length, and so many items, all
 //! written. It is followed only while that box lives, or while the reader's guard keeps it from being freed.
 //!
 //! **Checked by** the test below, and with the sets and levels that are kept in such: `tests/random_streams.rs` and
@@ -30,7 +30,7 @@ unsafe impl<H: Send, T: Copy + Send> Send for ThinBox<H, T> {}
 unsafe impl<H: Sync, T: Copy + Sync> Sync for ThinBox<H, T> {}
 
 /// A header and its list, to be looked at.
-pub(super) struct Thin<'p, H, T> {
+pub(super) struct ThinRef<'p, H, T> {
     memory: NonNull<Memory<H, T>>,
     owned: PhantomData<&'p Memory<H, T>>,
 }
@@ -73,8 +73,8 @@ impl<H, T: Copy> ThinBox<H, T> {
     }
 
     #[inline]
-    pub(super) fn get(&self) -> Thin<'_, H, T> {
-        Thin { memory: self.0, owned: PhantomData }
+    pub(super) fn get(&self) -> ThinRef<'_, H, T> {
+        ThinRef { memory: self.0, owned: PhantomData }
     }
 
     #[inline]
@@ -105,7 +105,7 @@ impl<H, T: Copy> Drop for ThinBox<H, T> {
     }
 }
 
-impl<'p, H, T> Thin<'p, H, T> {
+impl<'p, H, T> ThinRef<'p, H, T> {
     /// # Safety
     /// The pointer is that of a box which is not freed for as long as `'p`.
     #[inline]

@@ -102,17 +102,17 @@ impl Sets {
 
     /// A new reference to the set and `holder`, who is not in it.
     pub(crate) fn with(&mut self, set: SetWord, holder: u32) -> SetWord {
-        set.mask_with(holder).unwrap_or_else(|| self.changed(set, holder))
+        set.mask_with(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
     /// A new reference to the set without `holder`, who is in it.
     pub(crate) fn without(&mut self, set: SetWord, holder: u32) -> SetWord {
-        set.mask_without(holder).unwrap_or_else(|| self.changed(set, holder))
+        set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
     /// The set with `holder` in it if it was not, and the reverse.
-    fn changed(&mut self, set: SetWord, holder: u32) -> SetWord {
-        if let Some(word) = self.changed_likewise(set, holder) {
+    fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
+        if let Some(word) = self.toggle_in_kind(set, holder) {
             return word;
         }
         let mut holders: SmallVec<[u32; 128]> = SmallVec::new();
@@ -140,7 +140,7 @@ impl Sets {
 
     /// The same for an object, if the result is one of the same kind: copied as it is, but for one member.
     #[inline]
-    fn changed_likewise(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
+    fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
         let object = set.object(&self.counted)?;
         let key = object.key() ^ self.word(holder);
         let body = &mut self.body;

@@ -62,7 +62,7 @@ impl BlockIndex {
     /// [`Error::Full`] if there is too much in it.
     pub fn from_snapshot(snapshot: &[u8]) -> Result<Self, Error> {
         let mut sections = Sections::new(snapshot).map_err(wrong)?;
-        let mut reading = Reading { index: None, dictionary: Dictionary::default() };
+        let mut reading = PartialSnapshot { index: None, dictionary: Dictionary::default() };
         while let Some(section) = sections.next().map_err(wrong)? {
             reading.section(section).map_err(|error| match error {
                 Error::Snapshot { what } => wrong(section.wrong(&what)),
@@ -90,13 +90,13 @@ impl From<ReadError> for Error {
 }
 
 /// A snapshot, as far as it is read.
-struct Reading {
+struct PartialSnapshot {
     /// The index, and the counts that it had.
     index: Option<(BlockIndex, [u64; 6])>,
     dictionary: Dictionary,
 }
 
-impl Reading {
+impl PartialSnapshot {
     fn section(&mut self, section: Section<'_>) -> Result<(), Error> {
         let mut cursor = Cursor(section.payload);
         match (section.kind, &self.index) {

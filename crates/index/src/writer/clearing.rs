@@ -5,7 +5,7 @@
 //! rank meanwhile waits until all have gone: whoever comes first sees to that.
 
 use super::chains::RUN_STEPS;
-use super::in_order::InOrder;
+use super::ordered_runs::OrderedRuns;
 use super::state::Writer;
 use super::workers::TierClear;
 use crate::position::Position;
@@ -19,7 +19,7 @@ impl Writer {
     pub(super) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
         let books = self.rank_mut(rank);
         let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
-        let runs = InOrder::leaves_first(self.holders[holder as usize].runs.clone());
+        let runs = OrderedRuns::leaves_first(self.holders[holder as usize].runs.clone());
         let names = self.names_not_in_runs(holder);
         self.rank_mut(rank).clearing = Some(Box::new(TierClear { tier, holder, runs, at: None, names }));
     }

@@ -2,9 +2,9 @@
 
 use std::collections::VecDeque;
 
-use super::in_order::InOrder;
-use super::irregular::Irregular;
-use super::names::{ByPlace, Private};
+use super::irregular::IrregularBlocks;
+use super::names::{PlaceNames, PrivateNames};
+use super::ordered_runs::OrderedRuns;
 use super::workers::{Copies, OffloadedBlocks};
 use crate::raw::Children;
 
@@ -18,14 +18,14 @@ pub(crate) struct Departures {
 /// A holder, with the runs it was in.
 pub(super) struct DepartingHolder {
     pub(super) number: u32,
-    pub(super) runs: InOrder,
+    pub(super) runs: OrderedRuns,
 }
 
 /// Table that was a holder's or a rank's own, or is too small.
 pub(super) enum Table {
-    Private(Box<Private>),
-    Places(Box<ByPlace>),
-    Irregular(Box<Irregular>),
+    Private(Box<PrivateNames>),
+    Places(Box<PlaceNames>),
+    Irregular(Box<IrregularBlocks>),
     Copies(Copies),
     Offloaded(OffloadedBlocks),
     Children(Box<Children>),
@@ -39,7 +39,7 @@ impl Departures {
     pub(super) fn bytes(&self) -> usize {
         let holders = self.holders.iter().map(|it| it.runs.bytes());
         let tables = self.tables.iter().map(|table| match table {
-            Table::Private(it) => it.bytes() + size_of::<Private>(),
+            Table::Private(it) => it.bytes() + size_of::<PrivateNames>(),
             Table::Places(it) => it.bytes(),
             Table::Irregular(it) => it.bytes(),
             Table::Copies(it) => it.bytes(),

@@ -10,7 +10,7 @@
 
 use super::departing::{DepartingHolder, Departures, Table};
 use super::holder::Holder;
-use super::in_order::InOrder;
+use super::ordered_runs::OrderedRuns;
 use super::state::Writer;
 use crate::position::{NO_NAME, Position};
 use crate::retire::Garbage;
@@ -50,7 +50,7 @@ impl Writer {
         let coming = it.coming.take().map(|it| it.names);
         self.leaving.tables.extend(private.into_iter().chain(coming).map(|it| Table::Private(Box::new(it))));
         self.leaving.tables.extend(irregular.map(Table::Irregular));
-        self.leaving.holders.push_back(DepartingHolder { number: holder, runs: InOrder::leaves_first(listed) });
+        self.leaving.holders.push_back(DepartingHolder { number: holder, runs: OrderedRuns::leaves_first(listed) });
         self.count_waiting(holder);
         self.roster.one_leaves();
     }

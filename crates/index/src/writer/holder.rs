@@ -3,9 +3,9 @@
 use hashbrown::HashMap;
 
 use super::branch::Branches;
-use super::irregular::Irregular;
+use super::irregular::IrregularBlocks;
 use super::list_cleanup::ListCleanup;
-use super::names::{NameTableBuilder, Private};
+use super::names::{NameTableBuilder, PrivateNames};
 use super::workers::shrink;
 use crate::position::{NO_NAME, Place, Position, ROOT};
 
@@ -16,11 +16,11 @@ pub(crate) struct Holder {
     /// view that comes together.
     pub(super) is_hidden: bool,
     /// Names of its own; none while it names blocks as the others do.
-    pub(crate) private: Option<Private>,
+    pub(crate) private: Option<PrivateNames>,
     /// Names of its own while they come together; none before and after.
     pub(super) coming: Option<Box<NameTableBuilder>>,
     /// Blocks that are not regular; none while there are none.
-    pub(crate) irregular: Option<Box<Irregular>>,
+    pub(crate) irregular: Option<Box<IrregularBlocks>>,
     /// Branches: what it has below holes that much hangs below; none while there is nothing.
     pub(crate) branches: Option<Box<Branches>>,
     /// The block before the one it lost last: a guess at what it loses next.
@@ -193,7 +193,7 @@ impl Holder {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        self.private.as_ref().map_or(0, Private::bytes)
+        self.private.as_ref().map_or(0, PrivateNames::bytes)
             + self.coming.as_ref().map_or(0, |it| it.bytes())
             + self.irregular.as_ref().map_or(0, |o| o.bytes())
             + self.branches.as_ref().map_or(0, |it| it.bytes())

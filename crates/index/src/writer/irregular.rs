@@ -18,7 +18,7 @@ use crate::steps::step;
 /// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that nobody who asks for
 /// sizes has to walk over it.
 #[derive(Default)]
-pub(crate) struct Irregular {
+pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
     /// Parent's name → names. Parents may be regular, irregular or unknown.
     children: Map<u64, Siblings>,
@@ -65,7 +65,7 @@ struct IrregularCover {
     regular: bool,
 }
 
-impl Irregular {
+impl IrregularBlocks {
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>()
             + self.blocks.bytes()

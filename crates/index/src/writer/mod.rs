@@ -12,7 +12,7 @@
 //! | file | what |
 //! |---|---|
 //! | `lines.rs`, `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
-//! | `in_order.rs` | a holder's runs, put in order in steps |
+//! | `ordered_runs.rs` | a holder's runs, put in order in steps |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
 //! | `watch.rs` | what a dump in slices must hear about |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
@@ -45,7 +45,6 @@ mod detach;
 mod entered;
 mod gain;
 mod holder;
-mod in_order;
 mod irregular;
 mod later;
 mod lines;
@@ -55,6 +54,7 @@ mod lookup;
 mod lose;
 mod names;
 mod new_view;
+mod ordered_runs;
 mod own;
 mod private;
 mod ranks;
@@ -73,6 +73,6 @@ mod workers;
 
 pub use adopt::{Adoption, Roots};
 pub(crate) use remove::Way;
-pub(crate) use slices::{Large, Slice};
+pub(crate) use slices::{LargeCopy, Slice};
 pub(crate) use state::Writer;
 pub(crate) use store::Chain;

@@ -50,8 +50,8 @@ impl NameTable {
     /// An entry that looks like a name's is nearly never that: tags are short. To tell is to wait for memory three times,
     /// so all is added first, and what looked alike is compared in the end, all at once.
     pub(crate) fn insert_new(&mut self, names: &[u64], run: u32, start: u32, runs: &Runs) -> usize {
-        let mut ahead = Ahead::of(self, names);
-        let mut alike = Alike::new();
+        let mut ahead = NamePrefetch::of(self, names);
+        let mut alike = LookAlikes::new();
         let mut numbers = runs.numbers_from(run, start);
         let mut done = 0;
         let mut taken = None;
@@ -99,7 +99,7 @@ impl NameTable {
 
     /// Takes out the names of the positions of a run from `offset` on.
     pub(crate) fn remove_all(&mut self, run: u32, offset: u32, names: &[u64], runs: &Runs) {
-        let mut ahead = Ahead::of(self, names);
+        let mut ahead = NamePrefetch::of(self, names);
         for (i, (&name, offset)) in names.iter().zip(offset..).enumerate() {
             let hash = ahead.next(self, names, i);
             if name != NO_NAME {
@@ -113,11 +113,11 @@ impl NameTable {
 /// Names that are added with what looked like them: compared when there are so many.
 const MOST_ALIKE: usize = 32;
 /// A name, the number of a position that may be named so, and which of the names that are added it is.
-type Alike = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
+type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
 /// Returns which of the names is first that is that of a position it looked like.
 #[inline]
-fn first_taken(alike: &mut Alike, runs: &Runs) -> Option<usize> {
+fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {
         runs.ask_for_page(*number);
     }
@@ -132,9 +132,9 @@ fn first_taken(alike: &mut Alike, runs: &Runs) -> Option<usize> {
 const AHEAD: usize = 16;
 
 /// The hashes of the next names of a list that is gone through, whose lines have been asked for.
-struct Ahead([u64; AHEAD]);
+struct NamePrefetch([u64; AHEAD]);
 
-impl Ahead {
+impl NamePrefetch {
     #[inline]
     fn of(table: &NameTable, names: &[u64]) -> Self {
         let mut hashes = [0; AHEAD];
@@ -159,10 +159,10 @@ impl Ahead {
 }
 
 /// The names of one holder whose engine does not name blocks as the others do.
-pub(crate) struct Private {
+pub(crate) struct PrivateNames {
     table: OwnTable,
     /// The other way round, from when somebody asks: nearly nobody does.
-    by_place: OnceCell<Box<ByPlace>>,
+    by_place: OnceCell<Box<PlaceNames>>,
     /// The same while it comes together in steps, for who can wait.
     gathering: Option<Box<TableBuilder>>,
 }
@@ -171,13 +171,13 @@ pub(crate) struct Private {
 struct TableBuilder {
     /// The place in the table to go on from.
     next: u64,
-    places: Box<ByPlace>,
+    places: Box<PlaceNames>,
 }
 
 /// All that a holder calls its regular blocks, as a table of its own, while it comes together in steps. Whatever is regular
 /// or no longer is meanwhile is noted here too, so a name may come twice, or go before it has come.
 pub(crate) struct NameTableBuilder {
-    pub(super) names: Private,
+    pub(super) names: PrivateNames,
     /// The runs whose names are to be put in.
     pub(super) runs: Vec<u32>,
     /// Blocks of the last of these after which to go on.
@@ -186,7 +186,7 @@ pub(crate) struct NameTableBuilder {
 
 impl NameTableBuilder {
     pub(super) fn new(runs: Vec<u32>) -> Self {
-        Self { names: Private::with_room_for(0), runs, offset: 0 }
+        Self { names: PrivateNames::with_room_for(0), runs, offset: 0 }
     }
 
     pub(super) fn bytes(&self) -> usize {
@@ -224,13 +224,13 @@ impl NameTableBuilder {
 
 /// Names by run and offset; [`NO_NAME`], or nothing at the end, where the holder covers a position by irregular blocks alone.
 #[derive(Default)]
-pub(super) struct ByPlace {
+pub(super) struct PlaceNames {
     names: Map<u32, Vec<u64>>,
     /// Room in these lists, in names.
     room: usize,
 }
 
-impl Private {
+impl PrivateNames {
     /// Of so many names, about.
     pub(crate) fn with_room_for(names: usize) -> Self {
         Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
@@ -283,9 +283,9 @@ impl Private {
         self.table.prefetch(names, i);
     }
 
-    fn by_place(&self, runs: &Runs) -> &ByPlace {
+    fn by_place(&self, runs: &Runs) -> &PlaceNames {
         self.by_place.get_or_init(|| {
-            let mut it = Box::<ByPlace>::default();
+            let mut it = Box::<PlaceNames>::default();
             for (name, number) in self.table.iter() {
                 step();
                 it.set(runs.position(number), name);
@@ -321,13 +321,13 @@ impl Private {
     }
 
     /// Whoever asked for many names by their places is done.
-    pub(super) fn take_places(&mut self) -> Option<Box<ByPlace>> {
+    pub(super) fn take_places(&mut self) -> Option<Box<PlaceNames>> {
         let gathering = self.gathering.take().map(|it| it.places);
         self.by_place.take().or(gathering)
     }
 
     /// Names by place, which are to be told whatever changes.
-    fn places_mut(&mut self) -> Option<&mut ByPlace> {
+    fn places_mut(&mut self) -> Option<&mut PlaceNames> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)
     }
@@ -405,7 +405,7 @@ impl Private {
     }
 }
 
-impl ByPlace {
+impl PlaceNames {
     pub(super) fn bytes(&self) -> usize {
         size_of::<Self>() + self.names.bytes() + self.room * size_of::<u64>()
     }

@@ -8,7 +8,7 @@
 use hashbrown::HashSet;
 
 use super::chains::{NAME_STEPS, RUN_STEPS};
-use super::in_order::InOrder;
+use super::ordered_runs::OrderedRuns;
 use super::state::Writer;
 use super::workers::NewView;
 use crate::position::Position;
@@ -50,7 +50,7 @@ impl Writer {
             self.rank_mut(rank).new_view = Some(view);
             return false;
         }
-        match self.touched(view.watch) {
+        match self.take_touched(view.watch) {
             Some(touched) if view.narrower == narrower => view.touched.extend(touched),
             _ => {
                 // It is all different now.
@@ -75,7 +75,7 @@ impl Writer {
         if it.names() as usize + it.runs.len() * RUN_STEPS <= steps {
             return false;
         }
-        let runs = InOrder::root_first(it.runs.clone());
+        let runs = OrderedRuns::root_first(it.runs.clone());
         let device = self.device_of(rank);
         let watch = self.watch([device, narrower]);
         let names = self.names_not_in_runs(narrower);

@@ -5,7 +5,7 @@
 //! takes long for who has much. So it comes together in steps, at the end of the events that follow; until it is complete
 //! the holder goes on to name its regular blocks as others do, and keeps what it cannot name so as irregular blocks.
 
-use super::names::{NameTableBuilder, Private};
+use super::names::{NameTableBuilder, PrivateNames};
 use super::state::Writer;
 use crate::position::{NO_NAME, Position};
 use crate::steps::step;
@@ -42,14 +42,14 @@ impl Writer {
     /// Gives `holder` names of its own.
     fn make_private(&mut self, holder: u32) {
         let runs = self.runs_of(holder);
-        let mut private = Private::with_room_for(self.holders[holder as usize].blocks as usize);
+        let mut private = PrivateNames::with_room_for(self.holders[holder as usize].blocks as usize);
         for (run, cutoff) in runs {
             private.push_new(run, 0, &self.regular_names(holder, run, 0, cutoff), &self.runs);
         }
         self.now_private(holder, private);
     }
 
-    fn now_private(&mut self, holder: u32, names: Private) {
+    fn now_private(&mut self, holder: u32, names: PrivateNames) {
         self.holders[holder as usize].private = Some(names);
         self.counters.private_holders += 1;
     }

@@ -11,7 +11,7 @@ use crate::handle::RankHandle;
 use crate::types::{BlockHash, Tier};
 
 /// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
-pub(crate) type FromLeaf = (Reverse<u32>, u32, Reverse<u32>);
+pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
 /// Along a chain.
 pub(crate) enum Way {
@@ -38,9 +38,9 @@ impl Writer {
 
     /// Tells how far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is
     /// below it leaves a hole. A hint, as others may change it before they go. What is not known comes last.
-    pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(FromLeaf, BlockHash)>) {
+    pub(crate) fn farness(&self, rank: Option<u32>, block_hashes: &[BlockHash], out: &mut Vec<(LeafOrder, BlockHash)>) {
         let Some(books) = rank.and_then(|rank| self.workers.get(rank)) else {
-            out.extend(block_hashes.iter().map(|&block_hash| (FromLeaf::default(), block_hash)));
+            out.extend(block_hashes.iter().map(|&block_hash| (LeafOrder::default(), block_hash)));
             return;
         };
         let widest = books.widest();
@@ -60,8 +60,9 @@ impl Writer {
             let at = look * block_hashes.len().saturating_sub(2) / (LOOKS - 1);
             self.farness(rank, &block_hashes[at..(at + 2).min(block_hashes.len())], &mut pairs);
         }
-        let all =
-            |is: fn(&FromLeaf, &FromLeaf) -> bool| pairs.chunks(2).all(|pair| is(&pair[0].0, &pair[pair.len() - 1].0));
+        let all = |is: fn(&LeafOrder, &LeafOrder) -> bool| {
+            pairs.chunks(2).all(|pair| is(&pair[0].0, &pair[pair.len() - 1].0))
+        };
         match () {
             () if all(PartialOrd::le) => Way::LeavesFirst,
             () if all(PartialOrd::ge) => Way::RootFirst,

@@ -29,7 +29,7 @@ pub(crate) enum Slice {
 }
 
 /// Copy of a large rank, as far as it has come together.
-pub(crate) struct Large {
+pub(crate) struct LargeCopy {
     worker: Box<str>,
     rank: u32,
     pub(crate) watch: u64,
@@ -80,7 +80,7 @@ impl Writer {
         rank: u32,
         steps: usize,
         spent: &mut usize,
-    ) -> Option<(Large, Slice)> {
+    ) -> Option<(LargeCopy, Slice)> {
         let mut large = self.slice_begin(worker, rank, spent)?;
         // A few are in order in no time. Many are brought in order without the lock.
         if (large.runs.len() + large.wider_runs.len() + large.names.len()) * RUN_STEPS > steps {
@@ -92,14 +92,14 @@ impl Writer {
     }
 
     /// Begins to copy a rank, however small it is; none if it is not known.
-    fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<Large> {
+    fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<LargeCopy> {
         let number = self.workers.rank(worker, rank)?;
         self.finish_clearing(number);
         let books = self.workers.get(number)?;
         let (device, widest) = (books.device, books.widest());
         let runs = self.holders[device as usize].runs.clone();
         let watch = self.watch([device, widest]);
-        let mut large = Large {
+        let mut large = LargeCopy {
             worker: worker.into(),
             rank,
             watch,
@@ -123,8 +123,8 @@ impl Writer {
     }
 
     /// Copies more of a rank.
-    pub(crate) fn slice_more(&mut self, large: &mut Large, steps: usize, spent: &mut usize) -> Slice {
-        let Some(touched) = self.touched(large.watch) else { return self.slice_end(large, Slice::Again) };
+    pub(crate) fn slice_more(&mut self, large: &mut LargeCopy, steps: usize, spent: &mut usize) -> Slice {
+        let Some(touched) = self.take_touched(large.watch) else { return self.slice_end(large, Slice::Again) };
         let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
         let Some(rank) = of_rank(self) else { return self.slice_end(large, Slice::Again) };
         large.touched.extend(touched);
@@ -173,13 +173,13 @@ impl Writer {
         self.slice_end(large, Slice::Done)
     }
 
-    fn slice_end(&mut self, large: &Large, slice: Slice) -> Slice {
+    fn slice_end(&mut self, large: &LargeCopy, slice: Slice) -> Slice {
         self.unwatch(large.watch);
         slice
     }
 
     /// Copies a run of the device's, or notes what the other tiers have in one. Returns the steps it took.
-    fn slice_run(&self, large: &mut Large, books: &Rank, run: u32, wider: bool) -> usize {
+    fn slice_run(&self, large: &mut LargeCopy, books: &Rank, run: u32, wider: bool) -> usize {
         let holder = if wider { large.widest } else { large.device };
         // It may be another run under the same number; then all its names are touched.
         if !self.runs.is_live(run) || !self.covers(holder, Position { run, offset: 0 }) {
@@ -214,7 +214,7 @@ impl Writer {
     }
 }
 
-impl Large {
+impl LargeCopy {
     /// Brings the lists of runs in order. Needs no lock.
     pub(crate) fn tidy(&mut self) {
         for runs in [&mut self.runs, &mut self.wider_runs] {

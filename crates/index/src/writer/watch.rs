@@ -30,7 +30,7 @@ impl Writer {
     }
 
     /// The names noted since the last look, or none if all that was copied is void.
-    pub(super) fn touched(&mut self, id: u64) -> Option<HashSet<u64>> {
+    pub(super) fn take_touched(&mut self, id: u64) -> Option<HashSet<u64>> {
         let watch = self.watches.all.iter_mut().find(|watch| watch.id == id)?;
         (!watch.over).then(|| std::mem::take(&mut watch.touched))
     }

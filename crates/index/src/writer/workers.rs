@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::{HashMap, HashSet};
 use smallvec::SmallVec;
 
-use super::in_order::InOrder;
+use super::ordered_runs::OrderedRuns;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
 use crate::position::NO_NAME;
@@ -55,7 +55,7 @@ pub(super) struct NewView {
     /// The holder that has what it is to have.
     pub(super) narrower: u32,
     pub(super) watch: u64,
-    pub(super) runs: InOrder,
+    pub(super) runs: OrderedRuns,
     /// The run that is being put in, and after how many of its blocks to go on.
     pub(super) at: Option<(u32, u32)>,
     /// Names to be looked up.
@@ -70,7 +70,7 @@ pub(super) struct TierClear {
     pub(super) tier: Tier,
     /// The holder that has what is on the tier, with its runs and the names that are in none.
     pub(super) holder: u32,
-    pub(super) runs: InOrder,
+    pub(super) runs: OrderedRuns,
     /// The run that is being cleared, and up to how many of its blocks to go on.
     pub(super) at: Option<(u32, u32)>,
     pub(super) names: Vec<u64>,

@@ -13,8 +13,8 @@ use super::tools;
 use crate::dialect::Dialect;
 use crate::json_string;
 use crate::messages::{Message, Part, listed, object, value};
+use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, string};
-use crate::why_not::WhyNot;
 
 /// A message as it stands in a request.
 #[derive(Deserialize)]
@@ -58,11 +58,11 @@ pub(crate) fn of_messages<'a>(
     dialect: Dialect,
     merges_system: bool,
     goes_on: bool,
-) -> Result<ConvertedChat<'a>, WhyNot> {
-    let list = parts.messages.ok_or(WhyNot::BadMessages)?;
-    let (turns, ends) = listed::<Turn<'a>>(list).ok_or(WhyNot::BadMessages)?;
+) -> Result<ConvertedChat<'a>, PromptFailure> {
+    let list = parts.messages.ok_or(PromptFailure::BadMessages)?;
+    let (turns, ends) = listed::<Turn<'a>>(list).ok_or(PromptFailure::BadMessages)?;
     if turns.is_empty() && !goes_on {
-        return Err(WhyNot::BadMessages);
+        return Err(PromptFailure::BadMessages);
     }
     let has_system = turns.iter().any(|turn| turn.role == "system");
     let is_mixed = merges_system && has_system || tools::are_changed(list);
@@ -89,7 +89,7 @@ pub(crate) fn of_messages<'a>(
         } else if let Some(text) = string(content.get()) {
             messages.push(of_text(role, text));
         } else {
-            let blocks: Vec<Block<'a>> = serde_json::from_str(content.get()).map_err(|_| WhyNot::BadMessages)?;
+            let blocks: Vec<Block<'a>> = serde_json::from_str(content.get()).map_err(|_| PromptFailure::BadMessages)?;
             let own = if dialect.is_vllm() {
                 vllm(role, blocks, dialect, messages)?
             } else {
@@ -111,13 +111,13 @@ fn vllm<'a>(
     blocks: Vec<Block<'a>>,
     dialect: Dialect,
     messages: &mut Vec<Message<'a>>,
-) -> Result<Option<Message<'a>>, WhyNot> {
+) -> Result<Option<Message<'a>>, PromptFailure> {
     let mut message = Message { role, ..Message::default() };
     let mut thoughts: Option<Cow<'a, str>> = None;
     for block in blocks {
         match block.kind.as_ref() {
             "text" => message.content.extend(block.text.filter(|text| !text.is_empty()).map(Part::Text)),
-            "image" if is_there(block.source) => message.content.push(Part::Other("image", WhyNot::Image)),
+            "image" if is_there(block.source) => message.content.push(Part::Other("image", PromptFailure::Image)),
             "image" | "redacted_thinking" | "tool_reference" => {}
             "thinking" => {
                 if let Some(text) = block.thinking {
@@ -126,8 +126,8 @@ fn vllm<'a>(
             }
             "tool_use" => message.tool_calls.push(used(&block, dialect)?),
             "tool_result" if message.role == "user" => vllm_result(&block, messages)?,
-            "tool_result" => message.content.push(Part::Text(told(&block)?)),
-            _ => return Err(WhyNot::OtherItem),
+            "tool_result" => message.content.push(Part::Text(tool_text(&block)?)),
+            _ => return Err(PromptFailure::OtherItem),
         }
     }
     message.reasoning = thoughts.map(|thoughts| thoughts.as_ref().into());
@@ -137,7 +137,7 @@ fn vllm<'a>(
 }
 
 /// An answer of a tool: its texts as lines; then a user's message with its images, then the tools that it refers to.
-fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), WhyNot> {
+fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let mut lines = Vec::new();
     let (mut images, mut tools) = (Vec::new(), Vec::new());
     match block.content.map(RawValue::get).and_then(string) {
@@ -146,7 +146,7 @@ fn vllm_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result
             for item in items(block.content)? {
                 match item.kind.as_ref() {
                     "text" => lines.push(item.text.unwrap_or_default()),
-                    "image" => images.push(Part::Other("image", WhyNot::Image)),
+                    "image" => images.push(Part::Other("image", PromptFailure::Image)),
                     "tool_reference" => tools.extend(referred(item)),
                     _ => {}
                 }
@@ -171,13 +171,13 @@ fn sglang<'a>(
     role: Cow<'a, str>,
     blocks: Vec<Block<'a>>,
     messages: &mut Vec<Message<'a>>,
-) -> Result<Option<Message<'a>>, WhyNot> {
+) -> Result<Option<Message<'a>>, PromptFailure> {
     let mut message = Message { role, ..Message::default() };
     let is_user = message.role == "user";
     if message.role == "assistant" {
         // SGLang refuses a history with thoughts that nobody can read.
         if blocks.iter().any(|block| block.kind == "redacted_thinking") {
-            return Err(WhyNot::OtherItem);
+            return Err(PromptFailure::OtherItem);
         }
         let thoughts =
             blocks.iter().filter(|block| block.kind == "thinking").filter_map(|block| block.thinking.clone());
@@ -191,10 +191,10 @@ fn sglang<'a>(
     for block in blocks {
         match block.kind.as_ref() {
             // An empty one is kept, so that the turn is there.
-            "text" => message.content.push(Part::Text(block.text.ok_or(WhyNot::BadMessages)?)),
-            "image" if is_there(block.source) => message.content.push(Part::Other("image", WhyNot::Image)),
+            "text" => message.content.push(Part::Text(block.text.ok_or(PromptFailure::BadMessages)?)),
+            "image" if is_there(block.source) => message.content.push(Part::Other("image", PromptFailure::Image)),
             "image" | "tool_reference" | "thinking" | "redacted_thinking" => {}
-            "search_result" => return Err(WhyNot::OtherItem),
+            "search_result" => return Err(PromptFailure::OtherItem),
             "tool_use" => message.tool_calls.push(used(&block, Dialect::Sglang)?),
             "tool_result" if is_user => {
                 if !message.content.is_empty() {
@@ -204,8 +204,8 @@ fn sglang<'a>(
                 }
                 sglang_result(&block, messages)?;
             }
-            "tool_result" => message.content.push(Part::Text(told(&block)?)),
-            _ => return Err(WhyNot::OtherItem),
+            "tool_result" => message.content.push(Part::Text(tool_text(&block)?)),
+            _ => return Err(PromptFailure::OtherItem),
         }
     }
     message.is_list = !matches!(message.content.as_slice(), [] | [Part::Text(_)]);
@@ -213,7 +213,7 @@ fn sglang<'a>(
 }
 
 /// An answer of a tool: a message for its texts and images, and one for each run of tools that it refers to.
-fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), WhyNot> {
+fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let id = block.tool_use_id.as_deref().or(block.id.as_deref()).unwrap_or_default();
     let id = || Some(Value::from(id));
     if let Some(text) = block.content.map(RawValue::get).and_then(string) {
@@ -224,9 +224,9 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
     for item in items(block.content)? {
         match item.kind.as_ref() {
             "text" => parts.extend(item.text.filter(|text| !text.is_empty()).map(Part::Text)),
-            "image" if is_there(item.source) => parts.push(Part::Other("image", WhyNot::Image)),
+            "image" if is_there(item.source) => parts.push(Part::Other("image", PromptFailure::Image)),
             "tool_reference" => parts.extend(referred(item)),
-            "search_result" => return Err(WhyNot::OtherItem),
+            "search_result" => return Err(PromptFailure::OtherItem),
             _ => {}
         }
     }
@@ -245,9 +245,9 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
 }
 
 /// The blocks of an answer of a tool that is not one string.
-fn items(content: Option<&RawValue>) -> Result<Vec<Block<'_>>, WhyNot> {
+fn items(content: Option<&RawValue>) -> Result<Vec<Block<'_>>, PromptFailure> {
     match content.filter(|raw| is_there(Some(raw))) {
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages),
+        Some(raw) => serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages),
         None => Ok(Vec::new()),
     }
 }
@@ -257,7 +257,7 @@ fn referred(block: Block<'_>) -> Option<Part<'_>> {
     (!name.is_empty()).then_some(Part::Tool(name))
 }
 
-fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, WhyNot> {
+fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, PromptFailure> {
     let name = Value::from(block.name.as_deref().unwrap_or_default());
     let input = block.input.filter(|raw| is_there(Some(raw))).map(value).transpose()?.unwrap_or_else(|| object([]));
     let function = object([("name", name), ("arguments", input)]);
@@ -266,22 +266,22 @@ fn used(block: &Block<'_>, dialect: Dialect) -> Result<Value, WhyNot> {
 }
 
 /// An answer of a tool in another's turn than a user's. That of a list would be in Python's words.
-fn told<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, WhyNot> {
+fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
     let text = match block.content.filter(|raw| is_there(Some(raw))) {
-        Some(raw) => string(raw.get()).ok_or(WhyNot::OtherItem)?,
+        Some(raw) => string(raw.get()).ok_or(PromptFailure::OtherItem)?,
         None => "".into(),
     };
     Ok(format!("Tool result: {text}").into())
 }
 
 /// The texts of blocks.
-fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, WhyNot> {
-    let blocks: Vec<Block<'_>> = serde_json::from_str(raw.get()).map_err(|_| WhyNot::BadMessages)?;
+fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, PromptFailure> {
+    let blocks: Vec<Block<'_>> = serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
     Ok(blocks.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
 }
 
 /// The text of a system message among the others; none if nothing of it is kept.
-fn inline_system(content: &RawValue, dialect: Dialect) -> Result<Option<Cow<'_, str>>, WhyNot> {
+fn inline_system(content: &RawValue, dialect: Dialect) -> Result<Option<Cow<'_, str>>, PromptFailure> {
     let texts = match string(content.get()) {
         Some(text) => vec![text],
         None => texts(content)?,

@@ -12,8 +12,8 @@ use super::pieces::{call, of_text, system};
 use crate::dialect::{self, Dialect};
 use crate::dialect_chat;
 use crate::messages::{self, Message, Part, is_object, listed, object};
+use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, string};
-use crate::why_not::WhyNot;
 
 /// An item of the input.
 #[derive(Deserialize)]
@@ -54,16 +54,16 @@ pub(crate) fn of_responses<'a>(
     dialect: Dialect,
     merges_system: bool,
     goes_on: bool,
-) -> Result<ConvertedChat<'a>, WhyNot> {
+) -> Result<ConvertedChat<'a>, PromptFailure> {
     let mut made = ConvertedChat::default();
     let instructions = parts.instructions.and_then(|raw| string(raw.get())).filter(|text| !text.is_empty());
     made.first = instructions.map(system);
-    let input = parts.input.ok_or(WhyNot::NoPrompt)?;
+    let input = parts.input.ok_or(PromptFailure::NoPrompt)?;
     let messages = &mut made.messages;
     if let Some(text) = string(input.get()) {
         messages.push(of_text("user", text));
     } else {
-        let (items, ends) = listed::<Item<'a>>(input).ok_or(WhyNot::NoPrompt)?;
+        let (items, ends) = listed::<Item<'a>>(input).ok_or(PromptFailure::NoPrompt)?;
         made.continues = dialect.is_vllm() && items.last().is_some_and(is_begun);
         // An answer that goes on is known by the last item, which must be there.
         made.is_apart = !made.continues && !items.is_empty();
@@ -77,7 +77,7 @@ pub(crate) fn of_responses<'a>(
             made.ends.push((end, messages.len()));
         }
         if messages.is_empty() && made.first.is_none() && !goes_on {
-            return Err(WhyNot::NoPrompt);
+            return Err(PromptFailure::NoPrompt);
         }
     }
     if !dialect.is_vllm() && merges_system && messages.iter().any(|message| message.role == "system") {
@@ -97,9 +97,9 @@ fn is_begun(item: &Item<'_>) -> bool {
 }
 
 /// Adds an item as vLLM does. What an assistant says, thinks and calls without another's word between is one message.
-fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -> Result<(), WhyNot> {
+fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -> Result<(), PromptFailure> {
     let id = item.call_id.as_deref().map(Value::from);
-    let name = || item.name.as_deref().map(Value::from).ok_or(WhyNot::BadMessages);
+    let name = || item.name.as_deref().map(Value::from).ok_or(PromptFailure::BadMessages);
     match item.kind.as_deref() {
         Some("function_call") => {
             let arguments = arguments(item.arguments);
@@ -113,7 +113,7 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
             let arguments = object([(dialect::CUSTOM_INPUT, item.input.as_deref().unwrap_or_default().into())]);
             assistant(messages, |_| true).tool_calls.push(called(id, name()?, arguments, dialect));
         }
-        Some("custom_tool_call_output") if !dialect.has_changing_tools() => return Err(WhyNot::OtherItem),
+        Some("custom_tool_call_output") if !dialect.has_changing_tools() => return Err(PromptFailure::OtherItem),
         Some("function_call_output" | "custom_tool_call_output") => messages.push(Message {
             role: "tool".into(),
             is_list: item.output.is_some_and(is_list),
@@ -124,14 +124,14 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
         Some("reasoning") => {
             // vLLM refuses what only another can read, and what has no summary.
             if item.encrypted_content.is_some_and(|text| !text.is_empty()) || item.summary.is_none() {
-                return Err(WhyNot::OtherItem);
+                return Err(PromptFailure::OtherItem);
             }
             let first = |raw: Option<&'a RawValue>| Some(thoughts(raw).into_iter().next()?.unwrap_or_default());
             let text = first(item.content).or_else(|| first(item.summary)).unwrap_or_default();
             assistant(messages, |last| last.reasoning.is_none()).reasoning = Some(text.as_ref().into());
         }
         None | Some("message") => {
-            let role = item.role.ok_or(WhyNot::BadMessages)?;
+            let role = item.role.ok_or(PromptFailure::BadMessages)?;
             let is_list = item.content.is_some_and(is_list);
             let mut content = item.content.map(messages::content).transpose()?.unwrap_or_default();
             if role == "assistant" && !content.is_empty() {
@@ -142,7 +142,7 @@ fn vllm<'a>(item: Item<'a>, dialect: Dialect, messages: &mut Vec<Message<'a>>) -
                 messages.push(Message { role, content, is_list, ..Message::default() });
             }
         }
-        Some(_) => return Err(WhyNot::OtherItem),
+        Some(_) => return Err(PromptFailure::OtherItem),
     }
     Ok(())
 }
@@ -191,17 +191,21 @@ fn called(id: Option<Value>, name: Value, arguments: Value, dialect: Dialect) ->
 
 /// Adds an item as SGLang does. What an assistant says, thinks and calls without another's word between is one message,
 /// but for what is of another `phase`.
-fn sglang<'a>(item: Item<'a>, phase: &mut Option<Cow<'a, str>>, messages: &mut Vec<Message<'a>>) -> Result<(), WhyNot> {
+fn sglang<'a>(
+    item: Item<'a>,
+    phase: &mut Option<Cow<'a, str>>,
+    messages: &mut Vec<Message<'a>>,
+) -> Result<(), PromptFailure> {
     let id = item.call_id.as_deref().map(Value::from);
     let mut made = Message { role: "assistant".into(), ..Message::default() };
     let mut own = None;
     match item.kind.as_deref() {
         Some("function_call") => {
-            let name = Value::from(item.name.as_deref().ok_or(WhyNot::BadMessages)?);
+            let name = Value::from(item.name.as_deref().ok_or(PromptFailure::BadMessages)?);
             made.tool_calls.push(called(id, name, arguments(item.arguments), Dialect::Sglang));
         }
         Some("custom_tool_call") => {
-            let name = Value::from(item.name.as_deref().ok_or(WhyNot::BadMessages)?);
+            let name = Value::from(item.name.as_deref().ok_or(PromptFailure::BadMessages)?);
             let input = item.input.as_deref().unwrap_or_default().into();
             made.tool_calls.push(called(id, name, object([(dialect::CUSTOM_INPUT, input)]), Dialect::Sglang));
         }
@@ -225,12 +229,12 @@ fn sglang<'a>(item: Item<'a>, phase: &mut Option<Cow<'a, str>>, messages: &mut V
             if all.is_empty() {
                 // Thoughts that SGLang itself has packed are not unpacked here.
                 let is_packed = item.encrypted_content.is_some_and(|text| text.starts_with("sglang-reasoning-v1."));
-                return if is_packed { Err(WhyNot::OtherItem) } else { Ok(()) };
+                return if is_packed { Err(PromptFailure::OtherItem) } else { Ok(()) };
             }
             made.reasoning = Some(all.join("\n").into());
         }
         None | Some("message") => {
-            made.role = item.role.ok_or(WhyNot::BadMessages)?;
+            made.role = item.role.ok_or(PromptFailure::BadMessages)?;
             made.is_list = item.content.is_some_and(is_list);
             made.content = item.content.map(messages::content).transpose()?.unwrap_or_default();
             own = item.phase;
@@ -239,7 +243,7 @@ fn sglang<'a>(item: Item<'a>, phase: &mut Option<Cow<'a, str>>, messages: &mut V
                 labelled(&mut made);
             }
         }
-        Some(_) => return Err(WhyNot::OtherItem),
+        Some(_) => return Err(PromptFailure::OtherItem),
     }
     match messages.last_mut() {
         Some(last) if last.role == "assistant" && made.role == "assistant" => {
@@ -250,7 +254,7 @@ fn sglang<'a>(item: Item<'a>, phase: &mut Option<Cow<'a, str>>, messages: &mut V
                 return Ok(());
             }
             *phase = own.or(phase.take());
-            joined(last, made);
+            join(last, made);
         }
         _ => {
             *phase = own;
@@ -274,7 +278,7 @@ fn labelled(message: &mut Message<'_>) {
 }
 
 /// Adds what an assistant says next to what it said.
-fn joined<'a>(last: &mut Message<'a>, made: Message<'a>) {
+fn join<'a>(last: &mut Message<'a>, made: Message<'a>) {
     let is_said = |message: &Message<'_>| match message.content.as_slice() {
         [] => message.is_list,
         [Part::Text(text)] => message.is_list || !text.is_empty(),

@@ -8,8 +8,8 @@ use crate::dialect::Dialect;
 use crate::dialect_chat;
 use crate::endpoint::Endpoint;
 use crate::messages::{field, with};
+use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, read};
-use crate::why_not::WhyNot;
 
 /// The fields of a function that engines keep, in vLLM's order.
 const FIELDS: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
@@ -19,18 +19,18 @@ const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict",
 
 /// The tools of a request as templates have them: objects with `type` and `function`. Engines keep the fields they know,
 /// with null for a description or parameters that are not given.
-pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, WhyNot> {
+pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let is_given = is_there(parts.tools);
     let choice = read::<Value>(parts.tool_choice);
     if !dialect.is_vllm() && choice.as_ref().is_some_and(is_none) {
         return Ok(None);
     }
     let listed: Vec<Value> = match parts.tools.filter(|raw| is_there(Some(raw))) {
-        Some(raw) => read(Some(raw)).ok_or(WhyNot::BadMessages)?,
+        Some(raw) => read(Some(raw)).ok_or(PromptFailure::BadMessages)?,
         None => Vec::new(),
     };
     let changed = match parts.messages.filter(|_| endpoint == Endpoint::Messages) {
-        Some(messages) => changed(&listed, messages, dialect)?,
+        Some(messages) => apply_changes(&listed, messages, dialect)?,
         None => None,
     };
     if !is_given && changed.is_none() {
@@ -84,8 +84,8 @@ fn word(map: &Value, name: &str) -> Option<String> {
     field(map, name)?.as_str().map(str::to_owned)
 }
 
-fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, WhyNot> {
-    let mut function = field(tool, "function").ok_or(WhyNot::BadMessages)?;
+fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, PromptFailure> {
+    let mut function = field(tool, "function").ok_or(PromptFailure::BadMessages)?;
     if let Some(deferred) = present(tool, "defer_loading")
         && present(&function, "defer_loading").is_none()
     {
@@ -94,7 +94,7 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, WhyNot> {
     if dialect.is_vllm() {
         return kept(&function, &FIELDS);
     }
-    let keys = function.try_iter().map_err(|_| WhyNot::BadMessages)?;
+    let keys = function.try_iter().map_err(|_| PromptFailure::BadMessages)?;
     let mut order: Vec<String> = keys.filter_map(|key| key.as_str().map(str::to_owned)).collect();
     order.retain(|key| SGLANG_FIELDS.contains(&key.as_str()));
     for name in SGLANG_FIELDS {
@@ -106,8 +106,8 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, WhyNot> {
 }
 
 /// These fields of a function: null for a description or parameters that it does not have, nothing for others.
-fn kept(function: &Value, names: &[&str]) -> Result<Value, WhyNot> {
-    present(function, "name").ok_or(WhyNot::BadMessages)?;
+fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
+    present(function, "name").ok_or(PromptFailure::BadMessages)?;
     let fields = names.iter().filter_map(|name| {
         let null = matches!(*name, "description" | "parameters").then(|| Value::from(()));
         Some((*name, present(function, name).or(null)?))
@@ -121,13 +121,13 @@ fn present(map: &Value, name: &str) -> Option<Value> {
 }
 
 /// The function that a tool of `POST /v1/messages` is shown as; none for those that SGLang leaves to the API's own.
-fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, WhyNot> {
+fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let kind = word(tool, "type").unwrap_or_default();
     let own = ["web_search_", "computer_", "bash_", "text_editor_"];
     if !dialect.is_vllm() && own.iter().any(|prefix| kind.starts_with(prefix)) {
         return Ok(None);
     }
-    let mut schema = present(tool, "input_schema").ok_or(WhyNot::BadMessages)?;
+    let mut schema = present(tool, "input_schema").ok_or(PromptFailure::BadMessages)?;
     if field(&schema, "type").is_none() {
         schema = with(&schema, "type", "object".into());
     }
@@ -141,20 +141,24 @@ fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, WhyNot> 
 }
 
 /// Adds the functions that a tool of `POST /v1/responses` is shown as.
-fn of_responses(tool: &Value, dialect: Dialect, functions: &mut Vec<(Value, Option<Value>)>) -> Result<(), WhyNot> {
+fn of_responses(
+    tool: &Value,
+    dialect: Dialect,
+    functions: &mut Vec<(Value, Option<Value>)>,
+) -> Result<(), PromptFailure> {
     let sglang = |function: &Value| {
         let function = with(function, "strict", present(function, "strict").unwrap_or(false.into()));
         kept(&function, &FIELDS[..4])
     };
-    let kind = word(tool, "type").ok_or(WhyNot::OtherItem)?;
+    let kind = word(tool, "type").ok_or(PromptFailure::OtherItem)?;
     match (&*kind, dialect.is_vllm()) {
         ("function", true) => functions.push((kept(tool, &FIELDS)?, None)),
         ("function", false) => functions.push((sglang(tool)?, None)),
         ("namespace", true) => {
-            let namespace = field(tool, "name").ok_or(WhyNot::BadMessages)?;
+            let namespace = field(tool, "name").ok_or(PromptFailure::BadMessages)?;
             for member in field(tool, "tools").iter().flat_map(|members| members.try_iter().into_iter().flatten()) {
                 if word(&member, "type").as_deref() == Some("function") {
-                    let name = field(&member, "name").ok_or(WhyNot::BadMessages)?;
+                    let name = field(&member, "name").ok_or(PromptFailure::BadMessages)?;
                     let member = with(&member, "name", dialect_chat::name_in(&namespace, &name));
                     functions.push((kept(&member, &FIELDS)?, None));
                 }
@@ -192,11 +196,11 @@ pub(super) fn are_changed(messages: &RawValue) -> bool {
 }
 
 /// The tools of Messages after those that messages add and remove; none if no message does.
-fn changed(given: &[Value], messages: &RawValue, dialect: Dialect) -> Result<Option<Vec<Value>>, WhyNot> {
+fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Result<Option<Vec<Value>>, PromptFailure> {
     if !are_changed(messages) {
         return Ok(None);
     }
-    let turns: Vec<Value> = read(Some(messages)).ok_or(WhyNot::BadMessages)?;
+    let turns: Vec<Value> = read(Some(messages)).ok_or(PromptFailure::BadMessages)?;
     let mut tools = given.to_vec();
     let mut removed: Vec<String> = Vec::new();
     let mut any = false;
@@ -207,17 +211,17 @@ fn changed(given: &[Value], messages: &RawValue, dialect: Dialect) -> Result<Opt
             continue;
         }
         if !dialect.has_changing_tools() {
-            return Err(WhyNot::OtherItem);
+            return Err(PromptFailure::OtherItem);
         }
         any = true;
-        let change = field(&block, "tool").ok_or(WhyNot::BadMessages)?;
+        let change = field(&block, "tool").ok_or(PromptFailure::BadMessages)?;
         let definition = field(&change, "definition");
-        let name = word(definition.as_ref().unwrap_or(&change), "name").ok_or(WhyNot::BadMessages)?;
+        let name = word(definition.as_ref().unwrap_or(&change), "name").ok_or(PromptFailure::BadMessages)?;
         let at = tools.iter().position(|tool| word(tool, "name").as_deref() == Some(&name));
         match (definition, at) {
             (Some(definition), Some(at)) => tools[at] = definition,
             (Some(definition), None) => tools.push(definition),
-            (None, None) => return Err(WhyNot::BadMessages),
+            (None, None) => return Err(PromptFailure::BadMessages),
             (None, Some(at)) if kind == "tool_addition" => {
                 tools[at] = with(&tools[at], "defer_loading", Value::from(()));
             }

@@ -9,9 +9,9 @@ use jiff::civil::DateTime;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
-use super::{ChatTemplate, Clock, Earlier};
+use super::{ChatTemplate, Clock, KnownText};
 use crate::chat::{Chat, Habits};
-use crate::dialect_chat::Thinks;
+use crate::dialect_chat::ThinkingSwitches;
 use crate::rope::Rope;
 use crate::{Dialect, Endpoint, Request};
 
@@ -41,7 +41,7 @@ fn as_transformers_renders_them() {
     let golden = golden();
     let now: DateTime = golden.now.parse().unwrap();
     let clock = Clock::at(now.to_zoned(jiff::tz::TimeZone::UTC).unwrap());
-    let thinks = Thinks { no_effort: &|| "none", toggle: None };
+    let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
     let habits = Habits { defaults: &[], dialect: Dialect::Vllm32, merges_system: false, thinks };
     let mut wrong = Vec::new();
     let mut right = 0;
@@ -59,7 +59,7 @@ fn as_transformers_renders_them() {
         for (case, expected) in &family.expected {
             let request = Request::parse(Endpoint::Chat, golden.bodies[case].get().as_bytes()).unwrap();
             let got = Chat::of(&request, &habits, &[]).and_then(|chat| {
-                let nothing = Earlier { text: &Rope::default(), begins: &[], known: 0 };
+                let nothing = KnownText { text: &Rope::default(), begins: &[], known: 0 };
                 chat.render(&template, nothing)
             });
             match (got, expected) {

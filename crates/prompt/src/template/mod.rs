@@ -58,7 +58,7 @@ pub struct Variables {
 
 /// A text that was written before.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Earlier<'t> {
+pub(crate) struct KnownText<'t> {
     pub(crate) text: &'t Rope<u8>,
     /// Places at which the text of each message begins; empty if they are not known.
     pub(crate) begins: &'t [usize],
@@ -72,7 +72,7 @@ pub(crate) struct Text {
     pub(crate) text: Rope<u8>,
     /// Number of leading bytes that are those of the earlier text.
     pub(crate) same: usize,
-    /// Places at which the text of each message begins, as in [`Earlier`].
+    /// Places at which the text of each message begins, as in [`KnownText`].
     pub(crate) begins: Vec<usize>,
 }
 
@@ -124,12 +124,12 @@ impl ChatTemplate {
     }
 
     /// The text of a chat after an earlier text: what is of that is not written again.
-    pub(crate) fn render_after(&self, earlier: Earlier<'_>, variables: Variables) -> Result<Text, String> {
+    pub(crate) fn render_after(&self, earlier: KnownText<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);
         }
         let (same, rest, begins) = self.write(earlier.text, variables)?;
-        Ok(Text { text: earlier.text.followed_by(same, rest), same, begins })
+        Ok(Text { text: earlier.text.join_vec(same, rest), same, begins })
     }
 
     /// The text where only its end has to be written. None: all of it has to be.
@@ -138,8 +138,8 @@ impl ChatTemplate {
     /// is even ([`local`]). So the last message that is known may be written in another way now, and all before are as
     /// they were. What is rendered is a shorter chat: the first message, and from at least one before the last known one
     /// on, so that the last known one has its own neighbours, with an even number left out between.
-    fn last_messages(&self, earlier: Earlier<'_>, variables: &Variables) -> Option<Text> {
-        let Earlier { text, begins, known } = earlier;
+    fn last_messages(&self, earlier: KnownText<'_>, variables: &Variables) -> Option<Text> {
+        let KnownText { text, begins, known } = earlier;
         let messages = &variables.messages;
         let last = known.checked_sub(1)?;
         let from = last.checked_sub(1)? / 2 * 2 + 1;
@@ -166,7 +166,7 @@ impl ChatTemplate {
         let mut all = begins[..last].to_vec();
         all.extend(made[at..].iter().map(|begin| begin - made[at] + start));
         let same = start + text.common(start, new);
-        Some(Text { text: text.followed(same, &new[same - start..]), same, begins: all })
+        Some(Text { text: text.join_slice(same, &new[same - start..]), same, begins: all })
     }
 
     /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
@@ -264,9 +264,9 @@ mod tests {
                         ..Variables::default()
                     };
                     let nothing = Rope::default();
-                    let whole = template.render_after(Earlier { text: &nothing, begins: &[], known: 0 }, variables());
+                    let whole = template.render_after(KnownText { text: &nothing, begins: &[], known: 0 }, variables());
                     let Ok(whole) = whole else { break };
-                    let earlier = Earlier { text: &before.text, begins: &before.begins, known: stay };
+                    let earlier = KnownText { text: &before.text, begins: &before.begins, known: stay };
                     shortened += usize::from(template.last_messages(earlier, &variables()).is_some());
                     let got = template.render_after(earlier, variables()).expect("a text");
                     let text = |text: &Text| String::from_utf8(text.text.to_vec()).expect("a text");

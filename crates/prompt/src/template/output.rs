@@ -65,7 +65,7 @@ mod tests {
 
     #[test]
     fn however_it_is_written() {
-        let earlier = Rope::from(b"abc".to_vec()).followed(3, b"def");
+        let earlier = Rope::from(b"abc".to_vec()).join_slice(3, b"def");
         for (text, same) in
             [("", 0), ("abc", 3), ("abcdef", 6), ("abcdefgh", 6), ("abxdef", 2), ("x", 0), ("abcdeg", 5)]
         {

@@ -29,10 +29,10 @@ impl Pieces {
 
 /// Adds the function that [`with_pieces`] makes a template call.
 pub(super) fn add_to(environment: &mut Environment<'static>) {
-    environment.add_function(JOINED, joined);
+    environment.add_function(JOINED, join);
 }
 
-fn joined(state: &State<'_, '_>, values: Rest<Value>) -> Result<Value, Error> {
+fn join(state: &State<'_, '_>, values: Rest<Value>) -> Result<Value, Error> {
     let Rest(values) = values;
     if values.iter().all(|value| value.as_str().is_some()) {
         return Ok(Value::from_object(Pieces(values)));

@@ -115,7 +115,7 @@ impl Tokenizer {
             }
         };
         if !after.is_empty() {
-            made.ids = made.ids.followed(made.ids.len(), after);
+            made.ids = made.ids.join_slice(made.ids.len(), after);
         }
         Some(made)
     }
@@ -169,7 +169,7 @@ impl Tokenizer {
         }
         self.encode_new(rest, &new, places, &mut made)?;
         let ids = match known.ids {
-            Some((known, count)) => known.followed_by(count, made.ids),
+            Some((known, count)) => known.join_vec(count, made.ids),
             None => made.ids.into(),
         };
         Some(TextTokens { ids, cuts: made.cuts })

@@ -13,12 +13,12 @@ fn file(name: &str) -> PathBuf {
 }
 
 /// A tokenizer two ways, and the library by itself.
-struct Both {
+struct TokenizerPair {
     ours: Tokenizer,
     right: tokenizers::Tokenizer,
 }
 
-impl Both {
+impl TokenizerPair {
     fn open(file: &Path, library: Library) -> Self {
         let ours = Tokenizer::open(file, library, 1 << 20).unwrap().0;
         let mut right = tokenizers::Tokenizer::from_file(file).unwrap();
@@ -88,7 +88,7 @@ fn cases() -> ProptestConfig {
     ProptestConfig { cases, failure_persistence: None, ..ProptestConfig::default() }
 }
 
-fn random(both: &Both) {
+fn random(both: &TokenizerPair) {
     proptest!(cases(), |(one in text(), two in text(), three in text())| {
         both.check(&one);
         both.check(&format!("{one}{two}"));
@@ -99,12 +99,12 @@ fn random(both: &Both) {
 
 #[test]
 fn quick_is_exact() {
-    random(&Both::open(&file("byte_level"), Library::Best));
+    random(&TokenizerPair::open(&file("byte_level"), Library::Best));
 }
 
 #[test]
 fn quick_is_exact_where_it_remembers() {
-    let both = Both::open(&file("byte_level"), Library::Best);
+    let both = TokenizerPair::open(&file("byte_level"), Library::Best);
     assert!(matches!(both.ours.engine, Engine::Quick(_)) && both.ours.cuts.is_some());
     proptest!(cases(), |(one in text(), two in text(), three in text())| {
         let words = "some words, 12 of them; ".repeat(QUICK_PIECE / 8);
@@ -119,7 +119,7 @@ fn quick_is_exact_where_it_remembers() {
 /// More tokens look like those of cuts than there are cuts: pieces are tokenized one by one.
 #[test]
 fn it_is_exact_where_other_text_makes_such_tokens() {
-    let mut both = Both::open(&file("byte_level"), Library::Best);
+    let mut both = TokenizerPair::open(&file("byte_level"), Library::Best);
     let all = both.ours.cuts.as_mut().expect("tokens to cut at");
     all.ids.fill(u64::MAX);
     let words = "some words, 12 of them; ".repeat(QUICK_PIECE / 8);
@@ -129,24 +129,24 @@ fn it_is_exact_where_other_text_makes_such_tokens() {
 
 #[test]
 fn remembered_is_exact_byte_level() {
-    random(&Both::open(&file("byte_level"), Library::Common));
+    random(&TokenizerPair::open(&file("byte_level"), Library::Common));
 }
 
 #[test]
 fn remembered_is_exact_metaspace() {
-    random(&Both::open(&file("metaspace"), Library::Best));
+    random(&TokenizerPair::open(&file("metaspace"), Library::Best));
 }
 
 #[test]
 fn remembered_is_exact_unigram() {
-    random(&Both::open(&file("unigram"), Library::Best));
+    random(&TokenizerPair::open(&file("unigram"), Library::Best));
 }
 
 #[test]
 fn a_tokenizer_of_yours_is_exact() {
     let Ok(file) = std::env::var("KVATLAS_TOKENIZER") else { return };
     for library in [Library::Best, Library::Common] {
-        let both = Both::open(Path::new(&file), library);
+        let both = TokenizerPair::open(Path::new(&file), library);
         random(&both);
     }
 }

@@ -16,14 +16,14 @@ use std::sync::{Mutex, PoisonError};
 
 use crate::endpoint::Endpoint;
 use crate::messages::field;
+use crate::prompt_failure::PromptFailure;
 use crate::prompt_tokens::PromptTokens;
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;
-use crate::why_not::WhyNot;
 use memory::Memory;
 use turn::Turn;
-pub(crate) use turn::{Before, NewTurn};
+pub(crate) use turn::{KnownMessages, NewTurn};
 
 /// The chats that were seen last. Threads share one.
 #[derive(Debug)]
@@ -45,7 +45,7 @@ pub struct RecalledBody {
 
 #[derive(Debug)]
 struct EarlierTurn {
-    before: Before,
+    before: KnownMessages,
     /// The body without those messages.
     short: Vec<u8>,
     /// The place where the list goes on in the body.
@@ -80,7 +80,7 @@ impl Turns {
             let count = turn.items(turn.list.common(0, list));
             let end = at + turn.ends.get(count.checked_sub(1)?)?.0;
             let (short, rest) = body::without(body, at, end)?;
-            Some(EarlierTurn { before: Before { turn, count }, short, rest })
+            Some(EarlierTurn { before: KnownMessages { turn, count }, short, rest })
         });
         recalled.new_bytes = recalled.known.as_ref().map_or(body.len(), |known| known.short.len());
         recalled
@@ -124,9 +124,9 @@ impl Turns {
             let kept = match known {
                 None => Rope::from(all.to_vec()),
                 Some(known) => {
-                    let Before { turn, count } = &known.before;
+                    let KnownMessages { turn, count } = &known.before;
                     let same = count.checked_sub(1).map_or(0, |last| turn.ends[last].0);
-                    turn.list.followed(same, &all[same..])
+                    turn.list.join_slice(same, &all[same..])
                 }
             };
             let turn = Turn {
@@ -191,7 +191,7 @@ impl RecalledBody {
     /// # Errors
     ///
     /// As [`Request::parse`].
-    pub fn parse<'a>(&'a self, endpoint: Endpoint, body: &'a [u8]) -> Result<Request<'a>, WhyNot> {
+    pub fn parse<'a>(&'a self, endpoint: Endpoint, body: &'a [u8]) -> Result<Request<'a>, PromptFailure> {
         if let Some(known) = &self.known
             && let Ok(request) = Request::parse(endpoint, &known.short)
             && let Some(list) = request.list()

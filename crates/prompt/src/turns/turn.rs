@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use minijinja::Value;
 
-use crate::chat::Around;
+use crate::chat::TemplateContext;
 use crate::endpoint::Endpoint;
 use crate::rope::Rope;
 use crate::tokenizer::TextTokens;
@@ -21,7 +21,7 @@ pub(crate) struct Turn {
     /// Number of leading messages of which every dialect makes the same.
     pub(crate) plain: usize,
     /// The other fields that the template was given.
-    pub(crate) around: Around,
+    pub(crate) around: TemplateContext,
     /// The list of messages, from behind its bracket to the end of the last one.
     pub(super) list: Rope<u8>,
     /// Places where each item ends in the list, and how many messages there are then: it may be more or less than one.
@@ -39,7 +39,7 @@ pub(crate) struct Turn {
 pub(crate) struct NewTurn {
     pub(crate) as_parts: bool,
     pub(crate) plain: usize,
-    pub(crate) around: Around,
+    pub(crate) around: TemplateContext,
     /// Places where items end in the list that was parsed, and how many new messages there are then.
     pub(crate) ends: Vec<(usize, usize)>,
     pub(crate) first: Option<Value>,
@@ -51,13 +51,13 @@ pub(crate) struct NewTurn {
 
 /// The first messages of a chat that was seen before.
 #[derive(Debug)]
-pub(crate) struct Before {
+pub(crate) struct KnownMessages {
     pub(crate) turn: Arc<Turn>,
     /// Number of leading items of the list that are known; there is one at least.
     pub(super) count: usize,
 }
 
-impl Before {
+impl KnownMessages {
     /// The messages that are known.
     pub(crate) fn messages(&self) -> &[Value] {
         &self.turn.messages[..self.turn.ends[self.count - 1].1]

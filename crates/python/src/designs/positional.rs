@@ -1,7 +1,7 @@
 //! `PositionalIndexer` under the names of its operations that both vendors' crates use.
 
 use kvatlas_designs::positional::{InvalidOption, Layout, Options, PositionalIndexer as Core, Search, StoredBlock};
-use kvatlas_designs::{Concurrent, Refusal};
+use kvatlas_designs::{ConcurrentDesign, Refusal};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 

@@ -549,7 +549,7 @@ impl Router {
         ] {
             dict.set_item(name, count)?;
         }
-        for (why, count) in core::Why::ALL.iter().zip(counts.why) {
+        for (why, count) in core::ChoiceReason::ALL.iter().zip(counts.why) {
             dict.set_item(format!("why_{}", why.as_str()), count)?;
         }
         Ok(dict)

@@ -197,7 +197,7 @@ impl Connection {
                 return Poll::Ready(Err(Fault::Malformed("its head is too long")));
             }
             return Poll::Ready(Err(match ready!(self.poll_more(context)) {
-                Ok(0) | Err(_) if self.rest.is_empty() => self.ended(),
+                Ok(0) | Err(_) if self.rest.is_empty() => self.end_fault(),
                 Ok(0) => Fault::Malformed("its head ends too early"),
                 Ok(_) => continue,
                 Err(error) => Fault::Broken(error.to_string()),
@@ -205,7 +205,7 @@ impl Connection {
         }
     }
 
-    fn ended(&self) -> Fault {
+    fn end_fault(&self) -> Fault {
         if self.served > 0 { Fault::Stale } else { Fault::Closed }
     }
 

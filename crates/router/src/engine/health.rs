@@ -127,7 +127,7 @@ impl Health {
     }
 
     /// Notes that the engine has answered a request.
-    pub(crate) fn worked(&self) {
+    pub(crate) fn note_answer(&self) {
         self.silent.store(false, Relaxed);
         if self.doubts.load(Relaxed) != 0 {
             self.doubts.store(0, Relaxed);
@@ -141,7 +141,7 @@ impl Health {
     }
 
     /// Notes that a request has failed there. True if the engine is left alone from now on.
-    pub(crate) fn failed(&self) -> bool {
+    pub(crate) fn note_failure(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
         if failures < self.config.failures && !was_trial {
@@ -169,7 +169,7 @@ impl Health {
     }
 
     /// Waits until requests give reason to ask the engine how it is.
-    pub(crate) async fn doubted(&self) {
+    pub(crate) async fn wait_for_doubt(&self) {
         self.doubted.notified().await;
     }
 
@@ -179,7 +179,7 @@ impl Health {
     }
 
     /// Notes whether the engine was well when asked. True if that changes something.
-    pub(crate) fn asked(&self, well: bool) -> bool {
+    pub(crate) fn note_check(&self, well: bool) -> bool {
         if well {
             self.unanswered.store(0, Relaxed);
             self.doubts.store(0, Relaxed);
@@ -237,27 +237,27 @@ mod tests {
     #[test]
     fn failures_in_a_row_leave_it_alone_and_one_request_tries_again() {
         let health = health(2, Duration::from_millis(300));
-        assert!(!health.failed());
-        health.worked();
-        assert!(!health.failed() && health.failed());
+        assert!(!health.note_failure());
+        health.note_answer();
+        assert!(!health.note_failure() && health.note_failure());
         assert_eq!(health.standing(), HealthState::Failing);
         std::thread::sleep(Duration::from_millis(350));
         assert_eq!(health.standing(), HealthState::Up);
         health.sent();
         assert_eq!(health.standing(), HealthState::Failing, "one at a time");
-        assert!(!health.failed(), "as before");
+        assert!(!health.note_failure(), "as before");
         assert_eq!(health.standing(), HealthState::Failing);
         std::thread::sleep(Duration::from_millis(650));
         health.sent();
-        health.worked();
+        health.note_answer();
         assert_eq!(health.standing(), HealthState::Up);
-        assert!(!health.failed());
+        assert!(!health.note_failure());
     }
 
     #[test]
     fn a_trial_that_says_nothing_is_no_end() {
         let health = health(1, Duration::from_millis(1));
-        assert!(health.failed());
+        assert!(health.note_failure());
         std::thread::sleep(Duration::from_millis(5));
         health.sent();
         health.unknown();
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_trial_in_doubt_leaves_it_alone_for_longer() {
         let health = health(1, Duration::from_millis(200));
-        assert!(health.failed());
+        assert!(health.note_failure());
         std::thread::sleep(Duration::from_millis(250));
         health.sent();
         health.doubt();
@@ -282,20 +282,20 @@ mod tests {
         health.doubt();
         health.doubt();
         assert_eq!(health.standing(), HealthState::Up);
-        assert!(!health.asked(true) && !health.asked(false), "one answer missing is none too many");
-        assert!(!health.asked(true));
+        assert!(!health.note_check(true) && !health.note_check(false), "one answer missing is none too many");
+        assert!(!health.note_check(true));
         health.doubt();
         health.doubt();
-        assert!(health.asked(false));
+        assert!(health.note_check(false));
         assert_eq!(health.standing(), HealthState::Down);
     }
 
     #[test]
     fn questions_drain_and_pauses() {
         let health = health(3, Duration::from_secs(1));
-        assert!(!health.asked(false) && health.asked(false) && !health.asked(false));
+        assert!(!health.note_check(false) && health.note_check(false) && !health.note_check(false));
         assert_eq!(health.standing(), HealthState::Down);
-        assert!(health.asked(true) && !health.asked(true));
+        assert!(health.note_check(true) && !health.note_check(true));
         health.set_busy(Duration::from_secs(9));
         assert_eq!(health.standing(), HealthState::Busy);
         assert!(health.busy_for() > Duration::from_secs(8));

@@ -255,7 +255,7 @@ impl Engine {
 
     /// Notes that a request has failed there, and that the request is not the cause.
     pub(crate) fn blame(&self) {
-        if self.health.failed() {
+        if self.health.note_failure() {
             self.counts.opened.fetch_add(1, Relaxed);
             tracing::warn!(
                 engine = &*self.name,
@@ -265,7 +265,7 @@ impl Engine {
     }
 
     /// Notes that something came from the engine.
-    pub(crate) fn heard(&self) {
+    pub(crate) fn note_sign_of_life(&self) {
         let now = millis();
         // Written once a millisecond at most: all threads read and write it.
         if self.counts.last_byte.load(Relaxed) != now {

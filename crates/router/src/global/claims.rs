@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::Global;
+use super::SitesService;
 use super::reports::{
     COMPARED, NO_USAGE, NOT_FINISHED, NOT_TAKEN, NOTHING_CLAIMED, OTHER_TOKENS, QUEUE_FULL, REFUSED, Report,
     UNKNOWN_SITE,
@@ -19,7 +19,7 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// A site's claim of what it had of a prompt that went there, until its engine says what it had cached. A claim that is
 /// dropped is of a request that did not finish.
 pub(crate) struct Claim {
-    global: Arc<Global>,
+    global: Arc<SitesService>,
     model: String,
     site: Arc<str>,
     /// None: the site might have anything.
@@ -28,13 +28,13 @@ pub(crate) struct Claim {
 }
 
 impl Claim {
-    pub(crate) fn new(global: &Arc<Global>, model: &str, site: &Arc<str>, bounds: Option<(u32, u32)>) -> Self {
+    pub(crate) fn new(global: &Arc<SitesService>, model: &str, site: &Arc<str>, bounds: Option<(u32, u32)>) -> Self {
         Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
     }
 
     /// The request has ended well, and the engine had so many tokens cached, if it says so. `is_other`: of another prompt,
     /// as it counts other tokens.
-    pub(crate) fn ended(mut self, cached: Option<u32>, is_other: bool) {
+    pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
         self.is_over = true;
         let reports = &self.global.reports;
         let (at_least, at_most, was) = match (self.bounds, cached) {
@@ -67,7 +67,7 @@ impl Drop for Claim {
 }
 
 /// Sends reports for as long as the router lives.
-pub(crate) async fn run(global: Arc<Global>) {
+pub(crate) async fn run(global: Arc<SitesService>) {
     let Some(mut waiting) = lock(&global.reports.waiting).take() else { return };
     let mut has_complained = false;
     while let Some(report) = waiting.recv().await {

@@ -54,7 +54,7 @@ const OTHER_BLOCK_SIZE: usize = 4;
 const NOT_ASKED: usize = 5;
 
 /// The service above many sites.
-pub(crate) struct Global {
+pub(crate) struct SitesService {
     at: Arc<Engine>,
     routing_group: String,
     patience: Duration,
@@ -80,7 +80,7 @@ struct Query<'a> {
     content_hashes: &'a [u64],
 }
 
-impl Global {
+impl SitesService {
     pub(crate) fn new(url: &str, config: &Config, shards: usize, tls: &Arc<ClientConfig>) -> Result<Self, Error> {
         let at = EngineConfig { key: config.global_key.clone(), ..EngineConfig::at(url) };
         let mut config = config.clone();

@@ -19,7 +19,7 @@ pub(crate) enum Dialect {
 
 /// Way in which an answer is to be read.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading {
+pub(crate) struct AnswerFormat {
     /// The API that the answer is of.
     pub(crate) dialect: Dialect,
     /// True if chunks with nothing but `usage` are kept from the client, who has not asked for them.
@@ -46,7 +46,7 @@ impl Dialect {
     }
 }
 
-impl Default for Reading {
+impl Default for AnswerFormat {
     fn default() -> Self {
         Self { dialect: Dialect::Chat, hides_usage: false }
     }

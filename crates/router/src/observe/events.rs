@@ -6,11 +6,11 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::json;
 
-use super::dialect::{Dialect, Reading};
+use super::dialect::{AnswerFormat, Dialect};
 use super::facts::AnswerFacts;
 use super::generated::is_generated;
 use super::stop::Reason;
-use super::usage::{Scan, UsageNumbers, told};
+use super::usage::{Scan, UsageNumbers, read_usage};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -18,7 +18,7 @@ const MAX_LINE: usize = 256 << 10;
 /// An event stream. Lines leave it whole, so that a stream that breaks off can be ended well.
 #[derive(Debug)]
 pub(crate) struct Events {
-    reading: Reading,
+    reading: AnswerFormat,
     seen: AnswerFacts,
     told: UsageNumbers,
     reason: Reason,
@@ -37,7 +37,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    pub(super) fn new(reading: Reading) -> Self {
+    pub(super) fn new(reading: AnswerFormat) -> Self {
         Self {
             reading,
             seen: AnswerFacts::default(),
@@ -171,7 +171,7 @@ impl Events {
         }
         self.seen.finished |= self.reason.look(data, self.reading.dialect);
         self.is_last |= ends(data, self.reading.dialect);
-        let Some(usage) = told(data) else { return false };
+        let Some(usage) = read_usage(data) else { return false };
         self.told.merge(usage);
         self.reading.hides_usage && has_no_choices(data)
     }
@@ -230,7 +230,7 @@ mod tests {
         {\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
 
     fn stream(dialect: Dialect) -> Observer {
-        Observer::of(Some(b"text/event-stream; charset=utf-8"), Reading { dialect, hides_usage: false })
+        Observer::of(Some(b"text/event-stream; charset=utf-8"), AnswerFormat { dialect, hides_usage: false })
     }
 
     #[test]
@@ -239,7 +239,7 @@ mod tests {
         let expected = format!("{}data: [DONE]\n\n", &STREAM[..usage]);
         for text in [STREAM.to_owned(), STREAM.replace('\n', "\r\n")] {
             for cut in 1..text.len() {
-                let reading = Reading { hides_usage: true, ..Reading::default() };
+                let reading = AnswerFormat { hides_usage: true, ..AnswerFormat::default() };
                 let mut observer = Observer::of(Some(b"text/event-stream"), reading);
                 let mut out = Vec::new();
                 for piece in text.as_bytes().chunks(cut) {

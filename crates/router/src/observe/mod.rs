@@ -12,7 +12,7 @@ mod usage;
 
 use bytes::Bytes;
 
-pub(crate) use dialect::{Dialect, Reading};
+pub(crate) use dialect::{AnswerFormat, Dialect};
 pub(crate) use events::Events;
 pub(crate) use facts::AnswerFacts;
 use stop::Reason;
@@ -41,7 +41,7 @@ pub(crate) struct WholeAnswer {
 
 impl Observer {
     /// Makes the observer for an answer of this type.
-    pub(crate) fn of(content_type: Option<&[u8]>, reading: Reading) -> Self {
+    pub(crate) fn of(content_type: Option<&[u8]>, reading: AnswerFormat) -> Self {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
             kind if starts(kind, b"application/json") => {
@@ -135,13 +135,13 @@ mod tests {
             format!(r#"{{"usage":{{"prompt_tokens":5,"completion_tokens":7}},"choices":[{{"text":"{long}"}}]}}"#),
         ] {
             for cut in [1, 100, 5000, 70_000] {
-                let mut observer = Observer::of(Some(b"application/json"), Reading::default());
+                let mut observer = Observer::of(Some(b"application/json"), AnswerFormat::default());
                 for piece in answer.as_bytes().chunks(cut) {
                     assert_eq!(observer.pass(Bytes::copy_from_slice(piece)), piece);
                 }
                 assert_eq!(observer.seen().usage, Usage { prompt: Some(5), cached: None, output: Some(7) }, "{cut}");
             }
         }
-        assert!(Observer::of(Some(b"application/json"), Reading::default()).last_words("gone", "x").is_none());
+        assert!(Observer::of(Some(b"application/json"), AnswerFormat::default()).last_words("gone", "x").is_none());
     }
 }

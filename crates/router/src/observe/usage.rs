@@ -65,7 +65,7 @@ impl UsageNumbers {
 }
 
 /// The last `usage` object in a text that is whole.
-pub(super) fn told(text: &[u8]) -> Option<UsageNumbers> {
+pub(super) fn read_usage(text: &[u8]) -> Option<UsageNumbers> {
     let at = memmem::rfind(text, NAME)?;
     parse(&text[at + NAME.len()..]).ok()
 }
@@ -148,7 +148,7 @@ fn parse(text: &[u8]) -> Result<UsageNumbers, UsageFault> {
         Some(_) => return Err(UsageFault::Other),
     }
     match serde_json::Deserializer::from_slice(object).into_iter::<Object<'_>>().next() {
-        Some(Ok(object)) => Ok(object.told()),
+        Some(Ok(object)) => Ok(object.numbers()),
         Some(Err(error)) if error.is_eof() => Err(UsageFault::NotWhole),
         _ => Err(UsageFault::Other),
     }
@@ -184,7 +184,7 @@ struct Details<'a> {
 }
 
 impl Object<'_> {
-    fn told(&self) -> UsageNumbers {
+    fn numbers(&self) -> UsageNumbers {
         let details = |raw| read::<Details<'_>>(raw).and_then(|details| read(details.cached_tokens));
         let prompt_tokens = read::<u32>(self.prompt_tokens);
         let cached = details(self.prompt_tokens_details).or_else(|| details(self.input_tokens_details));
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     fn usage(text: &str) -> Option<Usage> {
-        told(text.as_bytes()).map(UsageNumbers::usage)
+        read_usage(text.as_bytes()).map(UsageNumbers::usage)
     }
 
     #[test]
@@ -234,8 +234,10 @@ mod tests {
     #[test]
     fn numbers_of_several_objects_are_put_together_as_one() {
         let mut all = UsageNumbers::default();
-        all.merge(told(br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":160,"output_tokens":0}}"#).unwrap());
-        all.merge(told(br#"{"usage":{"input_tokens":5,"output_tokens":7}}"#).unwrap());
+        all.merge(
+            read_usage(br#"{"usage":{"input_tokens":5,"cache_read_input_tokens":160,"output_tokens":0}}"#).unwrap(),
+        );
+        all.merge(read_usage(br#"{"usage":{"input_tokens":5,"output_tokens":7}}"#).unwrap());
         assert_eq!(all.usage(), Usage { prompt: Some(165), cached: Some(160), output: Some(7) });
     }
 

@@ -34,7 +34,7 @@ const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A decision, what was weighed for it, and what the service above sites said.
-type Decided = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
+type ExplainedDecision = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
 
 /// The candidates for a request that is not sent.
 pub(crate) struct Outlook {
@@ -47,7 +47,7 @@ pub(crate) struct Outlook {
 
 /// Result for a request to place.
 enum ChoiceResult {
-    Placed(Decided),
+    Placed(ExplainedDecision),
     Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
     NoWorker,
 }
@@ -95,7 +95,7 @@ impl Places {
                 && let Some(placement) = self.placement(app, decided, known, started)
             {
                 if let Some(telling) = &known.telling {
-                    telling.asked();
+                    telling.note_query();
                 }
                 return Ok(placement);
             }
@@ -152,7 +152,7 @@ impl Places {
         mut allowed: Vec<core::WorkerId>,
         id: core::RequestId,
         mut news: mpsc::UnboundedReceiver<News>,
-    ) -> Result<Option<Decided>, Refusal> {
+    ) -> Result<Option<ExplainedDecision>, Refusal> {
         let mut ticket = Ticket { places: self, id: Some(id) };
         let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
@@ -253,7 +253,7 @@ impl Places {
     fn placement(
         &self,
         app: &App,
-        (decision, terms, said): Decided,
+        (decision, terms, said): ExplainedDecision,
         known: &RequestFacts,
         started: Instant,
     ) -> Option<Placement> {

@@ -7,13 +7,13 @@ use kvatlas_follow::state::Keyspace;
 
 use crate::engine::Engine;
 use crate::fleet::row;
-use crate::prompts::Other;
+use crate::prompts::DialectBlocks;
 
 /// Finds how much of a prompt each rank holds: of the prompt that its engine makes of the request.
 pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
-    others: &[Other],
+    others: &[DialectBlocks],
     engines: &[Arc<Engine>],
     held: &mut Vec<RankDepths>,
 ) {

@@ -50,7 +50,7 @@ impl Places {
             self.tell_mismatch(placement, counted);
         }
         if let Some(claim) = lock(&placement.claim).take() {
-            claim.ended(cached_of(placement, &seen.usage), mismatch.is_some());
+            claim.report(cached_of(placement, &seen.usage), mismatch.is_some());
         }
         if let Some(sent) = &placement.sent {
             sent.answered(&placement.engine.name, seen.usage);
@@ -66,7 +66,7 @@ impl Places {
             };
             self.reuse.add(&prompt, seconds());
         }
-        placement.ended("finished", &Usage { output, ..seen.usage }, seen.stop);
+        placement.note_end("finished", &Usage { output, ..seen.usage }, seen.stop);
         self.put_down(placement);
     }
 
@@ -103,7 +103,7 @@ impl Places {
         }
         self.call(&core);
         drop(core);
-        placement.ended(how, &Usage::default(), None);
+        placement.note_end(how, &Usage::default(), None);
         self.put_down(placement);
     }
 

@@ -34,7 +34,7 @@ use crate::decisions::Decisions;
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::lock;
-use crate::prompts::Wants;
+use crate::prompts::PromptForms;
 use crate::record::Recorder;
 use crate::reuse::ReuseMeter;
 
@@ -62,7 +62,7 @@ pub(crate) struct Places {
     /// Share of prompts that caches could hold.
     reuse: ReuseMeter,
     policy: String,
-    wants: Wants,
+    wants: PromptForms,
     /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
     pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
 }
@@ -100,13 +100,13 @@ impl Places {
         };
         let name = policy.name().to_owned();
         let hashes = policy.uses_index() || config.record.is_some();
-        let wants = Wants { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
+        let wants = PromptForms { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
         Ok(Self {
             core: Mutex::new(Core {
                 router: core::Router::new(settings, policy),
                 depths: core::Depths::unknown(),
                 unheard: (config.no_events && hashes)
-                    .then(|| core::PredictedIndex::new(core::Forgets::Mock { blocks: UNKNOWN_CACHE })),
+                    .then(|| core::PredictedIndex::new(core::Retention::Mock { blocks: UNKNOWN_CACHE })),
                 tickets: HashMap::new(),
             }),
             room: Notify::new(),
@@ -121,7 +121,7 @@ impl Places {
     }
 
     /// The parts of a prompt that are looked at.
-    pub(crate) fn wants(&self) -> Wants {
+    pub(crate) fn wants(&self) -> PromptForms {
         self.wants
     }
 

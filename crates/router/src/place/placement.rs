@@ -112,7 +112,7 @@ impl Placement {
         }
     }
 
-    pub(super) fn ended(&self, how: &'static str, usage: &Usage, stop: Option<Stop>) {
+    pub(super) fn note_end(&self, how: &'static str, usage: &Usage, stop: Option<Stop>) {
         let Some(record) = &self.record else { return };
         let since = |at: &Instant| at.duration_since(self.decided).as_secs_f64();
         let _ = record.ended.set(Outcome {

@@ -8,14 +8,14 @@ use kvatlas_routing as core;
 use tokio::sync::mpsc;
 
 use crate::global::Bounds;
-use crate::prompts::{Other, RequestFacts};
+use crate::prompts::{DialectBlocks, RequestFacts};
 
 /// The parts of a prompt that are needed to look it up again.
 #[derive(Clone)]
 pub(super) struct Prompt {
     pub(super) model: Option<String>,
     pub(super) hashes: Arc<[u64]>,
-    pub(super) others: Vec<Other>,
+    pub(super) others: Vec<DialectBlocks>,
     pub(super) block_size: u32,
     pub(super) keyspace: Option<Arc<Keyspace>>,
 }
@@ -24,7 +24,7 @@ pub(super) struct Prompt {
 pub(super) enum News {
     /// The request waits no longer.
     Decided(core::Outcome, Option<Arc<Bounds>>),
-    /// Other engines may take it now.
+    /// DialectBlocks engines may take it now.
     FleetChanged,
 }
 

@@ -162,11 +162,11 @@ impl AnswerBody {
                     self.heard = Instant::now();
                     self.has_begun = true;
                     if let Some(id) = self.name.as_mut().and_then(|name| name.look(&data)) {
-                        self.flight.stored(&id);
+                        self.flight.note_kept_answer(&id);
                     }
                     let data = self.observer.pass(data);
-                    self.flight.heard();
-                    self.flight.generated(self.observer.tokens(), self.heard);
+                    self.flight.note_piece();
+                    self.flight.note_tokens(self.observer.tokens(), self.heard);
                     if matches!(self.framing, Framing::Done | Framing::Length(0)) {
                         self.whole();
                     }
@@ -216,7 +216,7 @@ impl AnswerBody {
         {
             prefill.let_finish();
         }
-        self.flight.done(self.observer.seen());
+        self.flight.note_end(self.observer.seen());
     }
 
     /// Ends an answer that broke off. None if the client is told in the answer itself.
@@ -228,7 +228,7 @@ impl AnswerBody {
         if seen.over && matches!(self.observer, Observer::Events(_)) {
             // All was said; only the end of the transfer is missing.
             self.last = Some(self.observer.rest()).filter(|rest| !rest.is_empty());
-            self.flight.done(seen);
+            self.flight.note_end(seen);
             return None;
         }
         self.flight.broke(fault, seen);

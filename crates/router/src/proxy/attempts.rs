@@ -89,7 +89,12 @@ impl Attempts {
 
     /// Notes that the request failed at `engine`, perhaps because of `suspect`, which is the same one or works for it.
     /// Returns why the request is not sent again; None if it may be tried again.
-    pub(crate) fn failed(&mut self, engine: &Arc<Engine>, suspect: &Arc<Engine>, fault: &Fault) -> Option<LastAttempt> {
+    pub(crate) fn note_failure(
+        &mut self,
+        engine: &Arc<Engine>,
+        suspect: &Arc<Engine>,
+        fault: &Fault,
+    ) -> Option<LastAttempt> {
         self.lose(suspect, fault);
         let why_not = self.why_not(fault, self.lost);
         self.stale = (*fault == Fault::Stale).then(|| engine.clone());
@@ -150,16 +155,16 @@ mod tests {
     fn how_often_it_is_sent() {
         let (engine, refused) = (engine(), Fault::Connect(String::new()));
         let mut attempts = Attempts::new(true, 2);
-        assert_eq!(attempts.failed(&engine, &engine, &refused), None);
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), None);
+        assert_eq!(attempts.note_failure(&engine, &engine, &refused), None);
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Closed), None);
         assert!(attempts.needs_new_connection() && !attempts.is_lost());
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::FirstByte), Some(LastAttempt::SentTwice));
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::FirstByte), Some(LastAttempt::SentTwice));
         let mut attempts = Attempts::new(true, 0);
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), None, "that was the connection's age");
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Stale), None, "that was the connection's age");
         assert!(attempts.go_back() && attempts.tried().is_empty() && !attempts.go_back());
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Stale), Some(LastAttempt::SentTwice));
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Stale), Some(LastAttempt::SentTwice));
         let mut attempts = Attempts::new(true, 0);
-        assert_eq!(attempts.failed(&engine, &engine, &refused), Some(LastAttempt::NoRetriesLeft));
+        assert_eq!(attempts.note_failure(&engine, &engine, &refused), Some(LastAttempt::NoRetriesLeft));
     }
 
     #[test]
@@ -167,7 +172,7 @@ mod tests {
         let engine = engine();
         let mut attempts = Attempts::new(false, 2);
         assert!(attempts.needs_new_connection() && !attempts.may_go_on_after(&Fault::Busy(503)));
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Connect(String::new())), None);
-        assert_eq!(attempts.failed(&engine, &engine, &Fault::Closed), Some(LastAttempt::NotRepeatable));
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Connect(String::new())), None);
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Closed), Some(LastAttempt::NotRepeatable));
     }
 }

@@ -47,15 +47,15 @@ impl Flight {
     }
 
     /// Notes that another engine that works for this one has refused the request.
-    pub(crate) fn refused_elsewhere(&mut self) {
+    pub(crate) fn note_refusal_elsewhere(&mut self) {
         self.refused = true;
         self.engine().health.unknown();
-        self.done(AnswerFacts::default());
+        self.note_end(AnswerFacts::default());
     }
 
     /// Notes that a piece of the answer's body came.
-    pub(crate) fn heard(&mut self) {
-        self.placement.engine.heard();
+    pub(crate) fn note_piece(&mut self) {
+        self.placement.engine.note_sign_of_life();
         if !self.has_byte {
             self.has_byte = true;
             self.placement.engine.counts.waiting.fetch_sub(1, Relaxed);
@@ -63,7 +63,7 @@ impl Flight {
     }
 
     /// Notes that so many tokens of a stream have come, as far as can be seen.
-    pub(crate) fn generated(&mut self, tokens: u32, now: Instant) {
+    pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
             self.app.counts.first_token.add(now.duration_since(self.arrived));
@@ -80,19 +80,19 @@ impl Flight {
         self.refused = status >= 400;
         let class = usize::from(status / 100).clamp(1, 5) - 1;
         self.engine().counts.answers[class].fetch_add(1, Relaxed);
-        self.engine().heard();
+        self.engine().note_sign_of_life();
         if status < 500 {
-            self.engine().health.worked();
+            self.engine().health.note_answer();
         }
     }
 
     /// Notes that the engine keeps its answer under this name.
-    pub(crate) fn stored(&self, id: &str) {
+    pub(crate) fn note_kept_answer(&self, id: &str) {
         self.app.answer_engines.insert(id, &self.engine().name);
     }
 
     /// Notes that the answer is whole.
-    pub(crate) fn done(&mut self, seen: AnswerFacts) {
+    pub(crate) fn note_end(&mut self, seen: AnswerFacts) {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
@@ -125,7 +125,7 @@ impl Flight {
     }
 
     /// Notes that there is no answer.
-    pub(crate) fn failed(&mut self, fault: &Fault) {
+    pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             self.hold_against(fault);

@@ -17,9 +17,9 @@ use super::usage;
 use crate::answer::Answer;
 use crate::answer_engines;
 use crate::app::App;
-use crate::encoding::{Codings, unpacked};
+use crate::encoding::{Codings, unpack};
 use crate::names;
-use crate::observe::{Dialect, Reading};
+use crate::observe::{AnswerFormat, Dialect};
 use crate::prompts::RequestFacts;
 use crate::reading::look_at;
 use crate::refusal::Refusal;
@@ -57,9 +57,12 @@ pub(crate) async fn forward(
 
     let named = known.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
     let body = named.map_or(body, Bytes::from);
-    let mut reading = Reading { dialect: Dialect::of(endpoint), hides_usage: false };
-    let asking =
-        if known.lacks_usage && app.config.ask_usage { usage::asking(&body, known.has_stream_options) } else { None };
+    let mut reading = AnswerFormat { dialect: Dialect::of(endpoint), hides_usage: false };
+    let asking = if known.lacks_usage && app.config.ask_usage {
+        usage::ask_for_usage(&body, known.has_stream_options)
+    } else {
+        None
+    };
     reading.hides_usage = asking.is_some();
     let body = asking.unwrap_or(body);
 
@@ -86,7 +89,7 @@ async fn look(
 ) -> Result<RequestFacts, Refusal> {
     let codings = Codings::of(headers);
     let unpacked = match codings {
-        Some(codings) if !codings.are_none() => unpacked(codings, body, app.config.http.max_body).await,
+        Some(codings) if !codings.are_none() => unpack(codings, body, app.config.http.max_body).await,
         _ => None,
     };
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);

@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
-use crate::observe::{AnswerFacts, Observer, Reading};
+use crate::observe::{AnswerFacts, AnswerFormat, Observer};
 use crate::prompts::RequestFacts;
 
 /// The state that prefill has come to before decode is asked.
@@ -177,7 +177,7 @@ async fn first(
         PrefillResult::Refused(_) => Ok(None),
     });
     if let Err(fault) = &parsed {
-        flight.failed(fault);
+        flight.note_failure(fault);
     }
     parsed
 }
@@ -193,7 +193,7 @@ async fn beside(
 ) -> Result<PrefillResult, Fault> {
     let answer = legwork(&app, shard, &head, &body, &mut flight, fresh).await;
     if let Err(fault) = &answer {
-        flight.failed(fault);
+        flight.note_failure(fault);
     }
     answer
 }
@@ -217,18 +217,18 @@ async fn legwork(
         engine.pool.put(shard, connection);
     }
     if status.is_client_error() && status != StatusCode::TOO_MANY_REQUESTS {
-        flight.done(AnswerFacts::default());
+        flight.note_end(AnswerFacts::default());
         return Ok(PrefillResult::Refused(Verdict { status, headers, body }));
     }
     if !status.is_success() {
         return Err(Fault::Busy(status.as_u16()));
     }
-    flight.heard();
+    flight.note_piece();
     // It is asked for one token: its answer is that.
-    flight.generated(1, Instant::now());
-    let mut observer = Observer::of(Some(b"application/json"), Reading::default());
+    flight.note_tokens(1, Instant::now());
+    let mut observer = Observer::of(Some(b"application/json"), AnswerFormat::default());
     observer.pass(Bytes::from(body.clone()));
-    flight.done(observer.seen());
+    flight.note_end(observer.seen());
     Ok(PrefillResult::Done(body))
 }
 

@@ -26,9 +26,9 @@ pub(super) fn wait(app: &App) -> Option<Duration> {
 }
 
 /// A request that is at two engines, as long as it is.
-struct Second<'a>(&'a AtomicUsize);
+struct HedgeCount<'a>(&'a AtomicUsize);
 
-impl<'a> Second<'a> {
+impl<'a> HedgeCount<'a> {
     fn new(app: &'a App) -> Option<Self> {
         let in_flight: usize = app.fleet.engines().iter().map(|engine| engine.counts.in_flight.load(Relaxed)).sum();
         let open = &app.counts.open_hedges;
@@ -37,7 +37,7 @@ impl<'a> Second<'a> {
     }
 }
 
-impl Drop for Second<'_> {
+impl Drop for HedgeCount<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }
@@ -54,7 +54,7 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
     // One that still waits in the router is not late because of an engine.
     let Some(engine) = began.get() else { return first.await };
     let count = |outcome: usize| job.app.counts.hedges[outcome].fetch_add(1, Relaxed);
-    let Some(_second) = Second::new(job.app) else {
+    let Some(_second) = HedgeCount::new(job.app) else {
         count(2);
         return first.await;
     };

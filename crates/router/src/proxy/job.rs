@@ -20,7 +20,7 @@ use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
-use crate::observe::{Observer, Reading};
+use crate::observe::{AnswerFormat, Observer};
 use crate::place::Placement;
 use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
@@ -35,7 +35,7 @@ pub(super) struct Job<'a> {
     pub(super) outgoing: EngineRequest<'a>,
     pub(super) body: Bytes,
     pub(super) known: RequestFacts,
-    pub(super) reading: Reading,
+    pub(super) reading: AnswerFormat,
     pub(super) split: bool,
     pub(super) forwards_ids: bool,
     pub(super) is_response: bool,
@@ -115,7 +115,7 @@ impl Job<'_> {
                         && attempts.may_go_on_after(&busy)
                         && has_other(app, &engine, attempts.tried())
                     {
-                        flight.failed(&busy);
+                        flight.note_failure(&busy);
                         busy
                     } else {
                         let status = answer.status;
@@ -138,7 +138,7 @@ impl Job<'_> {
                                 return Ok(refused(app, verdict, passing.into_flight(), new_id.cloned(), headers));
                             }
                             Err(DecodeFailure::Failed(fault)) => {
-                                passing.into_flight().failed(&fault);
+                                passing.into_flight().note_failure(&fault);
                                 fault
                             }
                         }
@@ -148,13 +148,13 @@ impl Job<'_> {
                     return Ok(refused(app, verdict, flight, new_id.cloned(), headers));
                 }
                 Err(DecodeFailure::Failed(fault)) => {
-                    flight.failed(&fault);
+                    flight.note_failure(&fault);
                     fault
                 }
             };
-            let refusal = failed(&engine, &fault);
+            let refusal = refuse_failed(&engine, &fault);
             let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
-            if let Some(why) = attempts.failed(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
+            if let Some(why) = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
                 return Err(give_up(why, refusal));
             }
             last = Some(refusal);
@@ -189,7 +189,7 @@ fn pass(
     shard: usize,
     connection: Connection,
     answer: Head,
-    reading: Reading,
+    reading: AnswerFormat,
     flight: Flight,
 ) -> (AnswerBody, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
@@ -229,7 +229,7 @@ fn refused(
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
-    decode.refused_elsewhere();
+    decode.note_refusal_elsewhere();
     let Verdict { status, headers: mut its, body } = verdict;
     strip(&mut its);
     its.remove(CONTENT_LENGTH);
@@ -251,7 +251,7 @@ fn name(app: &App, placement: &Placement, new_id: Option<HeaderValue>, asked: &H
 }
 
 /// Makes the refusal that a client gets when nobody answered.
-fn failed(engine: &Engine, fault: &Fault) -> Refusal {
+fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
     let message = format!("engine {}: {fault}", engine.name);
     match fault {
         Fault::FirstByte | Fault::Stalled | Fault::Down => {

@@ -12,7 +12,7 @@ use super::fields::with;
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 
 /// Makes the body that asks for usage; None if it cannot be made. `has_options`: whether it has `stream_options`.
-pub(crate) fn asking(body: &[u8], has_options: bool) -> Option<Bytes> {
+pub(crate) fn ask_for_usage(body: &[u8], has_options: bool) -> Option<Bytes> {
     if has_options {
         let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
         let given = fields.get("stream_options").and_then(|raw| serde_json::from_str(raw.get()).ok());
@@ -36,7 +36,7 @@ mod tests {
     #[test]
     fn all_else_stays_as_it_is() {
         let asked = |body: &str, has_options| {
-            String::from_utf8(asking(body.as_bytes(), has_options).expect("a body").to_vec()).expect("utf-8")
+            String::from_utf8(ask_for_usage(body.as_bytes(), has_options).expect("a body").to_vec()).expect("utf-8")
         };
         assert_eq!(
             asked(r#" { "stream" : true, "n": 1.50}"#, false),

@@ -13,7 +13,7 @@ use kvatlas_http::Access;
 pub(crate) use self::model::{ModelAt, of_query};
 use self::pattern::ANY;
 pub(crate) use self::pattern::Methods;
-pub(crate) use self::table::{ForwardCondition, ForwardRule, Route, RouterAnswer, To, WELCOME};
+pub(crate) use self::table::{ForwardCondition, ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 
 /// The route of a request.
@@ -31,7 +31,7 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     // A slash at the end does not count.
     let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path);
     for route in ROUTES.iter().filter(|route| route.path.parameter(bare).is_some()) {
-        if let To::Engine(forwarded) = route.to {
+        if let Responder::Engine(forwarded) = route.to {
             // Whoever stands before the engine may make another path of it, which nobody has allowed.
             if climbs(path) {
                 return RouteMatch::Unknown;
@@ -104,8 +104,8 @@ mod tests {
             RouteMatch::Unknown => "404".to_owned(),
             RouteMatch::WrongMethod(methods) => format!("405 {}", methods.list()),
             RouteMatch::Route(route) => match route.to {
-                To::Own(own) => format!("{own:?}({})", route.parameter(path)),
-                To::Engine(forwarded) => format!("{:?} {:?}", route.wants, forwarded.allowed),
+                Responder::Own(own) => format!("{own:?}({})", route.parameter(path)),
+                Responder::Engine(forwarded) => format!("{:?} {:?}", route.wants, forwarded.allowed),
             },
         }
     }

@@ -22,14 +22,14 @@ pub(crate) struct Route {
     pub(super) path: Pattern,
     /// The key that the route needs, where there are keys.
     pub(crate) wants: Access,
-    pub(crate) to: To,
+    pub(crate) to: Responder,
     /// Description of what the route does, in a few words.
     about: &'static str,
 }
 
 /// The one who answers: the router or an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum To {
+pub(crate) enum Responder {
     /// The router.
     Own(RouterAnswer),
     /// An engine.
@@ -68,9 +68,9 @@ impl Route {
     pub(crate) fn may_repeat(&self, method: &Method) -> bool {
         match self.to {
             // Some engines are changed by GET too.
-            To::Engine(forwarded) if forwarded.allowed != ForwardCondition::Always => false,
-            To::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
-            To::Own(_) => false,
+            Responder::Engine(forwarded) if forwarded.allowed != ForwardCondition::Always => false,
+            Responder::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
+            Responder::Own(_) => false,
         }
     }
 
@@ -83,7 +83,7 @@ impl Route {
     pub(crate) fn is_for_probes(&self) -> bool {
         matches!(
             self.to,
-            To::Own(RouterAnswer::Health | RouterAnswer::Ready | RouterAnswer::Version | RouterAnswer::Metrics)
+            Responder::Own(RouterAnswer::Health | RouterAnswer::Ready | RouterAnswer::Version | RouterAnswer::Metrics)
         )
     }
 }
@@ -128,12 +128,12 @@ impl RouterAnswer {
 }
 
 const fn own(methods: Methods, path: &'static str, wants: Access, what: RouterAnswer, about: &'static str) -> Route {
-    Route { methods, path: Pattern::new(path), wants, to: To::Own(what), about }
+    Route { methods, path: Pattern::new(path), wants, to: Responder::Own(what), about }
 }
 
 const fn forwarded(methods: Methods, path: &'static str, about: &'static str, forwarded: ForwardRule) -> Route {
     let wants = if matches!(forwarded.allowed, ForwardCondition::Always) { Access::Ask } else { Access::Admin };
-    Route { methods, path: Pattern::new(path), wants, to: To::Engine(forwarded), about }
+    Route { methods, path: Pattern::new(path), wants, to: Responder::Engine(forwarded), about }
 }
 
 /// Makes the route of a prompt in JSON.
@@ -334,14 +334,13 @@ pub(super) static ROUTES: &[Route] = &[
 /// The text that `GET /` answers.
 pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
     let mut text = String::from("kvatlas: a router in front of inference engines\n\n");
-    for route in ROUTES.iter().filter(|route| matches!(route.to, To::Own(_))) {
+    for route in ROUTES.iter().filter(|route| matches!(route.to, Responder::Own(_))) {
         let methods = METHODS.iter().filter(|method| route.methods.has(method) && **method != Method::HEAD);
         let method = methods.map(Method::as_str).next().unwrap_or_default();
         text += &format!("{method:<6} {:<28} {}\n", route.path.text, route.about);
     }
     text += "\nForwarded to an engine:\n";
-    let always =
-        |route: &&Route| matches!(route.to, To::Engine(forwarded) if forwarded.allowed == ForwardCondition::Always);
+    let always = |route: &&Route| matches!(route.to, Responder::Engine(forwarded) if forwarded.allowed == ForwardCondition::Always);
     for route in ROUTES.iter().filter(always) {
         text += &format!("{} {}\n", route.methods.list(), route.path.text);
     }
@@ -358,8 +357,8 @@ mod tests {
         let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
         for route in ROUTES {
             let (key, about) = match (route.to, allowed) {
-                (To::Own(_), None) => (route.wants, route.about.replace("{", "`{").replace("}", "}`")),
-                (To::Engine(forwarded), Some(allowed)) if forwarded.allowed == allowed => {
+                (Responder::Own(_), None) => (route.wants, route.about.replace("{", "`{").replace("}", "}`")),
+                (Responder::Engine(forwarded), Some(allowed)) if forwarded.allowed == allowed => {
                     let model = match forwarded.model {
                         ModelAt::Json => "field `model`",
                         ModelAt::Form => "form field `model`",

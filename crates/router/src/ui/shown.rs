@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
-use kvatlas_follow::shown::{ENGINE_POINTS, Looker, POINTS, PageSource, Rates, tenth};
+use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
 use kvatlas_ui::Feed;
 use serde_json::{Map, Value, json};
 
@@ -27,7 +27,7 @@ const OF_AN_ENGINE: usize = 64;
 
 /// Keeps the page up to date for as long as the runtime lives.
 pub(crate) async fn run(app: Arc<App>) {
-    let looker = app.service.as_ref().map(|service| Looker::new(service.fleet().clone()));
+    let looker = app.service.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
     let counted = PageCounts::of(&app);
     let (open, figures) = (HashMap::new(), HashMap::new());
     let shown = PageState { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
@@ -36,7 +36,7 @@ pub(crate) async fn run(app: Arc<App>) {
 
 struct PageState {
     app: Arc<App>,
-    looker: Option<Looker>,
+    looker: Option<FleetObserver>,
     counted: PageCounts,
     at: Instant,
     /// The last decision that was told.
@@ -70,7 +70,7 @@ struct Figures {
 impl PageSource for PageState {
     fn state(&mut self, feed: &Feed) -> Value {
         self.tell(feed);
-        let mut rows = self.looker.as_mut().map(Looker::rows).unwrap_or_default();
+        let mut rows = self.looker.as_mut().map(FleetObserver::rows).unwrap_or_default();
         for engine in self.app.fleet.engines().iter() {
             self.rows_of(engine, &mut rows);
         }
@@ -91,7 +91,7 @@ impl PageSource for PageState {
             "connections": app.front.connections(),
             "changing_prompts": app.sessions.habits(),
             "engines": rows,
-            "indexes": self.looker.as_ref().map(Looker::indexes),
+            "indexes": self.looker.as_ref().map(FleetObserver::indexes),
         })
     }
 
@@ -105,7 +105,7 @@ impl PageSource for PageState {
         let prompt = now.prompt.saturating_sub(before.prompt);
         let summary = self.app.places.summary();
         let [fleet, unlimited] = self.app.places.possible_hit_rates();
-        let rates = self.looker.as_mut().map(Looker::rates);
+        let rates = self.looker.as_mut().map(FleetObserver::rates);
         let Rates { events, rows, blocks, lag } = rates.clone().unwrap_or_default();
         let point = json!({
             "t": SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u64),

@@ -145,7 +145,13 @@ impl Books {
     }
 
     /// Returns what is the same for all of these candidates.
-    pub(super) fn common(&self, weights: &Weights, request: &Request<'_>, candidates: &Candidates, now: f64) -> Common {
+    pub(super) fn common(
+        &self,
+        weights: &Weights,
+        request: &Request<'_>,
+        candidates: &Candidates,
+        now: f64,
+    ) -> SharedForecast {
         let is_scarce = is_scarce(request, candidates);
         let prices = is_scarce.then(|| self.prices(candidates, now)).flatten();
         let usual = (weights.load > 0.0 && !self.slowness.is_flat()).then(|| {
@@ -153,7 +159,7 @@ impl Books {
             all / candidates.len() as f64
         });
         let answer = self.answers.mean();
-        Common { is_scarce, prices, usual, answer, longer: self.steps.of_one_more() * answer }
+        SharedForecast { is_scarce, prices, usual, answer, longer: self.steps.of_one_more() * answer }
     }
 
     fn average(&self, candidates: &Candidates, now: f64) -> Averages {
@@ -175,7 +181,13 @@ impl Books {
 
     /// Returns the best that may be foreseen at a row, without a look at its books.
     #[inline]
-    pub(super) fn best(&self, weights: &Weights, common: &Common, candidates: &Candidates, row: usize) -> Outlook {
+    pub(super) fn best(
+        &self,
+        weights: &Weights,
+        common: &SharedForecast,
+        candidates: &Candidates,
+        row: usize,
+    ) -> Outlook {
         let slowness = common
             .usual
             .map_or(1.0, |usual| 1.0 + weights.load * (self.slowness.of(load(candidates, row)) / usual - 1.0));
@@ -195,7 +207,7 @@ impl Books {
     pub(super) fn outlook(
         &self,
         weights: &Weights,
-        common: &Common,
+        common: &SharedForecast,
         request: &Request<'_>,
         candidates: &Candidates,
         row: usize,
@@ -247,7 +259,7 @@ impl Books {
 
 /// The part of a forecast that is the same for all candidates of a decision.
 #[derive(Debug)]
-pub(super) struct Common {
+pub(super) struct SharedForecast {
     /// True if some cache is so full that room may matter.
     is_scarce: bool,
     /// The prices of room. `None`: it has none.

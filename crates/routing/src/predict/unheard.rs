@@ -19,7 +19,7 @@ const OUTPUT: u64 = 0x006F_7574_7075_7421;
 
 /// The way in which what was sent is forgotten.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub enum Forgets {
+pub enum Retention {
     /// Blocks are forgotten as by an engine's cache that has room for so many, where the engine does not say how many
     /// it has.
     Mock {
@@ -36,7 +36,7 @@ pub enum Forgets {
 /// A prediction of what engines hold that announce nothing.
 #[derive(Debug)]
 pub struct PredictedIndex {
-    forgets: Forgets,
+    forgets: Retention,
     caches: Vec<Cache>,
     /// Requests that are with engines: whose, and the names of its blocks.
     using: HashMap<u64, (u32, Vec<u64>)>,
@@ -47,7 +47,7 @@ pub struct PredictedIndex {
 
 #[derive(Debug, Default)]
 struct Cache {
-    /// `None`: as many as [`Forgets::Mock`] says.
+    /// `None`: as many as [`Retention::Mock`] says.
     room: Option<usize>,
     blocks: HashMap<u64, Block>,
     /// Blocks in the order in which they leave. An entry counts only if it is its block's latest.
@@ -66,7 +66,7 @@ struct Block {
 impl PredictedIndex {
     /// Makes an index that knows nothing yet.
     #[must_use]
-    pub fn new(forgets: Forgets) -> Self {
+    pub fn new(forgets: Retention) -> Self {
         Self { forgets, caches: Vec::new(), using: HashMap::new(), names: Vec::new(), outputs: 0 }
     }
 
@@ -154,15 +154,15 @@ impl PredictedIndex {
 
     fn room(&mut self, worker: u32) -> Option<usize> {
         match self.forgets {
-            Forgets::Mock { blocks } => Some(self.cache(worker).room.unwrap_or(blocks)),
-            Forgets::Ttl { .. } => None,
+            Retention::Mock { blocks } => Some(self.cache(worker).room.unwrap_or(blocks)),
+            Retention::Ttl { .. } => None,
         }
     }
 
     fn until(&self, now: f64) -> f64 {
         match self.forgets {
-            Forgets::Ttl { seconds } => now + seconds,
-            Forgets::Mock { .. } => 0.0,
+            Retention::Ttl { seconds } => now + seconds,
+            Retention::Mock { .. } => 0.0,
         }
     }
 
@@ -175,7 +175,7 @@ impl PredictedIndex {
     }
 
     fn expire(&mut self, now: f64) {
-        if let Forgets::Ttl { .. } = self.forgets {
+        if let Retention::Ttl { .. } = self.forgets {
             for cache in &mut self.caches {
                 while cache.leaving.front().is_some_and(|first| first.0 <= now) {
                     cache.forget_first();
@@ -227,7 +227,7 @@ mod tests {
 
     #[test]
     fn the_least_recently_used_leaves_first_and_the_end_of_a_chain_before_its_beginning() {
-        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 6 });
+        let mut index = PredictedIndex::new(Retention::Mock { blocks: 6 });
         for (request, prompt) in [(1, [1, 2, 3]), (2, [4, 5, 6])] {
             index.sent(request, 0, &prompt, 0.0);
             index.ended(request, 0, 0.0);
@@ -244,7 +244,7 @@ mod tests {
 
     #[test]
     fn what_is_in_use_stays() {
-        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 2 });
+        let mut index = PredictedIndex::new(Retention::Mock { blocks: 2 });
         index.set_room(0, 3);
         index.sent(1, 0, &[1, 2, 3], 0.0);
         index.sent(2, 0, &[4, 5, 6], 0.0);
@@ -255,7 +255,7 @@ mod tests {
 
     #[test]
     fn a_ttl_counts_from_the_end() {
-        let mut index = PredictedIndex::new(Forgets::Ttl { seconds: 10.0 });
+        let mut index = PredictedIndex::new(Retention::Ttl { seconds: 10.0 });
         index.sent(1, 0, &[1, 2], 0.0);
         assert_eq!(depth(&mut index, &[1, 2], 0, 50.0), 2);
         index.ended(1, 9, 50.0);
@@ -266,7 +266,7 @@ mod tests {
 
     #[test]
     fn what_failed_was_never_there() {
-        let mut index = PredictedIndex::new(Forgets::Mock { blocks: 9 });
+        let mut index = PredictedIndex::new(Retention::Mock { blocks: 9 });
         index.sent(1, 0, &[1, 2], 0.0);
         index.ended(1, 0, 0.0);
         index.sent(2, 0, &[1, 2, 3], 0.0);
@@ -283,7 +283,7 @@ mod tests {
             steps in prop::collection::vec((0u64..3, 1u64..8, any::<bool>(), 0usize..5, 0.0..4.0), 1..80),
             ttl in any::<bool>(),
         ) {
-            let forgets = if ttl { Forgets::Ttl { seconds: 5.0 } } else { Forgets::Mock { blocks: 12 } };
+            let forgets = if ttl { Retention::Ttl { seconds: 5.0 } } else { Retention::Mock { blocks: 12 } };
             let mut index = PredictedIndex::new(forgets);
             let mut open = Vec::new();
             let mut now = 0.0;

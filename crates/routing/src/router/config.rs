@@ -2,7 +2,7 @@
 
 use crate::error::Error;
 use crate::options::Options;
-use crate::predict::Forgets;
+use crate::predict::Retention;
 
 /// The order in which requests of equal priority that wait in the router are placed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -30,7 +30,7 @@ pub struct Config {
     /// Blocks of prompts on their way that are kept in mind.
     pub predicted_limit: usize,
     /// Engines announce nothing: what they hold is guessed from what was sent, and lookups do not count.
-    pub no_events: Option<Forgets>,
+    pub no_events: Option<Retention>,
     /// Requests of a session go where the last one went, if that was not longer ago. 0: sessions do not stick.
     pub session_ttl: f64,
     /// Sessions that are kept in mind.
@@ -121,8 +121,8 @@ impl Config {
         let seconds = options.number("no_events_ttl", 120.0, 0.0, MOST)?;
         let blocks = options.number("no_events_blocks", 24_576.0, 1.0, MOST)? as usize;
         let no_events = match options.word("no_events", &["off", "mock", "ttl"])? {
-            "mock" => Some(Forgets::Mock { blocks }),
-            "ttl" => Some(Forgets::Ttl { seconds }),
+            "mock" => Some(Retention::Mock { blocks }),
+            "ttl" => Some(Retention::Ttl { seconds }),
             _ => None,
         };
         Ok(Self {

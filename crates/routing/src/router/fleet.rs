@@ -222,7 +222,7 @@ impl Fleet {
 
     // What requests do to a row.
 
-    pub(super) fn sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
+    pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
         rows.waiting[at] += 1;
@@ -244,7 +244,7 @@ impl Fleet {
     }
 
     /// A prompt is not waiting any more.
-    pub(super) fn dequeued(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
+    pub(super) fn dequeue(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
         rows.waiting[at] -= 1;
@@ -259,7 +259,7 @@ impl Fleet {
             self.head_since[at] = now;
         }
         let learnt = match computed {
-            ComputeTime::Now => slot.speed.computed(share.uncached, more, now, &mut self.speed),
+            ComputeTime::Now => slot.speed.learn_prefill(share.uncached, more, now, &mut self.speed),
             ComputeTime::Before { sent } => {
                 let learnt = slot.speed.came_whole(share.uncached, sent, now, &mut self.speed);
                 if head || !more {
@@ -291,7 +291,7 @@ impl Fleet {
     }
 
     /// Requests use so many blocks more, or fewer.
-    pub(super) fn used(&mut self, at: u32, more: f64) {
+    pub(super) fn add_used(&mut self, at: u32, more: f64) {
         self.rows.used_blocks[at as usize] += more;
     }
 
@@ -302,13 +302,13 @@ impl Fleet {
         }
     }
 
-    pub(super) fn generated(&mut self, at: u32, tokens: f64, less_left: f64) {
+    pub(super) fn add_tokens(&mut self, at: u32, tokens: f64, less_left: f64) {
         self.rows.context_tokens[at as usize] += tokens;
         self.rows.output_tokens_left[at as usize] -= less_left;
     }
 
-    pub(super) fn stepped(&mut self, at: u32, seconds: f64) {
-        self.slots[at as usize].speed.stepped(seconds, &mut self.speed);
+    pub(super) fn learn_step(&mut self, at: u32, seconds: f64) {
+        self.slots[at as usize].speed.learn_step(seconds, &mut self.speed);
         self.publish(at as usize);
     }
 
@@ -318,7 +318,7 @@ impl Fleet {
     }
 
     /// A request that does not wait any more is over.
-    pub(super) fn ended(&mut self, at: u32, share: &Share) {
+    pub(super) fn end(&mut self, at: u32, share: &Share) {
         let at = at as usize;
         self.rows.requests[at] -= 1;
         self.rows.context_tokens[at] -= share.tokens + share.generated;

@@ -6,7 +6,7 @@ use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::request::Request;
 use crate::router::Router;
-use crate::router::outcome::{Decision, FinishedRequest, RequestId, Usage, Why, WorkerId};
+use crate::router::outcome::{ChoiceReason, Decision, FinishedRequest, RequestId, Usage, WorkerId};
 use crate::time::Time;
 
 impl Router {
@@ -61,33 +61,23 @@ impl Router {
         self.number += 1;
         let request = Request { number: self.number, ..self.complete(request) };
         self.fleet.candidates(depths, Some(&self.expected), Some(&self.who), now);
-        Some(self.reserve(&request, 0, Why::Policy, now))
+        Some(self.reserve(&request, 0, ChoiceReason::Policy, now))
     }
 
     /// The prompt of a prefill leg is computed, and its blocks can be fetched: the leg is over. It generated nothing, so
     /// nothing is learnt of how much requests generate. `None`: it was over already.
-    pub fn prefilled(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
+    pub fn end_prefill(&mut self, id: RequestId, usage: Usage, now: f64) -> Option<FinishedRequest> {
         self.first_token(id, now);
         let now = self.at(now);
         if let Some(unheard) = &mut self.unheard {
             unheard.ended(id.0, 0, now);
         }
         let its = self.release(id.0, now)?;
-        self.counts.finished += 1;
-        if let Some(cached) = usage.cached_tokens {
-            self.counts.expected_cached += u64::from(its.cached);
-            self.counts.reported_cached += u64::from(cached);
-        }
-        Some(FinishedRequest {
-            worker: WorkerId(its.worker),
-            expected_cached: its.cached,
-            cached: usage.cached_tokens,
-            ttft: its.first_token.map(|first| first - its.sent),
-        })
+        Some(self.count_finished(&its, usage))
     }
 
     /// The decode leg has its first token: from now on the time between tokens is its worker's own.
-    pub fn handed_over(&mut self, id: RequestId, now: f64) {
+    pub fn hand_over(&mut self, id: RequestId, now: f64) {
         let now = self.at(now);
         let Some(its) = self.placed.get_mut(&id.0) else { return };
         its.heard = now;

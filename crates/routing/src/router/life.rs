@@ -38,7 +38,7 @@ impl Router {
         }
         if !its.passed {
             let how = if computed { ComputeTime::Now } else { ComputeTime::Unknown };
-            self.fleet.dequeued(its.worker, id.0, &its.share, how, now);
+            self.fleet.dequeue(its.worker, id.0, &its.share, how, now);
             self.policy.first_token(&its.placed(id), now);
         }
         self.room.came_to(its.worker);
@@ -69,7 +69,7 @@ impl Router {
                 continue;
             }
             its.passed = true;
-            self.fleet.dequeued(its.worker, number, &its.share, ComputeTime::Unknown, now);
+            self.fleet.dequeue(its.worker, number, &its.share, ComputeTime::Unknown, now);
             self.policy.first_token(&its.placed(RequestId(number)), now);
             self.room.came_to(its.worker);
         }
@@ -84,10 +84,10 @@ impl Router {
         let less = its.share.output_left.min(tokens);
         its.share.output_left -= less;
         its.share.generated += tokens;
-        self.fleet.generated(its.worker, tokens, less);
+        self.fleet.add_tokens(its.worker, tokens, less);
         its.steps += tokens;
         if its.first_token.is_some() && its.steps >= STEPS * its.answers {
-            self.fleet.stepped(its.worker, (now - its.steps_since) * its.answers / its.steps);
+            self.fleet.learn_step(its.worker, (now - its.steps_since) * its.answers / its.steps);
             its.steps = 0.0;
             its.steps_since = now;
         }
@@ -115,24 +115,29 @@ impl Router {
         if let (Some(first), Some(output), true) = (its.first_token, usage.output_tokens, its.share.generated == 0.0) {
             let steps = f64::from(output) / its.answers - 1.0;
             if steps >= STEPS {
-                self.fleet.stepped(its.worker, (now - first) / steps);
+                self.fleet.learn_step(its.worker, (now - first) / steps);
             }
         }
-        self.counts.finished += 1;
         if let Some(output) = output {
             self.outputs += 1.0;
             self.mean_output += (output / its.answers - self.mean_output) * (1.0 / self.outputs).max(OUTPUT_SHARE);
         }
+        Some(self.count_finished(&its, usage))
+    }
+
+    /// Counts a request that finished, and what its engine had cached against what was expected.
+    pub(super) fn count_finished(&mut self, its: &Reservation, usage: Usage) -> FinishedRequest {
+        self.counts.finished += 1;
         if let Some(cached) = usage.cached_tokens {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
         }
-        Some(FinishedRequest {
+        FinishedRequest {
             worker: WorkerId(its.worker),
             expected_cached: its.cached,
             cached: usage.cached_tokens,
             ttft: its.first_token.map(|first| first - its.sent),
-        })
+        }
     }
 
     /// Ends a request that did not go well: what it would have left in the cache does not count. Takes one that waits
@@ -194,11 +199,11 @@ impl Router {
             unheard.failed(number, now);
         }
         if its.first_token.is_none() && !its.passed {
-            self.fleet.dequeued(its.worker, number, &its.share, ComputeTime::Unknown, now);
+            self.fleet.dequeue(its.worker, number, &its.share, ComputeTime::Unknown, now);
         }
-        self.fleet.ended(its.worker, &its.share);
+        self.fleet.end(its.worker, &its.share);
         let freed = its.leaf.map_or(0, |leaf| self.on_the_way.release(leaf, its.worker));
-        self.fleet.used(its.worker, -(f64::from(freed) + its.nameless));
+        self.fleet.add_used(its.worker, -(f64::from(freed) + its.nameless));
         self.policy.ended(&Placement { freed, ..its.placed(RequestId(number)) }, now);
         self.room.came_to(its.worker);
         Some(its)
@@ -213,7 +218,7 @@ impl Router {
         }
         if !its.passed {
             its.passed = true;
-            self.fleet.dequeued(its.worker, id.0, &its.share, how, now);
+            self.fleet.dequeue(its.worker, id.0, &its.share, how, now);
             self.policy.first_token(&its.placed(id), now);
         }
     }

@@ -22,14 +22,16 @@ use std::collections::{BinaryHeap, HashMap};
 pub use config::{Config, Order};
 pub use explain::Explanation;
 pub use lookup::Lookup;
-pub use outcome::{Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, Why, WorkerId};
+pub use outcome::{
+    ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
+};
 
 pub use work::Work;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::policy::Policy;
-use crate::predict::{Leaf, OnTheWay, PredictedIndex};
+use crate::predict::{Leaf, PredictedIndex, SentPrompts};
 use crate::request::Request;
 use crate::time::Time;
 use fleet::{ExpectedBlocks, Fleet, Share};
@@ -66,7 +68,7 @@ pub struct Router {
     /// Times at which the prompts of requests should be computed of which nobody will tell.
     unseen: BinaryHeap<Reverse<(Time, u64)>>,
     first_tokens: u64,
-    on_the_way: OnTheWay,
+    on_the_way: SentPrompts,
     /// A prediction in the place of an index, where there are no events.
     unheard: Option<PredictedIndex>,
     guessed: Depths,
@@ -123,7 +125,7 @@ impl Router {
             due: BinaryHeap::new(),
             unseen: BinaryHeap::new(),
             first_tokens: 0,
-            on_the_way: OnTheWay::new(config.predicted_limit),
+            on_the_way: SentPrompts::new(config.predicted_limit),
             unheard: config.no_events.map(PredictedIndex::new),
             guessed: Depths::unknown(),
             sessions: Sessions::default(),

@@ -13,7 +13,7 @@ pub struct RequestId(pub u64);
 
 /// The reason why a request went where it went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Why {
+pub enum ChoiceReason {
     /// The policy chose. If it uses an index, it knew what each worker holds.
     Policy,
     /// The request's session is at this worker.
@@ -31,7 +31,7 @@ pub enum Why {
     Idle,
 }
 
-impl Why {
+impl ChoiceReason {
     /// All of them.
     pub const ALL: [Self; 7] =
         [Self::Policy, Self::Session, Self::Only, Self::NoIndex, Self::NoTokens, Self::NoTrust, Self::Idle];
@@ -69,7 +69,7 @@ pub struct Decision {
     /// The part of `cached_tokens` that the index does not show yet.
     pub predicted_tokens: u32,
     /// The reason why the request goes there.
-    pub why: Why,
+    pub why: ChoiceReason,
 }
 
 /// The reason why a request was refused.
@@ -167,7 +167,7 @@ pub struct Counts {
     pub waited: u64,
     /// Requests refused, by reason, in the order of [`Refusal::ALL`].
     pub refused: [u64; 4],
-    /// Requests placed, by reason, in the order of [`Why::ALL`].
+    /// Requests placed, by reason, in the order of [`ChoiceReason::ALL`].
     pub why: [u64; 7],
     /// Requests that finished.
     pub finished: u64,

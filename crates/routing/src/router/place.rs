@@ -9,7 +9,7 @@ use crate::policy::Choice;
 use crate::predict::Insertion;
 use crate::request::Request;
 use crate::router::fleet::{ExpectedBlocks, Share, State};
-use crate::router::outcome::{Decision, Outcome, Refusal, RequestId, Why, WorkerId};
+use crate::router::outcome::{ChoiceReason, Decision, Outcome, Refusal, RequestId, WorkerId};
 use crate::router::waiting::{Aim, Ticket, WaitingRequest};
 use crate::router::{Reservation, Router};
 use crate::time::Time;
@@ -20,7 +20,7 @@ pub(super) enum Plan {
     /// This row of the candidates takes it.
     Row {
         row: usize,
-        why: Why,
+        why: ChoiceReason,
     },
     /// The request waits in the router, for the worker of this row or for any.
     Wait {
@@ -91,7 +91,7 @@ impl Router {
         self.expect(&request, depths, now);
         let Self { fleet, who, expected, .. } = self;
         fleet.candidates(depths, Some(expected), Some(who), now);
-        let decision = self.reserve(&request, 0, Why::Only, now);
+        let decision = self.reserve(&request, 0, ChoiceReason::Only, now);
         self.guessed = guessed.unwrap_or_default();
         Some(decision)
     }
@@ -121,7 +121,7 @@ impl Router {
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { row, why } if why != Why::Session && !self.comes_first(row) => {
+            Plan::Row { row, why } if why != ChoiceReason::Session && !self.comes_first(row) => {
                 self.in_turn(&request, depths, allowed, binds, now)
             }
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
@@ -291,7 +291,7 @@ impl Router {
             let all = (!self.who.is_empty()).then_some(&self.who[..]);
             let candidates = self.fleet.candidates(depths, Some(&self.expected), all, now);
             if let Ok(row) = candidates.worker.binary_search(&worker) {
-                return Plan::Row { row, why: Why::Session };
+                return Plan::Row { row, why: ChoiceReason::Session };
             }
         }
         let with_new = self.hold_back(now);
@@ -323,27 +323,27 @@ impl Router {
             // Nothing would end that it could wait for, or none may wait.
             Choice::Wait | Choice::WaitFor { .. } => match policy.choose_now(request, candidates, now) {
                 Some(row) if row < candidates.len() => row,
-                _ => return Plan::Row { row: least_loaded(candidates), why: Why::Idle },
+                _ => return Plan::Row { row: least_loaded(candidates), why: ChoiceReason::Idle },
             },
         };
         let why = if candidates.len() == 1 {
-            Why::Only
+            ChoiceReason::Only
         } else if !policy.uses_index() {
-            Why::Policy
+            ChoiceReason::Policy
         } else if request.content_hashes.is_empty() {
-            Why::NoTokens
+            ChoiceReason::NoTokens
         } else if !depths.is_known() {
-            Why::NoIndex
+            ChoiceReason::NoIndex
         } else if !candidates.trusted.iter().any(|trusted| *trusted) {
-            Why::NoTrust
+            ChoiceReason::NoTrust
         } else {
-            Why::Policy
+            ChoiceReason::Policy
         };
         Plan::Row { row, why }
     }
 
     /// Reserves the row that [`Router::plan`] was just asked about.
-    pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: Why, now: f64) -> Decision {
+    pub(super) fn reserve(&mut self, request: &Request<'_>, row: usize, why: ChoiceReason, now: f64) -> Decision {
         let Self { fleet, who, policy, .. } = self;
         let candidates = fleet.same_candidates((!who.is_empty()).then_some(who));
         policy.sent(request, candidates, row, now);
@@ -363,14 +363,14 @@ impl Router {
             generated: 0.0,
             output_left: self.mean_output.min(most).round() * answers,
         };
-        fleet.sent(worker, request.number, &share, cold, now);
+        fleet.add_sent(worker, request.number, &share, cold, now);
         let deadline = now + self.config.first_token_timeout;
         let Insertion { leaf, depth, own } =
             self.on_the_way.insert(request.content_hashes, worker, request.number, deadline);
         // Of a prompt without hashes nobody knows what it shares.
         let hashed = !request.content_hashes.is_empty();
         let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
-        self.fleet.used(worker, f64::from(own) + nameless);
+        self.fleet.add_used(worker, f64::from(own) + nameless);
         if let Some(unheard) = &mut self.unheard {
             unheard.sent(request.number, worker, request.content_hashes, now);
         }

@@ -49,7 +49,7 @@ pub struct PrefillDecode {
 #[derive(Debug, Clone, PartialEq)]
 pub enum Legs {
     /// `prefill` computes the prompt, `decode` fetches it and generates. Both are reserved: when the first has answered call
-    /// [`Router::prefilled`], at the first token of the second [`Router::handed_over`], then as for any request. If one
+    /// [`Router::end_prefill`], at the first token of the second [`Router::hand_over`], then as for any request. If one
     /// fails, [`Router::fail`] both.
     Both {
         /// The worker that computes the prompt.

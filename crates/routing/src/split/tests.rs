@@ -113,10 +113,10 @@ fn work_spreads_over_both_pools_and_all_is_given_back() {
     assert_eq!(router.rows().waiting, [4, 4, 0, 0], "nobody waits for a decode leg");
     for (number, (prefill, decode)) in legs.iter().enumerate() {
         let now = 3.0 * (number + 1) as f64;
-        let ended = router.prefilled(prefill.id, Usage::default(), now).unwrap();
+        let ended = router.end_prefill(prefill.id, Usage::default(), now).unwrap();
         assert_eq!(ended.ttft, Some(now));
-        assert_eq!(router.prefilled(prefill.id, Usage::default(), now), None);
-        router.handed_over(decode.id, now);
+        assert_eq!(router.end_prefill(prefill.id, Usage::default(), now), None);
+        router.hand_over(decode.id, now);
         router.progress(decode.id, 19, now + 0.2);
         router.finish(decode.id, Usage { output_tokens: Some(20), ..Usage::default() }, now + 0.2);
     }
@@ -124,7 +124,7 @@ fn work_spreads_over_both_pools_and_all_is_given_back() {
     assert!(router.rows().context_tokens.iter().all(|tokens| tokens.abs() < 1e-6));
     // What requests generate is learnt from decode legs only.
     assert!((router.mean_output() - 20.0).abs() < 1e-9, "{}", router.mean_output());
-    router.handed_over(RequestId(999), 99.0);
+    router.hand_over(RequestId(999), 99.0);
 }
 
 #[test]
@@ -251,7 +251,7 @@ fn without_events_what_was_sent_is_known_to_both_pools() {
     let config = Config {
         prefill_rate: 1000.0,
         step_time: 0.01,
-        no_events: Some(crate::Forgets::Mock { blocks: 1000 }),
+        no_events: Some(crate::Retention::Mock { blocks: 1000 }),
         announced_within: 0.1,
         ..Config::default()
     };
@@ -264,8 +264,8 @@ fn without_events_what_was_sent_is_known_to_both_pools() {
     let unknown = Depths::unknown();
     let (prefill, decode) = both(chooser.choose(&mut router, &prompt(&hashes), &unknown, &PREFILL, &DECODE, 0.0));
     assert_eq!(prefill.cached_tokens, 0);
-    router.prefilled(prefill.id, Usage::default(), 1.0);
-    router.handed_over(decode.id, 1.0);
+    router.end_prefill(prefill.id, Usage::default(), 1.0);
+    router.hand_over(decode.id, 1.0);
     router.finish(decode.id, Usage::default(), 2.0);
     // Long after what is on its way is forgotten: the next turn, of which both hold all but the end.
     let next: Vec<u64> = (0..41).collect();

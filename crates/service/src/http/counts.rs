@@ -61,7 +61,7 @@ impl Counts {
     }
 
     /// Prompts were looked up, and so many of them matched.
-    pub(crate) fn queried(&self, prompts: u64, matched: u64) {
+    pub(crate) fn add_query(&self, prompts: u64, matched: u64) {
         self.queries.fetch_add(prompts, Relaxed);
         self.queries_matched.fetch_add(matched, Relaxed);
     }

@@ -115,7 +115,7 @@ async fn post(
     };
     match route {
         Route::Register => counted(app, register::register(app, &body).await),
-        Route::Observed => guarded(app, || observed::observed(app, &body)),
+        Route::Observed => guarded(app, || observed::observe(app, &body)),
         Route::Digest => guarded(app, || match sent {
             Body::Bytes { parameters, blocks } => sites::digest(app, parameters, blocks),
             Body::Json(_) => Err(Refusal::wrong_content_type()),

@@ -28,7 +28,7 @@ const WAITING: usize = 4;
 const PAUSE: Duration = Duration::from_micros(100);
 
 /// The client has left.
-struct ClientGone;
+struct Disconnect;
 
 /// Writes on a thread that may wait, as the client may read slowly and an index may be large. One after the other: each
 /// copies what a rank holds before it is sent. Whoever waits gets white space every `blank`, or would be cut off as idle.
@@ -90,21 +90,21 @@ struct Pieces {
 }
 
 impl Pieces {
-    fn send(&mut self, at_least: usize) -> Result<(), ClientGone> {
+    fn send(&mut self, at_least: usize) -> Result<(), Disconnect> {
         if self.writer.len() < at_least.max(1) {
             return Ok(());
         }
-        let piece = std::mem::replace(&mut self.writer, Writer::with_capacity(PIECE + 4096)).done();
-        self.sender.blocking_send(Piece::Bytes(piece.into())).map_err(|_| ClientGone)
+        let piece = std::mem::replace(&mut self.writer, Writer::with_capacity(PIECE + 4096)).finish();
+        self.sender.blocking_send(Piece::Bytes(piece.into())).map_err(|_| Disconnect)
     }
 
-    fn end(&mut self) -> Result<(), ClientGone> {
+    fn end(&mut self) -> Result<(), Disconnect> {
         self.send(0)?;
-        self.sender.blocking_send(Piece::End).map_err(|_| ClientGone)
+        self.sender.blocking_send(Piece::End).map_err(|_| Disconnect)
     }
 }
 
-fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), ClientGone> {
+fn write(out: &mut Pieces, keyspaces: &[Arc<Keyspace>]) -> Result<(), Disconnect> {
     out.writer.raw("{\"keyspaces\":[");
     for (at, keyspace) in keyspaces.iter().enumerate() {
         let writer = &mut out.writer;
@@ -145,7 +145,7 @@ fn store(
     number: u64,
     parent: Option<BlockHash>,
     blocks: impl Iterator<Item = (BlockHash, u64)>,
-) -> Result<(), ClientGone> {
+) -> Result<(), Disconnect> {
     let writer = &mut out.writer;
     writer.raw("{\"worker_id\":");
     writer.id(worker);

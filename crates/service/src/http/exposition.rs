@@ -1,6 +1,7 @@
 //! `/metrics`: the counts of requests and queries, and behind them what the follower says of streams and indexes, as
 //! Prometheus reads it. The documentation has names and texts from here (`tools/docs/metrics.py`).
 
+use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
@@ -33,16 +34,14 @@ impl std::fmt::Debug for Scrape {
     }
 }
 
-type Done = Result<(), std::fmt::Error>;
-
 impl Collector for Scrape {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Done {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         requests(&self.0, &mut encoder)?;
         queries(&self.0, &mut encoder)
     }
 }
 
-fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
+fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let routes = || Route::ALL.iter().map(|route| route.path()).zip(&app.counts.requests);
     let mut family = describe(
         encoder,
@@ -80,7 +79,7 @@ fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
     Ok(())
 }
 
-fn queries(app: &App, encoder: &mut DescriptorEncoder<'_>) -> Done {
+fn queries(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let help = "Prompts looked up. Each prompt of a batch counts";
     counter(encoder, "queries", help, app.counts.queries.load(Relaxed))?;
     let help = "Prompts of which at least one worker held at least one block";

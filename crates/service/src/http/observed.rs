@@ -30,7 +30,7 @@ struct Observation {
     age: f64,
 }
 
-pub(crate) fn observed(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
+pub(crate) fn observe(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
     let received = Instant::now();
     let it: Observation = serde_json::from_slice(body)?;
     check_name(&it.instance_id.0)?;

@@ -6,7 +6,7 @@ use std::time::{Instant, SystemTime};
 
 use hyper::StatusCode;
 use kvatlas_follow::report::{self, VERSION};
-use kvatlas_follow::shown::{ENGINE_POINTS, Looker, POINTS, PageSource, tenth};
+use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, tenth};
 use kvatlas_ui::{Feed, Viewer};
 use serde_json::{Map, Value, json};
 
@@ -23,14 +23,14 @@ pub(super) fn watch(app: &App) -> Result<Viewer, Refusal> {
 
 /// Keeps the page up to date for as long as the runtime lives.
 pub(super) async fn run(app: Arc<App>) {
-    let looker = Looker::new(app.fleet.clone());
+    let looker = FleetObserver::new(app.fleet.clone());
     app.page.keep(PageState { looker, app: app.clone(), queries: 0, matched: 0, at: Instant::now() }).await;
 }
 
 /// The source of the page's data, with the counts at the last point, from which rates are computed.
 struct PageState {
     app: Arc<App>,
-    looker: Looker,
+    looker: FleetObserver,
     queries: u64,
     matched: u64,
     at: Instant,

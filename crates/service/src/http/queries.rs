@@ -51,9 +51,9 @@ pub(crate) fn single(app: &App, body: Body<'_>, kind: Kind) -> Result<Response<A
             found_json::doubts(&mut out, untrusted, |worker| filter.allows(worker));
             found_json::wants_tokens(&mut out, wants_tokens);
             out.raw("}");
-            out.done()
+            out.finish()
         });
-        app.counts.queried(1, u64::from(matched));
+        app.counts.add_query(1, u64::from(matched));
         learn(&keyspace, &asked, scratch);
         Ok(json(StatusCode::OK, answer))
     })
@@ -73,8 +73,8 @@ pub(crate) fn batch(app: &App, body: &[u8]) -> Result<Response<Answer>> {
         });
         found_json::wants_tokens(&mut answer, wants_tokens);
         answer.raw("}");
-        let answer = answer.done();
-        app.counts.queried(asked.len() as u64, matched);
+        let answer = answer.finish();
+        app.counts.add_query(asked.len() as u64, matched);
         learn(keyspace, &asked, scratch);
         Ok(json(StatusCode::OK, answer))
     })
@@ -116,7 +116,7 @@ fn answers(
         at += 1;
     });
 
-    let answers = answers.done();
+    let answers = answers.finish();
     let mut out = Writer::with_capacity(answers.len() + 128 + 48 * ranks.len());
     out.raw("{\"block_size\":");
     out.number(block_size);
@@ -135,14 +135,14 @@ fn answers(
 
 /// True if something could be learnt from these queries if they had tokens. Counts those that have none.
 fn wants_tokens(keyspace: &Keyspace, asked: &Queries<'_>) -> bool {
-    (0..asked.hashed()).fold(false, |_, _| keyspace.asked_by_hashes())
+    (0..asked.hashed()).fold(false, |_, _| keyspace.note_hash_query())
 }
 
 /// The prompts may tell what was never announced. They are answered already.
 fn learn(keyspace: &Arc<Keyspace>, asked: &Queries<'_>, scratch: &Scratch) {
     if keyspace.is_waiting() {
         for (tokens, lora, salt) in (0..asked.len()).filter_map(|at| asked.tokens(at, scratch)) {
-            keyspace.asked(tokens, lora, salt);
+            keyspace.note_query(tokens, lora, salt);
         }
     }
 }

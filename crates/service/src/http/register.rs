@@ -10,7 +10,7 @@ use super::app::App;
 use super::refusal::Refusal;
 
 #[derive(Debug, Deserialize)]
-struct Unregister {
+struct UnregisterRequest {
     instance_id: InstanceId,
     model_name: Option<String>,
     routing_group: Option<String>,
@@ -32,7 +32,7 @@ pub(crate) async fn register(app: &App, body: &[u8]) -> Result<Response<Answer>,
 }
 
 pub(crate) async fn unregister(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusal> {
-    let Unregister { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
+    let UnregisterRequest { instance_id, model_name, routing_group, dp_rank } = serde_json::from_slice(body)?;
     check_name(&instance_id.0)?;
     for (what, text) in [("model_name", &model_name), ("routing_group", &routing_group)] {
         if text.as_ref().is_some_and(|text| text.len() > MAX_TEXT) {

@@ -10,7 +10,7 @@ impl Writer {
         Self(Vec::with_capacity(capacity))
     }
 
-    pub(crate) fn done(self) -> Vec<u8> {
+    pub(crate) fn finish(self) -> Vec<u8> {
         self.0
     }
 
@@ -75,7 +75,7 @@ mod tests {
         for text in ["a", "a b!", "a\"b", "a\\b", "déjà", "\n\u{1}", "", "</script>", "\u{7f}"] {
             let mut out = Writer::with_capacity(0);
             out.string(text);
-            assert_eq!(serde_json::from_slice::<String>(&out.done()).expect("JSON"), text);
+            assert_eq!(serde_json::from_slice::<String>(&out.finish()).expect("JSON"), text);
         }
     }
 }

@@ -47,10 +47,10 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// A batch of the live connection is of another life than those applied.
     fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Verify {
-            self.contradicted(now, true);
+            self.note_contradiction(now, true);
         }
         if self.can_ask() {
-            return self.restarted(fx);
+            return self.begin_other_life(fx);
         }
         self.new_epoch(fx);
         self.read_whole(now, fx);
@@ -115,7 +115,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         match verdict {
             Verdict::Cleared => {
                 (self.partial, self.unverified, self.heal_at) = (false, false, None);
-                self.unknown_events.cleared();
+                self.unknown_events.clear();
             }
             Verdict::Partial | Verdict::UnknownEvents => self.partial = true,
             Verdict::Whole | Verdict::Refused => {}
@@ -128,7 +128,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let hash = xxh3_64(payload.as_ref());
         self.recent.insert(seq, hash);
         if live {
-            self.sampled(now, seq, hash);
+            self.note_sample(now, seq, hash);
         }
     }
 

@@ -7,7 +7,7 @@ use super::Machine;
 impl<P: AsRef<[u8]>> Machine<P> {
     /// Batches contradict each other. `certain`: those of the live connection, and not one of them and an answer, which
     /// may have been given by the next life.
-    pub(super) fn contradicted(&mut self, now: Duration, certain: bool) {
+    pub(super) fn note_contradiction(&mut self, now: Duration, certain: bool) {
         self.counts.contradictions += 1;
         self.doubt.contradict(now, certain, self.config.probe_interval);
     }
@@ -15,7 +15,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// The engine is the one whose batches were applied: then a number too old to tell is of another one.
     pub(super) fn admit_suspect(&mut self, now: Duration) {
         if self.doubt.take_suspect() {
-            self.contradicted(now, true);
+            self.note_contradiction(now, true);
         }
     }
 }

@@ -30,13 +30,13 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// An answer shows another life of the engine than the one whose batches were applied.
     pub(super) fn other_life(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if matches!(self.goal, Goal::Live | Goal::Gap) {
-            self.contradicted(now, false);
+            self.note_contradiction(now, false);
         }
-        self.restarted(fx);
+        self.begin_other_life(fx);
     }
 
     /// The live connection may still bring batches of the old life, so it goes as well.
-    pub(super) fn restarted(&mut self, fx: &mut impl Effects<P>) {
+    pub(super) fn begin_other_life(&mut self, fx: &mut impl Effects<P>) {
         self.new_epoch(fx);
         self.rivalry.disconnected(self.can_replay);
         self.goal = Goal::Connect;
@@ -83,7 +83,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 (self.goal, self.attempts) = (Goal::Verify, self.config.replay_attempts);
                 self.go_on_unverified(now, fx);
             }
-            (Goal::Gap, _) if self.is_behind() => self.restarted(fx),
+            (Goal::Gap, _) if self.is_behind() => self.begin_other_life(fx),
             (Goal::Gap, _) => {
                 self.heal_later(now);
                 if let Some(seq) = self.waiting.first().or(self.owed.map(|owed| owed.saturating_add(1))) {

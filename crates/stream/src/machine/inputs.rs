@@ -62,7 +62,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
         (self.keeps, self.dead) = (true, false);
-        self.silence.answered();
+        self.silence.note_answer();
         ask.deadline = (now + self.config.replay_timeout).min(ask.limit);
         let begins = !std::mem::replace(&mut ask.answered, true);
         ask.highest = ask.highest.max(Some(seq));
@@ -127,7 +127,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         let Some(ask) = self.ask.take() else { return };
         self.heard = now;
         self.dead = false;
-        self.silence.answered();
+        self.silence.note_answer();
         self.short = ask.known > ask.highest;
         if ask.lacks_proof() && (self.keeps || self.goal == Goal::Verify) {
             return self.other_life(now, fx); // The last batch is not there any more, nor anything after it.
@@ -158,7 +158,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         if let Some(ask) = self.ask.take_if(|ask| ask.deadline <= now) {
             self.counts.failed_replays += 1;
             fx.cancel();
-            self.not_answered(now, &ask);
+            self.note_no_answer(now, &ask);
             if matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap) {
                 self.try_again(now, &ask, !ask.answered, fx);
             }

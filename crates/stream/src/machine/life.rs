@@ -14,7 +14,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     /// A batch of the live connection was applied.
-    pub(super) fn sampled(&mut self, now: Duration, seq: u64, hash: u64) {
+    pub(super) fn note_sample(&mut self, now: Duration, seq: u64, hash: u64) {
         if !self.can_replay || self.life.is_same() {
             return;
         }
@@ -59,8 +59,8 @@ impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn forget_all(&mut self, fx: &mut impl Effects<P>) {
         (self.last, self.unverified) = (None, false);
         self.end_restored(Outcome::Restarted);
-        self.life.cleared();
-        self.unknown_events.cleared();
+        self.life.clear();
+        self.unknown_events.clear();
         fx.clear();
     }
 }

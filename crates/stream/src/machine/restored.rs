@@ -9,7 +9,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     pub fn restore(&mut self, mark: Mark, first: u64, partial: bool) {
         let Mark { seq, hash } = mark;
         self.recent.insert(seq, hash);
-        self.life.restored((seq, hash));
+        self.life.restore((seq, hash));
         (self.last, self.first, self.partial, self.accounted) = (Some(seq), first, partial, seq.saturating_add(1));
         self.restored = RestoreState::Proving;
     }

@@ -9,7 +9,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.counts.rivals += 1;
         self.rivalry = Rivalry::Present;
         // What was proven before does not show that it is still the engine that is read.
-        self.life.doubted();
+        self.life.doubt();
     }
 
     /// The others are gone.

@@ -14,7 +14,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// A live batch has come. To be called before the time of the last one is forgotten.
     pub(super) fn no_hush(&mut self, now: Duration) {
         let pauses = now.saturating_sub(self.live_heard) > self.pause();
-        self.silence.heard(pauses);
+        self.silence.note_batch(pauses);
     }
 
     fn was_busy(&self) -> bool {
@@ -28,7 +28,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     }
 
     /// A question was not answered in time.
-    pub(super) fn not_answered(&mut self, now: Duration, ask: &Question) {
+    pub(super) fn note_no_answer(&mut self, now: Duration, ask: &Question) {
         if !ask.answered && self.was_busy() && self.asked >= self.live_heard && self.silence.begin() {
             self.probe_at = Some(now + self.pause());
         }

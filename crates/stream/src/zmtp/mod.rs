@@ -16,4 +16,4 @@ mod socket;
 pub use self::connection::{Connection, Event};
 pub use self::greeting::{Kind, Security, WRONG_KEY};
 pub use self::parser::{Budget, Head, Room};
-pub use self::socket::{Dialling, Socket};
+pub use self::socket::{ConnectAttempt, Socket};

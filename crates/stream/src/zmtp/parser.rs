@@ -267,10 +267,10 @@ mod tests {
     }
 
     /// An item, how many frames were before it, and the last of them.
-    type Found = (Item, Option<usize>, Vec<u8>);
+    type ParsedItem = (Item, Option<usize>, Vec<u8>);
 
     /// All that a stream of bytes holds, as it comes in pieces.
-    fn all(parser: &mut Parser, stream: &[u8], piece: usize) -> Result<Vec<Found>, String> {
+    fn all(parser: &mut Parser, stream: &[u8], piece: usize) -> Result<Vec<ParsedItem>, String> {
         let (mut found, mut input) = (Vec::new(), Vec::new());
         for piece in stream.chunks(piece) {
             input.extend_from_slice(piece);

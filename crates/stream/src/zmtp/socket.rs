@@ -13,7 +13,7 @@ use tokio::net::{TcpStream, UnixStream};
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An attempt to connect.
-pub type Dialling = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
+pub type ConnectAttempt = Pin<Box<dyn Future<Output = io::Result<Socket>> + Send>>;
 
 /// A connected socket.
 pub enum Socket {
@@ -25,7 +25,7 @@ pub enum Socket {
 
 impl Socket {
     /// Connects to an address as ZMQ has it, without names.
-    pub fn dial(address: String) -> Dialling {
+    pub fn dial(address: String) -> ConnectAttempt {
         Box::pin(async move {
             let connected = tokio::time::timeout(TIMEOUT, connect(&address)).await;
             connected.map_err(|_| io::Error::from(io::ErrorKind::TimedOut))?

@@ -2,7 +2,7 @@
 //!
 //! An entry is one prefix hash, with everybody who holds it. Of the names that engines give to a block the first
 //! stands in the entry; all engines that agree on it share it. Other names for the same prefix, as of engines that
-//! seed their hashes differently, are beside, 24 bytes each (`Other`).
+//! seed their hashes differently, are beside, 24 bytes each (`ExtraName`).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -77,7 +77,7 @@ pub(super) struct Pair {
 
 /// One more name for a prefix.
 #[derive(Debug)]
-pub(super) struct Other {
+pub(super) struct ExtraName {
     pub(super) engine: u64,
     pub(super) entry: u32,
     /// The set of pods that use the name; empty for a vacant place.
@@ -92,7 +92,7 @@ pub(super) struct Entries {
     vacant: Vec<u32>,
     by_prefix: Lines,
     by_engine: Lines,
-    pub(super) others: Vec<Other>,
+    pub(super) others: Vec<ExtraName>,
     vacant_others: Vec<u32>,
     by_other: HashTable<u32>,
     /// A number mixed into all hashes, so that keys which others choose cannot be made to meet in one place.
@@ -123,7 +123,7 @@ impl Entries {
 
     pub(super) fn bytes(&self) -> usize {
         self.all.capacity() * size_of::<Entry>()
-            + self.others.capacity() * size_of::<Other>()
+            + self.others.capacity() * size_of::<ExtraName>()
             + (self.vacant.capacity() + self.vacant_others.capacity()) * size_of::<u32>()
             + self.by_prefix.bytes()
             + self.by_engine.bytes()
@@ -267,7 +267,7 @@ impl Entries {
     /// Gives an entry one more name, which nobody uses yet.
     pub(super) fn add_other(&mut self, at: u32, engine: u64, last: bool) -> u32 {
         let next = self.all[at as usize].others;
-        let other = Other { engine, entry: at, pods: EMPTY, next, last };
+        let other = ExtraName { engine, entry: at, pods: EMPTY, next, last };
         let other = put(&mut self.others, &mut self.vacant_others, other);
         self.all[at as usize].others = other;
         let (others, secret) = (&self.others, self.secret);
@@ -277,7 +277,7 @@ impl Entries {
 
     /// Takes out a name that nobody uses.
     pub(super) fn remove_other(&mut self, other: u32) {
-        let Other { engine, entry, next, .. } = self.others[other as usize];
+        let ExtraName { engine, entry, next, .. } = self.others[other as usize];
         let mut before = self.all[entry as usize].others;
         if before == other {
             self.all[entry as usize].others = next;
@@ -318,7 +318,7 @@ impl Entries {
             }
             new.all.push(entry);
             while other != NONE {
-                let Other { engine, pods, next, last, .. } = self.others[other as usize];
+                let ExtraName { engine, pods, next, last, .. } = self.others[other as usize];
                 let kept = new.add_other(at, engine, last);
                 new.others[kept as usize].pods = pods;
                 other = next;

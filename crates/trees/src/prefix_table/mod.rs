@@ -55,7 +55,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use config::{BLOCK_SIZE, Config, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES};
-use context::Stored;
+use context::StoreOutcome;
 pub use contexts::ModelContext;
 use contexts::{Inner, Key, count};
 pub use error::Error;
@@ -204,11 +204,11 @@ impl SyncPrefixHashTable {
             context.store(pod, parent, block_hashes, tokens, rules, now)
         });
         match stored {
-            Some(Stored::Blocks { blocks, evicted }) => {
+            Some(StoreOutcome::Blocks { blocks, evicted }) => {
                 count(&self.inner.counters.evicted_by_limit, evicted);
                 Ok(blocks)
             }
-            Some(Stored::UnknownParent) | None => {
+            Some(StoreOutcome::UnknownParent) | None => {
                 count(&self.inner.counters.unknown_parents, 1);
                 Ok(0)
             }

@@ -41,5 +41,5 @@ mod trie;
 
 pub use error::Error;
 pub use node::NodeId;
-pub use tokens::{Tokens, Wide};
+pub use tokens::{Tokens, WideTokens};
 pub use trie::RadixTrie;

@@ -73,7 +73,7 @@ fn random_run(seed: u64) {
                 let (node, blocks) = if random.index(2) == 0 {
                     trie.match_prefix(query, None).unwrap()
                 } else {
-                    trie.match_prefix(&Wide(&wide), None).unwrap()
+                    trie.match_prefix(&WideTokens(&wide), None).unwrap()
                 };
                 let expected = (1..=query.len() / page).map_while(|pages| model.get(&query[..pages * page]));
                 assert_eq!(blocks, expected.copied().collect::<Vec<_>>());

@@ -57,9 +57,9 @@ impl Tokens for [u32] {
 ///
 /// The caller has seen to it that each is below 2^32; of one that is not, only the low half counts when it is kept.
 #[derive(Debug, Clone, Copy)]
-pub struct Wide<'a>(pub &'a [u64]);
+pub struct WideTokens<'a>(pub &'a [u64]);
 
-impl Tokens for Wide<'_> {
+impl Tokens for WideTokens<'_> {
     fn len(&self) -> usize {
         self.0.len()
     }

@@ -65,10 +65,10 @@ impl Decoder {
 fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<N>) -> Result<(), Error> {
     let mut cursor = Cursor::new(payload);
     let (elements, timestamp, events) = envelope(&mut cursor).map_err(|wrong| match wrong {
-        Wrong::Shape(what) => Error::NotABatch { what },
-        Wrong::Broken(MsgpackError::Cut) if payload.is_empty() => Error::Empty,
-        Wrong::Broken(MsgpackError::Cut) => Error::Truncated { bytes: payload.len() },
-        Wrong::Broken(MsgpackError::Reserved) => Error::Malformed,
+        PayloadError::Shape(what) => Error::NotABatch { what },
+        PayloadError::Broken(MsgpackError::Cut) if payload.is_empty() => Error::Empty,
+        PayloadError::Broken(MsgpackError::Cut) => Error::Truncated { bytes: payload.len() },
+        PayloadError::Broken(MsgpackError::Reserved) => Error::Malformed,
     })?;
     batch.timestamp = timestamp;
     // An event of less than 16 bytes is none.
@@ -119,34 +119,34 @@ fn read<N: BlockName>(payload: &[u8], batch: &mut BatchOf<N>, spare: &mut Spare<
     Ok(())
 }
 
-enum Wrong {
+enum PayloadError {
     Broken(MsgpackError),
     Shape(String),
 }
 
-impl From<MsgpackError> for Wrong {
+impl From<MsgpackError> for PayloadError {
     fn from(broken: MsgpackError) -> Self {
         Self::Broken(broken)
     }
 }
 
 /// Number of elements, timestamp, number of events.
-fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), Wrong> {
+fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), PayloadError> {
     let elements = match cursor.value()? {
         Value::Array(elements) if elements >= 2 => elements,
-        Value::Array(elements) => return Err(Wrong::Shape(format!("an array of {elements}"))),
-        other => return Err(Wrong::Shape(other.kind().to_owned())),
+        Value::Array(elements) => return Err(PayloadError::Shape(format!("an array of {elements}"))),
+        other => return Err(PayloadError::Shape(other.kind().to_owned())),
     };
     let timestamp = match cursor.value()? {
         Value::Float(seconds) => seconds,
         Value::Unsigned(seconds) => seconds as f64,
         Value::Negative(seconds) => seconds as f64,
         Value::Nil => 0.0,
-        other => return Err(Wrong::Shape(format!("the timestamp is {}", other.kind()))),
+        other => return Err(PayloadError::Shape(format!("the timestamp is {}", other.kind()))),
     };
     match cursor.value()? {
         Value::Array(events) => Ok((elements, timestamp, events)),
-        other => Err(Wrong::Shape(format!("the events are {}", other.kind()))),
+        other => Err(PayloadError::Shape(format!("the events are {}", other.kind()))),
     }
 }
 

@@ -120,10 +120,10 @@ def read_as(
     Raises:
         ConfigError: As `read_config` raises it.
     """
-    return _Reading(schema).read(dict(flags or {}), os.environ if env is None else env, file)
+    return _PartialConfig(schema).read(dict(flags or {}), os.environ if env is None else env, file)
 
 
-class _Reading(Generic[C]):
+class _PartialConfig(Generic[C]):
     """Values and their sources, as they come in."""
 
     def __init__(self, schema: Schema[C]) -> None:

@@ -27,7 +27,7 @@ use super::task::{AFTER_PANIC, TURN, caught, end_restored};
 use crate::context::StreamContext;
 use crate::relay::{Delivery, Inbox, Line, Link, Relay};
 use crate::snapshot::StreamRestore;
-use crate::state::{CopyRequest, FromSnapshot, Keyspace, State, Stream};
+use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
 use kvatlas_stream::Outcome;
 
 /// Follows a stream that comes by a log, until told to stop.
@@ -209,7 +209,7 @@ async fn take_up(
     let (mark, first, sequence) = (head.mark, head.first, head.sequence);
     let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
     let stream = holdings.stream.clone();
-    stream.status.set_from_snapshot(FromSnapshot { kind, created, blocks, outcome: None });
+    stream.status.set_from_snapshot(SnapshotOutcome { kind, created, blocks, outcome: None });
     // One that came from the engine itself has the engine's names.
     let restored = if sequence.is_some() { restore(holdings, restoring).await } else { Err(Outcome::Settings) };
     match restored {

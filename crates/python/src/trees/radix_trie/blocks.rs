@@ -5,18 +5,18 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
 
-use super::tokens::{Token, Use};
+use super::tokens::{Token, TokenCall};
 use crate::errors;
 use crate::raw::Layout;
 use crate::scalars::describe;
 
-pub(super) struct Insert<'a, 'py> {
+pub(super) struct InsertCall<'a, 'py> {
     pub(super) trie: &'a mut Core<Py<PyAny>>,
     pub(super) blocks: &'a Bound<'py, PyList>,
     pub(super) node: Option<NodeId>,
 }
 
-impl Use<Result<(NodeId, usize), Error>> for Insert<'_, '_> {
+impl TokenCall<Result<(NodeId, usize), Error>> for InsertCall<'_, '_> {
     fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<(NodeId, usize), Error> {
         let count = self.blocks.len();
         // Only the blocks that are needed are looked at. That counts references up and runs nothing; a list that
@@ -29,14 +29,14 @@ impl Use<Result<(NodeId, usize), Error>> for Insert<'_, '_> {
     }
 }
 
-pub(super) struct Match<'a, 'py> {
+pub(super) struct MatchCall<'a, 'py> {
     pub(super) py: Python<'py>,
     pub(super) trie: &'a mut Core<Py<PyAny>>,
     pub(super) blocks: &'a mut Vec<Py<PyAny>>,
     pub(super) node: Option<NodeId>,
 }
 
-impl Use<Result<NodeId, Error>> for Match<'_, '_> {
+impl TokenCall<Result<NodeId, Error>> for MatchCall<'_, '_> {
     fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<NodeId, Error> {
         let show = |more: &[Py<PyAny>]| copy(self.py, more, self.blocks);
         self.trie.match_prefix_with(tokens, self.node, show)

@@ -17,7 +17,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PySet};
 
-use blocks::{Insert, Match, copies, given, list, objects};
+use blocks::{InsertCall, MatchCall, copies, given, list, objects};
 pub(crate) use node::TrieNode;
 use shared::{SharedTrie, State, refused};
 use tokens::{Token, Words};
@@ -47,7 +47,7 @@ pub(crate) struct RadixTrie {
 }
 
 /// Depth, tokens and blocks of a node, to be turned into Python's own when the trie is not locked any more.
-type Seen = (usize, Vec<Token>, Vec<Py<PyAny>>);
+type NodeText = (usize, Vec<Token>, Vec<Py<PyAny>>);
 
 #[pymethods]
 impl RadixTrie {
@@ -137,7 +137,7 @@ impl RadixTrie {
         let State { trie, symbols } = &mut *state;
         let inserted = trie.can_insert(words.len(), count, node).and_then(|()| {
             let raw = symbols.hold(&words);
-            let inserted = words.give(&raw, Insert { trie, blocks: &blocks, node });
+            let inserted = words.give(&raw, InsertCall { trie, blocks: &blocks, node });
             let known = inserted.as_ref().map_or(count, |&(_, known)| known);
             symbols.release(raw.get(..known * slf.get().shared.get().page_size).unwrap_or_default());
             inserted
@@ -175,7 +175,7 @@ impl RadixTrie {
         let mut blocks = Vec::new();
         let mut state = slf.get().lock(py);
         let State { trie, symbols } = &mut *state;
-        let end = words.give(&symbols.find(&words), Match { py, trie, blocks: &mut blocks, node });
+        let end = words.give(&symbols.find(&words), MatchCall { py, trie, blocks: &mut blocks, node });
         drop(state);
         let end = end.map_err(|error| refused(&error))?;
         Ok((TrieNode::new(&slf.get().shared, slf.py(), end), given(py, blocks)?))
@@ -283,14 +283,14 @@ impl RadixTrie {
     ///     list[str]: Two dashes for each level, then the tokens; with print_blocks also " : " and the blocks.
     #[pyo3(signature = (print_blocks=false))]
     fn pretty_format(&self, py: Python<'_>, print_blocks: bool) -> PyResult<Vec<String>> {
-        let mut nodes: Vec<Seen> = Vec::new();
+        let mut nodes: Vec<NodeText> = Vec::new();
         let state = self.lock(py);
         state.trie.visit(|depth, words, blocks| {
             let blocks = if print_blocks { copies(py, blocks) } else { Vec::new() };
             nodes.push((depth, state.symbols.tokens(words), blocks));
         });
         drop(state);
-        let line = |(depth, tokens, blocks): Seen| {
+        let line = |(depth, tokens, blocks): NodeText| {
             let dashes = "--".repeat(depth);
             let tokens = list(py, &tokens)?.repr()?.to_string();
             let blocks = if print_blocks { format!(" : {}", PyList::new(py, blocks)?.repr()?) } else { String::new() };

@@ -6,7 +6,7 @@
 use std::collections::HashMap;
 
 use bytemuck::cast_slice;
-use kvatlas_trees::radix_trie::{Tokens, Wide};
+use kvatlas_trees::radix_trie::{Tokens, WideTokens};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyByteArray, PyBytes, PyList, PyString, PyTuple};
@@ -104,18 +104,18 @@ impl Words {
 }
 
 /// A piece of work on tokens, however they lie.
-pub(super) trait Use<T> {
+pub(super) trait TokenCall<T> {
     fn with(self, tokens: &(impl Tokens + ?Sized)) -> T;
 }
 
 impl Words {
     /// Does a piece of work on the tokens; `raw` has the numbers of symbols.
-    pub(super) fn give<T>(&self, raw: &[u32], to: impl Use<T>) -> T {
+    pub(super) fn give<T>(&self, raw: &[u32], to: impl TokenCall<T>) -> T {
         match self {
             Self::U32(array) => to.with(&**array),
             Self::I32(array) => to.with(cast_slice::<i32, u32>(array)),
-            Self::U64(array) => to.with(&Wide(array)),
-            Self::I64(array) => to.with(&Wide(cast_slice(array))),
+            Self::U64(array) => to.with(&WideTokens(array)),
+            Self::I64(array) => to.with(&WideTokens(cast_slice(array))),
             Self::Items(items) => to.with(&**items),
             Self::Raw(_) => to.with(raw),
         }

@@ -117,9 +117,9 @@ pub(super) fn path_hash(value: &Bound<'_, PyAny>) -> PyResult<u64> {
 }
 
 /// The caller's choice between a match and an insert, callable from wherever the tree does its work.
-pub(super) struct Select(Py<PyAny>);
+pub(super) struct Selector(Py<PyAny>);
 
-impl Select {
+impl Selector {
     pub(super) fn new(select: &Bound<'_, PyAny>) -> PyResult<Self> {
         if select.is_callable() {
             return Ok(Self(select.clone().unbind()));

@@ -8,10 +8,10 @@ use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 
 use super::answers::{TreeDepths, TreeMatch};
 use super::arguments::{
-    PageSize, Policy, Priority, Select, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
+    PageSize, Policy, Priority, Selector, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
 };
 use super::entries::{StringEntries, TokenEntries};
-use super::methods::{Reduced, is_long, name, quoted, sizes, to_dict, tree};
+use super::methods::{PickleParts, is_long, name, quoted, sizes, to_dict, tree};
 use super::sizes::with_sizes;
 use crate::gil::Writers;
 use crate::sequences::bytes;

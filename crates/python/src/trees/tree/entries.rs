@@ -7,13 +7,13 @@ use pyo3::prelude::*;
 type Node<P> = (P, Vec<(String, u64)>);
 
 /// Gives the next node, from any thread.
-type Next<P> = Box<dyn Fn(Python<'_>) -> Option<Entry<P>> + Send + Sync>;
+type EntrySource<P> = Box<dyn Fn(Python<'_>) -> Option<Entry<P>> + Send + Sync>;
 
 macro_rules! entries {
     ($name:ident, $path:ty) => {
         /// The nodes of a tree, returned by iter_entries(). Threads may share it: each node goes to one of them.
         #[pyclass(frozen, module = "kvatlas._native")]
-        pub(crate) struct $name(Next<$path>);
+        pub(crate) struct $name(EntrySource<$path>);
 
         impl $name {
             pub(super) fn new(next: impl Fn(Python<'_>) -> Option<Entry<$path>> + Send + Sync + 'static) -> Self {

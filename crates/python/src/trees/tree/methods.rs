@@ -33,7 +33,7 @@ pub(super) fn to_dict<'py>(py: Python<'py>, sizes: &[(std::sync::Arc<str>, usize
 }
 
 /// The result of `__reduce__`: the maker, its argument, and the attributes to be set.
-pub(super) type Reduced = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
+pub(super) type PickleParts = (Py<PyAny>, (Py<PyBytes>,), (Option<()>, Py<PyDict>));
 
 /// The sizes in a repr.
 pub(super) fn sizes(tenants: usize, nodes: usize, size: usize) -> String {
@@ -245,7 +245,7 @@ macro_rules! tree {
                 $key: &Bound<'_, PyAny>,
                 select: &Bound<'_, PyAny>,
             ) -> PyResult<TreeMatch> {
-                let (key, select) = ($own($key)?, Select::new(select)?);
+                let (key, select) = ($own($key)?, Selector::new(select)?);
                 let key = &*key;
                 let choose = |found: &_| select.call(found);
                 let found =

@@ -225,7 +225,7 @@ macro_rules! with_sizes {
             }
 
             /// Supports pickle and copy, by a snapshot and the budget.
-            fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<Reduced> {
+            fn __reduce__(slf: &Bound<'_, Self>) -> PyResult<PickleParts> {
                 let py = slf.py();
                 let state = PyDict::new(py);
                 state.set_item("budget_bytes", slf.get().budget_bytes())?;

@@ -18,8 +18,8 @@ const SHOWN: usize = 64;
 /// Reads a query string. One that is not understood would change what the answer means, so it is refused.
 pub(super) fn read<'a>(
     query: &'a str,
-    scope: &mut scope::Reading<'a>,
-    prompt: &mut prompt::Reading<'a>,
+    scope: &mut scope::PartialScope<'a>,
+    prompt: &mut prompt::PartialPrompt<'a>,
     kind: Kind,
 ) -> Result<()> {
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {

@@ -48,7 +48,7 @@ pub(super) struct Prompt<'a> {
 
 /// A prompt while it is read.
 #[derive(Default)]
-pub(super) struct Reading<'a> {
+pub(super) struct PartialPrompt<'a> {
     seen: KeySet,
     /// The way in which its blocks are named, and by which member.
     named: Option<(Kind, &'static str)>,
@@ -58,7 +58,7 @@ pub(super) struct Reading<'a> {
     salt: Option<Cow<'a, str>>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> PartialPrompt<'a> {
     /// Reads a member of a prompt, if this is one. The other kind's member is not: nobody knows it.
     pub(super) fn member(
         &mut self,
@@ -166,7 +166,7 @@ impl<'a> Reading<'a> {
         }
     }
 
-    pub(super) fn done(self, otherwise: &'static str) -> Result<Prompt<'a>> {
+    pub(super) fn finish(self, otherwise: &'static str) -> Result<Prompt<'a>> {
         let Self { named, range, prompt_tokens, lora, salt, .. } = self;
         let (kind, blocks) = named.ok_or_else(|| missing(otherwise))?;
         if kind == Kind::Hashes && (lora.is_some() || salt.is_some()) {

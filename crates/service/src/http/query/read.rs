@@ -121,7 +121,7 @@ pub(crate) enum Body<'a> {
 
 /// A single query: of `/query` with tokens, of `/query_by_hash` with content hashes.
 pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> Result<Queries<'a>> {
-    let (mut scope, mut prompt) = (scope::Reading::default(), prompt::Reading::default());
+    let (mut scope, mut prompt) = (scope::PartialScope::default(), prompt::PartialPrompt::default());
     match body {
         Body::Json(body) => {
             let mut reader = Reader::new(body);
@@ -138,12 +138,12 @@ pub(crate) fn single<'a>(body: Body<'a>, kind: Kind, scratch: &mut Scratch) -> R
             prompt.bytes(blocks, kind, scratch)?;
         }
     }
-    Ok(Queries { scope: scope.done()?, prompts: vec![prompt.done(kind.member())?] })
+    Ok(Queries { scope: scope.finish()?, prompts: vec![prompt.finish(kind.member())?] })
 }
 
 /// A batch.
 pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Queries<'a>> {
-    let mut scope = scope::Reading::default();
+    let mut scope = scope::PartialScope::default();
     let mut prompts = None;
     let mut reader = Reader::new(body);
     reader.object("the body", |reader, key| {
@@ -170,18 +170,18 @@ pub(crate) fn batch<'a>(body: &'a [u8], scratch: &mut Scratch) -> Result<Queries
         Ok(())
     })?;
     reader.end()?;
-    Ok(Queries { scope: scope.done()?, prompts: prompts.ok_or_else(|| missing("queries"))? })
+    Ok(Queries { scope: scope.finish()?, prompts: prompts.ok_or_else(|| missing("queries"))? })
 }
 
 fn one_of_batch<'a>(reader: &mut Reader<'a>, scratch: &mut Scratch) -> Result<Prompt<'a>> {
-    let mut prompt = prompt::Reading::default();
+    let mut prompt = prompt::PartialPrompt::default();
     reader.object(
         "a query",
         |reader, key| {
             if prompt.member(reader, key, None, scratch)? { Ok(()) } else { reader.skip() }
         },
     )?;
-    prompt.done("token_ids or content_hashes")
+    prompt.finish("token_ids or content_hashes")
 }
 
 #[cfg(test)]

@@ -36,13 +36,13 @@ impl Scope<'_> {
 
 /// A scope while it is read.
 #[derive(Default)]
-pub(super) struct Reading<'a> {
+pub(super) struct PartialScope<'a> {
     seen: KeySet,
     scope: Scope<'a>,
     model: Option<Cow<'a, str>>,
 }
 
-impl<'a> Reading<'a> {
+impl<'a> PartialScope<'a> {
     /// Reads a member that single queries and batches have, if this is one.
     pub(super) fn member(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
         let Self { seen, scope, model } = self;
@@ -138,7 +138,7 @@ impl<'a> Reading<'a> {
         Ok(None)
     }
 
-    pub(super) fn done(self) -> Result<Scope<'a>> {
+    pub(super) fn finish(self) -> Result<Scope<'a>> {
         let model = self.model.ok_or_else(|| missing("model_name"))?;
         Ok(Scope { model, ..self.scope })
     }

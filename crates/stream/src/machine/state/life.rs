@@ -22,7 +22,7 @@ impl Life {
     }
 
     /// The present connection is to be proven once more, by a batch that comes from now on.
-    pub(in crate::machine) fn doubted(&mut self) {
+    pub(in crate::machine) fn doubt(&mut self) {
         (self.live, self.same) = (None, false);
     }
 
@@ -33,12 +33,12 @@ impl Life {
     }
 
     /// Notes that what is held is a snapshot's, whose last batch `mark` is.
-    pub(in crate::machine) fn restored(&mut self, mark: (u64, u64)) {
+    pub(in crate::machine) fn restore(&mut self, mark: (u64, u64)) {
         self.before = Some(mark);
     }
 
     /// Notes that nothing is held any more.
-    pub(in crate::machine) fn cleared(&mut self) {
+    pub(in crate::machine) fn clear(&mut self) {
         self.before = None;
     }
 

@@ -24,7 +24,7 @@ impl Silence {
         *self = Self::default();
     }
 
-    pub(in crate::machine) fn answered(&mut self) {
+    pub(in crate::machine) fn note_answer(&mut self) {
         (self.answers, self.open) = (true, false);
     }
 
@@ -33,7 +33,7 @@ impl Silence {
     }
 
     /// Notes a live batch. `pauses`: whether there was a pause before it.
-    pub(in crate::machine) fn heard(&mut self, pauses: bool) {
+    pub(in crate::machine) fn note_batch(&mut self, pauses: bool) {
         self.run = if pauses { 1 } else { self.run.saturating_add(1) };
         self.open = false;
     }

@@ -28,7 +28,7 @@ impl UnknownEvents {
     }
 
     /// Notes that nothing is held any more.
-    pub(in crate::machine) fn cleared(&mut self) {
+    pub(in crate::machine) fn clear(&mut self) {
         self.open = false;
     }
 

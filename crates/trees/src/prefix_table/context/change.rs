@@ -20,7 +20,7 @@ impl Rules {
 }
 
 /// The outcome of a stored event.
-pub(crate) enum Stored {
+pub(crate) enum StoreOutcome {
     /// Number of engine blocks that are known now, and of prefixes that had to make room.
     Blocks { blocks: usize, evicted: usize },
     /// The pod does not hold the parent.
@@ -37,7 +37,7 @@ impl Context {
         tokens: &[&[u8]],
         rules: Rules,
         now: u32,
-    ) -> Stored {
+    ) -> StoreOutcome {
         let pod = self.pods.hold(pod);
         let stored = self.store_held(pod, parent, names, tokens, rules, now);
         self.pods.left(pod);
@@ -52,10 +52,10 @@ impl Context {
         tokens: &[&[u8]],
         rules: Rules,
         now: u32,
-    ) -> Stored {
+    ) -> StoreOutcome {
         let (mut before, mut depth) = (rules.seed, 0);
         if let Some(parent) = parent {
-            let Some(at) = self.end_of(pod, parent) else { return Stored::UnknownParent };
+            let Some(at) = self.end_of(pod, parent) else { return StoreOutcome::UnknownParent };
             let entry = &self.entries.all[at as usize];
             entry.see(now);
             (before, depth) = (entry.prefix, entry.depth() + 1);
@@ -88,7 +88,7 @@ impl Context {
             depth += some.len() as u32;
             rest = after;
         }
-        Stored::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
+        StoreOutcome::Blocks { blocks, evicted: self.enforce(rules.max_prefixes) }
     }
 
     /// Records that a pod's name means a prefix, where nobody has either, which is the usual case: one look at each

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::ways::{Context, Few};
+use super::ways::{Context, FewNumbers};
 use crate::prefix_table::sets::EMPTY;
 
 impl Context {
     /// Number of leading prefixes that each pod holds, of the pods that are asked about (all if `None`) and hold any.
     pub(crate) fn find(&self, prefixes: &[u64], ready: Option<&[&str]>, now: u32) -> Vec<(Arc<str>, usize)> {
-        let mut alive: Few = SmallVec::new();
+        let mut alive: FewNumbers = SmallVec::new();
         if let Some(ready) = ready {
             alive.extend(ready.iter().filter_map(|name| self.pods.find(name)));
             alive.sort_unstable();

@@ -18,5 +18,5 @@ mod find;
 mod recount;
 mod ways;
 
-pub(super) use change::{Rules, Stored};
+pub(super) use change::{Rules, StoreOutcome};
 pub(super) use ways::Context;

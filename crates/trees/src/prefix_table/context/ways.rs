@@ -19,7 +19,7 @@ pub(crate) struct Context {
     pub(super) copies: HashMap<(u32, u64), u32>,
 }
 
-pub(super) type Few = SmallVec<[u32; 8]>;
+pub(super) type FewNumbers = SmallVec<[u32; 8]>;
 
 impl Context {
     pub(crate) fn new() -> Self {
@@ -44,10 +44,11 @@ impl Context {
     }
 
     /// The entries that a pod's name means.
-    pub(super) fn meant(&self, pod: u32, name: u64) -> Few {
+    pub(super) fn meant(&self, pod: u32, name: u64) -> FewNumbers {
         let all = &self.entries.all;
         let named = self.entries.named(name);
-        let mut meant: Few = named.filter(|&at| self.sets.ways(all[at as usize].pods, pod) & NAMED != 0).collect();
+        let mut meant: FewNumbers =
+            named.filter(|&at| self.sets.ways(all[at as usize].pods, pod) & NAMED != 0).collect();
         if self.entries.other_names() > 0 {
             let others = self.entries.others_of(name).map(|other| &self.entries.others[other as usize]);
             meant.extend(others.filter(|other| self.sets.ways(other.pods, pod) != 0).map(|other| other.entry));

@@ -25,7 +25,7 @@ struct BlockCounts {
 }
 
 /// Looks at a fleet again and again.
-pub struct Looker {
+pub struct FleetObserver {
     fleet: Arc<Fleet>,
     held: HashMap<(Arc<str>, u32), BlockCounts>,
     indexes: Value,
@@ -48,7 +48,7 @@ pub struct Rates {
     pub lag: Option<Duration>,
 }
 
-impl Looker {
+impl FleetObserver {
     /// Looks at this one.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>) -> Self {

@@ -13,7 +13,7 @@ const PLAUSIBLE: f64 = 86_400.0;
 
 /// Counts of a stream's latest batches, kept where nobody else looks until all that was there to read is read.
 #[derive(Default)]
-pub(super) struct Untold {
+pub(super) struct PendingCounts {
     pub(super) batches: u64,
     pub(super) bytes: u64,
     pub(super) tally: Tally,
@@ -21,7 +21,7 @@ pub(super) struct Untold {
     pub(super) timestamps: Vec<f64>,
 }
 
-impl Untold {
+impl PendingCounts {
     /// Tells the status, and begins anew.
     pub(super) fn tell(&mut self, status: &StreamStatus, shared: &SharedCounts) {
         let Self { batches, bytes, tally, timestamps } = self;

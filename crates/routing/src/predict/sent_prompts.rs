@@ -17,7 +17,7 @@ const NO_RUN: u32 = u32::MAX;
 
 /// Prompts on their way to workers.
 #[derive(Debug, Default)]
-pub(crate) struct OnTheWay {
+pub(crate) struct SentPrompts {
     runs: Vec<Run>,
     free: Vec<u32>,
     children: HashMap<(u32, u32, u64), u32>,
@@ -31,7 +31,7 @@ pub(crate) struct OnTheWay {
 
 /// Blocks of a run that a worker's requests use: so many of them its first `end`. In order of both.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Use {
+struct BlockUse {
     worker: u32,
     end: u32,
     requests: u32,
@@ -46,7 +46,7 @@ struct Run {
     children: u32,
     hashes: Vec<u64>,
     entries: Vec<Entry>,
-    uses: Vec<Use>,
+    uses: Vec<BlockUse>,
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -76,7 +76,7 @@ pub(crate) struct Insertion {
     pub(crate) own: u32,
 }
 
-impl OnTheWay {
+impl SentPrompts {
     /// Room for `most` blocks; what comes on top is counted and left out.
     pub(crate) fn new(most: usize) -> Self {
         Self { most, ..Self::default() }
@@ -91,7 +91,7 @@ impl OnTheWay {
     }
 
     /// A prompt of these blocks is on its way to `worker`, for the request `owner`, which uses them until
-    /// [`OnTheWay::release`].
+    /// [`SentPrompts::release`].
     pub(crate) fn insert(&mut self, hashes: &[u64], worker: u32, owner: u64, until: f64) -> Insertion {
         if hashes.is_empty() {
             return Insertion::default();
@@ -284,7 +284,7 @@ impl Run {
         let at = self.uses.partition_point(|its| (its.worker, its.end) < (worker, end));
         match self.uses.get_mut(at) {
             Some(its) if (its.worker, its.end) == (worker, end) => its.requests += 1,
-            _ => self.uses.insert(at, Use { worker, end, requests: 1 }),
+            _ => self.uses.insert(at, BlockUse { worker, end, requests: 1 }),
         }
         end.saturating_sub(before)
     }
@@ -323,7 +323,7 @@ mod tests {
 
     #[test]
     fn deadlines_of_what_is_over_do_not_pile_up() {
-        let mut way = OnTheWay::new(1 << 20);
+        let mut way = SentPrompts::new(1 << 20);
         let mut prompts = 0;
         for number in 0..50_000_u64 {
             let now = number as f64 * 1e-3;
@@ -343,14 +343,14 @@ mod tests {
 
     #[test]
     fn blocks_that_several_use_count_once_until_the_last_has_ended() {
-        let mut way = OnTheWay::new(1 << 20);
+        let mut way = SentPrompts::new(1 << 20);
         let mut take = |hashes: &[u64], worker, owner| way.insert(hashes, worker, owner, 1.0);
         let one = take(&[1, 2, 3, 4], 0, 1);
         let two = take(&[1, 2, 5], 0, 2);
         let three = take(&[1, 2], 0, 3);
         let other = take(&[1, 2, 3, 4, 6], 1, 4);
         assert_eq!([one, two, three, other].map(|its| (its.depth, its.own)), [(4, 4), (3, 1), (2, 0), (5, 5)]);
-        let used = |way: &mut OnTheWay, hashes: &[u64]| {
+        let used = |way: &mut SentPrompts, hashes: &[u64]| {
             let mut most = [0; 2];
             way.find(
                 hashes,

@@ -4,7 +4,7 @@
 /// release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
-pub enum WhyNot {
+pub enum PromptFailure {
     /// The body is not a JSON object.
     #[error("the body is not a JSON object")]
     NotJson,
@@ -59,7 +59,7 @@ pub enum WhyNot {
     NotAnswered,
 }
 
-impl WhyNot {
+impl PromptFailure {
     /// All reasons, in order, for metrics that begin at zero.
     pub const ALL: [Self; 17] = [
         Self::NotJson,
@@ -124,7 +124,7 @@ mod tests {
 
     #[test]
     fn each_has_a_word_of_its_own() {
-        let words: std::collections::HashSet<_> = WhyNot::ALL.iter().map(|why| why.word()).collect();
-        assert_eq!(words.len(), WhyNot::ALL.len());
+        let words: std::collections::HashSet<_> = PromptFailure::ALL.iter().map(|why| why.word()).collect();
+        assert_eq!(words.len(), PromptFailure::ALL.len());
     }
 }

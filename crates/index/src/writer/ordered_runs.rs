@@ -6,14 +6,14 @@ use crate::runs::Runs;
 use crate::steps::step;
 
 /// See the module's text. A run may come twice, or be another by now.
-pub(super) struct InOrder {
+pub(super) struct OrderedRuns {
     listed: Vec<u32>,
     /// Runs with what orders them.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
 
-impl InOrder {
+impl OrderedRuns {
     pub(super) fn leaves_first(runs: Vec<u32>) -> Self {
         Self { sorted: BinaryHeap::with_capacity(runs.len()), listed: runs, is_root_first: false }
     }
