@@ -34,9 +34,15 @@ impl Secret {
     /// distances, which three secrets in ten thousand make so small that one part of a table gets most of them.
     #[inline]
     pub(crate) fn mix(self, x: u64, y: u64) -> u64 {
+        fold(self.mix_hash(x, y), self.x | 1)
+    }
+
+    /// Multiplies and folds once, which is enough where `x` is a hash: those are as good as random.
+    #[inline]
+    pub(crate) fn mix_hash(self, x: u64, y: u64) -> u64 {
         // Odd, so that no bit of the other factor is lost; spread, so that a small `y` changes all of it.
         let y = (y ^ self.y).wrapping_mul(0xd6e8_feb8_6659_fd93) | 1;
-        fold(fold(x ^ self.x, y), self.x | 1)
+        fold(x ^ self.x, y)
     }
 }
 

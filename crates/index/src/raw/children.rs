@@ -47,7 +47,7 @@ impl Children {
 
     #[inline]
     fn hash(&self, parent: u32, fork: u32, content: u64) -> u64 {
-        self.secret.mix(content, u64::from(parent) << 32 | u64::from(fork))
+        self.secret.mix_hash(content, u64::from(parent) << 32 | u64::from(fork))
     }
 
     /// The run that continues `parent` after `fork` blocks with `content`.
