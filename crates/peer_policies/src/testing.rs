@@ -2,7 +2,7 @@
 
 use kvatlas_routing::{Candidates, Choice, Policy, Request};
 
-/// So many idle workers, numbered from 0.
+/// Returns a fleet of `count` idle workers, numbered from 0.
 pub(crate) fn fleet(count: usize) -> Candidates {
     Candidates::idle(count)
 }

@@ -115,7 +115,8 @@ macro_rules! push {
 }
 
 impl Candidates {
-    /// So many idle workers, numbered from 0, of which nothing is known but that they have room: a fleet to try a policy on.
+    /// Returns `count` idle workers, numbered from 0: a fleet to try a policy on. Nothing is known of them but that they
+    /// have room.
     #[must_use]
     pub fn idle(count: usize) -> Self {
         Self {

@@ -20,7 +20,7 @@ pub(crate) struct Snapshot {
 /// Reads a snapshot.
 ///
 /// # Errors
-/// Which section is damaged, and how.
+/// A text that names the damaged section, and says what is wrong in it.
 pub(crate) fn decode(bytes: &[u8]) -> Result<Snapshot, String> {
     let mut sections = Sections::new(bytes)?;
     let mut read = PartialSnapshot { head: None, keyspaces: Vec::new() };

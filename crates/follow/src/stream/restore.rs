@@ -20,7 +20,7 @@ const TURN: usize = 4096;
 /// Puts what a snapshot has of a stream into the index. Returns how many blocks that is.
 ///
 /// # Errors
-/// Why it cannot be used; then nothing of it is held.
+/// The reason for which the snapshot cannot be used. Nothing of it is held then.
 pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -> Result<u64, Outcome> {
     let StreamRestore { dictionary, stream, .. } = restoring;
     let (head, blocks) = (&stream.head, stream.blocks());

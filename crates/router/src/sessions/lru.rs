@@ -84,7 +84,8 @@ impl<T: Default> Lru<T> {
     }
 }
 
-/// Hashes keys, which are hashes of what clients say: without a seed they could choose some that meet in one place.
+/// The seed of the hash of keys. Keys are hashes of what clients say: without a seed, clients could choose keys that
+/// all fall into one place.
 #[derive(Debug, Clone, Copy)]
 struct Seed(u64);
 

@@ -31,7 +31,7 @@ struct Pauses {
 }
 
 impl Pauses {
-    /// Somebody went on from a prompt after so many seconds; infinite: nobody did.
+    /// Adds the pause in seconds until somebody went on from a prompt; infinite if nobody did.
     fn add(&mut self, seconds: f64) {
         for count in self.classes.iter_mut().chain([&mut self.never]) {
             *count *= KEPT;
@@ -115,7 +115,7 @@ pub(super) struct IdlePrompts {
 }
 
 impl IdlePrompts {
-    /// A request has ended that used so many blocks alone.
+    /// Notes the end of a request that alone used `blocks` blocks.
     pub(super) fn ended(&mut self, worker: u32, tail: Tail, blocks: f64, now: f64) {
         let at = worker as usize;
         if self.shelves.len() <= at {
@@ -136,7 +136,7 @@ impl IdlePrompts {
         }
     }
 
-    /// A request is sent somewhere, which came to the router at that time.
+    /// Notes that a request is sent somewhere. `came`: the time at which it came to the router.
     pub(super) fn sent(&mut self, request: &Request<'_>, came: f64) {
         if self.count == 0 {
             return;
@@ -149,7 +149,7 @@ impl IdlePrompts {
         }
     }
 
-    /// The router is asked where a request should go.
+    /// Notes that the router is asked where a request should go.
     pub(super) fn asked(&mut self, request: &Request<'_>, now: f64) {
         if self.count == 0 {
             return;
@@ -161,7 +161,7 @@ impl IdlePrompts {
         }
     }
 
-    /// A worker is gone.
+    /// Forgets a worker that is gone.
     pub(super) fn left(&mut self, worker: u32) {
         if let Some(shelf) = self.shelves.get_mut(worker as usize) {
             self.count -= shelf.prompts.len();

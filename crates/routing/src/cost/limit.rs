@@ -26,14 +26,14 @@ impl Default for RunningLimit {
 }
 
 impl RunningLimit {
-    /// True if a report tells something.
+    /// True if a report says anything about the limit.
     #[inline]
     pub(super) fn is_told(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0
     }
 
-    /// An engine reported so many requests at that time, and the share of its cache that they use. A report that was seen
-    /// before does not count.
+    /// Takes in a report: numbers of running and waiting requests, the used share of the cache, and the report's time
+    /// in seconds. A report that was seen before does not count.
     pub(super) fn report(&mut self, running: f64, waiting: f64, usage: f64, at: f64) {
         if running > self.most {
             (self.most, self.score) = (running, 0.0);

@@ -4,7 +4,7 @@ use crate::candidates::Candidates;
 use crate::policy::{Choice, Policy};
 use crate::request::Request;
 
-/// So many idle workers, numbered from 0.
+/// Returns a fleet of `count` idle workers, numbered from 0.
 pub(super) fn fleet(count: usize) -> Candidates {
     Candidates::idle(count)
 }

@@ -1,7 +1,8 @@
 //! State of what a snapshot had of the stream: it is held, and the engine is to prove it before it is trusted.
 //!
-//! It is as after a lost connection: the first answer must begin with the marked batch. Only that nobody was there
-//! meanwhile, so that a number that follows is no proof at all: without an answer, what was restored is forgotten.
+//! The engine proves it as after a lost connection: its first answer must begin with the marked batch. But nobody
+//! watched the stream meanwhile, so a sequence number that follows proves nothing: without an answer, what was restored
+//! is forgotten.
 
 use crate::Outcome;
 
