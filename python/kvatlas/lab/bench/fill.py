@@ -78,7 +78,8 @@ def grow_table(data: dict[str, Any]) -> str:
     names = list(dict.fromkeys(p["index"] for p in points))
     cells = {(p["index"], p["series"], p["size"]): ns(p["p50"]) for p in points}
     rows = [
-        [f"`{name}`", *("; ".join(cells.get((name, *where), "-") for where in pair) for pair in columns)] for name in names
+        [f"`{name}`", *("; ".join(cells.get((name, *where), "-") for where in pair) for pair in columns)]
+        for name in names
     ]
     labels = "; ".join(f"{one['name']}: {one['label']}" for one in data["series"])
     parts = [markdown(["index", *heads], rows), f"p50 in service. {labels[:1].upper()}{labels[1:]}."]
