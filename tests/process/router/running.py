@@ -250,9 +250,9 @@ def in_threads(count: int, do: Callable[[int], None]) -> Iterator[list[BaseExcep
             thread.join()
 
 
-def ask_by_command(router: Router, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Runs `kvatlas`, with the router as its service."""
-    line = [sys.executable, "-m", "kvatlas.cli", command, "--url", f"http://127.0.0.1:{router.port}", *more]
+def ask_by_command(router: Router, command: str, *more: str, option: str = "--url") -> subprocess.CompletedProcess[str]:
+    """Runs `kvatlas` with the router's address as the value of an option."""
+    line = [sys.executable, "-m", "kvatlas.cli", command, option, f"http://127.0.0.1:{router.port}", *more]
     return subprocess.run(
         line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
     )
