@@ -17,6 +17,9 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
 
+import pytest
+from tests.support.command import in_process
+
 from .engines import MODEL, Engine
 
 DEADLINE = 60.0
@@ -251,8 +254,7 @@ def in_threads(count: int, do: Callable[[int], None]) -> Iterator[list[BaseExcep
 
 
 def ask_by_command(router: Router, command: str, *more: str, option: str = "--url") -> subprocess.CompletedProcess[str]:
-    """Runs `kvatlas` with the router's address as the value of an option."""
-    line = [sys.executable, "-m", "kvatlas.cli", command, option, f"http://127.0.0.1:{router.port}", *more]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
+    """Runs `kvatlas` in this process, with the router's address as the value of an option."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return in_process(command, option, f"http://127.0.0.1:{router.port}", *more)
