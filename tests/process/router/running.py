@@ -1,4 +1,4 @@
-"""The router as a process of its own, started as a user does, and clients that can be as rude as they like."""
+"""The router as a process of its own, and clients that can be as rude as they like."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -19,6 +18,7 @@ from typing import Any, Self
 
 import pytest
 from tests.support.command import in_process
+from tests.support.forked import ForkedCommand
 
 from .engines import MODEL, Engine
 
@@ -34,12 +34,12 @@ class Router:
     def __init__(self, *engines: Engine, flags: tuple[str, ...] = PLAIN, ready: bool = True, port: int = 0) -> None:
         names = [f"e{number}" for number in range(len(engines))]
         self.engines = dict(zip(names, engines, strict=True))
-        command = [sys.executable, "-m", "kvatlas.cli", "router", "--bind", f"127.0.0.1:{port}", *flags]
+        command = ["router", "--bind", f"127.0.0.1:{port}", *flags]
         for name, engine in self.engines.items():
             command += ["--engine", f"{name}={engine.url}"]
         self.log = ""
         self._opened: list[http.client.HTTPConnection] = []
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.process = ForkedCommand(*command)
         try:
             self.port = self._address()
             threading.Thread(target=self._read_on, daemon=True).start()
@@ -50,7 +50,6 @@ class Router:
             raise
 
     def _address(self) -> int:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
             if found := re.search(r"(?:routes at|listening on) \S*127\.0\.0\.1:(\d+)", line):
@@ -58,7 +57,6 @@ class Router:
         raise AssertionError(f"it ended before it listened: {self.log}")
 
     def _read_on(self) -> None:
-        assert self.process.stderr is not None
         with contextlib.suppress(ValueError):
             for line in self.process.stderr:
                 self.log += line
@@ -79,8 +77,7 @@ class Router:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self.process.stderr.close()
 
     def kill(self) -> None:
         """kill -9."""
