@@ -179,7 +179,7 @@ def test_the_error_page_has_every_class() -> None:
 
 
 def test_the_configuration_page_has_every_setting() -> None:
-    """The page has every setting; what it says of each is checked in tests/unit/service/test_config.py."""
+    """The page has every setting; what it says of each is checked in tests/unit/service/test_config_told.py."""
     page = configuration.page()
     for row in ("| `http.bind` | `--bind` | `KVATLAS_BIND` | `127.0.0.1:8090` |", "| `streams.stale_after` |"):
         assert row in page

@@ -193,7 +193,7 @@ fn example() -> Vec<u8> {
 #[test]
 fn a_message_comes_out_as_it_went_in() {
     let bytes = example();
-    // `tests/process/cli/test_relayed.py` reads the same.
+    // `tests/unit/cli/test_relayed.py` reads the same.
     let hex: String = bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     assert_eq!(hex, "c1010000000000000010ac021007000000000000f83f030403021303050306070901c801000208");
     let message = Message::read(&bytes).expect("a message");

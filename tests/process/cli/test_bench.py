@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from tests.support.command import Run
 
 from kvatlas.cli.bench import bench
-
-from .conftest import Run
 
 LINE = '{"timestamp": 0, "input_length": 600, "output_length": 2, "hash_ids": [1, 2]}\n'
 SMALL = ("--requests", 60, "--engines", 4, "--check-seconds", 0.2)

@@ -15,12 +15,11 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.support.command import Run
 
 from kvatlas.cli import decode, main
 from kvatlas.cli.console import Interrupt
 from kvatlas.wire import Cleared, Event, Removed, Stored, encode_batch
-
-from .conftest import Run
 
 EVENTS: list[Event] = [
     Stored(

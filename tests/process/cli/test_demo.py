@@ -5,8 +5,7 @@ import subprocess
 import sys
 
 import pytest
-
-from .conftest import Run
+from tests.support.command import Run
 
 
 @pytest.mark.slow

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.command import Run
 from tests.support.fake_engine import FakeEngine
 
 from kvatlas import content_hashes
@@ -18,8 +19,6 @@ from kvatlas.client import Answer, WorkerDepth
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
-
-from .conftest import Run
 
 BLOCK = 4
 PROMPT = list(range(1, 13))

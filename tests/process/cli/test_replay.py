@@ -9,8 +9,7 @@ import time
 from pathlib import Path
 
 import pytest
-
-from .conftest import Run
+from tests.support.command import Run
 
 FAST = ("--requests", 200, "--engines", 4, "--block-size", 128, "--request-rate", 1)
 TWO = ("--policy", "kvatlas", "--policy", "random")

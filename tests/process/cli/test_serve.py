@@ -15,13 +15,12 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.support.command import Run
 from tests.support.fake_engine import FakeEngine, vllm
 
 from kvatlas.client import Client
 from kvatlas.errors import UnreachableError
 from kvatlas.service.config.schema import all_keys
-
-from .conftest import Run
 
 PATIENCE = 60.0
 

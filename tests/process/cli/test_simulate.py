@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
-from .conftest import Run
+from tests.support.command import Run
 
 pytest.importorskip("zmq")
 pytest.importorskip("aiohttp")

@@ -8,8 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from .conftest import Run
+from tests.support.command import Run
 
 LINE = '{"timestamp": %d, "input_length": 1100, "output_length": 2, "hash_ids": [1, 2, %d], "session_id": "s"}\n'
 TABLE = "when,in,out\n1,600,5\n2,700,6\n"

@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 from rich.console import Console
+from tests.support.command import Run
 from tests.support.fake_engine import FakeEngine, vllm
 
 from kvatlas.cli.workers import _COUNTERS, _shown
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
-
-from .conftest import Run
 
 CONFIG = Config(http=HttpConfig(bind="127.0.0.1:0"))
 

@@ -1,4 +1,4 @@
-"""The router as a process of its own, started as a user does, and clients that can be as rude as they like."""
+"""The router as a process of its own, and clients that can be as rude as they like."""
 
 from __future__ import annotations
 
@@ -10,12 +10,15 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Self
+
+import pytest
+from tests.support.command import in_process
+from tests.support.forked import ForkedCommand
 
 from .engines import MODEL, Engine
 
@@ -31,12 +34,12 @@ class Router:
     def __init__(self, *engines: Engine, flags: tuple[str, ...] = PLAIN, ready: bool = True, port: int = 0) -> None:
         names = [f"e{number}" for number in range(len(engines))]
         self.engines = dict(zip(names, engines, strict=True))
-        command = [sys.executable, "-m", "kvatlas.cli", "router", "--bind", f"127.0.0.1:{port}", *flags]
+        command = ["router", "--bind", f"127.0.0.1:{port}", *flags]
         for name, engine in self.engines.items():
             command += ["--engine", f"{name}={engine.url}"]
         self.log = ""
         self._opened: list[http.client.HTTPConnection] = []
-        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True)
+        self.process = ForkedCommand(*command)
         try:
             self.port = self._address()
             threading.Thread(target=self._read_on, daemon=True).start()
@@ -47,7 +50,6 @@ class Router:
             raise
 
     def _address(self) -> int:
-        assert self.process.stderr is not None
         for line in self.process.stderr:
             self.log += line
             if found := re.search(r"(?:routes at|listening on) \S*127\.0\.0\.1:(\d+)", line):
@@ -55,7 +57,6 @@ class Router:
         raise AssertionError(f"it ended before it listened: {self.log}")
 
     def _read_on(self) -> None:
-        assert self.process.stderr is not None
         with contextlib.suppress(ValueError):
             for line in self.process.stderr:
                 self.log += line
@@ -76,8 +77,7 @@ class Router:
         if self.process.poll() is None:
             self.process.send_signal(signal.SIGKILL)
         self.process.wait()
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self.process.stderr.close()
 
     def kill(self) -> None:
         """kill -9."""
@@ -250,9 +250,8 @@ def in_threads(count: int, do: Callable[[int], None]) -> Iterator[list[BaseExcep
             thread.join()
 
 
-def ask_by_command(router: Router, command: str, *more: str) -> subprocess.CompletedProcess[str]:
-    """Runs `kvatlas`, with the router as its service."""
-    line = [sys.executable, "-m", "kvatlas.cli", command, "--url", f"http://127.0.0.1:{router.port}", *more]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "200"}
-    )
+def ask_by_command(router: Router, command: str, *more: str, option: str = "--url") -> subprocess.CompletedProcess[str]:
+    """Runs `kvatlas` in this process, with the router's address as the value of an option."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "200")
+        return in_process(command, option, f"http://127.0.0.1:{router.port}", *more)

@@ -1,5 +1,6 @@
 """Engines that are sick, not dead: what is said of them, and what to do."""
 
+import re
 import struct
 from pathlib import Path
 from typing import Any
@@ -34,9 +35,15 @@ def test_an_engine_that_fails_all_its_requests(router: Router, engine: Engine) -
     wait_until(lambda: router.log.count("the engine is failing") == 1, "the log says so")
     assert router.metric("kvatlas_router_engine_condition", engine="e0", condition="failing") == 1
     assert router.metric("kvatlas_router_engine_condition", engine="e0") == 1, "one at a time"
-    shown = ask_by_command(router, "top", "--once")
-    assert "failing" in shown.stdout
-    assert "5 of the last 5 requests failed" in " ".join(shown.stdout.split())
+    # What has failed is forgotten after a few seconds without requests: a busy machine may take longer to ask.
+    wait_until(lambda: is_shown_as_failing(router), "the command shows it")
+
+
+def is_shown_as_failing(router: Router) -> bool:
+    for _ in range(10):
+        router.ask()
+    shown = " ".join(ask_by_command(router, "top", "--once").stdout.split())
+    return "failing" in shown and re.search(r"\d+ of the last \d+ requests failed", shown) is not None
 
 
 def test_every_engine_is_down(router: Router, engine: Engine, other: Engine) -> None:

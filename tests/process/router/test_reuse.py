@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from .engines import MODEL, Engine, whole
-from .running import Router
+from .running import Router, ask_by_command
 
 BLOCK = 16
 FLAGS = ("--no-events", "--tokenizer", "none")
@@ -25,10 +23,7 @@ def prompt(conversation: int, turns: int) -> dict[str, Any]:
 
 
 def plan(router: Router, *more: str) -> subprocess.CompletedProcess[str]:
-    line = [sys.executable, "-m", "kvatlas.cli", "plan", "--router", f"http://127.0.0.1:{router.port}", *more]
-    return subprocess.run(
-        line, capture_output=True, text=True, timeout=60, check=False, env={**os.environ, "COLUMNS": "100"}
-    )
+    return ask_by_command(router, "plan", *more, option="--router")
 
 
 def test_the_possible_hits_are_those_of_any_cache(engine: Engine) -> None:

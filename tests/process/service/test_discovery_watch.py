@@ -67,37 +67,41 @@ def test_engines_that_are_not_registered_are_told_of(caplog: pytest.LogCaptureFi
         FakeEngine(vllm() | {"/kv_event_sources": {}}) as silent,
         FakeEngine({}) as other,
         FakeEngine(vllm()) as refused,
-        closed_port() as port,
     ):
         engines = {"good": good.url, "silent": silent.url, "other": other.url, "refused": refused.url}
-        away = f"http://user:secret@127.0.0.1:{port}"
-        hasty = DiscoveryConfig(interval=0.05, timeout=0.5)
         start = Starter()
         start.refuse["refused"] = "model 'm' has blocks of 4 tokens, not 16"
-        listed = [f"{name}={url}" for name, url in {**engines, "away": away}.items()]
-        with started(start, listed, config=Config(discovery=hasty)) as service:
+        with started(
+            start, [f"{name}={url}" for name, url in engines.items()], config=Config(discovery=FAST)
+        ) as service:
             native = start.native
             until(lambda: not native.holds)
-            # It holds no longer than its patience, which may be over before all are asked.
-            until(lambda: told(native, "good") == ("registered", None))
-            until(lambda: told(native, "silent") == ("no_events", "no_events"))
-            until(lambda: told(native, "other") == ("unusable", "bad_answer"))
-            until(lambda: told(native, "refused") == ("refused", "block_size_mismatch"))
-            until(lambda: told(native, "away") == ("unreachable", "unreachable"))
-            about = native.reports["away", None]
-            assert about["url"] == f"http://***@127.0.0.1:{port}", "without the password"
-            assert about["reason"].startswith("it cannot be reached")
+            assert told(native, "good") == ("registered", None)
+            assert told(native, "silent") == ("no_events", "no_events")
+            assert told(native, "other") == ("unusable", "bad_answer")
+            assert told(native, "refused") == ("refused", "block_size_mismatch")
             assert native.reports["refused", None]["reason"] == start.refuse["refused"]
             assert [state for worker, state in native.states if worker == "silent"][:2] == ["asking", "no_events"]
             assert "none of the configured" not in caplog.text
-            assert {engine.worker for engine in service.engines() if not engine.is_registered} == {
-                *("silent", "other", "refused", "away")
-            }
+            not_registered = {engine.worker for engine in service.engines() if not engine.is_registered}
+            assert not_registered == {"silent", "other", "refused"}
             # What is registered stays so, and its problem is told.
             good.answers = {"/kv_event_sources": 500}
             until(lambda: told(native, "good") == ("registered", "http_500"))
             silent.answers = vllm()
             until(lambda: told(native, "silent") == ("registered", None))
+
+
+def test_an_engine_that_is_away_is_told_of_and_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    with closed_port() as port:
+        away = f"away=http://user:secret@127.0.0.1:{port}"
+        with following([away], DiscoveryConfig(interval=0.05, timeout=0.1, request_timeout=30)) as native:
+            until(lambda: not native.holds)
+            until(lambda: told(native, "away") == ("unreachable", "unreachable"))
+            about = native.reports["away", None]
+            assert about["url"] == f"http://***@127.0.0.1:{port}", "without the password"
+            assert about["reason"].startswith("it cannot be reached")
+            until(lambda: f"no longer waiting for engine http://***@127.0.0.1:{port}" in caplog.text)
 
 
 def test_without_a_usable_engine_that_is_said(caplog: pytest.LogCaptureFixture) -> None:

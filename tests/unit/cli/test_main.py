@@ -1,11 +1,10 @@
 """`kvatlas` itself."""
 
 import pytest
+from tests.support.command import Run
 
 import kvatlas
 from kvatlas.cli import COMMANDS, main, query
-
-from .conftest import Run
 
 
 def test_version(run: Run) -> None:

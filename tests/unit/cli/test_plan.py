@@ -4,8 +4,7 @@ import json
 from pathlib import Path
 
 import pytest
-
-from .conftest import Run
+from tests.support.command import Run
 
 SMALL = ("--requests", 60, "--engines", 2, "--block-size", 128)
 
