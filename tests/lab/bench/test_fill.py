@@ -49,8 +49,8 @@ def test_growth_is_shown_from_the_smallest_to_the_largest_size() -> None:
     series = [{"name": "depth", "label": "blocks of a query"}, {"name": "workers", "label": "that hold each prompt"}]
     text = grow_table({"series": series, "points": points, "complete": True, "machine": MACHINE})
     assert "| index | depth 8; 128 | workers 8; 128 |" in text
-    assert "| `dict` | 80 ns; 1.3 µs | 80 ns; 1.3 µs |" in text
-    assert "| `radix` | 80 ns; 1.3 µs | -; - |" in text
+    assert "| `dict` | 80 ns; 1.28 µs | 80 ns; 1.28 µs |" in text
+    assert "| `radix` | 80 ns; 1.28 µs | -; - |" in text
     assert "Depth: blocks of a query; workers: that hold each prompt." in text
 
 
