@@ -1,5 +1,8 @@
 """`kvatlas` itself."""
 
+import subprocess
+import sys
+
 import pytest
 from tests.support.command import Run
 
@@ -9,6 +12,12 @@ from kvatlas.cli import COMMANDS, main, query
 
 def test_version(run: Run) -> None:
     assert run("--version").stdout == f"kvatlas, version {kvatlas.__version__}\n"
+
+
+def test_the_package_can_be_run() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "kvatlas", "--version"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (0, f"kvatlas, version {kvatlas.__version__}\n")
 
 
 @pytest.mark.parametrize("flag", ["-h", "--help"])
