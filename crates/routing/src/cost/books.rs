@@ -159,7 +159,14 @@ impl Books {
             all / candidates.len() as f64
         });
         let answer = self.answers.mean();
-        SharedForecast { is_scarce, prices, usual, answer, longer: self.steps.of_one_more() * answer }
+        SharedForecast {
+            is_scarce,
+            prices,
+            usual,
+            answer,
+            longer: self.steps.of_one_more() * answer,
+            sibling: self.steps.expected_of_one_more() * answer,
+        }
     }
 
     fn average(&self, candidates: &Candidates, now: f64) -> Averages {
@@ -199,6 +206,7 @@ impl Books {
             taken: 0.0,
             slowness,
             crowding: common.longer * candidates.step_time[row],
+            sibling: common.sibling * candidates.step_time[row],
             lost: 0.0,
         }
     }
@@ -269,8 +277,9 @@ pub(super) struct SharedForecast {
     usual: Option<f64>,
     /// Tokens of an answer.
     answer: f64,
-    /// Steps by which one more request makes an answer longer.
+    /// Steps by which one more request makes an answer longer, as learnt, and as expected before that.
     longer: f64,
+    sibling: f64,
 }
 
 /// The demand on some workers, on average, as it was a moment ago.
