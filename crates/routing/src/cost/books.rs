@@ -49,11 +49,20 @@ impl Books {
     }
 
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.add(request, candidates, row, candidates.waiting[row] == 0, now);
+    }
+
+    /// Another router has sent a request. Nobody knows exactly when, so how long its prompt takes tells nothing.
+    pub(super) fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.add(request, candidates, row, false, now);
+    }
+
+    fn add(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, alone: bool, now: f64) {
         let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
-        let start = Start { load: load(candidates, row), sent: now, alone: candidates.waiting[row] == 0 };
+        let start = Start { load: load(candidates, row), sent: now, alone };
         // Where there is room for more like it, nobody pushes out what it leaves.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
