@@ -19,6 +19,7 @@ use crate::cors;
 use crate::counts;
 use crate::exposition;
 use crate::observe::Dialect;
+use crate::peer_requests;
 use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
@@ -155,6 +156,7 @@ async fn dispatch(
         RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
         RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
+        RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,
         RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
         RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
         RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),

@@ -14,7 +14,8 @@ use crate::answer::{Answer, json};
 use crate::app::App;
 use crate::aside::aside_if_long;
 use crate::engine::Engine;
-use crate::peers::{Name, Row, other};
+use crate::peer_requests::{self, RequestsTold};
+use crate::peers::{COUNTS, MOST_BYTES, MOST_SECONDS, Name, PATIENCE, Row, other};
 use crate::proxy::read;
 use crate::refusal::Refusal;
 use crate::remote_service::{JSON, post};
@@ -29,14 +30,6 @@ const AGAIN: Duration = Duration::from_millis(500);
 
 /// Time between two looks which addresses a name has.
 const RESOLVE: Duration = Duration::from_secs(5);
-
-/// Time for which a message counts; the longest that is believed; time within which it must be taken.
-const COUNTS: Duration = Duration::from_secs(2);
-const MOST_SECONDS: f64 = 60.0;
-const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Bytes of what another tells.
-const MOST_BYTES: usize = 4 << 20;
 
 /// An answer to somebody who tells a router something: `own` if the router said it itself.
 #[derive(Default, Deserialize)]
@@ -98,8 +91,13 @@ async fn follow(app: Arc<App>, name: Name) {
 /// Tells one of them: one that hangs holds up nobody else.
 async fn tell(app: Arc<App>, other: Arc<Engine>) {
     let (mut last, mut told) = (String::new(), Instant::now());
+    let mut requests = RequestsTold::default();
     loop {
         tokio::time::sleep(LOOK).await;
+        // Once it has heard sums: else its own would be told to itself.
+        if !last.is_empty() {
+            peer_requests::tell(&app, &other, &mut requests, COUNTS.as_secs_f64()).await;
+        }
         let told_now =
             WorkMessage { router: app.peers.number, seconds: COUNTS.as_secs_f64(), engines: app.places.own_work() };
         let Ok(body) = serde_json::to_string(&told_now) else { continue };

@@ -1,14 +1,16 @@
 //! Routers beside this one, in front of the same engines: each tells the others what it has at each engine, so that they
 //! do not all choose the one that has least to do.
 //!
-//! What is told is the sum of requests, tokens and blocks to come, not the requests: it counts in the decision core like
-//! this router's own, until the other says otherwise or falls silent. Engines are told apart by name.
+//! What is told are sums of requests, tokens and blocks to come, and which requests these are, with the hashes of their
+//! prompts' blocks: it counts in the decision core like this router's own, until the other says otherwise or falls
+//! silent. Engines are told apart by name.
 //!
 //! A peer is a URL, or a name of which every address is one (`dns:NAME:PORT`): those of a headless Service of Kubernetes,
 //! among them this router's own, which is found out when it hears itself.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use kvatlas_routing::Work;
 use serde::{Deserialize, Serialize};
@@ -18,8 +20,19 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::names;
 
+/// Time for which a message counts; the longest that is believed; time within which it must be taken.
+pub(crate) const COUNTS: Duration = Duration::from_secs(2);
+pub(crate) const MOST_SECONDS: f64 = 60.0;
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Bytes of what another tells.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+
 /// The outcomes of what was told: by this router, and to it.
 pub(crate) const RESULTS: [&str; 4] = ["told", "not_taken", "heard", "unknown_engine"];
+
+/// The position of a router that tells of its requests: its number, and that of its last message that was taken in.
+pub(crate) type Positions = std::collections::HashMap<u64, u64>;
 
 /// The routers beside this one.
 pub(crate) struct Peers {
@@ -29,6 +42,7 @@ pub(crate) struct Peers {
     pub(crate) names: Vec<Name>,
     /// Engines' ranks that were told and heard of, and messages that were not taken, by [`RESULTS`].
     pub(crate) counts: [AtomicU64; RESULTS.len()],
+    pub(crate) positions: Mutex<Positions>,
 }
 
 /// A name of which every address is a router's.
@@ -104,7 +118,13 @@ impl Peers {
                 }
             }
         }
-        Ok(Self { number: names::number() >> 11, others, names, counts: Default::default() })
+        Ok(Self {
+            number: names::number() >> 11,
+            others,
+            names,
+            counts: Default::default(),
+            positions: Mutex::default(),
+        })
     }
 }
 

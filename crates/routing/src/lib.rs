@@ -52,6 +52,6 @@ pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
     ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal,
-    RequestId, Router, Usage, Work, WorkerId,
+    RequestChanges, RequestId, Router, SentRequest, ToldRequests, Usage, Work, WorkerId,
 };
 pub use split::{Legs, PrefillDecode, SplitCosts};

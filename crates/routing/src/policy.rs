@@ -75,6 +75,13 @@ pub trait Policy: Send {
         let _ = (request, candidates, row, now);
     }
 
+    /// Another router has sent a request to the worker of `row`, the only one. True: the policy keeps it in mind, and is
+    /// told of its first token and its end as of any other.
+    fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> bool {
+        let _ = (request, candidates, row, now);
+        false
+    }
+
     /// A request has its first token.
     fn first_token(&mut self, placed: &Placement, now: f64) {
         let _ = (placed, now);

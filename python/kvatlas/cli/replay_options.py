@@ -14,7 +14,6 @@ from kvatlas.cli.engine_options import POSITIVE, cache_option, engine_config, en
 from kvatlas.cli.replay_results import check_results
 from kvatlas.lab.replay.config import POLICIES, ReplayConfig
 from kvatlas.lab.replay.decisions import Decisions, read_decisions
-from kvatlas.lab.replay.loop import LOOPS
 from kvatlas.lab.replay.runner import make_placer
 from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.lab.replay.workloads import TRACES, WORKLOADS, Workload, find_workload
@@ -22,6 +21,7 @@ from kvatlas.routing import policy_names
 from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig
 from kvatlas.sim.fleet import MOST_ENGINES, FleetConfig
 from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
+from kvatlas.sim.loop import LOOPS
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 _CONFIG = ReplayConfig()

@@ -24,6 +24,7 @@ from kvatlas.cli.engine_options import (
     seed_option,
     speed_options,
 )
+from kvatlas.sim.loop import LOOPS
 from kvatlas.sim.scheduler import EngineConfig
 
 if TYPE_CHECKING:
@@ -153,6 +154,12 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     metavar="FILE",
     help="Send the requests of this trace to the engines in turn.",
 )
+@click.option(
+    "--loop",
+    type=click.Choice(LOOPS),
+    help="When requests of the trace are sent: at its times (open), or when those they wait for have ended, plus their "
+    "pause (closed).  [default: closed if the trace says which requests wait for which]",
+)
 @click.option("--skip-bad", is_flag=True, help="Skip malformed lines of the trace.")
 @request_rate_option("Send generated requests to the fleet: this many per second in total.")
 @click.option("--idle", is_flag=True, help="Send no requests.  [default]")
@@ -205,7 +212,9 @@ def _fleet(options: dict[str, Any]) -> Fleet:
     _check(options)
     traffic = None
     if options["trace"] is not None:
-        traffic = TrafficConfig(trace=str(options["trace"]), skip_bad=options["skip_bad"], seed=options["seed"])
+        traffic = TrafficConfig(
+            trace=str(options["trace"]), loop=options["loop"], skip_bad=options["skip_bad"], seed=options["seed"]
+        )
         traffic.read()  # a trace that cannot be read is better told before anything starts
     elif options["request_rate"] is not None:
         traffic = TrafficConfig(request_rate=options["request_rate"], seed=options["seed"])
@@ -256,8 +265,9 @@ def _check(options: dict[str, Any]) -> None:
     if len(feeding) > 1:
         first, second = (f"--{flag.replace('_', '-')}" for flag in feeding[:2])
         raise click.UsageError(f"{first} and {second} are mutually exclusive.")
-    if options["skip_bad"] and options["trace"] is None:
-        raise click.UsageError("--skip-bad requires --trace.")
+    for flag in ("loop", "skip_bad"):
+        if options[flag] and options["trace"] is None:
+            raise click.UsageError(f"--{flag.replace('_', '-')} requires --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":
         raise click.UsageError("--hash-bytes requires --dialect vllm: SGLang always sends integers.")
     if options["replay_socket"] == "none" and options["replay_socket_fault"]:

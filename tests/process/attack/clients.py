@@ -51,6 +51,7 @@ PATHS = (
     "/engines",
     "/engines/x/drain",
     "/peers/work",
+    "/peers/requests",
     "/register",
     "/unregister",
     "/query",

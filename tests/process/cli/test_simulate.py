@@ -171,6 +171,7 @@ def test_engines_feed_themselves(start: Start, tmp_path: Path, traffic: str) -> 
         (["--trace", "none.jsonl", "--request-rate", 1], "--trace and --request-rate are mutually exclusive"),
         (["--idle", "--request-rate", 1], "--request-rate and --idle are mutually exclusive"),
         (["--skip-bad"], "--skip-bad requires --trace"),
+        (["--loop", "closed"], "--loop requires --trace"),
         (["--hash-bytes", "--dialect", "sglang"], "--hash-bytes requires --dialect vllm"),
         (["--replay-socket", "none", "--replay-socket-fault", "closed"], "--replay-socket-fault"),
         (["--engines", 2, "--processes", 3], "--processes 3 is more than --engines 2"),

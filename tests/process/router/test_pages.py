@@ -32,6 +32,7 @@ def requests(url: str) -> list[tuple[str, str, bytes]]:
         ("POST", "/engines/e0/undrain", b""),
         ("DELETE", "/engines/e0", b""),
         ("POST", "/peers/work", json.dumps(work).encode()),
+        ("POST", "/peers/requests", json.dumps(work).encode()),
         ("POST", "/explain", json.dumps(CHAT).encode()),
         ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
         ("POST", "/v1/files", b"{}"),
@@ -63,7 +64,7 @@ def test_bodies_for_the_router_must_be_json(plain: tuple[Router, Engine]) -> Non
             status, _, answer = request(router, method, path, {"content-type": kind}, body)
             assert status == 415, path
             assert json.loads(answer)["error"]["code"] == "wrong_content_type"
-    for path in ("/engines", "/peers/work", "/explain"):
+    for path in ("/engines", "/peers/work", "/peers/requests", "/explain"):
         assert request(router, "POST", path, {}, b"{}")[0] == 415
     assert request(router, "POST", "/engines/e0/drain", {}, b"{}")[0] == 415
     assert [worker["name"] for worker in router.workers()] == ["e0"]

@@ -160,6 +160,72 @@ ROW = {
 }
 
 
+def test_a_prompt_on_its_way_from_one_draws_the_same_from_the_other(pair: Pair, engine: Engine, other: Engine) -> None:
+    """An idle engine would compute again what the first one is about to have."""
+    one, two = pair
+    release = threading.Event()
+    engine.behaviour = other.behaviour = held(release)
+    waiting = [long(one, 1)]
+    try:
+        wait_until(lambda: engine.asked() + other.asked() == 1, "an engine has it")
+        first = engine if engine.asked() else other
+
+        def blocks() -> float:
+            row = two.ask(prompt(text_of(1, 100_000)), path="/explain").json
+            return max(each["cached_tokens"] for each in row["candidates"])
+
+        wait_until(lambda: blocks() > 50_000, "the other one knows what is on its way")
+        waiting.append(long(two, 1))
+        wait_until(lambda: engine.asked() + other.asked() == 2, "an engine has it")
+        assert first.asked() == 2
+    finally:
+        release.set()
+        for thread in waiting:
+            thread.join()
+    wait_until(lambda: requests(two) == requests(one) == [0, 0], "it is over for both")
+
+
+SENT = {"number": 5, "engine": "e0", "rank": 0, "tokens": 40, "block_size": 16, "cached": 0, "hashes": "AQAAAAAAAAA="}
+
+
+def changes(number: int, after: int, *sent: object, **more: object) -> dict[str, object]:
+    of = {"sent": list(sent), "begun": [], "ended": []}
+    return {"router": 1, "seconds": 60.0, "number": number, "after": after, "changes": of} | more
+
+
+def test_a_message_that_follows_none_that_was_heard_is_asked_for_from_the_beginning(router: Router) -> None:
+    def tell(body: dict[str, object]) -> int:
+        answer = router.ask(body, path="/peers/requests")
+        assert answer.status == 200
+        return int(answer.json["number"])
+
+    assert tell(changes(3, 2)) == 0
+    assert tell(changes(1, 0, SENT)) == 1
+    assert tell(changes(2, 1)) == 2
+    assert tell(changes(2, 1)) == 0
+    assert tell(changes(1, 0)) == 1
+
+
+def test_requests_that_cannot_be_are_refused(router: Router) -> None:
+    refused: list[object] = [
+        b"",
+        {"router": 1},
+        changes(1, 0, seconds=-1.0),
+        changes(1, 0, seconds=61.0),
+        changes(1, 0, more=1),
+        changes(1, 0, SENT | {"hashes": "AQAAAAAAAA=="}),
+        changes(1, 0, SENT | {"hashes": "!"}),
+        changes(1, 0, SENT | {"hashes": "AQAAAAAAAAA" * 40}),
+        changes(1, 0, SENT | {"tokens": 15}),
+        changes(1, 0, SENT | {"block_size": 0}),
+        changes(1, 0, SENT | {"cached": 41}),
+    ]
+    for told in refused:
+        answer = router.ask(told, path="/peers/requests")
+        assert answer.status == 400, told
+        assert answer.error["code"] == "invalid_work"
+
+
 def test_what_cannot_be_so_is_refused_whole(router: Router) -> None:
     refused: list[object] = [
         b"",

@@ -8,6 +8,7 @@ use super::waiter::News;
 use super::{Core, Places};
 use crate::clock::seconds;
 use crate::engine::{Engine, HealthState};
+use crate::peer_requests::{ChangeRows, SentRow};
 use crate::peers::Row;
 
 impl Places {
@@ -97,6 +98,44 @@ impl Places {
         }
         self.call(&core);
         heard
+    }
+
+    /// Returns what has changed among this router's requests, for a router that was told this much.
+    pub(crate) fn changes_since(&self, told: &mut core::ToldRequests, most_blocks: usize) -> ChangeRows {
+        let core = self.core();
+        let changes = core.router.changes_since(told, most_blocks);
+        let row = |sent: &core::SentRequest| {
+            let (name, rank) = core.router.name(sent.worker)?;
+            Some(SentRow::new(name, rank, sent))
+        };
+        ChangeRows { sent: changes.sent.iter().filter_map(row).collect(), begun: changes.begun, ended: changes.ended }
+    }
+
+    /// True if another router tells of its requests.
+    pub(crate) fn hears_of(&self, peer: u64) -> bool {
+        self.core().router.hears_of(peer)
+    }
+
+    /// Takes in what has changed among another router's requests. `anew`: what it said before is forgotten.
+    pub(crate) fn hear_changes(&self, peer: u64, anew: bool, lasts: f64, changes: &ChangeRows) {
+        let mut core = self.core();
+        let now = seconds();
+        if anew {
+            core.router.forget_changes(peer, now);
+        }
+        let sent = |row: &SentRow| {
+            let worker = core.router.worker(&row.engine, row.rank)?;
+            let content_hashes = row.content_hashes()?;
+            let SentRow { number, tokens, block_size, cached, .. } = *row;
+            Some(core::SentRequest { number, worker, tokens, block_size, cached, content_hashes })
+        };
+        let changes = core::RequestChanges {
+            sent: changes.sent.iter().filter_map(sent).collect(),
+            begun: changes.begun.clone(),
+            ended: changes.ended.clone(),
+        };
+        core.router.hear_changes(peer, &changes, now + lasts, now);
+        self.call(&core);
     }
 
     /// Sets whether what the index says of an engine's rank at this place can be trusted.

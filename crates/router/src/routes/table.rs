@@ -109,6 +109,7 @@ pub(crate) enum RouterAnswer {
     Explain,
     Snapshot,
     PeersWork,
+    PeersRequests,
     AddEngine,
     RemoveEngine,
     Drain,
@@ -118,7 +119,7 @@ pub(crate) enum RouterAnswer {
 impl RouterAnswer {
     /// True if a body says what is to be done.
     pub(crate) fn wants_body(self) -> bool {
-        matches!(self, Self::Explain | Self::PeersWork | Self::AddEngine)
+        matches!(self, Self::Explain | Self::PeersWork | Self::PeersRequests | Self::AddEngine)
     }
 
     /// True if a body must be JSON, where there is one.
@@ -189,7 +190,8 @@ pub(super) static ROUTES: &[Route] = &[
     prompt("/v1/responses", Endpoint::Responses),
     prompt("/v1/messages", Endpoint::Messages),
     prompt("/v1/embeddings", Endpoint::Embeddings),
-    own(POST, "/peers/work", Admin, RouterAnswer::PeersWork, "for other routers: report their requests at the engines"),
+    own(POST, "/peers/work", Admin, RouterAnswer::PeersWork, "for other routers: report their work at the engines"),
+    own(POST, "/peers/requests", Admin, RouterAnswer::PeersRequests, "for other routers: report their requests there"),
     own(GET, "/", Ask, RouterAnswer::Welcome, "this text"),
     own(GET, "/health", Open, RouterAnswer::Health, "200 while the router's threads are running"),
     own(GET, "/ping", Open, RouterAnswer::Health, "the same"),

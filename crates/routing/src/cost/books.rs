@@ -49,11 +49,20 @@ impl Books {
     }
 
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.add(request, candidates, row, candidates.waiting[row] == 0, now);
+    }
+
+    /// Another router has sent a request. Nobody knows exactly when, so how long its prompt takes tells nothing.
+    pub(super) fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.add(request, candidates, row, false, now);
+    }
+
+    fn add(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, alone: bool, now: f64) {
         let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
-        let start = Start { load: load(candidates, row), sent: now, alone: candidates.waiting[row] == 0 };
+        let start = Start { load: load(candidates, row), sent: now, alone };
         // Where there is room for more like it, nobody pushes out what it leaves.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
@@ -159,7 +168,14 @@ impl Books {
             all / candidates.len() as f64
         });
         let answer = self.answers.mean();
-        SharedForecast { is_scarce, prices, usual, answer, longer: self.steps.of_one_more() * answer }
+        SharedForecast {
+            is_scarce,
+            prices,
+            usual,
+            answer,
+            longer: self.steps.of_one_more() * answer,
+            sibling: self.steps.expected_of_one_more() * answer,
+        }
     }
 
     fn average(&self, candidates: &Candidates, now: f64) -> Averages {
@@ -199,6 +215,7 @@ impl Books {
             taken: 0.0,
             slowness,
             crowding: common.longer * candidates.step_time[row],
+            sibling: common.sibling * candidates.step_time[row],
             lost: 0.0,
         }
     }
@@ -269,8 +286,9 @@ pub(super) struct SharedForecast {
     usual: Option<f64>,
     /// Tokens of an answer.
     answer: f64,
-    /// Steps by which one more request makes an answer longer.
+    /// Steps by which one more request makes an answer longer, as learnt, and as expected before that.
     longer: f64,
+    sibling: f64,
 }
 
 /// The demand on some workers, on average, as it was a moment ago.

@@ -62,6 +62,8 @@ pub(super) struct Outlook {
     pub(super) lost: f64,
     /// Seconds by which it delays the answer of each request that runs there, and each of them its own.
     pub(super) crowding: f64,
+    /// Seconds by which each request that waits there makes its answer longer, if all of them begin at once.
+    pub(super) sibling: f64,
 }
 
 /// The terms of one row.
@@ -109,13 +111,17 @@ impl Harm {
         let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
         // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
         let same_step = (weights.chunk * token - outlook.queue).max(0.0).min(prefill);
+        // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
+        let follows = all.predicted_blocks[row] > all.device_blocks[row];
+        let behind = if follows { weights.burst * outlook.sibling * f64::from(all.waiting[row]) } else { 0.0 };
         let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
         Self {
             wait: (outlook.queue + weights.held * all.held_tokens[row] * token) * turn,
             room: outlook.room * turn,
             prefill: prefill * weights.prefill,
             others: prefill.min(weights.decodes_most) * running * weights.decodes
-                + weights.crowding * outlook.crowding * f64::from(all.requests[row]),
+                + weights.crowding * outlook.crowding * f64::from(all.requests[row])
+                + behind,
             beside,
             later,
             evict: pushed * token * weights.evict + outlook.lost * weights.keep,

@@ -230,6 +230,11 @@ impl Policy for Kvatlas {
         self.books.sent(request, candidates, row, now);
     }
 
+    fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> bool {
+        self.books.heard(request, candidates, row, now);
+        true
+    }
+
     fn first_token(&mut self, placed: &Placement, now: f64) {
         self.books.first_token(placed, now);
     }

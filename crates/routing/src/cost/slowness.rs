@@ -12,6 +12,8 @@ const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 const UNITS: [f64; 2] = [16.0, 200_000.0];
 /// Weight of the assumption that load makes no difference.
 const PRIOR: f64 = 1.6;
+/// The share by which one more request makes a step longer, before that is known, and the weight of this assumption.
+const EXPECTED: (f64, f64) = (0.01, 16.0);
 /// Slowness at no load, at least, relative to the usual: what is beyond all samples is a guess.
 const LEAST: f64 = 0.2;
 
@@ -92,6 +94,12 @@ impl Slowness {
         let usual = Load { requests: self.x[0] / self.weight * UNITS[0], tokens: self.x[1] / self.weight * UNITS[1] };
         let each = usual.tokens / usual.requests.max(1.0);
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
+    }
+
+    /// Returns what [`Slowness::of_one_more`] does, mixed with what is expected as long as little is known.
+    pub(super) fn expected_of_one_more(&self) -> f64 {
+        let (each, weight) = EXPECTED;
+        (self.of_one_more() * self.weight + each * weight) / (self.weight + weight)
     }
 
     /// True if load makes no difference, as far as is known.

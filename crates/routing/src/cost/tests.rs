@@ -140,3 +140,32 @@ fn room_is_kept_for_a_next_turn_that_comes_at_once() {
     let outcomes = goes_and_next_turn(r#"{"keep": 0}"#);
     assert!(matches!(outcomes, [Outcome::Placed(_), Outcome::Waits(_)]), "{outcomes:?}");
 }
+
+/// Sends so many identical prompts at once to four engines that hold nothing of them. Returns how many each takes.
+fn copies_of(prompts: u32, tokens: u32, burst: f64) -> Vec<u32> {
+    let options = format!(r#"{{"burst": {burst}, "hold": 0}}"#);
+    let policy = Kvatlas::new(&mut Options::from_json(&options).unwrap(), 0).unwrap();
+    let mut router = Router::new(Config::default(), Box::new(policy));
+    for name in ["a", "b", "c", "d"] {
+        router.add_worker(name, 0, 1.0, 0.0);
+    }
+    let chain: Vec<u64> = (0..u64::from(tokens / 16)).collect();
+    let request = Request { tokens, content_hashes: &chain, ..Request::default() };
+    for _ in 0..prompts {
+        let outcome = router.choose(&request, &Depths::unknown(), 0.0);
+        assert!(matches!(outcome, Outcome::Placed(_)), "{outcome:?}");
+    }
+    router.rows().requests.clone()
+}
+
+#[test]
+fn a_prompt_on_its_way_is_computed_by_another_as_well_if_too_many_wait_for_it() {
+    let engines = |taken: &[u32]| taken.iter().filter(|taken| **taken > 0).count();
+    // What each of them waits for the others' tokens is less than the prompt takes to compute.
+    assert_eq!(engines(&copies_of(8, 8_000, 1.0)), 1);
+    let taken = copies_of(160, 8_000, 1.0);
+    assert!(taken.iter().all(|taken| (25..=60).contains(taken)), "{taken:?}");
+    // The longer the prompt takes to compute, the more wait for it.
+    assert!(engines(&copies_of(40, 8_000, 1.0)) > engines(&copies_of(40, 80_000, 1.0)));
+    assert_eq!(engines(&copies_of(160, 8_000, 0.0)), 1);
+}

@@ -51,6 +51,9 @@ pub struct Weights {
     pub load: f64,
     /// A second by which it delays an answer that runs there, or such a one its own, because each step serves one more.
     pub crowding: f64,
+    /// A second by which those that wait behind the same prompt on its way make its answer longer. 0: such a prompt is
+    /// computed once, however many wait for it.
+    pub burst: f64,
     /// A second of prompts that wait in the router for the same worker.
     pub held: f64,
     /// Requests wait in the router while every candidate, or the best, would begin with them only after so many seconds.
@@ -87,6 +90,7 @@ impl Default for Weights {
             report_age: 5.0,
             load: 1.0,
             crowding: 0.03,
+            burst: 1.0,
             held: 0.5,
             hold: 0.5,
             patience: 4.0,
@@ -125,6 +129,7 @@ impl Weights {
             report_age: weight("report_age", its.report_age)?,
             load: weight("load", its.load)?,
             crowding: weight("crowding", its.crowding)?,
+            burst: weight("burst", its.burst)?,
             held: weight("held", its.held)?,
             hold: weight("hold", its.hold)?,
             patience: weight("patience", its.patience)?,

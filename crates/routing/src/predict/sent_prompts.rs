@@ -136,6 +136,16 @@ impl SentPrompts {
         Insertion { leaf: Some(Leaf { run: new, end }), depth: before + end, own }
     }
 
+    /// Returns the content hashes of the prompt that has this place.
+    pub(crate) fn prompt(&self, leaf: Leaf) -> Vec<u64> {
+        let (mut at, mut end, mut parts) = (leaf.run, leaf.end, Vec::new());
+        while let Some(run) = self.runs.get(at as usize) {
+            parts.push(&run.hashes[..(end as usize).min(run.hashes.len())]);
+            (at, end) = (run.parent, run.fork);
+        }
+        parts.into_iter().rev().flatten().copied().collect()
+    }
+
     /// A request of `worker` that was taken in is over: so many blocks are not in use there any more.
     pub(crate) fn release(&mut self, leaf: Leaf, worker: u32) -> u32 {
         let (mut at, mut end, mut freed) = (leaf.run, leaf.end, 0);

@@ -8,10 +8,12 @@ mod legs;
 mod life;
 mod lookup;
 mod outcome;
+mod peer_requests;
 mod peers;
 mod place;
 mod room;
 mod sessions;
+mod told;
 mod waiting;
 mod work;
 mod workers;
@@ -26,6 +28,7 @@ pub use outcome::{
     ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
 };
 
+pub use told::{RequestChanges, SentRequest, ToldRequests};
 pub use work::Work;
 
 use crate::candidates::Candidates;
@@ -101,6 +104,8 @@ struct Reservation {
     cached: u32,
     answers: f64,
     sent: f64,
+    /// Tokens of a block.
+    block_size: u32,
     first_token: Option<f64>,
     /// True if the request's prompt is taken to be computed, though nobody said so.
     passed: bool,

@@ -14,11 +14,15 @@ impl Router {
             return false;
         }
         self.end_peers(now);
+        // Blocks of requests that it tells of are counted one by one.
+        let tells = self.peers.requests.is_heard(peer, until);
+        let used_blocks = if tells { 0.0 } else { work.used_blocks };
+        let work = &Work { used_blocks, ..*work };
         let key = (peer, worker.0);
         let before = self.peers.work.remove(&key).map_or(Work::default(), |(work, _)| work);
         self.fleet.add_work(worker.0, work, &before);
         if *work != Work::default() && until > now {
-            self.peers.next = if self.peers.work.is_empty() { until } else { self.peers.next.min(until) };
+            self.peers.next = if self.peers.next > now { self.peers.next.min(until) } else { until };
             self.peers.work.insert(key, (*work, until));
         }
         self.room.came_to(worker.0);
@@ -39,6 +43,7 @@ impl Router {
             work.used_blocks -= other.used_blocks;
             work.output_tokens_left -= other.output_tokens_left;
         }
+        work.used_blocks -= self.peers.requests.used(worker.0);
         // What is left of sums that were taken apart again.
         let sane = |amount: f64| if amount < 1e-3 { 0.0 } else { amount };
         work.queued_tokens = sane(work.queued_tokens);
@@ -60,11 +65,12 @@ impl Router {
 
     /// Forgets what was not said again in time.
     pub(super) fn end_peers(&mut self, now: f64) {
-        if self.peers.work.is_empty() || self.peers.next > now {
+        if self.peers.next > now {
             return;
         }
+        let next = self.end_peer_requests(now);
         let Self { peers, fleet, room, .. } = self;
-        peers.next = f64::INFINITY;
+        peers.next = next;
         peers.work.retain(|(_, worker), (work, until)| {
             if *until > now {
                 peers.next = peers.next.min(*until);
@@ -76,9 +82,20 @@ impl Router {
         });
     }
 
+    /// Leaves out the blocks that another router says are in use on its account, as it tells of each request now.
+    pub(super) fn leave_out_blocks_of(&mut self, peer: u64) {
+        let Self { peers, fleet, .. } = self;
+        for ((its, worker), (work, _)) in &mut peers.work {
+            if *its == peer {
+                fleet.add_used(*worker, -std::mem::take(&mut work.used_blocks));
+            }
+        }
+    }
+
     /// A worker is gone, and what others have there.
     pub(super) fn peers_left(&mut self, worker: u32) {
         let Self { peers, fleet, .. } = self;
+        peers.requests.left(worker);
         peers.work.retain(|(_, at), (work, _)| {
             if *at == worker {
                 fleet.add_work(worker, &Work::default(), work);

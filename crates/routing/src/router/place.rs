@@ -231,7 +231,7 @@ impl Router {
     }
 
     /// Finds out what of a request is on its way to each worker, and in use there.
-    fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
+    pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
         let ExpectedBlocks { held: predicted, used } = expected;
@@ -386,6 +386,7 @@ impl Router {
             cached,
             answers,
             sent: now,
+            block_size: request.block_size,
             first_token: None,
             passed: false,
             heard: now,

@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::router::told::PeerRequests;
+
 /// The work that one router has at one worker: the sums of its requests there.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
@@ -25,6 +27,8 @@ pub struct Work {
 #[derive(Debug, Default)]
 pub(super) struct Peers {
     pub(super) work: HashMap<(u64, u32), (Work, f64)>,
+    /// The requests of those that tell of them.
+    pub(super) requests: PeerRequests,
     /// The time before which no entry ends.
     pub(super) next: f64,
 }

@@ -21,13 +21,14 @@ from kvatlas.lab.replay.check import Checker, watched_workers
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.delivery import Delivery
 from kvatlas.lab.replay.drive import Drive
-from kvatlas.lab.replay.loop import choose_loop, closed_arrivals, open_arrivals
+from kvatlas.lab.replay.loop import closed_arrivals, open_arrivals
 from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
 from kvatlas.lab.replay.misses import Holdings
 from kvatlas.lab.replay.placing import Placer, RouterPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
 from kvatlas.reference import ReferenceIndex
+from kvatlas.sim.loop import choose_loop
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
 from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import count
@@ -15,7 +16,10 @@ import numpy as np
 from kvatlas._hashes import Hashes
 from kvatlas.errors import KvatlasError
 from kvatlas.sim.hashing import expand
+from kvatlas.sim.loop import Starts, choose_loop, groups
+from kvatlas.sim.server.core import ServedRequest
 from kvatlas.sim.server.engine import ServedEngine
+from kvatlas.sim.server.rank import Rank
 from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate
 
@@ -28,10 +32,12 @@ _MOST = 1_000  # requests that wait or run at a rank
 class TrafficConfig:
     """Requests that engines send themselves: of a trace, or generated at `request_rate` a second over the whole fleet.
 
-    Either begins again when it is through. Requests go to the engines in turns, at the engines' own speed.
+    Either begins again when it is through. Requests go to the engines in turns, at the engines' own speed. In the
+    closed loop all those that wait for each other go to the same engine.
     """
 
     trace: str | None = None
+    loop: str | None = None  # of the trace: "open" or "closed"; None: closed if its requests wait for each other
     limit: int | None = None  # only the first so many of the trace
     skip_bad: bool = False
     request_rate: float | None = None
@@ -47,10 +53,12 @@ class TrafficConfig:
         return cls(**data)
 
     def read(self) -> Trace | None:
-        """The trace, if it is one. Raises `TraceError`."""
+        """The trace, if it is one. Raises `TraceError`, and `ConfigError` for a loop that it cannot be sent in."""
         if self.trace is None:
             return None
-        return read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad).check_timed()
+        trace = read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad)
+        choose_loop(trace, self.loop)
+        return trace
 
 
 def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
@@ -73,6 +81,9 @@ class Traffic:
 
     async def run(self, trace: Trace | None) -> None:
         """Go on until cancelled. `trace`: what `TrafficConfig.read` gave."""
+        if trace is not None and choose_loop(trace, self.config.loop) == "closed":
+            await self._run_closed(trace)
+            return
         speed = next(iter(self.engines.values())).config.speed
         loop = asyncio.get_running_loop()
         due, number = loop.time(), 0
@@ -101,13 +112,64 @@ class Traffic:
         for seed in count(self.config.seed):
             yield functools.partial(_generated, self.config.request_rate or 1.0, seed)
 
-    def _send(self, engine: ServedEngine, line: TraceRequest, block: int) -> None:
+    async def _run_closed(self, trace: Trace) -> None:
+        """Start each request of a trace when those it waits for have ended, plus its pause, again and again."""
+        own: dict[int, ServedEngine] = {}
+        for turn, group in enumerate(groups(trace.requests)):
+            if (engine := self.engines.get((turn + 1) % self.count)) is not None:
+                own |= dict.fromkeys(group, engine)
+        if not own:
+            await asyncio.Event().wait()  # others have all of it
+        numbers = sorted(own)
+        lines = [trace.requests[number] for number in numbers]
+        engines = [own[number] for number in numbers]
+        while True:
+            await self._round(Starts(lines), lines, engines, trace.block)
+
+    async def _round(
+        self, starts: Starts, lines: Sequence[TraceRequest], engines: Sequence[ServedEngine], block: int
+    ) -> None:
+        """Send the requests of a closed loop once, and wait for all of them."""
+        speed, loop = engines[0].config.speed, asyncio.get_running_loop()
+        begin = loop.time()
+        ended, under_way = asyncio.Event(), set[int]()
+
+        async def finish(number: int) -> None:
+            sent = self._send(engines[number], lines[number], block)
+            try:
+                if sent is None:
+                    await asyncio.sleep(_BEHIND)  # or a session would be over at once while its engine starts
+                else:
+                    with contextlib.suppress(KvatlasError):  # its engine ended: the traffic goes on
+                        await sent[0].finish(sent[1])
+            finally:
+                starts.ended(number, (loop.time() - begin) * speed)
+                under_way.discard(number)
+                ended.set()
+
+        async with asyncio.TaskGroup() as tasks:
+            while under_way or starts.next < math.inf:
+                now = (loop.time() - begin) * speed
+                if starts.next <= now:
+                    number = starts.start(now)
+                    under_way.add(number)
+                    tasks.create_task(finish(number))
+                    await asyncio.sleep(0)
+                    continue
+                ended.clear()
+                with contextlib.suppress(TimeoutError):
+                    until = (starts.next - now) / speed if starts.next < math.inf else None
+                    async with asyncio.timeout(until):
+                        await ended.wait()
+
+    def _send(self, engine: ServedEngine, line: TraceRequest, block: int) -> tuple[Rank, ServedRequest] | None:
         if sum(rank.load for rank in engine.ranks) < _MOST * len(engine.ranks):
             with contextlib.suppress(KvatlasError):  # too long, or just restarting: the traffic goes on
-                engine.submit(prompt_tokens(line, block), max(line.output_length, 1))
+                sent = engine.submit(prompt_tokens(line, block), max(line.output_length, 1))
                 self.sent += 1
-                return
+                return sent
         self.refused += 1
+        return None
 
 
 def _generated(rate: float, seed: int) -> list[TraceRequest]:

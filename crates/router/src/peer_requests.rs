@@ -1,0 +1,180 @@
+//! The exchange of routers' requests: tells the routers beside this one which requests it has at engines, and hears theirs.
+//!
+//! Each message has the changes since the one before. It has a number, and the number of the message that it follows; one
+//! that follows 0 begins anew. A router that has missed a message, or forgotten what it heard, answers another number, and
+//! is told of all requests again. One of an earlier version does not know the path: it hears sums only.
+
+use std::sync::{Arc, PoisonError};
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hyper::{Request, Response, StatusCode};
+use kvatlas_http::RequestBody;
+use kvatlas_routing::ToldRequests;
+use serde::{Deserialize, Serialize};
+
+use crate::answer::{Answer, json};
+use crate::app::App;
+use crate::aside::aside_if_long;
+use crate::engine::Engine;
+use crate::peers::{MOST_BYTES, MOST_SECONDS, PATIENCE};
+use crate::proxy::read;
+use crate::refusal::Refusal;
+use crate::remote_service::{JSON, post};
+
+/// Path at which a router is told of another's requests.
+const PATH: &str = "/peers/requests";
+
+/// Blocks of prompts in a message: a quarter of the bytes that one may have.
+const MOST_BLOCKS: usize = 1 << 17;
+/// Time after which a router is asked again that did not understand.
+const ASK_AGAIN: Duration = Duration::from_secs(5);
+
+/// A request that a router has at an engine.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SentRow {
+    pub(crate) number: u64,
+    pub(crate) engine: String,
+    pub(crate) rank: u32,
+    pub(crate) tokens: u32,
+    pub(crate) block_size: u32,
+    pub(crate) cached: u32,
+    /// Content hashes of 8 bytes each, the lowest first, in base64.
+    hashes: String,
+}
+
+impl SentRow {
+    pub(crate) fn new(engine: &str, rank: u32, sent: &kvatlas_routing::SentRequest) -> Self {
+        let bytes: Vec<u8> = sent.content_hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        Self {
+            number: sent.number,
+            engine: engine.to_owned(),
+            rank,
+            tokens: sent.tokens,
+            block_size: sent.block_size,
+            cached: sent.cached,
+            hashes: STANDARD.encode(bytes),
+        }
+    }
+
+    /// The content hashes. `None`: they are none, or the numbers do not fit each other.
+    pub(crate) fn content_hashes(&self) -> Option<Vec<u64>> {
+        let bytes = STANDARD.decode(&self.hashes).ok()?;
+        let blocks = self.tokens.checked_div(self.block_size)? as usize;
+        let fits = bytes.len() % 8 == 0 && bytes.len() / 8 <= blocks && self.cached <= self.tokens;
+        fits.then(|| bytes.as_chunks().0.iter().map(|hash| u64::from_le_bytes(*hash)).collect())
+    }
+}
+
+/// The changes among a router's requests.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ChangeRows {
+    pub(crate) sent: Vec<SentRow>,
+    pub(crate) begun: Vec<u64>,
+    pub(crate) ended: Vec<u64>,
+}
+
+impl ChangeRows {
+    fn is_empty(&self) -> bool {
+        self.sent.is_empty() && self.begun.is_empty() && self.ended.is_empty()
+    }
+}
+
+/// The message of one router to another.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct RequestsMessage {
+    router: u64,
+    /// Seconds for which the message counts.
+    seconds: f64,
+    /// The number of the message, and of the one that it follows.
+    number: u64,
+    after: u64,
+    changes: ChangeRows,
+}
+
+/// An answer to such a message: the number of the last one that was taken in.
+#[derive(Default, Serialize, Deserialize)]
+struct RequestsAnswer {
+    #[serde(default)]
+    number: u64,
+}
+
+/// What another router was told of this one's requests.
+#[derive(Default)]
+pub(crate) struct RequestsTold {
+    requests: ToldRequests,
+    number: u64,
+    asked_again: Option<Instant>,
+}
+
+/// Tells a router what has changed since it was last told.
+pub(crate) async fn tell(app: &App, other: &Engine, told: &mut RequestsTold, seconds: f64) {
+    if told.asked_again.is_some_and(|again| Instant::now() < again) {
+        return;
+    }
+    let changes = app.places.changes_since(&mut told.requests, MOST_BLOCKS);
+    if changes.is_empty() && told.number > 0 {
+        return;
+    }
+    let message =
+        RequestsMessage { router: app.peers.number, seconds, number: told.number + 1, after: told.number, changes };
+    let Ok(body) = serde_json::to_string(&message) else { return };
+    let answer = tokio::time::timeout(PATIENCE, post(other, 0, PATH, JSON, body.as_bytes())).await;
+    match answer {
+        Ok(Ok((status, answer))) if status.is_success() => {
+            let answer: RequestsAnswer = serde_json::from_slice(&answer).unwrap_or_default();
+            if answer.number == message.number {
+                told.number = message.number;
+            } else {
+                *told = RequestsTold::default();
+            }
+        }
+        Ok(Ok(_)) => {
+            *told = RequestsTold { asked_again: Some(Instant::now() + ASK_AGAIN), ..RequestsTold::default() };
+        }
+        _ => *told = RequestsTold::default(),
+    }
+}
+
+/// Another router tells of its requests.
+pub(crate) async fn hear(
+    app: &Arc<App>,
+    request: Request<RequestBody>,
+    until: Instant,
+) -> Result<Response<Answer>, Refusal> {
+    let body = read(app, request.into_body(), MOST_BYTES, until).await?;
+    let told: RequestsMessage = aside_if_long(app, &body, |_, body| serde_json::from_slice(body))
+        .await?
+        .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
+    if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
+        let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);
+        return Err(Refusal::bad("invalid_work", message));
+    }
+    if let Some(row) = told.changes.sent.iter().find(|row| row.content_hashes().is_none()) {
+        let message = format!(
+            "request {}: hashes must be base64 of 8 bytes for each of at most tokens / block_size blocks, and cached at \
+             most tokens",
+            row.number
+        );
+        return Err(Refusal::bad("invalid_work", message));
+    }
+    let mut number = told.number;
+    if told.router != app.peers.number {
+        // One message at a time, or a later one would be taken in first.
+        let mut positions = app.peers.positions.lock().unwrap_or_else(PoisonError::into_inner);
+        positions.retain(|router, _| app.places.hears_of(*router));
+        let is_next = told.after == 0 || positions.get(&told.router) == Some(&told.after);
+        if is_next {
+            app.places.hear_changes(told.router, told.after == 0, told.seconds, &told.changes);
+            positions.insert(told.router, told.number);
+        } else {
+            number = 0;
+        }
+    }
+    let answer = serde_json::to_string(&RequestsAnswer { number }).unwrap_or_default();
+    Ok(json(StatusCode::OK, answer))
+}

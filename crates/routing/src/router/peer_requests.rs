@@ -1,0 +1,366 @@
+//! The requests of other routers: what they have sent to the same workers, and what of it is still there.
+//!
+//! A router tells which requests it has at the workers, and the content hashes of their prompts. Whoever hears it knows which
+//! blocks are in use, which prompts are on their way, and which requests have to end before there is room. What is told
+//! is the difference to what was told before, so that nothing has to be kept for a listener but the numbers it knows.
+
+use std::collections::hash_map::Entry;
+
+use crate::depths::{Depth, Depths};
+use crate::policy::Placement;
+use crate::predict::Insertion;
+use crate::request::Request;
+use crate::router::Router;
+use crate::router::outcome::WorkerId;
+use crate::router::told::{PeerRequest, RequestChanges, SentRequest, ToldRequests};
+
+/// Most requests of other routers that are kept in mind.
+const MOST: usize = 1 << 17;
+
+impl Router {
+    /// Returns what has changed among the requests of this router at workers since `told`, with at most so many blocks of
+    /// prompts: those that are too many come next time.
+    pub fn changes_since(&self, told: &mut ToldRequests, most_blocks: usize) -> RequestChanges {
+        let mut changes = RequestChanges::default();
+        told.begun.retain(|number, _| {
+            let stays = self.placed.contains_key(number);
+            if !stays {
+                changes.ended.push(*number);
+            }
+            stays
+        });
+        let mut numbers: Vec<u64> = self.placed.keys().copied().collect();
+        // In the order in which they were sent: engines serve them so.
+        numbers.sort_unstable();
+        let mut blocks = 0;
+        for number in numbers {
+            let Some(its) = self.placed.get(&number) else { continue };
+            let said = match told.begun.entry(number) {
+                Entry::Occupied(said) => said.into_mut(),
+                Entry::Vacant(new) => {
+                    let content_hashes = its.leaf.map_or_else(Vec::new, |leaf| self.on_the_way.prompt(leaf));
+                    blocks += content_hashes.len();
+                    if blocks > most_blocks && !changes.sent.is_empty() {
+                        break;
+                    }
+                    changes.sent.push(SentRequest {
+                        number,
+                        worker: WorkerId(its.worker),
+                        tokens: its.share.tokens as u32,
+                        block_size: its.block_size,
+                        cached: its.cached,
+                        content_hashes,
+                    });
+                    new.insert(false)
+                }
+            };
+            if !*said && (its.first_token.is_some() || its.passed) {
+                *said = true;
+                changes.begun.push(number);
+            }
+        }
+        changes.ended.sort_unstable();
+        changes
+    }
+
+    /// Another router, `peer`, tells what has changed among its requests. They count until `until`, or as long as it says
+    /// more. Returns the number of requests sent that count here.
+    pub fn hear_changes(&mut self, peer: u64, changes: &RequestChanges, until: f64, now: f64) -> usize {
+        let now = self.at(now);
+        self.end_peers(now);
+        if until <= now {
+            return 0;
+        }
+        if !self.peers.requests.tells(peer) {
+            self.leave_out_blocks_of(peer);
+        }
+        self.peers.requests.until.insert(peer, until);
+        self.peers.next = if self.peers.next > now { self.peers.next.min(until) } else { until };
+        let heard = changes.sent.iter().filter(|sent| self.hear_sent(peer, sent, now)).count();
+        for number in &changes.begun {
+            self.hear_begun(peer, *number, now);
+        }
+        for number in &changes.ended {
+            self.hear_ended(peer, *number, now);
+        }
+        heard
+    }
+
+    /// Forgets the requests of another router, as if it had never told of any.
+    pub fn forget_changes(&mut self, peer: u64, now: f64) {
+        let now = self.at(now);
+        let mut numbers: Vec<u64> =
+            self.peers.requests.requests.keys().filter(|(its, _)| *its == peer).map(|(_, number)| *number).collect();
+        numbers.sort_unstable();
+        for number in numbers {
+            self.hear_ended(peer, number, now);
+        }
+        self.peers.requests.until.remove(&peer);
+    }
+
+    /// True if another router tells of its requests, and has not fallen silent.
+    #[must_use]
+    pub fn hears_of(&self, peer: u64) -> bool {
+        self.peers.requests.tells(peer)
+    }
+
+    /// Requests of other routers that are kept in mind, and how many were not, as there were too many.
+    #[must_use]
+    pub fn peer_requests(&self) -> (usize, u64) {
+        (self.peers.requests.requests.len(), self.peers.requests.refused)
+    }
+
+    /// Forgets the requests of routers that have fallen silent. Returns the time before which no other one does.
+    pub(super) fn end_peer_requests(&mut self, now: f64) -> f64 {
+        let silent: Vec<u64> =
+            self.peers.requests.until.iter().filter(|(_, until)| **until <= now).map(|(peer, _)| *peer).collect();
+        for peer in silent {
+            self.forget_changes(peer, now);
+        }
+        self.peers.requests.until.values().copied().fold(f64::INFINITY, f64::min)
+    }
+
+    fn hear_sent(&mut self, peer: u64, sent: &SentRequest, now: f64) -> bool {
+        let key = (peer, sent.number);
+        if self.fleet.slot(sent.worker).is_none() || self.peers.requests.requests.contains_key(&key) {
+            return false;
+        }
+        if self.peers.requests.requests.len() >= MOST {
+            self.peers.requests.refused += 1;
+            return false;
+        }
+        self.number += 1;
+        let (number, worker) = (self.number, sent.worker.0);
+        let told = Request {
+            tokens: sent.tokens,
+            block_size: sent.block_size,
+            content_hashes: &sent.content_hashes,
+            number,
+            ..Request::default()
+        };
+        let request = self.complete(&told);
+        let blocks = sent.cached.min(request.tokens) / request.block_size;
+        let mut there = Depths::default();
+        there.set(worker, Depth { device: blocks, host: blocks, any: blocks });
+        self.who.clear();
+        self.who.push(worker);
+        self.expect(&request, &there, now);
+        let Self { fleet, who, expected, policy, .. } = self;
+        let candidates = fleet.candidates(&there, Some(expected), Some(who), now);
+        let is_kept = policy.heard(&request, candidates, 0, now);
+        let uncached = request.tokens.saturating_sub(sent.cached).max(1);
+        let until = now + self.config.first_token_timeout;
+        let Insertion { leaf, depth, own } = self.on_the_way.insert(request.content_hashes, worker, number, until);
+        let hashed = !request.content_hashes.is_empty();
+        let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
+        let used = f64::from(own) + nameless;
+        self.fleet.add_used(worker, used);
+        *self.peers.requests.used.entry(worker).or_default() += used;
+        if let Some(unheard) = &mut self.unheard {
+            unheard.sent(number, worker, request.content_hashes, now);
+        }
+        let placed = Placement { number, worker, uncached, freed: 0 };
+        self.peers.requests.requests.insert(key, PeerRequest { placed, leaf, nameless, begun: false, is_kept });
+        true
+    }
+
+    fn hear_begun(&mut self, peer: u64, number: u64, now: f64) {
+        let Some(its) = self.peers.requests.requests.get_mut(&(peer, number)) else { return };
+        if its.begun {
+            return;
+        }
+        its.begun = true;
+        let placed = its.placed;
+        if let Some(leaf) = its.leaf {
+            self.on_the_way.until(leaf, placed.number, now + self.config.announced_within);
+        }
+        if its.is_kept {
+            self.policy.first_token(&placed, now);
+        }
+        self.room.came_to(placed.worker);
+    }
+
+    fn hear_ended(&mut self, peer: u64, number: u64, now: f64) {
+        // What it leaves in the cache is announced soon, or not at all.
+        self.hear_begun(peer, number, now);
+        let Some(its) = self.peers.requests.requests.remove(&(peer, number)) else { return };
+        let worker = its.placed.worker;
+        if let Some(unheard) = &mut self.unheard {
+            unheard.ended(its.placed.number, 0, now);
+        }
+        let freed = its.leaf.map_or(0, |leaf| self.on_the_way.release(leaf, worker));
+        let used = f64::from(freed) + its.nameless;
+        self.fleet.add_used(worker, -used);
+        *self.peers.requests.used.entry(worker).or_default() -= used;
+        if its.is_kept {
+            self.policy.ended(&Placement { freed, ..its.placed }, now);
+        }
+        self.room.came_to(worker);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::{Config, Decision, Load, Options, Outcome, Usage, Work, by_name};
+
+    const LATER: f64 = 1e6;
+
+    /// Two routers in front of two workers with room for 250 blocks.
+    fn routers() -> [Router; 2] {
+        [0, 1].map(|seed| {
+            let policy = by_name("kvatlas", Options::default(), seed).unwrap();
+            let mut router = Router::new(Config::default(), policy);
+            for name in ["a", "b"] {
+                let worker = router.add_worker(name, 0, 1.0, 0.0);
+                router.report(worker, &Load { capacity_blocks: Some(250.0), ..Load::default() }, 0.0);
+            }
+            router
+        })
+    }
+
+    fn chain(family: u64, blocks: u64) -> Vec<u64> {
+        (0..blocks).map(|block| family << 32 | block).collect()
+    }
+
+    fn ask(router: &mut Router, hashes: &[u64], now: f64) -> Outcome {
+        let request = Request {
+            tokens: 512 * hashes.len() as u32,
+            block_size: 512,
+            content_hashes: hashes,
+            ..Request::default()
+        };
+        router.choose(&request, &Depths::unknown(), now)
+    }
+
+    fn send(router: &mut Router, hashes: &[u64], now: f64) -> Decision {
+        let Outcome::Placed(decision) = ask(router, hashes, now) else { panic!("it waits at {now}") };
+        decision
+    }
+
+    /// Sends a prompt that is computed at once.
+    fn run(router: &mut Router, hashes: &[u64], now: f64) -> Decision {
+        let decision = send(router, hashes, now);
+        router.first_token(decision.id, now);
+        decision
+    }
+
+    /// One router tells another all that has changed.
+    fn tell(from: &Router, told: &mut ToldRequests, to: &mut Router, now: f64) -> RequestChanges {
+        for (worker, _) in from.workers() {
+            let work = from.own_work(worker).unwrap();
+            assert!(to.set_peer(7, worker, &work, now + 2.0, now));
+        }
+        let changes = from.changes_since(told, usize::MAX);
+        to.hear_changes(7, &changes, now + 2.0, now);
+        changes
+    }
+
+    #[test]
+    fn blocks_that_two_routers_use_count_once() {
+        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let sent = send(&mut one, &chain(1, 100), 0.0);
+        let at = sent.worker.0 as usize;
+        tell(&one, &mut told, &mut two, 0.1);
+        assert_eq!((two.rows().used_blocks[at], two.rows().requests[at]), (100.0, 1));
+        // It is on its way there for the other router as well.
+        let follows = send(&mut two, &chain(1, 120), 0.2);
+        assert_eq!((follows.worker, follows.cached_tokens), (sent.worker, 51_200));
+        assert_eq!((two.rows().used_blocks[at], two.own_work(sent.worker).unwrap().used_blocks), (120.0, 20.0));
+        one.first_token(sent.id, 8.0);
+        one.finish(sent.id, Usage::default(), 9.0);
+        let changes = tell(&one, &mut told, &mut two, 9.1);
+        assert_eq!((changes.sent.len(), changes.begun.len(), changes.ended.len()), (0, 0, 1));
+        assert_eq!((two.rows().used_blocks[at], two.rows().requests[at]), (120.0, 1));
+        two.finish(follows.id, Usage::default(), 10.0);
+        assert_eq!((two.rows().used_blocks[at], two.on_the_way.blocks(), two.peer_requests()), (0.0, 120, (0, 0)));
+        two.expire(LATER);
+        assert_eq!(two.on_the_way.blocks(), 0);
+    }
+
+    #[test]
+    fn admission_is_foreseen_with_the_requests_of_others() {
+        for tells in [false, true] {
+            let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+            for family in 0..4 {
+                run(&mut one, &chain(family, 100), 0.0);
+            }
+            if tells {
+                tell(&one, &mut told, &mut two, 0.1);
+            } else {
+                for (worker, _) in one.workers() {
+                    two.set_peer(7, worker, &one.own_work(worker).unwrap(), 2.1, 0.1);
+                }
+            }
+            // Both caches have room for half a prompt; only who knows what runs there knows that it comes.
+            assert_eq!(two.rows().used_blocks, [200.0, 200.0]);
+            let hashes = chain(9, 100);
+            let tokens = 51_201;
+            let request = Request { tokens, block_size: 512, content_hashes: &hashes, ..Request::default() };
+            let why = two.explain(&request, &Depths::unknown(), None, 0.2);
+            let terms = why.terms.unwrap();
+            let room = terms.names.iter().position(|name| *name == "wait for room (s)").unwrap();
+            assert_eq!(terms.values[room] > 1.0, tells, "{terms:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_too_much_for_one_message_comes_with_the_next() {
+        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        for family in 0..3 {
+            run(&mut one, &chain(family, 20), 0.0);
+        }
+        for nth in 1..=3 {
+            let changes = one.changes_since(&mut told, 20);
+            assert_eq!((changes.sent.len(), changes.begun.len()), (1, 1));
+            assert_eq!(two.hear_changes(7, &changes, 2.0, 0.2), 1);
+            assert_eq!(two.peer_requests(), (nth, 0));
+        }
+        assert!(one.changes_since(&mut told, 20).is_empty());
+        // More than fits is told alone.
+        assert_eq!(one.changes_since(&mut ToldRequests::default(), 5).sent.len(), 1);
+    }
+
+    #[test]
+    fn requests_of_a_router_that_falls_silent_or_begins_anew_are_forgotten() {
+        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        send(&mut one, &chain(1, 100), 0.0);
+        let changes = tell(&one, &mut told, &mut two, 0.1);
+        assert_eq!(two.rows().used_blocks.iter().sum::<f64>(), 100.0);
+        // The same again counts once, and so does what is of another worker or of nobody.
+        assert_eq!(two.hear_changes(7, &changes, 2.1, 0.2), 0);
+        let nowhere = SentRequest { worker: WorkerId(9), number: 99, ..changes.sent[0].clone() };
+        let unknown = RequestChanges { sent: vec![nowhere], begun: vec![98], ended: vec![97] };
+        assert_eq!(two.hear_changes(7, &unknown, 2.1, 0.2), 0);
+        two.forget_changes(7, 0.3);
+        assert_eq!((two.rows().used_blocks.iter().sum::<f64>(), two.peer_requests().0), (0.0, 0));
+        assert_eq!(two.hear_changes(7, &changes, 2.1, 0.4), 1);
+        two.expire(2.2);
+        assert_eq!((two.rows().used_blocks.iter().sum::<f64>(), two.peer_requests().0), (0.0, 0));
+        assert_eq!(two.policy.remembered(), (0, 0));
+        // Sums count again from a router that does not tell of its requests.
+        let work = Work { requests: 1, used_blocks: 30.0, ..Work::default() };
+        assert!(two.set_peer(7, WorkerId(0), &work, 9.0, 2.3) && two.rows().used_blocks[0] == 30.0);
+        // A worker that leaves takes them along.
+        two.hear_changes(7, &changes, 9.0, 2.4);
+        assert_eq!(two.rows().used_blocks[0] + two.rows().used_blocks[1], 100.0);
+        two.remove_worker(changes.sent[0].worker, 2.5);
+        assert_eq!(two.peer_requests().0, 0);
+        two.expire(LATER);
+        assert_eq!(two.on_the_way.blocks(), 0);
+    }
+
+    #[test]
+    fn a_request_that_waits_hears_that_room_has_come() {
+        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let sent: Vec<Decision> = (0..4).map(|family| run(&mut one, &chain(family, 120), 0.0)).collect();
+        tell(&one, &mut told, &mut two, 0.2);
+        let Outcome::Waits(_) = ask(&mut two, &chain(9, 100), 0.3) else { panic!("there is no room for it") };
+        assert!(two.bind(0.31).is_empty());
+        for each in &sent {
+            one.finish(each.id, Usage::default(), 0.4);
+        }
+        tell(&one, &mut told, &mut two, 0.41);
+        assert_eq!(two.bind(0.41).len(), 1);
+    }
+}
