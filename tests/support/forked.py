@@ -43,6 +43,7 @@ class ForkedCommand:
         reading.close()
         if not logs:
             self.stderr.close()
+        assert self._process.pid is not None
         self.pid = self._process.pid
 
     @property
@@ -61,7 +62,7 @@ class ForkedCommand:
         return status
 
     def send_signal(self, number: int) -> None:
-        if self.pid is not None and self.poll() is None:
+        if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
