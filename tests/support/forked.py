@@ -5,8 +5,10 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import os
+import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import TextIO
 
@@ -15,18 +17,38 @@ _CONTEXT.set_forkserver_preload(["tests.support.forked", "kvatlas.cli.router", "
 
 
 class ForkedCommand:
-    """A running command, with its log on a pipe; used as a `subprocess.Popen` is."""
+    """A running command; used as a `subprocess.Popen` is."""
 
-    stderr: TextIO
+    def __init__(
+        self,
+        *args: str,
+        logs: bool = True,
+        env: dict[str, str] | None = None,
+        before: Callable[[], None] | None = None,
+    ) -> None:
+        """Start it.
 
-    def __init__(self, *args: str) -> None:
+        Args:
+            args: The command and its arguments.
+            logs: Whether its log comes on a pipe, `stderr`, that is to be read.
+            env: Environment variables besides those of this process.
+            before: What its process does first. It can be pickled.
+        """
         reading, writing = _CONTEXT.Pipe(duplex=False)
-        self._process = _CONTEXT.Process(target=_run, args=(args, dict(os.environ), writing))
+        task = (args, os.environ | (env or {}), writing if logs else None, before)
+        self._process = _CONTEXT.Process(target=_run, args=task, daemon=True)
         self._process.start()
         writing.close()
-        self.stderr = os.fdopen(os.dup(reading.fileno()), encoding="utf-8")
+        self.stderr: TextIO = os.fdopen(os.dup(reading.fileno()), encoding="utf-8")
         reading.close()
+        if not logs:
+            self.stderr.close()
+        assert self._process.pid is not None
         self.pid = self._process.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.poll()
 
     def poll(self) -> int | None:
         """The exit status, once it has ended."""
@@ -40,21 +62,32 @@ class ForkedCommand:
         return status
 
     def send_signal(self, number: int) -> None:
-        if self.pid is not None and self.poll() is None:
+        if self.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
+    def kill(self) -> None:
+        self.send_signal(signal.SIGKILL)
 
-def _run(args: tuple[str, ...], variables: dict[str, str], log: Connection) -> None:
+
+def _run(
+    args: tuple[str, ...],
+    variables: dict[str, str],
+    log: Connection | None,
+    before: Callable[[], None] | None,
+) -> None:
     """Does in the new process what `python -m kvatlas.cli ARGS` would do."""
     from kvatlas.cli import main  # noqa: PLC0415 - the process of the tests does not need it
 
-    os.dup2(log.fileno(), 2)
-    log.close()
     nowhere = os.open(os.devnull, os.O_RDWR)
-    os.dup2(nowhere, 0)
-    os.dup2(nowhere, 1)
+    for stream in (0, 1, 2):
+        os.dup2(nowhere, stream)
+    if log is not None:
+        os.dup2(log.fileno(), 2)
+        log.close()
     os.environ.clear()
     os.environ.update(variables)
     sys.argv = ["kvatlas", *args]
+    if before is not None:
+        before()
     main()

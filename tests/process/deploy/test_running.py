@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -14,6 +11,8 @@ from pathlib import Path
 
 import httpx
 import pytest
+from tests.process.service.named import know
+from tests.support.forked import ForkedCommand
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
@@ -44,14 +43,14 @@ class Pods:
         self.zone = directory / "zone"
         self.zone.write_text("")
 
-    def start(self, name: str) -> subprocess.Popen[bytes]:
+    def start(self, name: str) -> ForkedCommand:
         """Start a pod of a StatefulSet: `kvatlas-serve-0`."""
         home = self.directory / name
         home.mkdir()
         arguments = container(self.sets[name.rpartition("-")[0]])["args"]
-        command = [sys.executable, "-m", "tests.process.service.named", "kvatlas-serve-peers", str(self.zone)]
-        command += [self.here(each, name, home) for argument in arguments for each in self.resolved(argument)]
-        return subprocess.Popen(command, stderr=subprocess.DEVNULL, env={**os.environ, "TMPDIR": str(home)})
+        command = [self.here(each, name, home) for argument in arguments for each in self.resolved(argument)]
+        before = partial(know, "kvatlas-serve-peers", self.zone)
+        return ForkedCommand(*command, logs=False, env={"TMPDIR": str(home)}, before=before)
 
     def resolved(self, argument: str) -> list[str]:
         """An argument for each address of the routers' name: routers look names up without Python."""

@@ -9,14 +9,14 @@ import http.client
 import json
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from types import TracebackType
 from typing import Any, Self
+
+from tests.support.forked import ForkedCommand
 
 from kvatlas.errors import KvatlasError
 from kvatlas.sim import EngineConfig
@@ -46,16 +46,16 @@ class Service:
 
     def __init__(self, engines: list[EngineHandle], *flags: str) -> None:
         self.port = free_block("127.0.0.1")
-        self.command = [sys.executable, "-m", "kvatlas.cli", "serve", "--bind", f"127.0.0.1:{self.port}", *flags]
+        self.command = ["serve", "--bind", f"127.0.0.1:{self.port}", *flags]
         for engine in engines:
             for rank in range(engine.config.ranks):
                 replay = engine.replay_endpoint(rank)
                 worker = f"{engine.name}={engine.endpoint(rank)},rank={rank},model={MODEL},block_size={BLOCK}"
                 self.command += ["--stream", worker + (f",replay_endpoint={replay}" if replay else "")]
-        self.process: subprocess.Popen[bytes] | None = None
+        self.process: ForkedCommand | None = None
 
     def start(self) -> None:
-        self.process = subprocess.Popen(self.command, stderr=subprocess.DEVNULL)
+        self.process = ForkedCommand(*self.command, logs=False)
         end = time.monotonic() + PATIENCE
         while True:
             try:

@@ -1,15 +1,8 @@
-"""`kvatlas` on a machine whose name server knows one name more.
-
-`python -m tests.process.service.named NAME FILE serve …`
-
-The file has the name's addresses, one a line, and may change, as those of a headless Service do. It takes the place of
-the name server only: everything above `getaddrinfo` is what users run.
-"""
+"""A name server that knows one name more, for processes of `kvatlas`."""
 
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,10 +23,10 @@ def with_name(name: str, addresses: Callable[[], list[str]]) -> Callable[..., li
     return getaddrinfo
 
 
-if __name__ == "__main__":
-    own_name, file, *arguments = sys.argv[1:]
-    socket.getaddrinfo = with_name(own_name, lambda: Path(file).read_text().split())
-    sys.argv = ["kvatlas", *arguments]
-    from kvatlas.cli import main
+def know(name: str, file: Path) -> None:
+    """This process knows a name from now on.
 
-    main()
+    The file has the name's addresses, one a line, and may change, as those of a headless Service do. It takes the
+    place of the name server only: everything above `getaddrinfo` is what users run.
+    """
+    socket.getaddrinfo = with_name(name, lambda: file.read_text().split())

@@ -9,8 +9,6 @@ import http.client
 import json
 import random
 import struct
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +18,7 @@ from typing import Any
 
 import pytest
 import zmq
+from tests.support.forked import ForkedCommand
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
@@ -37,10 +36,7 @@ class Node:
     def __init__(self, command: str, *flags: str) -> None:
         self.port = free_block("127.0.0.1")
         bind = ("--bind", f"127.0.0.1:{self.port}")
-        self.process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", command, *bind, *FLAGS, *flags],
-            stderr=subprocess.DEVNULL,
-        )
+        self.process = ForkedCommand(command, *bind, *FLAGS, *flags, logs=False)
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=DEADLINE)

@@ -10,20 +10,22 @@ import http.client
 import json
 import random
 import signal
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.forked import ForkedCommand
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
 from kvatlas.sim.server.ports import free_block
+
+from .named import know
 
 BLOCK = 4
 MODEL = "sim-model"
@@ -44,17 +46,9 @@ class Replica:
     def __init__(self, address: str, port: int, zone: Path, engines: list[EngineHandle], *more: str) -> None:
         self.address, self.port = address, port
         streams = [flag for engine in engines for flag in ("--stream", _stream(engine))]
-        command = [
-            sys.executable,
-            "-m",
-            "tests.process.service.named",
-            NAME,
-            str(zone),
-            "serve",
-            "--bind",
-            f"{address}:{port}",
-        ]
-        self.process = subprocess.Popen([*command, *FLAGS, *streams, *more], stderr=subprocess.DEVNULL)
+        bind = ("--bind", f"{address}:{port}")
+        before = partial(know, NAME, zone)
+        self.process = ForkedCommand("serve", *bind, *FLAGS, *streams, *more, logs=False, before=before)
 
     def ask(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
         """Status and answer. Raises `OSError` if it does not answer."""

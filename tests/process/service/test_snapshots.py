@@ -6,7 +6,6 @@ import json
 import os
 import resource
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,6 +16,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.command import in_process
 from tests.support.fake_engine import FakeEngine
 
 from kvatlas.errors import ConfigError, ServiceError
@@ -109,8 +109,7 @@ def equal(address: str, other: str, engines: dict[str, ReplayingEngine]) -> None
 
 
 def compare(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", "compare", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    return in_process("compare", *arguments)
 
 
 def test_killed_at_random_moments_it_is_as_if_it_had_been_there(tmp_path: Path) -> None:

@@ -1,4 +1,7 @@
-"""RadixTrie by example: what it does, each trap that others have fallen into, and what it refuses."""
+"""RadixTrie from Python: what it takes and gives, its nodes, and what it refuses.
+
+What it matches and evicts is tested in `crates/trees/src/radix_trie/tests.rs`.
+"""
 
 import gc
 import sys
@@ -40,70 +43,6 @@ def test_insert_below_a_node_that_a_match_returned() -> None:
     assert list(node.children) == [(3,), (4,)]
     assert trie.match_prefix([4, 5], node) == (end, [40, 50])
     assert trie.match_prefix([7], node) == (node, [])
-
-
-def test_pages_of_two() -> None:
-    trie = RadixTrie(page_size=2)
-    w, x, y, z, q = 1, 2, 3, 4, 5
-    trie.insert([w, x, y, z], [0, 1])
-    for query, blocks in [
-        ([w], []),
-        ([w, x], [0]),
-        ([w, x, y], [0]),
-        ([w, x, y, q], [0]),
-        ([w, x, q, z], [0]),
-        ([q, x, y, z], []),
-        ([w, x, y, z, q], [0, 1]),
-    ]:
-        assert trie.match_prefix(query)[1] == blocks
-    trie.insert([w, x, y, q], [0, 2])
-    assert trie.pretty_format(print_blocks=True) == ["[1, 2] : [0]", "--[3, 4] : [1]", "--[3, 5] : [2]"]
-
-
-def test_shared_ancestors_are_protected() -> None:
-    trie = RadixTrie()
-    one = trie.insert([1, 2, 3], [1, 2, 3])
-    other = trie.insert([1, 2, 4], [1, 2, 4])
-    trie.mark_in_use_by(one, 7)
-    trie.mark_in_use_by(other, 8)
-    assert trie.evict_blocks(9) == []
-    trie.mark_not_in_use_by(one, 7)
-    assert trie.get_evictable_blocks() == {3}
-    assert trie.evict_blocks(9) == [3]
-    trie.mark_not_in_use_by(other, 8)
-    assert trie.evict_blocks(9) == [4, 1, 2]
-    assert trie.pretty_format() == []
-    assert len(trie) == 0
-
-
-def test_a_leaf_is_evicted_in_part_and_then_the_rest() -> None:
-    trie = RadixTrie()
-    trie.insert([1, 2, 3, 4], [1, 2, 3, 4])
-    assert trie.evict_blocks(0) == trie.evict_blocks(-5) == []
-    assert trie.evict_blocks(3) == [2, 3, 4]
-    assert trie.pretty_format(print_blocks=True) == ["[1] : [1]"]
-    assert trie.evict_blocks(3) == [1]
-
-
-def test_the_order_is_that_of_making_and_releasing() -> None:
-    trie = RadixTrie()
-    nodes = {token: trie.insert([token], [token]) for token in [1, 2, 3, 4]}
-    for token in [3, 1]:
-        trie.mark_in_use_by(nodes[token], 1)
-    for token in [3, 1]:
-        trie.mark_not_in_use_by(nodes[token], 1)
-    trie.match_prefix([2])  # makes nothing more recent
-    assert trie.evict_blocks(4) == [2, 4, 3, 1]
-
-
-def test_a_mark_twice_is_one_and_is_released_once() -> None:
-    trie = RadixTrie()
-    node = trie.insert([1], [1])
-    trie.mark_in_use_by(node, 5)
-    trie.mark_in_use_by(node, 5)
-    assert node.active_seqs == {5}
-    trie.mark_not_in_use_by(node, 5)
-    assert trie.evict_blocks(1) == [1]
 
 
 def test_the_root_is_never_in_use() -> None:
@@ -191,66 +130,7 @@ def test_every_reference_to_a_block_is_counted_once() -> None:
     assert [sys.getrefcount(block) for block in blocks] == before
 
 
-# The traps.
-
-
-def test_trap_an_extended_leaf_goes_before_its_parent() -> None:
-    """Elsewhere an order by list position has the parent of a new leaf in front of it, and eviction fails."""
-    trie = RadixTrie()
-    node = trie.insert([1], [1])
-    trie.insert([2], [2], node)
-    trie.insert([3], [3])
-    assert trie.evict_blocks(3) == [2, 1, 3]
-
-
-def test_trap_a_split_makes_nothing_evictable_that_is_in_use() -> None:
-    trie = RadixTrie()
-    end = trie.insert([1, 2, 3], [1, 2, 3])
-    trie.mark_in_use_by(end, 1)
-    upper, _ = trie.match_prefix([1])
-    assert upper.active_seqs == end.active_seqs == {1}
-    assert trie.evict_blocks(3) == []
-    trie.mark_not_in_use_by(end, 1)
-    assert trie.evict_blocks(3) == [2, 3, 1]
-
-
-def test_trap_times_have_no_ties() -> None:
-    trie = RadixTrie()
-    for token in range(1000):
-        trie.insert([token], [token])
-    assert trie.evict_blocks(1000) == list(range(1000))
-
-
-def test_trap_depth_is_no_recursion() -> None:
-    trie = RadixTrie()
-    node = trie.root
-    for token in range(100_000):
-        node = trie.insert([token], [token], node)
-    tokens = np.arange(100_000)
-    assert trie.match_prefix(tokens)[1] == tokens.tolist()
-    trie.mark_in_use_by(node, 1)
-    trie.mark_not_in_use_by(node, 1)
-    assert trie.evict_blocks(50_000) == tokens[50_000:].tolist()[::-1]
-    del trie, node
-
-
-def test_trap_two_blocks_for_the_same_tokens() -> None:
-    trie = RadixTrie()
-    trie.insert([1], ["first"])
-    trie.insert([1], ["second"])
-    assert trie.match_prefix([1])[1] == ["first"]
-    assert trie.get_all_blocks() == {"first"}
-
-
-def test_trap_a_handle_means_its_end_after_a_split() -> None:
-    trie = RadixTrie()
-    end = trie.insert([1, 2, 3], [1, 2, 3])
-    trie.insert([1, 9], [0, 9])
-    assert (end.tokens, end.get_prefix_tokens_and_blocks()[0]) == ([2, 3], [1, 2, 3])
-    assert trie.insert([4], [4], end).get_prefix_tokens_and_blocks()[0] == [1, 2, 3, 4]
-
-
-def test_trap_a_handle_never_means_another_node() -> None:
+def test_a_handle_never_means_another_node() -> None:
     """A node that lost its tail is refused: what followed its old end would follow other tokens now."""
     trie = RadixTrie()
     end = trie.insert([1, 2, 3], [1, 2, 3])
@@ -275,17 +155,6 @@ def test_trap_a_handle_never_means_another_node() -> None:
                 use()
             assert refused.value.code == "evicted_node"
     assert (newer.blocks, newer.active_seqs) == ([7], set())
-
-
-def test_trap_a_deeper_mark_outlives_a_shallower_release_and_can_be_released() -> None:
-    trie = RadixTrie()
-    deep = trie.insert([1, 2], [1, 2])
-    trie.mark_in_use_by(deep, 1)
-    shallow, _ = trie.match_prefix([1])
-    trie.mark_not_in_use_by(shallow, 1)
-    assert trie.evict_blocks(2) == []
-    trie.mark_not_in_use_by(deep, 1)
-    assert trie.evict_blocks(2) == [2, 1]
 
 
 def test_nodes_are_values() -> None:

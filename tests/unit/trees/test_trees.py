@@ -1,6 +1,8 @@
-"""The trees, one behaviour a test; among them each defect of the originals that is mended."""
+"""The trees from Python: names of the originals, values, forms of prompts, `select`.
 
-import itertools
+What they match and evict is tested in `crates/trees/tests/trees`.
+"""
+
 from typing import Any
 
 import numpy as np
@@ -13,7 +15,7 @@ from kvatlas.trees import (
     TreeMatch,
 )
 
-from .pairs import pages
+from .prompts import pages
 
 
 def answer(found: TreeMatch) -> tuple[str | None, int, int]:
@@ -98,48 +100,6 @@ def test_asking_by_find_changes_nothing() -> None:
     assert tree.find(text="old").depth == 3
 
 
-def test_characters_are_whole() -> None:
-    tree = StringTree()
-    tree.insert_text("漢字😀", "a")  # the first bytes of 漢 and 潢 are the same
-    tree.insert_text("潢字", "b")
-    tree.insert_text("漢字😁", "c")
-    assert tree.tenant_sizes() == {"a": 3, "b": 2, "c": 3}
-    assert answer(tree.match_prefix_with_counts("漢字😂")) == ("a", 2, 3)
-    assert tree.prefix_match_legacy("漢字😂") == ("漢字", "a")
-    assert [path for path, _ in tree.iter_entries()] == ["漢字", "漢字😀", "漢字😁", "潢字"]
-
-
-def test_characters_are_not_normalized() -> None:
-    tree = StringTree()
-    tree.insert_text("caf\u00e9\0\n", "composed")
-    tree.insert_text("cafe\u0301", "decomposed")
-    assert tree.find(text="caf\u00e9\0\n").scores() == {"composed": 6, "decomposed": 3}
-
-
-@pytest.mark.parametrize("page_size", [1, 2, 4, 8, 16, 32, 64, 128])
-def test_tokens_match_in_whole_pages(page_size: int) -> None:
-    tree = TokenTree(page_size)
-    tree.insert_tokens(range(256), "w")
-    assert tree.tenant_token_size("w") == 256
-    query = [*range(200), 7, *range(201, 256)]
-    assert answer(tree.match_prefix_with_counts(query)) == ("w", 200 // page_size * page_size, 256)
-    tree.insert_tokens(query, "v")
-    assert tree.find(tokens=range(256)).scores() == {"w": 256, "v": 200 // page_size * page_size}
-
-
-def test_less_than_a_page_is_nothing() -> None:
-    tree = TokenTree()
-    tree.insert_tokens(range(15), "w")
-    tree.insert_tokens([], "w")
-    StringTree().insert_text("", "w")
-    assert (tree.tenants(), tree.node_count) == ([], 0)
-    called = []
-    tree.match_and_insert_with(range(15), lambda found: called.append(found))
-    assert [answer(found) for found in called] == [(None, 0, 15)]
-    tree.insert_tokens(range(16), "w")
-    assert answer(tree.match_prefix_with_counts(range(15))) == (None, 0, 15)
-
-
 @pytest.mark.parametrize("tokens", [pages(3, 4), np.array(pages(3, 4), np.uint32), np.array(pages(3, 4), np.int64)])
 def test_tokens_in_any_form(tokens: Any) -> None:
     tree = TokenTree()
@@ -147,79 +107,6 @@ def test_tokens_in_any_form(tokens: Any) -> None:
     gaps = np.repeat(np.array(tokens), 2)[::2]
     assert tree.find(tokens=gaps).scores() == tree.find(tokens=tuple(pages(3, 4))).scores() == {"w": 32}
     assert tree.find(tokens=np.array(pages(3, 4), "<u4").tobytes()).depth == 32
-
-
-def test_what_is_held_is_not_counted_again() -> None:
-    """The original added the whole length at each repeat, and then evicted all that its busiest workers had."""
-    tree = TokenTree()
-    for _ in range(1000):
-        tree.insert_tokens(range(1024), "w")
-    assert tree.get_tenant_token_counts() == {"w": 1024}
-    tree.insert_tokens(range(64), "w")  # a beginning of it
-    assert tree.get_tenant_token_counts() == {"w": 1024}
-    assert tree.evict_tenant_by_size(10_000) == 0
-    assert tree.find(tokens=range(1024)).depth == 1024
-
-
-def test_shared_nodes_do_not_stop_eviction() -> None:
-    """The original took one node of a path that another worker has too, and then stopped."""
-    tree = TokenTree()
-    for tenant in ("a", "b"):
-        for length in (1, 2, 3):
-            tree.insert_tokens(pages(*range(length)), tenant)
-    assert tree.evict_tenant("a", 0) == 48
-    assert tree.tenant_sizes() == {"b": 48}
-    assert tree.find(tokens=pages(0, 1, 2)).scores() == {"b": 48}
-
-
-def test_eviction_takes_the_ends_first() -> None:
-    """The original's evict_by_tenant took the oldest nodes wherever they were, beginnings before their ends."""
-    tree = StringTree()
-    for text in ("abc", "abcdef", "abcdefghi"):
-        tree.insert_text(text, "w")
-    tree.match_prefix_with_counts("abcdefghi")
-    assert tree.evict_by_tenant("w", 7) == 3
-    assert tree.find(text="abcdefghi").scores() == {"w": 6}
-    assert tree.evict_by_tenant("w", 5) == 3
-    assert tree.find(text="abcdefghi").scores() == {"w": 3}
-
-
-def test_who_has_gone_is_not_found() -> None:
-    """The original kept empty nodes, and named workers that had nothing, or one called "empty"."""
-    tree = StringTree()
-    tree.insert_text("prompt", "gone")
-    assert tree.remove_tenant("gone") == 6
-    assert answer(tree.match_prefix_with_counts("prompt")) == (None, 0, 6)
-    assert (tree.node_count, tree.tenants(), tree.tenant_sizes()) == (0, [], {})
-    tree.insert_text("prompt", "empty")  # a name like any other
-    assert answer(tree.match_prefix_with_counts("prompt")) == ("empty", 6, 6)
-    tree.evict_tenant("empty", 0)
-    assert answer(tree.match_prefix_with_counts("prompt")) == (None, 0, 6)
-    assert answer(tree.match_prefix_with_counts("")) == (None, 0, 0)
-    assert tree.tenants() == []
-
-
-def test_who_has_it_longest_answers() -> None:
-    tree = StringTree()
-    tree.insert_text("prompt", "first")
-    tree.insert_text("prompt and more", "second")
-    tree.insert_text("prompt", "third")
-    assert {tree.prefix_match("prompt") for _ in range(50)} == {"first"}
-    assert tree.prefix_match("prompt and") == "second"
-    tree.remove_tenant("first")
-    assert {tree.prefix_match("prompt") for _ in range(50)} == {"second"}
-    tree.insert_text("prompt", "first")
-    assert tree.prefix_match("prompt") == "second"
-
-
-def test_match_and_insert_is_both() -> None:
-    one, two = TokenTree(), TokenTree()
-    keys = [range(64), range(128), [*range(70), *pages(9)], pages(1), range(10), range(64)]
-    for key, tenant in zip(keys, itertools.cycle("ab")):
-        found = one.match_prefix_with_counts(key)
-        one.insert_tokens(key, tenant)
-        assert two.match_and_insert(key, tenant) == found
-    assert one.snapshot() == two.snapshot()
 
 
 # select

@@ -9,7 +9,7 @@ import pytest
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, KvatlasError
 from kvatlas.trees import StringTree, TokenTree, hash_node_path, hash_token_path
 
-from .pairs import find
+from .prompts import find
 
 Call = Callable[[Any], object]
 TOKEN_KINDS = "an array of uint32, int32, uint64 or int64, bytes of little-endian uint32s, or a list of ints"

@@ -15,7 +15,7 @@ from kvatlas.trees import (
 )
 from kvatlas.types import EvictionPolicy
 
-from .pairs import find, pages
+from .prompts import find, pages
 
 
 def three(tree: StringTree) -> None:
@@ -39,42 +39,6 @@ def test_policies(policy: EvictionPolicy, order: str) -> None:
         assert tree.evict_tenant("w", left) == 1
         gone += next(path for path in before if not tree.find(text=path).depth)
     assert gone == order
-
-
-def test_priorities() -> None:
-    tree = StringTree(policy="priority")
-    tree.insert_text("system prompt", "w", priority=5)
-    tree.insert_text("chat", "w")
-    tree.insert_text("batch", "w", priority=-5)
-    tree.insert_text("batch of two", "w", priority=2)
-    order = []
-    while tree.tenants():
-        before = [path for path, _ in tree.iter_entries()]
-        tree.evict_to_size(tree.total_size - 1)
-        order.append(next(path for path in before if tree.find(text=path).depth < len(path)))
-    assert order == ["chat", "batch of two", "batch", "system prompt"]
-
-
-def test_eviction_over_all_tenants() -> None:
-    tree = StringTree()
-    for text, tenant in [("1111", "a"), ("2222", "b"), ("3333", "a"), ("1111", "b")]:
-        tree.insert_text(text, tenant)
-    assert tree.total_size == 16
-    assert tree.evict_to_size(9) == 8
-    assert tree.tenant_sizes() == {"a": 4, "b": 4}
-    assert tree.find(text="1111").scores() == {"b": 4}
-    assert tree.evict_to_size(0) == 8
-    assert tree.evict_to_size(0) == 0
-
-
-def test_eviction_for_each_tenant() -> None:
-    tree = StringTree()
-    for at in range(10):
-        for number, tenant in enumerate("abc"[: 1 + at % 3]):
-            tree.insert_text(chr(0x4E00 + 3 * at + number) + "1234", tenant)
-    assert tree.tenant_sizes() == {"a": 50, "b": 30, "c": 15}
-    assert tree.evict_tenant_by_size(28) == 25 + 5
-    assert tree.tenant_sizes() == {"a": 25, "b": 25, "c": 15}
 
 
 def test_path_hashes() -> None:

@@ -1,4 +1,4 @@
-"""Memory comes back, what `bytes` says is what the process takes, and depth costs no stack."""
+"""The memory of the trees: `bytes` is what the process takes, and long prompts cost no stack."""
 
 import os
 import subprocess
@@ -12,75 +12,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from kvatlas.trees import GLOBAL_EVICTION_HASH, StringTree, TokenTree
+from kvatlas.trees import StringTree, TokenTree
 
-from .pairs import find
-
-
-def texts(tree: Any, count: int = 5000) -> None:
-    for at in range(count):
-        tree.insert_text(f"the same beginning, then {at % 50} and {at} " + "é" * 100, f"worker {at % 20}")
-
-
-def tokens(tree: Any, count: int = 5000) -> None:
-    for at in range(count):
-        tree.insert_tokens(np.repeat(np.array([1, 2, at % 50, at], np.uint32), 32), f"worker {at % 20}")
-
-
-def by_removal(tree: Any) -> None:
-    for tenant in tree.tenants():
-        tree.remove_tenant(tenant)
-
-
-EMPTYING: list[Callable[[Any], object]] = [
-    by_removal,
-    lambda tree: tree.clear(),
-    lambda tree: tree.evict_to_size(0),
-    lambda tree: tree.evict_tenant_by_size(0),
-    lambda tree: tree.evict_to_bytes(0),
-    lambda tree: tree.evict_by_path_hash(GLOBAL_EVICTION_HASH),
-]
-WAYS = ["removed", "cleared", "evicted", "evicted by tenant", "evicted to bytes", "evicted by hash"]
-
-
-@pytest.mark.parametrize(("make", "fill"), [(StringTree, texts), (TokenTree, tokens)], ids=["text", "tokens"])
-@pytest.mark.parametrize("empty", EMPTYING, ids=WAYS)
-def test_memory_comes_back(
-    make: Callable[[], Any], fill: Callable[[Any], None], empty: Callable[[Any], object]
-) -> None:
-    tree = make()
-    fresh = tree.bytes
-    for _ in range(3):
-        fill(tree)
-        full = tree.bytes
-        assert full > fresh + 500_000
-        empty(tree)
-        assert (tree.node_count, tree.total_size, tree.tenants()) == (0, 0, [])
-        # A StringTree keeps the code that it has learnt for its text.
-        assert tree.bytes < fresh + full / 50 + (300_000 if make is StringTree else 0)
-        assert type(tree).from_snapshot(tree.snapshot()).node_count == 0
-
-
-@pytest.mark.parametrize("fill", [texts, tokens])
-def test_eviction_gives_memory_in_proportion(fill: Callable[..., None]) -> None:
-    tree = StringTree() if fill is texts else TokenTree()
-    fill(tree)
-    full, size = tree.bytes, tree.total_size
-    tree.evict_to_size(size // 4)
-    assert tree.bytes < full * 0.45
-
-
-def test_names_are_given_back() -> None:
-    """The original kept every worker's name for as long as the process lived."""
-    tree = StringTree()
-    fresh = tree.bytes
-    for at in range(2000):
-        name = f"http://worker-{at}.{'x' * 2000}"
-        tree.insert_text("prompt", name)
-        tree.remove_tenant(name)
-    assert tree.bytes < fresh + 100_000
-    assert tree.tenants() == []
-
+from .prompts import find
 
 SAYS = """
 import gc, os, sys
@@ -128,33 +62,6 @@ def with_small_stack(work: Callable[[], None]) -> None:
             pool.submit(work).result()
     finally:
         threading.stack_size(before)
-
-
-def test_a_chain_of_many_nodes_needs_no_stack() -> None:
-    """The original overflowed the stack, and with it the process, at 10,000 nodes below each other."""
-    levels = 12_000
-    key = np.arange(levels, dtype=np.uint32)
-
-    def work() -> None:
-        tree = TokenTree(1)
-        for length in range(levels, 0, -1):  # each divides the topmost edge
-            tree.insert_tokens(key[:length], "w")
-        assert (tree.node_count, tree.tenant_token_size("w")) == (levels, levels)
-        assert tree.match_and_insert(key, "v").matched == levels
-        assert tree.find(tokens=key).scores() == {"w": levels, "v": levels}
-        entries = tree.iter_entries()
-        assert [len(next(entries)[0]) for _ in range(100)] == list(range(1, 101))
-        copy = TokenTree.from_snapshot(tree.snapshot())
-        assert copy.get_used_size_per_tenant() == {"w": levels, "v": levels}
-        assert copy.remove_tenant("w") == levels
-        assert copy.evict_by_path_hash(GLOBAL_EVICTION_HASH) == levels
-        assert tree.evict_tenant("w", 10) == levels - 10
-        assert tree.find(tokens=key).scores() == {"w": 10, "v": levels}
-        tree.clear()
-        assert tree.node_count == 0
-        TokenTree.from_snapshot(copy.snapshot())
-
-    with_small_stack(work)
 
 
 LENGTH = 4_000_000

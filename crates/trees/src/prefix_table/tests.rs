@@ -5,6 +5,8 @@ use std::sync::atomic::AtomicBool;
 use std::thread;
 use std::time::Duration;
 
+use kvatlas_testing::Random;
+
 use super::*;
 
 const MODEL: &str = "m";
@@ -62,6 +64,11 @@ impl Model {
         mine.any(|(_, (prefixes, _))| prefixes.iter().any(|known| known == prefix))
     }
 
+    fn forget(&mut self, pod: usize) {
+        self.names.retain(|&(whose, _), _| whose != pod);
+        self.added.retain(|&(whose, _)| whose != pod);
+    }
+
     fn remove(&mut self, pod: usize, name: u64) {
         let Some((_, copies)) = self.names.get_mut(&(pod, name)) else { return };
         *copies -= 1;
@@ -76,26 +83,29 @@ impl Model {
     }
 }
 
+const CONTEXTS: [(&str, i64); 3] = [(MODEL, -1), (MODEL, 2), ("n", -1)];
+
 fn random_run(seed: u64) {
-    let mut state = seed;
-    let mut below = |limit: usize| {
-        state = state.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
-        ((state >> 33) as usize) % limit
-    };
-    let (pods, values, names) = (1 + below(5), 1 + below(3), 2 + below(40));
+    let random = &mut Random(seed);
+    let contexts = [1, 1, 3][random.index(3)];
+    let (pods, values, names) = (1 + random.index(5), 1 + random.index(3), 2 + random.below(40));
     let table = table(|_| {});
-    let mut model = Model::default();
+    let mut models: Vec<Model> = (0..contexts).map(|_| Model::default()).collect();
     for _ in 0..250 {
-        let pod = below(pods);
+        let context = random.index(contexts);
+        let ((name, lora), model) = (CONTEXTS[context], &mut models[context]);
+        let pod = random.index(pods);
         let pod_name = format!("pod{pod}");
-        let length = 1 + below(4);
-        let per = 1 + below(10) / 8;
-        let content: Vec<u8> = (0..length * per).map(|_| below(values) as u8).collect();
-        let event: Vec<u64> = (0..length).map(|_| below(names) as u64).collect();
-        match below(12) {
+        let length = 1 + random.index(4);
+        let per = 1 + random.index(10) / 8;
+        let content: Vec<u8> = (0..length * per).map(|_| random.index(values) as u8).collect();
+        let event: Vec<u64> = (0..length).map(|_| random.below(names)).collect();
+        match random.index(12) {
             0..5 => {
-                let parent = (below(2) == 0).then(|| below(names) as u64);
-                let stored = store(&table, &pod_name, parent, &event, &content);
+                let parent = random.chance(50).then(|| random.below(names));
+                let bytes = blocks(&content);
+                let tokens: Vec<&[u8]> = bytes.chunks(4 * per).collect();
+                let stored = table.process_block_stored(name, lora, &pod_name, parent, &event, &tokens).unwrap();
                 let before = match parent {
                     None => Some(Vec::new()),
                     Some(parent) => model.names.get(&(pod, parent)).map(|(known, _)| known.last().unwrap().clone()),
@@ -113,31 +123,40 @@ fn random_run(seed: u64) {
                 }
             }
             5..9 => {
-                table.process_block_removed(MODEL, -1, &pod_name, &event);
+                table.process_block_removed(name, lora, &pod_name, &event);
                 event.iter().for_each(|&name| model.remove(pod, name));
             }
             9 => {
-                table.add_prefix(MODEL, -1, &pod_name, &table.get_prefix_hashes(&blocks(&content)));
+                table.add_prefix(name, lora, &pod_name, &table.get_prefix_hashes(&blocks(&content)));
                 model.added.extend((1..=content.len()).map(|end| (pod, content[..end].to_vec())));
             }
-            10 if below(3) == 0 => {
-                if below(2) == 0 {
-                    table.remove_prefix(MODEL, -1, &pod_name);
-                } else {
-                    table.process_all_blocks_cleared(None, &pod_name);
+            10 if random.chance(33) => match random.index(3) {
+                0 => {
+                    table.remove_prefix(name, lora, &pod_name);
+                    model.forget(pod);
                 }
-                model.names.retain(|&(whose, _), _| whose != pod);
-                model.added.retain(|&(whose, _)| whose != pod);
-            }
+                1 => {
+                    table.process_all_blocks_cleared(Some((name, lora)), &pod_name);
+                    model.forget(pod);
+                }
+                _ => {
+                    table.process_all_blocks_cleared(None, &pod_name);
+                    models.iter_mut().for_each(|model| model.forget(pod));
+                }
+            },
             _ => {
-                let ready: Vec<String> = (0..pods).filter(|_| below(3) > 0).map(|pod| format!("pod{pod}")).collect();
+                let ready: Vec<String> =
+                    (0..pods).filter(|_| random.chance(67)).map(|pod| format!("pod{pod}")).collect();
                 let names: Vec<&str> = ready.iter().map(String::as_str).collect();
-                let (found, hashes) = table.match_prefix(MODEL, -1, &blocks(&content), Some(&names));
+                let only = random.chance(67);
+                // What is less than a block at the end counts for nothing.
+                let prompt = [blocks(&content), vec![7; random.index(4)]].concat();
+                let (found, hashes) = table.match_prefix(name, lora, &prompt, only.then_some(names.as_slice()));
                 assert_eq!(hashes, table.get_prefix_hashes(&blocks(&content)));
                 let depth = |pod| (1..=content.len()).take_while(|&end| model.holds(pod, &content[..end])).count();
                 let expected: BTreeMap<_, _> = (0..pods)
                     .map(|pod| (format!("pod{pod}"), depth(pod) * 100 / content.len()))
-                    .filter(|(pod, percent)| ready.contains(pod) && *percent > 0)
+                    .filter(|(pod, percent)| (!only || ready.contains(pod)) && *percent > 0)
                     .map(|(pod, percent)| (pod, percent as u32))
                     .collect();
                 assert_eq!(
@@ -148,9 +167,11 @@ fn random_run(seed: u64) {
         }
         recount(&table);
     }
-    let known = model.names.iter().flat_map(|(_, (prefixes, _))| prefixes);
-    let prefixes: BTreeSet<_> = known.chain(model.added.iter().map(|(_, prefix)| prefix)).collect();
-    assert_eq!(table.stats().prefixes, prefixes.len());
+    let held = |model: &Model| {
+        let known = model.names.iter().flat_map(|(_, (prefixes, _))| prefixes);
+        known.chain(model.added.iter().map(|(_, prefix)| prefix)).collect::<BTreeSet<_>>().len()
+    };
+    assert_eq!(table.stats().prefixes, models.iter().map(held).sum::<usize>());
     (0..pods).for_each(|pod| table.process_all_blocks_cleared(None, &format!("pod{pod}")));
     assert_eq!((table.stats().prefixes, table.stats().contexts), (0, 0));
 }

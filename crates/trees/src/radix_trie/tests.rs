@@ -1,4 +1,4 @@
-//! Random operations against a map from whole sequences to blocks, with a recount of everything after each.
+//! Random operations against a map from whole sequences to pages, with a recount of everything after each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,83 +42,177 @@ impl<B> RadixTrie<B> {
     }
 }
 
+/// One page of the model: its block, when it was made or released, who uses it, and whether a node begins with it.
+struct Page {
+    block: u64,
+    stamp: u64,
+    users: BTreeSet<i64>,
+    begins_node: bool,
+}
+
+/// A trie as a map from whole sequences of tokens to pages, so that nothing is ever split.
+///
+/// What is one node and what is another is no concern of it, except for the order of eviction: there a leaf is a run of
+/// pages without branches that were made or released together.
+struct Model {
+    page: usize,
+    pages: BTreeMap<Vec<u32>, Page>,
+    clock: u64,
+}
+
+impl Model {
+    fn prefixes<'a>(&self, tokens: &'a [u32]) -> impl Iterator<Item = &'a [u32]> + use<'a> {
+        let page = self.page;
+        (1..=tokens.len() / page).map(move |pages| &tokens[..pages * page])
+    }
+
+    fn children(&self, key: &[u32]) -> Vec<Vec<u32>> {
+        let is_child = |other: &&Vec<u32>| other.len() == key.len() + self.page && other.starts_with(key);
+        self.pages.keys().filter(is_child).cloned().collect()
+    }
+
+    /// The blocks of what is known of some tokens. A node ends where they part.
+    fn matched(&mut self, tokens: &[u32]) -> Vec<u64> {
+        let found: Vec<u64> = self.prefixes(tokens).map_while(|key| self.pages.get(key)).map(|it| it.block).collect();
+        if !found.is_empty() {
+            for child in self.children(&tokens[..found.len() * self.page]) {
+                self.pages.get_mut(&child).unwrap().begins_node = true;
+            }
+        }
+        found
+    }
+
+    /// Inserts the last of the pages of `tokens`, and returns how many of all were known.
+    fn insert(&mut self, tokens: &[u32], blocks: &[u64]) -> usize {
+        let known = self.matched(tokens).len();
+        let above = tokens.len() / self.page - blocks.len();
+        let fresh: Vec<Vec<u32>> = self.prefixes(tokens).skip(known).map(<[u32]>::to_vec).collect();
+        self.clock += u64::from(!fresh.is_empty());
+        for (at, key) in fresh.into_iter().enumerate() {
+            let block = blocks[known + at - above];
+            self.pages.insert(key, Page { block, stamp: self.clock, users: BTreeSet::new(), begins_node: at == 0 });
+        }
+        known
+    }
+
+    fn mark(&mut self, end: &[u32], user: i64) {
+        self.prefixes(end).for_each(|key| _ = self.pages.get_mut(key).unwrap().users.insert(user));
+    }
+
+    fn release(&mut self, end: &[u32], user: i64) {
+        self.clock += 1;
+        for key in self.prefixes(end) {
+            let page = self.pages.get_mut(key).unwrap();
+            page.users.remove(&user);
+            page.stamp = self.clock;
+        }
+    }
+
+    fn evict(&mut self, wanted: usize) -> Vec<u64> {
+        let mut evicted = Vec::new();
+        while evicted.len() < wanted {
+            let is_leaf = |(key, page): &(&Vec<u32>, &Page)| page.users.is_empty() && self.children(key).is_empty();
+            let leaves = self.pages.iter().filter(is_leaf);
+            let Some((end, _)) = leaves.min_by_key(|(_, page)| page.stamp) else { break };
+            let mut end = end.clone();
+            let mut part = Vec::new();
+            // The node that ends here, from its tail.
+            while evicted.len() + part.len() < wanted {
+                let page = self.pages.remove(&end).unwrap();
+                part.push(page.block);
+                end.truncate(end.len() - self.page);
+                if page.begins_node || end.is_empty() || !self.children(&end).is_empty() {
+                    break;
+                }
+            }
+            evicted.extend(part.into_iter().rev());
+        }
+        evicted
+    }
+
+    fn evictable(&self) -> BTreeSet<u64> {
+        self.pages.values().filter(|page| page.users.is_empty()).map(|page| page.block).collect()
+    }
+}
+
 fn random_run(seed: u64) {
     let mut random = Random(seed);
     let page = [1, 1, 2, 3, 16][random.index(5)];
     let mut trie = RadixTrie::new(page).unwrap();
-    let mut model: BTreeMap<Vec<u32>, u64> = BTreeMap::new();
+    let mut model = Model { page, pages: BTreeMap::new(), clock: 0 };
     let mut marks: Vec<(NodeId, i64, Vec<u32>)> = Vec::new();
+    let mut held: Vec<(NodeId, Vec<u32>)> = vec![(trie.root(), Vec::new())];
     let mut next = 0;
-    for _ in 0..300 {
+    for _ in 0..200 {
+        let (base, above) = held[if random.index(3) == 0 { random.index(held.len()) } else { 0 }].clone();
         let length = (1 + random.index(8)) * page;
         let tokens: Vec<u32> = (0..length).map(|_| random.index(2) as u32).collect();
         match random.index(10) {
             0..4 => {
                 let mut blocks: Vec<u64> = (next..).take(length / page).collect();
                 next += blocks.len() as u64;
-                let given = blocks.clone();
-                let end = trie.insert(tokens.as_slice(), &mut blocks, None).unwrap();
-                let known =
-                    given.iter().enumerate().take_while(|&(at, _)| model.contains_key(&tokens[..(at + 1) * page]));
-                assert_eq!(blocks.len(), known.count());
-                for (at, block) in given.into_iter().enumerate() {
-                    model.entry(tokens[..(at + 1) * page].to_vec()).or_insert(block);
-                }
-                let path: Vec<u32> = trie.path(end).unwrap().iter().flat_map(|(tokens, _)| *tokens).copied().collect();
-                assert_eq!(path, tokens);
+                let full = [above.as_slice(), &tokens].concat();
+                let known = model.insert(&full, &blocks) - above.len() / page;
+                let end = trie.insert(tokens.as_slice(), &mut blocks, Some(base)).unwrap();
+                assert_eq!(blocks.len(), known);
+                held.push((end, full));
             }
             4..7 => {
                 let query = &tokens[..1 + random.index(length)];
                 let wide: Vec<u64> = query.iter().map(|&token| token.into()).collect();
                 let (node, blocks) = if random.index(2) == 0 {
-                    trie.match_prefix(query, None).unwrap()
+                    trie.match_prefix(query, Some(base)).unwrap()
                 } else {
-                    trie.match_prefix(&WideTokens(&wide), None).unwrap()
+                    trie.match_prefix(&WideTokens(&wide), Some(base)).unwrap()
                 };
-                let expected = (1..=query.len() / page).map_while(|pages| model.get(&query[..pages * page]));
-                assert_eq!(blocks, expected.copied().collect::<Vec<_>>());
+                let full = [above.as_slice(), query].concat();
+                assert_eq!(blocks, model.matched(&full)[above.len() / page..]);
+                let end = full[..above.len() + blocks.len() * page].to_vec();
                 if node != trie.root() && random.index(2) == 0 {
                     let sequence = next as i64;
                     next += 1;
                     trie.mark_in_use_by(node, sequence).unwrap();
-                    marks.push((node, sequence, query[..blocks.len() * page].to_vec()));
+                    model.mark(&end, sequence);
+                    marks.push((node, sequence, end.clone()));
                 }
+                held.push((node, end));
             }
             7 if !marks.is_empty() => {
-                let (node, sequence, _) = marks.swap_remove(random.index(marks.len()));
+                let (node, sequence, end) = marks.swap_remove(random.index(marks.len()));
                 trie.mark_not_in_use_by(node, sequence).unwrap();
+                model.release(&end, sequence);
                 assert_eq!(trie.mark_not_in_use_by(node, sequence), Err(Error::NotInUse { sequence }));
             }
             _ => {
+                assert_eq!(trie.evictable_blocks().copied().collect::<BTreeSet<_>>(), model.evictable());
                 let wanted = random.index(20);
-                let used = |key: &Vec<u32>| marks.iter().any(|(_, _, used)| used.starts_with(key));
-                let free = model.keys().filter(|key| !used(key)).count();
-                assert_eq!(trie.evictable_blocks().count(), free);
-                let evicted = trie.evict_blocks(wanted);
-                assert_eq!(evicted.len(), wanted.min(free));
-                for block in evicted {
-                    let key = model.iter().find(|&(_, &held)| held == block).map(|(key, _)| key.clone()).unwrap();
-                    assert!(!used(&key));
-                    model.remove(&key);
-                }
-                // Children went before parents.
-                assert!(model.keys().all(|key| key.len() == page || model.contains_key(&key[..key.len() - page])));
+                assert_eq!(trie.evict_blocks(wanted), model.evict(wanted));
+                let is_gone = |end: &Vec<u32>| !end.is_empty() && !model.pages.contains_key(end);
+                assert!(held.iter().all(|(node, end)| trie.path(*node).is_err() == is_gone(end)));
+                held.retain(|(_, end)| !is_gone(end));
             }
         }
         trie.recount();
-        assert_eq!(trie.len(), model.len());
+        assert_eq!(trie.len(), model.pages.len());
+        for (node, end) in &held {
+            // What the trie still lets in means what it meant when it was given out.
+            let path: Vec<u32> = trie.path(*node).unwrap().iter().flat_map(|(tokens, _)| *tokens).copied().collect();
+            assert_eq!(&path, end);
+            let users: BTreeSet<i64> = trie.users(*node).unwrap().iter().copied().collect();
+            assert_eq!(users, model.pages.get(end).map_or_else(BTreeSet::new, |page| page.users.clone()));
+        }
     }
     for (node, sequence, _) in marks {
         trie.mark_not_in_use_by(node, sequence).unwrap();
     }
-    assert_eq!(trie.evict_blocks(usize::MAX).len(), model.len());
+    assert_eq!(trie.evict_blocks(usize::MAX).len(), model.pages.len());
     trie.recount();
     assert_eq!((trie.nodes.len(), trie.is_empty()), (1, true));
 }
 
 #[test]
 fn random_operations_are_those_of_a_map() {
-    for seed in 0..400 {
+    for seed in 0..200 {
         println_on_panic(seed, || random_run(seed));
     }
 }

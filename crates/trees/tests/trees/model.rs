@@ -15,6 +15,9 @@ pub(crate) struct ModelBlock {
 
 type Holders = BTreeMap<String, ModelBlock>;
 
+/// The path of a node, and its holders with their last accesses.
+pub(crate) type Node<I> = (Vec<I>, Vec<(String, u64)>);
+
 /// A model of a tree; `I` is a character or a token.
 pub(crate) struct Model<I> {
     pub(crate) page: usize,
@@ -216,8 +219,9 @@ impl<I: Copy + Ord> Model<I> {
         gone
     }
 
-    /// Paths in order with the names of their holders.
-    pub(crate) fn entries(&self) -> Vec<(Vec<I>, Vec<String>)> {
-        self.nodes.iter().map(|(path, holders)| (path.clone(), holders.keys().cloned().collect())).collect()
+    /// Paths in order with their holders and the last accesses of these.
+    pub(crate) fn entries(&self) -> Vec<Node<I>> {
+        let accesses = |holders: &Holders| holders.iter().map(|(name, held)| (name.clone(), held.accessed)).collect();
+        self.nodes.iter().map(|(path, holders)| (path.clone(), accesses(holders))).collect()
     }
 }
