@@ -3201,6 +3201,20 @@ class Router:
         Raises:
             PolicyError: A policy in Python failed.
         """
+    def tell(self, other: Router, seconds: float = 2.0, now: float | None = None) -> None:
+        """Tells another router what this one has sent to the workers that both have: it counts there as if the other
+        had sent it, until this one says otherwise.
+
+        Call this for each pair of routers every few hundredths of a second.
+
+        Args:
+            other: The router to tell.
+            seconds: How long it counts if nothing else is said.
+            now: The time in seconds; None for the clock.
+
+        Raises:
+            InvalidArgumentError: The other router is this one.
+        """
     def expire(self, now: float | None = None) -> int:
         """Gives up requests of which nothing was reported for too long.
 

@@ -50,6 +50,13 @@ _WORK = WorkloadConfig()
     "or all. Repeatable.  "
     f"[default: {', '.join(POLICIES)}]",
 )
+@click.option(
+    "--routers",
+    type=click.IntRange(1, 64),
+    default=_CONFIG.routers,
+    show_default=True,
+    help="Routers that take the requests by turns, and tell each other what they have sent.",
+)
 @click.option("--event-delay", type=click.FloatRange(0), metavar="S", help="Delay of the engines' events, in seconds.")
 @click.option(
     "--lose-events",

@@ -251,6 +251,7 @@ def replay_config(options: dict[str, Any], workload: Workload | None, record: De
         scenario=replace(scenario, **late),
         policies=policies,
         guess=options.get("no_events") or "mock",
+        routers=options.get("routers", 1),
         loop=options["loop"],
         speedup=speedup,
         check=options.get("check", 0.0),

@@ -373,3 +373,21 @@ def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
     assert blind.agreement.reference_workers == fleet.engines
     assert ours.hit_rate > 3 * blind.hit_rate
     assert ours.ttft.mean < blind.ttft.mean
+
+
+def test_routers_know_what_others_have_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Each prompt comes twice, to one router after the other, long before the index hears of it.
+    ids = [tuple(range(30 * n, 30 * n + 21)) for n in range(8)]
+    lines = [TraceRequest(20_000 * n + 60 * nth, 10_300, 4, ids[n]) for n in range(8) for nth in (0, 1)]
+    fleet, late = FleetConfig(4, EngineConfig(512, 600, chunk=512)), Scenario(event_delay=5.0)
+    config = ReplayConfig(fleet=fleet, scenario=late, policies=("kvatlas",), check=0.0)
+
+    def hits(routers: int) -> int:
+        return replay(Trace(lines), replace(config, routers=routers)).policies[0].hit_tokens
+
+    assert hits(1) == hits(2) > 0
+    assert hits(3) == hits(1)
+    monkeypatch.setattr("kvatlas.lab.replay.placing.TELL_EVERY", 1e9)
+    assert hits(2) < hits(1)
+    with pytest.raises(ConfigError, match="routers must be at least 1"):
+        ReplayConfig(routers=0)

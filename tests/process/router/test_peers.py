@@ -172,7 +172,7 @@ def test_a_prompt_on_its_way_from_one_draws_the_same_from_the_other(pair: Pair, 
 
         def blocks() -> float:
             row = two.ask(prompt(text_of(1, 100_000)), path="/explain").json
-            return max(each["cached_tokens"] for each in row["candidates"])
+            return float(max(each["cached_tokens"] for each in row["candidates"]))
 
         wait_until(lambda: blocks() > 50_000, "the other one knows what is on its way")
         waiting.append(long(two, 1))

@@ -246,3 +246,32 @@ def test_a_decision_reads_well() -> None:
     decision: Decision = router.choose(prompt_tokens=50)
     assert repr(decision) == 'Decision(worker="a", rank=0, cached_tokens=0)'
     assert repr(Router().choose(prompt_tokens=5)) == 'Decision(refused="no_worker")'
+
+
+def test_what_a_router_has_sent_counts_for_those_it_tells() -> None:
+    one, two = Router(workers=["a", "b"]), Router(workers=["b", "c", "a"])
+    sent = one.choose(content_hashes=BLOCKS, now=0.0)
+    before = two.choose(content_hashes=BLOCKS, allowed=["c"], now=0.1)
+    before.failed(now=0.1)
+    one.tell(two, now=0.1)
+    candidates = two.candidates(now=0.1)
+    rows = dict(zip(candidates.workers, candidates.requests.tolist(), strict=True))
+    assert rows == {("a", 0): int(sent.worker == "a"), ("b", 0): int(sent.worker == "b"), ("c", 0): 0}
+    # What is on its way there is not computed anywhere else.
+    follows = two.choose(content_hashes=BLOCKS, now=0.2)
+    assert (follows.worker, follows.cached_tokens) == (sent.worker, 249 * 16)
+    follows.finish(now=0.3)
+    sent.finish(now=0.3)
+    one.tell(two, now=0.3)
+    assert two.candidates(now=0.3).requests.tolist() == [0, 0, 0]
+    with pytest.raises(InvalidArgumentError, match="cannot tell itself") as refused:
+        one.tell(one)
+    assert refused.value.code == "conflicting_arguments"
+    with pytest.raises(InvalidArgumentError, match="seconds must be"):
+        one.tell(two, seconds=0.0)
+    # One that falls silent is forgotten.
+    one.choose(content_hashes=BLOCKS, now=0.4)
+    one.tell(two, seconds=2.0, now=0.4)
+    assert two.candidates(now=0.5).requests.sum() == 1
+    two.expire(now=2.5)
+    assert two.candidates(now=2.5).requests.sum() == 0

@@ -34,6 +34,7 @@ argument! {
     /// The number of leading blocks.
     BlockDepth(u32) = |value| within(value, "depth", 0..=u32::MAX);
     /// A worker's share of the work.
+    Seconds(f64) = |value| number(value, "seconds", "a finite number above 0", |seconds| seconds > 0.0);
     Weight(f64) = |value| number(value, "weight", "a finite number above 0", |weight| weight > 0.0);
     /// A time.
     Now(f64) = |value| number(value, "now", "a finite number of seconds", |_| true);

@@ -11,13 +11,13 @@ use pyo3::types::{PyDict, PyList, PyType};
 
 use super::arguments::{
     Answers, CapacityBlocks, Explain, HeldBlocks, KvUsage, MaxTokens, Now, Priority, PromptTokens, RunningRequests,
-    Seed, Trusted, WaitingRequests, Weight, config, fill, found_pairs, json, policy_error, session_number,
+    Seconds, Seed, Trusted, WaitingRequests, Weight, config, fill, found_pairs, json, policy_error, session_number,
     workers as worker_names,
 };
 use super::decision::{Decision, NamedExplanation};
 use super::policies::policies;
 use super::policy::{Failure, Names, PythonPolicy};
-use super::shared::SharedRouter;
+use super::shared::{Inner, SharedRouter};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
 use crate::sequences::{contents, tokens as token_ids};
@@ -381,6 +381,52 @@ impl Router {
     #[pyo3(signature = (now=None))]
     fn expire(&self, py: Python<'_>, now: Option<Now>) -> PyResult<usize> {
         self.shared.with(py, now, |router, now| router.expire(now))
+    }
+
+    /// Tells another router what this one has sent to the workers that both have: it counts there as if the other
+    /// had sent it, until this one says otherwise.
+    ///
+    /// Call this for each pair of routers every few hundredths of a second.
+    ///
+    /// Args:
+    ///     other: The router to tell.
+    ///     seconds: How long it counts if nothing else is said.
+    ///     now: The time in seconds; None for the clock.
+    ///
+    /// Raises:
+    ///     InvalidArgumentError: The other router is this one.
+    #[pyo3(signature = (other, seconds=Seconds(2.0), now=None))]
+    #[pyo3(text_signature = "($self, other, seconds=2.0, now=None)")]
+    fn tell(&self, py: Python<'_>, other: &Bound<'_, Router>, seconds: Seconds, now: Option<Now>) -> PyResult<()> {
+        let (now, other) = (self.shared.time(py, now)?, &other.get().shared);
+        if Arc::ptr_eq(&self.shared, other) {
+            return Err(errors::argument("conflicting_arguments", "a router cannot tell itself: give another one"));
+        }
+        let [own, its] = [&self.shared, other].map(|shared| Arc::as_ptr(shared) as u64);
+        let (work, changes, names) = {
+            let mut inner = self.shared.inner(py);
+            let Inner { router, told, .. } = &mut *inner;
+            let changes = router.changes_since(told.entry(its).or_default(), usize::MAX);
+            let name = |id| router.name(id).map(|(name, rank)| (id, (name.clone(), rank)));
+            let names: HashMap<_, _> = router.workers().filter_map(|(id, _)| name(id)).collect();
+            let work: Vec<_> = names.keys().filter_map(|id| Some((*id, router.own_work(*id)?))).collect();
+            (work, changes, names)
+        };
+        let mut inner = other.inner(py);
+        let router = &mut inner.router;
+        let there: HashMap<_, _> =
+            names.iter().filter_map(|(id, (name, rank))| Some((*id, router.worker(name, *rank)?))).collect();
+        let sent = changes.sent.into_iter();
+        let sent = sent.filter_map(|sent| Some(core::SentRequest { worker: *there.get(&sent.worker)?, ..sent }));
+        let changes = core::RequestChanges { sent: sent.collect(), ..changes };
+        let until = now + seconds.0;
+        router.hear_changes(own, &changes, until, now);
+        for (worker, work) in work {
+            if let Some(worker) = there.get(&worker) {
+                router.set_peer(own, *worker, &work, until, now);
+            }
+        }
+        Ok(())
     }
 
     /// Adds a worker, or takes back one that was drained.

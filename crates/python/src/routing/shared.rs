@@ -25,11 +25,13 @@ pub(super) struct SharedRouter {
 pub(super) struct Inner {
     pub(super) router: core::Router,
     pub(super) depths: Depths,
+    /// What each other router was told of this one's requests, by number of that router.
+    pub(super) told: HashMap<u64, core::ToldRequests>,
 }
 
 impl SharedRouter {
     pub(super) fn new(router: core::Router, failure: Failure, names: Names, clock: Py<PyAny>) -> Self {
-        let core = Mutex::new(Inner { router, depths: Depths::unknown() });
+        let core = Mutex::new(Inner { router, depths: Depths::unknown(), told: HashMap::new() });
         Self { core, waiting: Mutex::default(), failure, names, clock }
     }
 

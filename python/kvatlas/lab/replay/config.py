@@ -45,6 +45,7 @@ class ReplayConfig:
         policies: Names of the routing policies, `module:Class`, or names of bounds.
         options: Options of the policies; every replayed policy gets them.
         settings: Settings of the router.
+        routers: Number of routers. They take requests by turns, and tell each other what they have at the engines.
         guess: The guess that replaces the index where there are no events: one of `GUESSES`.
         loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
         host_tokens: Tokens of a host tier behind each engine's cache, announced as its copies; 0: there is none.
@@ -60,6 +61,7 @@ class ReplayConfig:
     policies: tuple[str, ...] = POLICIES
     options: Mapping[str, Any] | None = None
     settings: Mapping[str, Any] | None = None
+    routers: int = 1
     guess: str = "mock"
     loop: str | None = None
     host_tokens: int = 0
@@ -88,5 +90,7 @@ class ReplayConfig:
                     raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
         if self.guess not in GUESSES:
             raise ConfigError(f"guess must be one of {', '.join(GUESSES)}, got {self.guess!r}")
+        if self.routers < 1:
+            raise ConfigError(f"routers must be at least 1, got {self.routers}")
         if not self.policies:
             raise ConfigError("no policies")

@@ -19,6 +19,9 @@ _PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6, "queue_timeout": 1e
 REPORT_EVERY = 0.05
 """Seconds between two looks at what the engines report, where requests come that often: what llm-d's router takes."""
 
+TELL_EVERY = 0.05
+"""Seconds between two messages of a router to another one, at least: as `kvatlas router --peer` has it."""
+
 
 class Placer(Protocol):
     """Picks an engine for each request, and is told what became of it. Times are virtual seconds."""
@@ -164,6 +167,10 @@ class RouterPlacer:
         if self._guess is not None:
             self._guess.forget(engine)
 
+    def tell(self, other: RouterPlacer, now: float) -> None:
+        """Tell another router what this one has at the engines."""
+        self._router.tell(other._router, now=now)
+
     def _goes(self, request: Request, decision: Decision, now: float) -> int:
         if decision.worker is None:
             raise PolicyError(f"policy {self.name!r} refused request {request.number}: {decision.refused}")
@@ -177,3 +184,65 @@ class RouterPlacer:
             return {}
         names = request.block_hashes[: request.prompt_tokens // self._block_size]
         return {self._workers[engine]: depth for engine, depth in self._guess.depths(names, now).items()}
+
+
+class RoutersPlacer:
+    """Several routers that take requests by turns, and tell each other what they have at the engines."""
+
+    def __init__(self, routers: Sequence[RouterPlacer]) -> None:
+        self.name = routers[0].name
+        self._routers = list(routers)
+        self._told = 0.0
+
+    @property
+    def uses_index(self) -> bool:
+        return self._routers[0].uses_index
+
+    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+        """See `Placer`."""
+        self._tell(now)
+        return self._of(request).choose(request, query, match, now)
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """See `Placer`."""
+        self._tell(now)
+        return [placed for router in self._routers for placed in router.bound(now)]
+
+    def first_token(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).first_token(request, now)
+
+    def finished(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).finished(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).failed(request, now)
+
+    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.observe(engines, now)
+
+    def joins(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.joins(engine, now)
+
+    def leaves(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.leaves(engine, now)
+
+    def _of(self, request: Request) -> RouterPlacer:
+        return self._routers[request.number % len(self._routers)]
+
+    def _tell(self, now: float) -> None:
+        if now < self._told + TELL_EVERY:
+            return
+        self._told = now
+        for router in self._routers:
+            for other in self._routers:
+                if other is not router:
+                    router.tell(other, now)

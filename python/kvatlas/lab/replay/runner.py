@@ -24,7 +24,7 @@ from kvatlas.lab.replay.drive import Drive
 from kvatlas.lab.replay.loop import closed_arrivals, open_arrivals
 from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
 from kvatlas.lab.replay.misses import Holdings
-from kvatlas.lab.replay.placing import Placer, RouterPlacer
+from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
 from kvatlas.reference import ReferenceIndex
@@ -98,7 +98,10 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
     workers = fleet.workers()
     size, seed, options, settings = fleet.engine.block_size, fleet.seed, config.options, config.settings
     try:
-        return RouterPlacer(policy, workers, size, seed, options, settings, guess)
+        routers = [
+            RouterPlacer(policy, workers, size, seed + nth, options, settings, guess) for nth in range(config.routers)
+        ]
+        return RoutersPlacer(routers) if len(routers) > 1 else routers[0]
     except KvatlasError:
         raise
     except Exception as error:  # a user's class may do anything
