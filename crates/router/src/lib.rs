@@ -53,6 +53,7 @@ mod remote_service;
 mod reuse;
 mod router;
 mod routes;
+mod salts;
 mod server;
 mod sessions;
 mod state;
