@@ -1,7 +1,7 @@
 //! A benchmark of the time that a prompt takes, from the bytes of a request's body to content hashes, with a tokenizer of
 //! yours. If it has no chat template, one in the style of ChatML is used.
 //!
-//! `cargo run --release -p kvatlas-prompt --example prompt_speed -- TOKENIZER TEXT...`
+//! `cargo run --release -p kvatlas-prompt --features jemalloc --example prompt_speed -- TOKENIZER TEXT...`
 //!
 //! `TOKENIZER` is a `tokenizer.json` or a directory that has one; the texts (files) are what is said in the chats. Each
 //! chat begins with text that was not seen before; then come turns of about 300 tokens, each new. Variables change what
@@ -24,6 +24,11 @@ use std::time::{Duration, Instant};
 
 use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request, Turns};
 use serde_json::{Value, json};
+
+// As what is released does.
+#[cfg(all(feature = "jemalloc", target_os = "linux", target_arch = "x86_64"))]
+#[global_allocator]
+static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
 
 const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + message.role + '\n' + message.content + \
                         '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' \

@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 use std::fmt;
 
-use memchr::memchr;
+use memchr::memchr2;
 use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use serde_json::value::RawValue;
@@ -11,22 +11,64 @@ use serde_json::value::RawValue;
 /// The text of a JSON string that was checked when the body was parsed, where it stands if it has no escapes. None if it is
 /// another kind of JSON, or has an escape that is no character.
 pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
-    let text = json.strip_prefix('"')?.strip_suffix('"')?;
-    let mut at = match memchr(b'\\', text.as_bytes()) {
-        None => return Some(Cow::Borrowed(text)),
-        Some(first) => first,
-    };
-    let mut made = String::with_capacity(text.len());
-    made.push_str(&text[..at]);
-    // A `u` and four digits are the longest of one character; a second one may belong to it.
-    while let Some(rest) = text.get(at + 1..) {
-        let (character, length) = escape(rest)?;
-        made.push(character);
-        let from = at + 1 + length;
-        at = memchr(b'\\', &text.as_bytes()[from..]).map_or(text.len(), |next| from + next);
-        made.push_str(&text[from..at]);
+    let (text, length) = leading(json)?;
+    (length == json.len()).then_some(text)
+}
+
+/// The text of the JSON string with which checked JSON begins, as [`string`] has it, and the string's bytes there.
+pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
+    let rest = json.strip_prefix('"')?;
+    let first = memchr2(b'"', b'\\', rest.as_bytes())?;
+    if rest.as_bytes()[first] == b'"' {
+        return Some((Cow::Borrowed(&rest[..first]), first + 2));
     }
-    Some(Cow::Owned(made))
+    // It is rarely known how long the text is, so room is made as more is found.
+    let mut made = Vec::with_capacity((2 * first + ROOM).min(rest.len()));
+    made.extend_from_slice(&rest.as_bytes()[..first]);
+    let mut at = first;
+    loop {
+        let (length, mark) = unmarked(&rest.as_bytes()[at..], &mut made)?;
+        at += length;
+        if mark == b'"' {
+            return Some((Cow::Owned(String::from_utf8(made).ok()?), at + 2));
+        }
+        let (character, length) = escape(&rest[at + 1..])?;
+        if character.is_ascii() {
+            made.push(character as u8);
+        } else {
+            made.extend_from_slice(character.encode_utf8(&mut [0; 4]).as_bytes());
+        }
+        at += 1 + length;
+    }
+}
+
+/// Room for a text as its first escape is found.
+const ROOM: usize = 2048;
+
+/// Appends the bytes before the next quote or backslash. Returns how many there are, and which of the two it is. Escapes
+/// are often a few bytes apart: so eight are looked at at once, and copied before it is known whether all belong here.
+fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
+    const STEP: usize = size_of::<u64>();
+    let (start, mut at) = (made.len(), 0);
+    while let Some(step) = bytes[at..].first_chunk::<STEP>() {
+        made.extend_from_slice(step);
+        let word = u64::from_le_bytes(*step);
+        let found = zeros(word ^ u64::from_le_bytes([b'"'; STEP])) | zeros(word ^ u64::from_le_bytes([b'\\'; STEP]));
+        if found != 0 {
+            at += found.trailing_zeros() as usize / 8;
+            made.truncate(start + at);
+            return Some((at, bytes[at]));
+        }
+        at += STEP;
+    }
+    let length = bytes[at..].iter().position(|byte| matches!(byte, b'"' | b'\\'))?;
+    made.extend_from_slice(&bytes[at..at + length]);
+    Some((at + length, bytes[at + length]))
+}
+
+/// A word whose lowest bit that is set is the highest of its first byte that is zero in this one.
+const fn zeros(word: u64) -> u64 {
+    word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080
 }
 
 /// The character of an escape, from behind its backslash, and how many bytes it takes there.
@@ -126,6 +168,14 @@ mod tests {
             r"\u12",
         ] {
             is_as_the_library_has_it(&format!("\"{inside}\""));
+        }
+        let far = "a line of text that is longer than a word, ".repeat(40);
+        for inside in [far.clone(), far.replace(',', r"\\"), far.replace("is", r"\u00e9\n"), far.replace("e", "é\\\"")]
+        {
+            is_as_the_library_has_it(&format!("\"{inside}\""));
+            let json = format!("\"{inside}\", \"next\"");
+            let (text, length) = leading(&json).unwrap();
+            assert_eq!((Some(text), length), (string(&json[..length]), inside.len() + 2));
         }
         for other in ["null", "1", "[\"a\"]", "{}", "true"] {
             is_as_the_library_has_it(other);

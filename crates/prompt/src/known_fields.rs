@@ -1,6 +1,8 @@
 //! The fields of a request that an engine has. It looks at no others, so nothing is made of others here either.
 
-use crate::dialect::Dialect;
+use std::borrow::Cow;
+
+use crate::dialect::{Dialect, Engine};
 use crate::endpoint::Endpoint;
 use crate::request::{Parts, Request, is_there};
 
@@ -31,6 +33,37 @@ impl Dialect {
     }
 }
 
+impl Request<'_> {
+    /// The salt of the request's blocks in an engine of this kind: prompts with different ones share none.
+    ///
+    /// SGLang keeps blocks apart by `extra_key` as well, and does not announce it: so no announced block has the salt of
+    /// a request with one.
+    #[must_use]
+    pub fn salt(&self, engine: Engine) -> Option<Cow<'_, str>> {
+        let salt = self.cache_salt.as_deref();
+        match engine {
+            Engine::Vllm => salt.map(Cow::Borrowed),
+            Engine::Sglang if matches!(self.endpoint, Endpoint::Messages | Endpoint::Embeddings) => None,
+            Engine::Sglang => match self.own_key(engine) {
+                None => salt.map(Cow::Borrowed),
+                Some(key) => Some(format!("extra_key\0{key}\0{}", salt.unwrap_or_default()).into()),
+            },
+        }
+    }
+
+    /// True if an engine of this kind keeps the request's blocks under a key that it does not announce.
+    #[must_use]
+    pub fn has_own_key(&self, engine: Engine) -> bool {
+        self.own_key(engine).is_some()
+    }
+
+    fn own_key(&self, engine: Engine) -> Option<&str> {
+        let has_keys = matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Responses);
+        let key = self.parts.extra_key.filter(|raw| engine == Engine::Sglang && has_keys && is_there(Some(raw)));
+        key.map(serde_json::value::RawValue::get)
+    }
+}
+
 impl Parts<'_> {
     /// True if there is no field that only some engines have.
     pub(crate) fn are_common(&self) -> bool {
@@ -42,7 +75,37 @@ impl Parts<'_> {
             self.truncate_prompt_tokens,
             self.truncation_side,
             self.input_ids,
+            self.extra_key,
         ];
         !own.into_iter().any(is_there)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn salts_by_kind_of_engine() {
+        let salts = |endpoint, fields: &str| {
+            let body = format!(r#"{{"messages": [], "prompt": "a" {fields}}}"#);
+            let request = Request::parse(endpoint, body.as_bytes()).unwrap();
+            [Engine::Vllm, Engine::Sglang].map(|kind| request.salt(kind).map(Cow::into_owned))
+        };
+        let same = |salt: Option<&str>| [salt; 2].map(|salt| salt.map(str::to_owned));
+        assert_eq!(salts(Endpoint::Chat, ""), same(None));
+        assert_eq!(salts(Endpoint::Chat, r#", "cache_salt": "s""#), same(Some("s")));
+        assert_eq!(salts(Endpoint::Chat, r#", "extra_key": null"#), same(None));
+        assert_eq!(salts(Endpoint::Messages, r#", "cache_salt": "s""#), [Some("s".to_owned()), None]);
+        assert_eq!(salts(Endpoint::Messages, r#", "extra_key": "k""#), same(None));
+        let mut seen = vec![None, Some("s".to_owned()), Some("k".to_owned())];
+        for fields in [r#""k""#, r#""l""#, r#"["k"]"#, r#""k", "cache_salt": "s""#] {
+            for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses] {
+                let [vllm, sglang] = salts(endpoint, &format!(r#", "extra_key": {fields}"#));
+                assert_eq!(vllm.as_deref(), fields.contains("cache_salt").then_some("s"));
+                assert!(!seen.contains(&sglang) || endpoint != Endpoint::Chat, "{fields}");
+                seen.push(sglang);
+            }
+        }
     }
 }

@@ -38,6 +38,7 @@ mod prompt_tokens;
 mod prompter;
 mod python;
 mod request;
+mod request_message;
 mod rope;
 mod template;
 mod tokenizer;

@@ -15,7 +15,8 @@ use serde_json::value::RawValue;
 
 use crate::dialect::Dialect;
 use crate::prompt_failure::PromptFailure;
-use crate::request::{Key, is_there, string};
+use crate::request::{is_there, string};
+use crate::request_message::{RequestContent, RequestMessage};
 
 /// The text put in place of the first part that is not text: characters for private use around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
@@ -119,30 +120,20 @@ impl Part<'_> {
     }
 }
 
-/// A message as it stands in a request.
-#[derive(Deserialize)]
-struct RequestMessage<'a> {
-    #[serde(borrow)]
-    role: Option<Key<'a>>,
-    #[serde(borrow)]
-    content: Option<&'a RawValue>,
-    #[serde(borrow)]
-    tool_calls: Option<&'a RawValue>,
-    #[serde(borrow)]
-    reasoning: Option<&'a RawValue>,
-    #[serde(borrow)]
-    reasoning_content: Option<&'a RawValue>,
-    #[serde(borrow)]
-    tool_call_id: Option<&'a RawValue>,
-    #[serde(borrow)]
-    tools: Option<&'a RawValue>,
-    #[serde(borrow)]
-    name: Option<&'a RawValue>,
-}
-
 /// A list that was checked when the body was parsed: its items, and where each ends behind the bracket with which the list
 /// begins. None if one of them is not of this type.
 pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T>, Vec<usize>)> {
+    listed_by(raw, |rest| {
+        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
+        Some((stream.next()?.ok()?, stream.byte_offset()))
+    })
+}
+
+/// A list like that of [`listed`]. `read` returns the item with which JSON begins, and how many bytes it takes.
+fn listed_by<'a, T>(
+    raw: &'a RawValue,
+    mut read: impl FnMut(&'a str) -> Option<(T, usize)>,
+) -> Option<(Vec<T>, Vec<usize>)> {
     let list = raw.get().strip_prefix('[')?;
     let (mut items, mut ends) = (Vec::new(), Vec::new());
     let mut at = 0;
@@ -150,10 +141,9 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
     while let rest = list[at..].trim_start_matches([' ', '\n', '\r', '\t', ','])
         && rest != "]"
     {
-        at = list.len() - rest.len();
-        let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
-        items.push(stream.next()?.ok()?);
-        at += stream.byte_offset();
+        let (item, length) = read(rest)?;
+        items.push(item);
+        at = list.len() - rest.len() + length;
         ends.push(at);
     }
     Some((items, ends))
@@ -161,7 +151,7 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
 
 /// The messages of a chat request, and where each ends in the list.
 pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), PromptFailure> {
-    let (given, ends) = listed::<RequestMessage<'_>>(raw).ok_or(PromptFailure::BadMessages)?;
+    let (given, ends) = listed_by(raw, RequestMessage::leading).ok_or(PromptFailure::BadMessages)?;
     let mut messages = Vec::with_capacity(given.len());
     for given in given {
         let mut message = message(given, dialect)?;
@@ -172,12 +162,17 @@ pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'
 }
 
 fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, PromptFailure> {
-    let Key(role) = given.role.ok_or(PromptFailure::BadMessages)?;
+    let role = given.role.ok_or(PromptFailure::BadMessages)?;
     let reasoning = [given.reasoning, given.reasoning_content].into_iter().flatten().next();
+    let is_list = matches!(given.content, Some(RequestContent::Other(raw)) if raw.get().starts_with('['));
     Ok(Message {
         role,
-        content: given.content.map(content).transpose()?.unwrap_or_default(),
-        is_list: given.content.is_some_and(|content| content.get().starts_with('[')),
+        content: match given.content {
+            None => Vec::new(),
+            Some(RequestContent::Text(text)) => vec![Part::Text(text)],
+            Some(RequestContent::Other(raw)) => content(raw)?,
+        },
+        is_list,
         tool_calls: given.tool_calls.map(|calls| tool_calls(calls, dialect)).transpose()?.unwrap_or_default(),
         reasoning: reasoning.map(value).transpose()?.filter(|value| !value.is_none()),
         tool_call_id: given.tool_call_id.map(value).transpose()?,

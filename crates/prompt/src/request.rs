@@ -103,6 +103,8 @@ pub(crate) struct Parts<'a> {
     pub(crate) truncation_side: Option<&'a RawValue>,
     /// A chat that is given as tokens, beside its messages.
     pub(crate) input_ids: Option<&'a RawValue>,
+    /// A name of SGLang's by which requests share blocks only with those of the same one.
+    pub(crate) extra_key: Option<&'a RawValue>,
 }
 
 /// A prompt as the body gives it.
@@ -325,6 +327,7 @@ impl<'a> Fields<'a> {
             "truncate_prompt_tokens" => &mut parts.truncate_prompt_tokens,
             "truncation_side" => &mut parts.truncation_side,
             "input_ids" => &mut parts.input_ids,
+            "extra_key" => &mut parts.extra_key,
             _ => return None,
         })
     }

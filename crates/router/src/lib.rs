@@ -54,6 +54,7 @@ mod remote_service;
 mod reuse;
 mod router;
 mod routes;
+mod salts;
 mod server;
 mod sessions;
 mod state;

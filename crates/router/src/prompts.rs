@@ -21,6 +21,7 @@ use crate::fleet::Dialects;
 use crate::learn::PromptEvidence;
 use crate::media::{MediaTokens, ModelMedia};
 use crate::pictures::ExpandedPrompt;
+use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
 /// The word that a configuration has instead of a tokenizer to have engines asked.
@@ -126,7 +127,7 @@ pub(crate) struct RequestFacts {
     /// The reason that it has no tokens, or not all, as long as an engine may still tell them.
     pub(crate) why_not: Option<PromptFailure>,
     adapter: Option<Arc<str>>,
-    salt: Option<String>,
+    salts: Salts,
     /// The prompt that the index may learn by.
     pub(crate) telling: Option<Arc<PromptEvidence>>,
     /// The keyspace in which the index has the model's blocks.
@@ -339,7 +340,7 @@ impl Prompts {
             known.block_size = found.keyspace.block_size;
         }
         known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
-        known.salt = request.cache_salt.as_deref().map(str::to_owned);
+        known.salts = Salts::new(&request, main.engine());
         known.keyspace = found.map(|found| found.keyspace);
         if self.wants.hashes && prompted.token_count() > 0 && !skips_cache {
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
@@ -380,7 +381,8 @@ impl Prompts {
             self.again.fetch_add(1, Relaxed);
             let prompted = prompters.of(*dialect).prompt(&request);
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            DialectBlocks { dialect: *dialect, hashes: known.words(hashes, || prompted.tokens()) }
+            let salt = known.salts.of(dialect.engine());
+            DialectBlocks { dialect: *dialect, hashes: known.words(salt, hashes, || prompted.tokens()) }
         });
         made.collect()
     }
@@ -418,7 +420,7 @@ impl Prompts {
         let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
             content_hashes(&told.tokens, size as usize, adapter, salt)
         };
-        let hashes = known.words(hashes, || &told.tokens);
+        let hashes = known.words(known.salts.of(dialect.engine()), hashes, || &told.tokens);
         known.others.push(DialectBlocks { dialect, hashes });
     }
 
@@ -482,7 +484,7 @@ impl RequestFacts {
 
     /// Takes the pictures of a chat, of which everything before the first one is known.
     fn has_pictures(&mut self, pictures: Pictures, expanded: ExpandedPrompt) {
-        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        let (adapter, salt) = (self.adapter.as_deref(), self.salts.main());
         let before = std::mem::replace(&mut self.hashes, expanded.content_hashes(self.block_size, adapter, salt));
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
         self.tokens = if expanded.is_whole { counted } else { self.tokens.max(counted) };
@@ -501,10 +503,11 @@ impl RequestFacts {
     /// The names of the prompt's blocks in the index.
     fn words<'t>(
         &self,
+        salt: Option<&str>,
         hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
         tokens: impl Fn() -> &'t [u32],
     ) -> Arc<[u64]> {
-        let (adapter, salt) = (self.adapter.as_deref(), self.salt.as_deref());
+        let adapter = self.adapter.as_deref();
         match &self.keyspace {
             Some(keyspace) if keyspace.identity().is_keyed() => {
                 keyspace.identity().words(tokens(), self.block_size as usize, adapter, salt).into()
@@ -520,8 +523,12 @@ impl RequestFacts {
         tokens: impl Fn() -> &'t [u32],
         cache_reporter: Option<&Arc<CacheReporter>>,
     ) {
-        self.hashes = self.words(hashes, &tokens);
-        let salt = self.salt.as_deref();
+        let salt = self.salts.main();
+        self.hashes = self.words(salt, hashes, &tokens);
+        // What is announced of blocks under such a key is not told from others.
+        if self.salts.is_own {
+            return;
+        }
         self.telling = match (&self.keyspace, cache_reporter, &self.model) {
             (Some(keyspace), ..) => PromptEvidence::of(keyspace, tokens, self.adapter.as_ref(), salt),
             (None, Some(cache_reporter), Some(model)) => {

@@ -124,3 +124,21 @@ def test_requests_for_which_an_engine_of_that_kind_skips_its_cache(engine: Engin
         while time.monotonic() < deadline and found != SKIPPED[kind]:
             found = {name for name, (path, body) in LOGPROBS.items() if cached(path, body) == 0}
         assert found == SKIPPED[kind]
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_prompts_that_an_engine_of_that_kind_keeps_under_a_key(engine: Engine, tokenizer: Path, kind: str) -> None:
+    """SGLang keeps blocks apart by `extra_key` and announces them without: what is known there is of no use."""
+    engine.server_info = sglang() if kind == "sglang" else None
+    with Publisher() as one, Router(engine, flags=exact(tokenizer, (engine, one))) as router:
+        router.wait_followed()
+        one.publish(stored(TEXT))
+
+        def cached(**more: Any) -> int:
+            answer = router.ask({"model": MODEL, "prompt": TEXT, **more}, path="/v1/completions")
+            assert answer.status == 200, answer
+            return int(answer.headers["x-kvatlas-cached-tokens"])
+
+        wait_until(lambda: cached() > 0, "it is known")
+        wait_until(lambda: (cached(extra_key="k") == 0) == (kind == "sglang"), "the engine's kind is known")
+        assert cached(extra_key=None) == cached() > 0
