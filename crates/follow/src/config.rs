@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_adopt::Scheme;
-use kvatlas_secret::Secret;
+use kvatlas_settings::{Secret, merge};
 use kvatlas_wire::Identity;
 use serde::Deserialize;
 
@@ -20,8 +20,8 @@ use kvatlas_stream::limits::LimitsConfig;
 use kvatlas_stream::machine::MachineConfig;
 
 /// The configuration of a follower: how engines are followed, and what goes with it.
-#[derive(Debug, Clone, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// Engines.
     pub streams: StreamConfig,
@@ -42,7 +42,7 @@ pub struct Config {
 
 /// Settings for adopting blocks that engines announced before they were followed.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct AdoptConfig {
     /// The share of one core that adopting may take, from 0 (nothing is adopted) to 1.
     pub share: f64,
@@ -52,7 +52,7 @@ pub struct AdoptConfig {
 
 /// Settings for following engines.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct StreamConfig {
     /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
     /// everything where registering needs a key, else loopback.
@@ -62,30 +62,30 @@ pub struct StreamConfig {
     /// Threads that apply events.
     pub threads: usize,
     /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub stale_after: Duration,
     /// Silence after which an engine is asked whether anything is missing.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub probe_interval: Duration,
     /// Time within which a replay must bring its next batch.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub replay_timeout: Duration,
     /// Within which all that is asked for one purpose must have come, however often something of it comes.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub replay_total_timeout: Duration,
     /// Replays asked for one gap before it is given up.
     pub replay_attempts: u32,
     /// Without a replay socket: how long to wait for batches that arrive out of order.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub reorder_grace: Duration,
     /// First wait before a connection is tried again; it doubles up to `reconnect_max`.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_min: Duration,
     /// Longest wait before a connection is tried again.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub reconnect_max: Duration,
     /// Time for which an engine that was never heard holds back readiness.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub settle_timeout: Duration,
     /// Batches kept while a replay runs, a stream.
     pub buffer_batches: usize,
@@ -97,42 +97,45 @@ pub struct StreamConfig {
     pub limits: LimitsConfig,
 }
 
-impl Default for AdoptConfig {
+/// The defaults, which Python's settings declare: `tools/generate_defaults.py` writes the file.
+const DEFAULTS: &str = include_str!("../defaults.json");
+
+impl Default for Config {
+    /// The defaults, for programs and tests in Rust: no engines, nothing kept, and no other service.
+    ///
+    /// # Panics
+    /// If the file of defaults is not a configuration: tests read it.
+    #[expect(clippy::panic, reason = "the file is part of the program, and tests read it")]
     fn default() -> Self {
-        Self { share: 0.1, hash_seeds: Vec::new() }
+        serde_json::from_str(DEFAULTS).unwrap_or_else(|error| panic!("defaults.json: {error}"))
     }
 }
 
 impl Default for StreamConfig {
     fn default() -> Self {
-        Self {
-            allow: Vec::new(),
-            bind: Vec::new(),
-            threads: 2,
-            stale_after: Duration::from_secs(30),
-            probe_interval: Duration::from_secs(5),
-            replay_timeout: Duration::from_secs(2),
-            replay_total_timeout: Duration::from_secs(300),
-            replay_attempts: 3,
-            reorder_grace: Duration::from_millis(100),
-            reconnect_min: Duration::from_millis(100),
-            reconnect_max: Duration::from_secs(5),
-            settle_timeout: Duration::from_secs(30),
-            buffer_batches: 100_000,
-            buffer_bytes: 256 << 20,
-            keyed_identity: false,
-            limits: LimitsConfig::default(),
-        }
+        Config::default().streams
+    }
+}
+
+impl Default for SnapshotConfig {
+    fn default() -> Self {
+        Config::default().snapshot
+    }
+}
+
+impl Default for RelayConfig {
+    fn default() -> Self {
+        Config::default().relay
     }
 }
 
 impl Config {
-    /// Reads the configuration from JSON. Missing fields have their defaults.
+    /// Reads the configuration from JSON. What is missing has its default.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
-        Self::checked(serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?)
+        Self::from_value(serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?)
     }
 
     /// The same from JSON that is read already.
@@ -140,7 +143,10 @@ impl Config {
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_value(value: serde_json::Value) -> Result<Self, Error> {
-        Self::checked(serde_json::from_value(value).map_err(|error| Error::config(error.to_string()))?)
+        let wrong = |error: serde_json::Error| Error::config(error.to_string());
+        let mut settings = serde_json::from_str(DEFAULTS).map_err(wrong)?;
+        merge(&mut settings, value);
+        Self::checked(serde_json::from_value(settings).map_err(wrong)?)
     }
 
     fn checked(config: Self) -> Result<Self, Error> {

@@ -29,7 +29,7 @@
 //! * `relay` and `reader`: a log between followers, written and read.
 //! * [`sites`]: digests of the indexes for a service above many sites, and what that service knows.
 //! * [`report`], [`metrics`] and [`shown`]: the state of the fleet as JSON, for Prometheus, and for the page.
-//! * [`endpoint`], [`error`], [`limits`], [`log`], [`seconds`]: small things that all others use.
+//! * [`endpoint`], [`error`], [`limits`], [`log`]: small things that all others use.
 //!
 //! Files use each other in one direction: see `tests/repository/test_imports_rust.py`.
 
@@ -51,7 +51,6 @@ mod reader;
 pub mod register;
 mod relay;
 pub mod report;
-pub mod seconds;
 pub mod shown;
 pub mod sites;
 pub mod snapshot;

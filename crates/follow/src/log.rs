@@ -6,8 +6,8 @@ use serde::Deserialize;
 use tracing_subscriber::filter::LevelFilter;
 
 /// Settings of the log: what is logged, and how.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct LogConfig {
     /// The reader for whom lines are written.
     pub format: Format,
@@ -16,18 +16,17 @@ pub struct LogConfig {
 }
 
 /// The reader for whom a line is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
     /// Lines are for people.
     Text,
     /// Lines are for programs: an object a line.
-    #[default]
     Json,
 }
 
 /// The severity of a line.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Nothing is logged.
@@ -37,7 +36,6 @@ pub enum Level {
     /// Something that is wrong, but that the service can go on without.
     Warning,
     /// Something that changes.
-    #[default]
     Info,
     /// Details that a developer asks for.
     Debug,

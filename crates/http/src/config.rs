@@ -1,4 +1,5 @@
-//! The settings of an HTTP server, which the service and the router share. Durations are in seconds.
+//! The settings of an HTTP server: the section `http` of a service and of a router. Python declares and checks them, and
+//! hands them over as JSON; durations are in seconds.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -6,10 +7,11 @@ use std::time::Duration;
 
 use serde::Deserialize;
 
-use kvatlas_secret::Secret;
+use kvatlas_settings::{Secret, seconds};
 
 /// The settings of an HTTP server.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Config {
     /// The address to listen on; port 0 lets the system choose.
     pub bind: SocketAddr,
@@ -25,9 +27,12 @@ pub struct Config {
     pub admin_key: Option<Secret>,
     /// A file with that key instead, read again when it changes.
     pub admin_key_file: Option<PathBuf>,
-    /// Host names that requests may name, besides this machine's own, where the server listens on loopback and asks
-    /// for no key.
+    /// Host names that requests may name, besides this machine's own and addresses. If there are none, they are checked
+    /// only where the server listens on loopback and asks for no key.
     pub hosts: Vec<String>,
+    /// Origins, besides the server's own, whose web pages may send requests and read answers. Only a router has some.
+    #[serde(default)]
+    pub origins: Vec<String>,
     /// Certificate and key of the server; none for plain HTTP.
     pub tls: Option<TlsConfig>,
     /// Bytes of a request's body at most.
@@ -41,14 +46,36 @@ pub struct Config {
     /// Connections at most; more wait to be accepted.
     pub max_connections: usize,
     /// The longest time from the first byte of a request to the last of its body.
+    #[serde(with = "seconds")]
     pub request_timeout: Duration,
     /// The time without a request after which a connection is closed.
+    #[serde(with = "seconds")]
     pub idle_timeout: Duration,
     /// The time within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
+    #[serde(with = "seconds")]
     pub write_timeout: Duration,
+    /// True if each request is logged.
+    pub access_log: bool,
 }
 
 impl Config {
+    /// Checks what Python has checked already, for programs in Rust.
+    ///
+    /// # Errors
+    /// The name of a setting that must be above 0, and is not.
+    pub fn check(&self) -> Result<(), String> {
+        for (name, is_zero) in [
+            ("http.max_body", self.max_body == 0),
+            ("http.max_connections", self.max_connections == 0),
+            ("http.request_timeout", self.request_timeout.is_zero()),
+        ] {
+            if is_zero {
+                return Err(format!("{name} must be above 0"));
+            }
+        }
+        Ok(())
+    }
+
     /// Bytes of the bodies of all requests together.
     #[must_use]
     pub fn body_memory(&self) -> usize {

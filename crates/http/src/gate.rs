@@ -46,17 +46,17 @@ impl Gate {
 
     /// Checks that a request may do what it wants. True if it showed a key. Hosts are checked where they could be others
     /// than this machine's: on loopback without a key, and where the configuration names some. A request that changes
-    /// something must not come from a page of an origin other than `origins`, nor must one with a body that shows no key.
+    /// something must not come from a page of an origin that the configuration does not name, nor must one with a body that shows no key.
     ///
     /// # Errors
     /// Why it may not.
-    pub fn check<B>(&self, request: &Request<B>, wants: Access, origins: &[String]) -> Result<bool, Denial> {
+    pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denial> {
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
         hosts.check(request, &self.config.hosts)?;
         let is_known = self.trust.keys().check(request, wants)?;
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
         if wants == Access::Admin || (!is_known && !reads) {
-            check_origin(request, origins)?;
+            check_origin(request, &self.config.origins)?;
         }
         Ok(is_known)
     }

@@ -7,7 +7,7 @@ use hyper::{Request, StatusCode};
 
 use crate::config::Config;
 use crate::{Denial, Error};
-use kvatlas_secret::Secret;
+use kvatlas_settings::Secret;
 
 /// The kinds of requests, by the key that they need.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -46,7 +46,7 @@ pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
 pub use keys::Access;
-pub use kvatlas_secret::Secret;
+pub use kvatlas_settings::Secret;
 pub use memory::Memory;
 pub use places::Place;
 pub use server::{Call, Front, Handler, ListenerKind, Server, Threads};

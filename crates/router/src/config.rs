@@ -1,13 +1,12 @@
 //! The settings of a router. Python declares them, with their kinds, defaults and texts (`python/kvatlas/router/config`),
 //! checks them, and hands them over as JSON by the same names; durations are in seconds. Every field must be there.
 
-use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use kvatlas_follow::log::LogConfig;
-use kvatlas_http::{Secret, TlsConfig};
 use kvatlas_routing::{BoxedPolicy, Options, PolicyTable};
+use kvatlas_settings::{Secret, seconds};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -20,7 +19,7 @@ pub use crate::sessions::Source;
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// Settings of the server that clients connect to.
-    pub http: HttpConfig,
+    pub http: kvatlas_http::Config,
     /// Engines, as far as they are known at the start. More can be registered later.
     pub engines: Vec<EngineConfig>,
     /// Settings of the connections to engines.
@@ -97,54 +96,6 @@ pub struct Config {
     pub max_ranks: usize,
     /// Settings of the log. The first of a process decide.
     pub log: LogConfig,
-}
-
-/// Settings of the server that clients connect to.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct HttpConfig {
-    /// Address to listen at; port 0 lets the system choose.
-    pub bind: SocketAddr,
-    /// A second address to listen at, for health, readiness and metrics only: without TLS and without a key.
-    pub admin_bind: Option<SocketAddr>,
-    /// Threads that serve; 0 for one a core.
-    pub threads: usize,
-    /// The bearer key that clients must show; none for no check.
-    pub key: Option<Secret>,
-    /// A file with that key instead, read again when it changes.
-    pub key_file: Option<PathBuf>,
-    /// The bearer key for changes of the fleet; none if `key` is enough for that.
-    pub admin_key: Option<Secret>,
-    /// A file with that key instead, read again when it changes.
-    pub admin_key_file: Option<PathBuf>,
-    /// Host names that requests may name, besides this machine's own and addresses. If there are none, they are checked
-    /// only where the router listens on loopback and asks for no key.
-    pub hosts: Vec<String>,
-    /// Origins, besides the router's own, whose web pages may send requests and read answers.
-    pub origins: Vec<String>,
-    /// Certificate and key of the router; none for plain HTTP.
-    pub tls: Option<TlsConfig>,
-    /// Bytes of a request's body at most.
-    pub max_body: usize,
-    /// Bytes of the bodies of all requests together; none for four times `max_body`, and 64 MiB at least.
-    pub body_memory: Option<usize>,
-    /// Bytes of a request's head at most.
-    pub max_head: usize,
-    /// Lines of a request's head at most.
-    pub max_headers: usize,
-    /// Connections at most; more wait to be accepted.
-    pub max_connections: usize,
-    /// The longest time from the first byte of a request to the last of its body.
-    #[serde(with = "seconds")]
-    pub request_timeout: Duration,
-    /// Time without a request after which a connection is closed.
-    #[serde(with = "seconds")]
-    pub idle_timeout: Duration,
-    /// Time within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
-    #[serde(with = "seconds")]
-    pub write_timeout: Duration,
-    /// True if each request is logged.
-    pub access_log: bool,
 }
 
 /// Settings of one engine.
@@ -327,12 +278,6 @@ impl Default for Config {
     }
 }
 
-impl Default for HttpConfig {
-    fn default() -> Self {
-        Config::default().http
-    }
-}
-
 impl Default for UpstreamConfig {
     fn default() -> Self {
         Config::default().upstream
@@ -342,31 +287,6 @@ impl Default for UpstreamConfig {
 impl Default for HealthConfig {
     fn default() -> Self {
         Config::default().health
-    }
-}
-
-impl HttpConfig {
-    /// Returns the settings of the HTTP server.
-    pub(crate) fn front(&self) -> kvatlas_http::Config {
-        kvatlas_http::Config {
-            bind: self.bind,
-            admin_bind: self.admin_bind,
-            threads: self.threads,
-            key: self.key.clone(),
-            key_file: self.key_file.clone(),
-            admin_key: self.admin_key.clone(),
-            admin_key_file: self.admin_key_file.clone(),
-            hosts: self.hosts.clone(),
-            tls: self.tls.clone(),
-            max_body: self.max_body,
-            body_memory: self.body_memory,
-            max_head: self.max_head,
-            max_headers: self.max_headers,
-            max_connections: self.max_connections,
-            request_timeout: self.request_timeout,
-            idle_timeout: self.idle_timeout,
-            write_timeout: self.write_timeout,
-        }
     }
 }
 
@@ -386,10 +306,8 @@ impl Config {
     /// [`Error::Config`] names the field that is unknown or wrong.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let config: Self = serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?;
+        config.http.check().map_err(Error::config)?;
         for (name, zero) in [
-            ("http.max_body", config.http.max_body == 0),
-            ("http.max_connections", config.http.max_connections == 0),
-            ("http.request_timeout", config.http.request_timeout.is_zero()),
             ("upstream.connect_timeout", config.upstream.connect_timeout.is_zero()),
             ("upstream.first_byte_timeout", config.upstream.first_byte_timeout.is_zero()),
             ("health.timeout", config.health.timeout.is_zero()),
@@ -437,16 +355,4 @@ impl EngineConfig {
 
 fn one() -> f64 {
     1.0
-}
-
-mod seconds {
-    use std::time::Duration;
-
-    use serde::de::{Deserialize, Deserializer, Error};
-
-    pub(super) fn deserialize<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
-        let seconds = f64::deserialize(from)?;
-        Duration::try_from_secs_f64(seconds)
-            .map_err(|_| D::Error::custom(format!("a duration is a number of seconds from 0 on, got {seconds}")))
-    }
 }

@@ -164,7 +164,7 @@ async fn dispatch(
 
 /// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.
 fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<bool, Refusal> {
-    let is_known = app.gate.check(request, wants, &app.config.http.origins)?;
+    let is_known = app.gate.check(request, wants)?;
     if is_known {
         call.place.is_known();
     }

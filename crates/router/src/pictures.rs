@@ -5,19 +5,19 @@
 //! engine counts for a prompt where that is the only length that is not known. Where an engine writes something else for
 //! a picture, no blocks are found behind it, and never those of another prompt.
 
-use std::collections::HashMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{Picture, Pictures, Placeholders};
 use kvatlas_wire::keys::{Key, content_hash};
+use lru::LruCache;
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::lock;
 
-/// Lengths that are kept twice over: those that were asked for since as many others came, and those before.
-const KEPT: usize = 1 << 16;
+/// Lengths that are kept: those that were asked for last.
+const KEPT: usize = 1 << 17;
 /// Tokens of one picture at most.
 const MOST: u32 = 1 << 20;
 
@@ -28,10 +28,14 @@ type LengthKey = u128;
 #[derive(Debug, Default)]
 pub(crate) struct Lengths(Mutex<KnownLengths>);
 
-#[derive(Debug, Default)]
-struct KnownLengths {
-    young: HashMap<LengthKey, Option<u32>>,
-    old: HashMap<LengthKey, Option<u32>>,
+#[derive(Debug)]
+struct KnownLengths(LruCache<LengthKey, Option<u32>>);
+
+impl Default for KnownLengths {
+    fn default() -> Self {
+        // A cache with a limit of its own would take all its room at once.
+        Self(LruCache::unbounded())
+    }
 }
 
 /// A chat's pictures, as an engine may soon count them.
@@ -73,19 +77,14 @@ impl Names {
 
 impl KnownLengths {
     fn get(&mut self, of: LengthKey) -> Option<Option<u32>> {
-        if let Some(found) = self.young.get(&of) {
-            return Some(*found);
-        }
-        let found = self.old.remove(&of)?;
-        self.put(of, found);
-        Some(found)
+        self.0.get(&of).copied()
     }
 
     fn put(&mut self, of: LengthKey, length: Option<u32>) {
-        if self.young.len() >= KEPT {
-            self.old = std::mem::take(&mut self.young);
+        self.0.put(of, length);
+        if self.0.len() > KEPT {
+            self.0.pop_lru();
         }
-        self.young.insert(of, length);
     }
 
     /// The length of a picture, and whether it was counted for this very one.
@@ -167,8 +166,7 @@ impl Lengths {
         if open.is_empty() {
             if sum != all && !learn_all(&mut kept, &of.pictures, all) {
                 for of in of.pictures.iter().flat_map(|names| [names.picture, names.size]).flatten() {
-                    kept.young.remove(&of);
-                    kept.old.remove(&of);
+                    kept.0.pop(&of);
                 }
             } else if sum == all {
                 // What was only known by a size is now known of the picture.
@@ -285,7 +283,7 @@ mod tests {
             kept.put(of, Some(1));
             assert_eq!(kept.get(7), if of < 7 { None } else { Some(Some(1)) });
         }
-        assert!(kept.young.len() + kept.old.len() <= 2 * KEPT);
+        assert_eq!(kept.0.len(), KEPT);
         assert_eq!(kept.get(8), None);
     }
 }

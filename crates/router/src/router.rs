@@ -71,7 +71,7 @@ impl Router {
     pub fn start_with(config: Config, policy: BoxedPolicy) -> Result<Self, Error> {
         log::start(config.log);
         let config = Arc::new(config);
-        let front = Front::new(config.http.front(), true)?;
+        let front = Front::new(config.http.clone(), true)?;
         let (threads, gate) = (front.threads(), front.gate.clone());
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;

@@ -25,15 +25,15 @@ impl Service {
     /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
     /// threads to be had.
     pub fn start(config: Config) -> Result<Self, Error> {
-        let Config { http, follow } = config;
-        let front = Front::new(http.front(), false).map_err(not_started)?;
+        let Config { http, untrusted, follow } = config;
+        let front = Front::new(http, false).map_err(not_started)?;
         let follower = Follower::start(follow, front.gate.asks_for_key_to_change())?;
-        let app = App::new(follower, http, front);
+        let app = App::new(follower, untrusted, front);
         let pulse = app.pulses.ingest.clone();
         app.follower.spawn(async move { pulse.beat().await });
         let server = http::start(&app).map_err(not_started)?;
         let address = server.address();
-        let (tls, key) = (app.config.tls.is_some(), app.gate.asks_for_key());
+        let (tls, key) = (app.front.config.tls.is_some(), app.gate.asks_for_key());
         let admin_key = app.gate.asks_for_key_to_change();
         tracing::info!(%address, tls, key, admin_key, threads = app.front.threads(), "listening");
         let admin_address = server.admin_address();

@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 /// Limits on how much there may be of what. The defaults are far beyond a fleet of 1,000 engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
     /// Registered workers.
     pub workers: usize,
@@ -21,19 +21,6 @@ pub struct LimitsConfig {
     pub blocks_per_worker: u64,
     /// Bytes that wait in the buffers of all streams.
     pub buffer_bytes: usize,
-}
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        Self {
-            workers: 16_384,
-            streams: 16_384,
-            keyspaces: 1024,
-            blocks_per_rank: 16 << 20,
-            blocks_per_worker: 64 << 20,
-            buffer_bytes: 2 << 30,
-        }
-    }
 }
 
 /// One of the limits.

@@ -21,21 +21,8 @@ export function ask(path, options = {}) {
   return fetch(path, { ...options, headers, cache: "no-store", credentials: "same-origin" });
 }
 
-/** A JSON Merge Patch (RFC 7396), applied in place. */
-export function patch(target, change) {
-  for (const [name, value] of Object.entries(change)) {
-    if (value === null) delete target[name];
-    else if (typeof value === "object" && !Array.isArray(value)) {
-      const inside = target[name];
-      const isObject = typeof inside === "object" && inside !== null && !Array.isArray(inside);
-      target[name] = patch(isObject ? inside : {}, value);
-    } else target[name] = value;
-  }
-  return target;
-}
-
 /**
- * Follows the server for ever. `on` has: `whole({state, lists})`, `patch(change)`, `more({list, items})`, `open()`,
+ * Follows the server for ever. `on` has: `whole({state, lists})`, `state(state)`, `more({list, items})`, `open()`,
  * `lost(why, milliseconds until the next try)`, and `key(whether one was sent)`, which resolves when there is another one.
  */
 export async function follow(path, on) {

@@ -4,7 +4,7 @@ import { colours } from "./charts.js";
 import { Decisions, detail as decisionDetail, explained } from "./decisions.js";
 import { byId, make, mark, say } from "./dom.js";
 import { Engines, detail as engineDetail } from "./engines.js";
-import { ask, follow, keep, patch, refusal } from "./feed.js";
+import { ask, follow, keep, refusal } from "./feed.js";
 import { plural } from "./format.js";
 import { Charts, Summary, isEmergency } from "./summary.js";
 
@@ -124,8 +124,8 @@ follow("ui/events", {
     document.body.classList.add("known");
     draw("state", "points", "decisions");
   },
-  patch(change) {
-    patch(known.state, change);
+  state(state) {
+    known.state = state;
     draw("state");
   },
   more({ list, items }) {

@@ -8,8 +8,6 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use serde_json::Value;
 
-use crate::patch::{difference, drop_nulls};
-
 /// Bytes that may wait for a viewer. One that is further behind gets everything anew when it has read what it was given.
 const WAITING: usize = 1 << 20;
 
@@ -30,7 +28,7 @@ pub struct Feed {
 
 #[derive(Debug, Default)]
 struct Inner {
-    state: Option<Value>,
+    state: Option<String>,
     lists: BTreeMap<&'static str, VecDeque<String>>,
     queues: Vec<Arc<Mutex<Queue>>>,
     closed: bool,
@@ -87,16 +85,14 @@ impl Feed {
         Ok(Viewer { feed: self.clone(), queue })
     }
 
-    /// The state as it is now: an object, in which null is the same as nothing.
+    /// The state as it is now: an object, in which null is the same as nothing. Viewers get it if it has changed.
     pub fn update(&self, mut state: Value) {
         drop_nulls(&mut state);
+        let state = state.to_string();
         let mut inner = lock(&self.inner);
         let behind: Vec<_> = inner.queues.iter().filter(|queue| lock(queue).wants_everything()).cloned().collect();
-        if behind.len() < inner.queues.len() {
-            let change = inner.state.as_ref().and_then(|old| difference(old, &state));
-            if let Some(change) = change {
-                inner.send(&event("patch", &change.to_string()));
-            }
+        if behind.len() < inner.queues.len() && inner.state.as_ref() != Some(&state) {
+            inner.send(&event("state", &state));
         }
         if !behind.is_empty() {
             let whole = event("whole", &inner.everything(&state));
@@ -136,7 +132,7 @@ impl Inner {
         self.queues.iter().for_each(|queue| lock(queue).push(event.clone()));
     }
 
-    fn everything(&self, state: &Value) -> String {
+    fn everything(&self, state: &str) -> String {
         let mut out = format!("{{\"state\":{state},\"lists\":{{");
         for (at, (name, items)) in self.lists.iter().enumerate() {
             let comma = if at > 0 { "," } else { "" };
@@ -218,12 +214,19 @@ fn event(name: &str, data: &str) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
+/// Takes fields away that are null, at every depth of objects.
+fn drop_nulls(value: &mut Value) {
+    if let Value::Object(fields) = value {
+        fields.retain(|_, value| !value.is_null());
+        fields.values_mut().for_each(drop_nulls);
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::patch::tests::apply;
 
     /// The events that wait: name and data.
     fn read(viewer: &mut Viewer) -> Vec<(String, Value)> {
@@ -255,7 +258,7 @@ mod tests {
                         self.state = data["state"].clone();
                         self.history = data["lists"]["history"].as_array().cloned().unwrap_or_default();
                     }
-                    "patch" => apply(&mut self.state, &data),
+                    "state" => self.state = data,
                     _ => self.history.extend(data["items"].as_array().cloned().expect("items")),
                 }
             }
@@ -263,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn those_who_come_get_everything_and_then_what_changes() {
+    fn those_who_come_get_everything_and_then_each_new_state() {
         let feed = Feed::new(4);
         feed.append("history", 2, [json!(1), json!(2), json!(3)]);
         let mut first = feed.watch().expect("room");
@@ -272,8 +275,8 @@ mod tests {
         let whole = json!({"state": {"a": {"x": 1}, "b": 2}, "lists": {"history": [2, 3]}});
         assert_eq!(read(&mut first), [("whole".to_owned(), whole)]);
         let mut second = feed.watch().expect("room");
-        feed.update(json!({"a": {"x": 1}}));
-        assert_eq!(read(&mut first), [("patch".to_owned(), json!({"b": null}))]);
+        feed.update(json!({"a": {"x": 1, "z": null}, "b": null}));
+        assert_eq!(read(&mut first), [("state".to_owned(), json!({"a": {"x": 1}}))]);
         assert_eq!(read(&mut second)[0].1["state"], json!({"a": {"x": 1}}));
         feed.append("history", 2, [json!(4)]);
         let more = [("more".to_owned(), json!({"list": "history", "items": [4]}))];

@@ -6,7 +6,6 @@
 //! | file | what |
 //! |---|---|
 //! | `assets.rs` | the page's files, as they are in `assets/`: no build step, nothing from elsewhere |
-//! | `patch.rs` | what changed between two states, as a JSON Merge Patch |
 //! | `feed.rs` | [`Feed`]: states in, server-sent events out; [`Viewer`]: one client |
 //!
 //! # The events
@@ -14,14 +13,13 @@
 //! | event | data |
 //! |---|---|
 //! | `whole` | `{"state": …, "lists": {…}}`: everything; first, and again for whoever read too slowly |
-//! | `patch` | a JSON Merge Patch (RFC 7396) of `state` |
+//! | `state` | the state as it is now, if it has changed |
 //! | `more` | `{"list": name, "items": […]}`: to be put at the end of that list |
 
 #![forbid(unsafe_code)]
 
 mod assets;
 mod feed;
-mod patch;
 
 pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
 pub use feed::{Feed, TooManyViewers, Viewer};

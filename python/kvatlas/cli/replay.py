@@ -25,7 +25,7 @@ from kvatlas.cli.replay_options import (
 from kvatlas.cli.replay_results import write_results
 from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.lab.replay.config import GUESSES, POLICIES, ReplayConfig
-from kvatlas.lab.replay.decisions import AsRecorded, Decisions, about_record
+from kvatlas.lab.replay.decisions import Decisions, RecordedChoices, about_record
 from kvatlas.lab.replay.plots import write_plot
 from kvatlas.lab.replay.report import print_report
 from kvatlas.lab.replay.results import ReplayResult, as_json
@@ -122,7 +122,7 @@ def replay(trace: Path | None, **options: Any) -> None:
 def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
     workload, record, config = prepare_replay(path, options)
     trace = named_trace(workload, record, options) or _trace(path, options)
-    first = AsRecorded(record.chosen) if record is not None else None
+    first = RecordedChoices(record.chosen) if record is not None else None
     names = (*((first.name,) if first is not None else ()), *config.policies)
     with on_interrupt() as stop, progress_bar(names, len(trace.requests)) as bar:
         result = run_replay(trace, config, progress=bar, stop=stop, first=first)

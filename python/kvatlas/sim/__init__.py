@@ -5,7 +5,7 @@ makes a workload and `read_trace` reads one.
 """
 
 from kvatlas.sim.engine import Engine
-from kvatlas.sim.events import Deaf, Recorder, Sink
+from kvatlas.sim.events import NullSink, Recorder, Sink
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
@@ -26,11 +26,11 @@ __all__ = [
     "TRACE_BLOCK",
     "BlockPool",
     "Counters",
-    "Deaf",
     "Engine",
     "EngineConfig",
     "FleetConfig",
     "Listener",
+    "NullSink",
     "Recorder",
     "Request",
     "Sink",

@@ -38,7 +38,7 @@ class Recorder:
         self.events.append(Clear(worker))
 
 
-class Deaf:
+class NullSink:
     """A sink that listens to nothing."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:

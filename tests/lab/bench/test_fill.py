@@ -40,14 +40,26 @@ def test_a_sweep_gets_into_a_document(tmp_path: Path) -> None:
     assert "of the repeats" not in sweep_table(once)
 
 
-def test_growth_is_shown_at_three_sizes() -> None:
+def test_growth_is_shown_from_the_smallest_to_the_largest_size() -> None:
     points = [
-        {"series": "depth", "index": "dict", "size": size, "p50": 10.0 * size, "skipped": ""}
-        for size in (8, 32, 128, 512)
+        {"series": series, "index": index, "size": size, "p50": 10.0 * size, "skipped": ""}
+        for series, index in (("depth", "dict"), ("depth", "radix"), ("workers", "dict"))
+        for size in (8, 32, 128)
     ]
-    series = [{"name": "depth", "label": "blocks of a query"}]
+    series = [{"name": "depth", "label": "blocks of a query"}, {"name": "workers", "label": "that hold each prompt"}]
     text = grow_table({"series": series, "points": points, "complete": True, "machine": MACHINE})
-    assert "| index | 8 | 128 | 512 |" in text
+    assert "| index | depth 8; 128 | workers 8; 128 |" in text
+    assert "| `dict` | 80 ns; 1.3 µs | 80 ns; 1.3 µs |" in text
+    assert "| `radix` | 80 ns; 1.3 µs | -; - |" in text
+    assert "Depth: blocks of a query; workers: that hold each prompt." in text
+
+
+def test_answers_are_counted_once_where_none_is_wrong() -> None:
+    sweep = Sweeper(["a", "b"], SweepConfig(), PLAN, Designs({"a": 1e5, "b": 3e6}), MACHINE).run().as_json()
+    assert "| wrong |" not in sweep_table(sweep)
+    assert "none was wrong" in sweep_table(sweep)
+    sweep["indexes"][0]["wrong"] = 1
+    assert "| wrong |" in sweep_table(sweep)
 
 
 def test_what_cannot_be_filled_in_is_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ import pytest
 
 from kvatlas.errors import TraceError
 from kvatlas.lab.replay import ReplayConfig, replay
-from kvatlas.lab.replay.decisions import RECORDED, AsRecorded, about_record, read_decisions
+from kvatlas.lab.replay.decisions import RECORDED, RecordedChoices, about_record, read_decisions
 from kvatlas.sim import EngineConfig, FleetConfig
 
 
@@ -89,7 +89,7 @@ def test_another_policy_would_have_found_more(tmp_path: Path) -> None:
     record = read_decisions(write(tmp_path / "r.jsonl", rows))
     fleet = FleetConfig(2, EngineConfig(block_size=16, blocks=1_000, chunk=512))
     config = replace(ReplayConfig(), fleet=fleet, policies=("kvatlas",), check=0.0)
-    did, would = replay(record.trace, config, first=AsRecorded(record.chosen)).policies
+    did, would = replay(record.trace, config, first=RecordedChoices(record.chosen)).policies
     assert did.policy == RECORDED
     assert would.hit_rate > did.hit_rate > 0.5
     assert would.ttft.mean < did.ttft.mean

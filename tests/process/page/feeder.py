@@ -73,29 +73,20 @@ class Feeder:
         row = state | streams | cache | {"endpoint": f"tcp://{host}:5557", "url": f"http://{name}"}
         self.state["engines"][f"{name}/0"] = row | work | rates if self.state["kind"] == "router" else row
 
-    def step(self) -> dict[str, Any]:
-        """Lets a tenth of a second pass: the patch."""
-        draw, changes = self.random, {}
-        for name, row in self.state["engines"].items():
-            counts = {"events": row["counts"]["events"] + draw.randrange(30)}
-            change: dict[str, Any] = {
-                "lag_ms": round(draw.uniform(0.2, 2.0), 1),
-                "seq": row["seq"] + 1,
-                "counts": counts,
-            }
-            change["blocks"] = max(0, min(24_576, row["blocks"] + draw.randrange(-40, 41)))
+    def step(self) -> None:
+        """Lets a tenth of a second pass."""
+        draw = self.random
+        for row in self.state["engines"].values():
+            row["counts"]["events"] += draw.randrange(30)
+            row["lag_ms"] = round(draw.uniform(0.2, 2.0), 1)
+            row["seq"] += 1
+            row["blocks"] = max(0, min(24_576, row["blocks"] + draw.randrange(-40, 41)))
             if "in_flight" in row:
-                change["in_flight"] = max(0, row["in_flight"] + draw.choice((-1, 0, 1)))
-                change["queued_tokens"] = max(0, row["queued_tokens"] + draw.randrange(-400, 401))
-            row |= change
-            changes[name] = change
-        more: dict[str, Any] = {"engines": changes}
+                row["in_flight"] = max(0, row["in_flight"] + draw.choice((-1, 0, 1)))
+                row["queued_tokens"] = max(0, row["queued_tokens"] + draw.randrange(-400, 401))
         if self.state["kind"] == "router":
-            more["requests"] = self.state["requests"] = self.state["requests"] + draw.randrange(9)
-            more["in_flight"] = self.state["in_flight"] = sum(
-                row["in_flight"] for row in self.state["engines"].values()
-            )
-        return more
+            self.state["requests"] += draw.randrange(9)
+            self.state["in_flight"] = sum(row["in_flight"] for row in self.state["engines"].values())
 
     def point(self, at: float) -> tuple[Any, Any]:
         """A second is over: what is added to the lists."""
@@ -167,7 +158,8 @@ class Feeder:
                 if self.is_silent:
                     continue
                 beat += 1
-                await response.write(event("patch", self.step()))
+                self.step()
+                await response.write(event("state", self.state))
                 if beat % 10 == 0:
                     for name, item in zip(("history", "engines"), self.point(time.time()), strict=True):
                         await response.write(event("more", {"list": name, "items": [item]}))

@@ -13,7 +13,7 @@ import pytest
 
 from kvatlas.cli.top_view import Look, View
 from kvatlas.lab.replay import ReplayConfig, replay
-from kvatlas.lab.replay.decisions import AsRecorded, read_decisions
+from kvatlas.lab.replay.decisions import RecordedChoices, read_decisions
 from kvatlas.sim import EngineConfig, FleetConfig
 
 from .deciding import BLOCK
@@ -250,7 +250,7 @@ def test_a_record_is_replayed_as_it_was(exact: Router, engine: Engine, tmp_path:
     assert [[each.id for each in request.after] for request in requests] == [[], [0], [1], [0, 2], []]
     fleet = FleetConfig(1, EngineConfig(block_size=BLOCK, blocks=1_000, chunk=512))
     config = replace(ReplayConfig(), fleet=fleet, policies=("kvatlas",), check=0.0, loop="closed")
-    result = replay(record.trace, config, first=AsRecorded(record.chosen))
+    result = replay(record.trace, config, first=RecordedChoices(record.chosen))
     assert result.loop == "closed"
     did, would = result.policies
     assert did.requests == would.requests == 5

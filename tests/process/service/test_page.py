@@ -38,19 +38,6 @@ def engine(service: Service) -> Iterator[Publisher]:
         publisher.close()
 
 
-def merge(target: Any, patch: Any) -> Any:
-    """RFC 7396, as it is written there."""
-    if not isinstance(patch, dict):
-        return patch
-    target = target if isinstance(target, dict) else {}
-    for name, value in patch.items():
-        if value is None:
-            target.pop(name, None)
-        else:
-            target[name] = merge(target.get(name), value)
-    return target
-
-
 class PageClient:
     """A client of `/ui/events`."""
 
@@ -85,8 +72,8 @@ class PageClient:
                 said = json.loads(data)
                 if name == "whole":
                     self.state, self.lists = said["state"], said["lists"]
-                elif name == "patch":
-                    self.state = merge(self.state, said)
+                elif name == "state":
+                    self.state = said
                 else:
                     self.lists.setdefault(said["list"], []).extend(said["items"])
             if self.state is not None and (given := done()):
@@ -131,7 +118,7 @@ def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
         return (blocks, watching.state["indexes"].get("m/default", {}).get("prefixes")) == (2, 2)
 
     assert watching.read(is_shown)
-    assert "patch" in watching.events
+    assert "state" in watching.events
     assert watching.events.count("whole") == 1
     watching.read(lambda: any(point.get("blocks") == 2 for point in watching.lists["history"]))
     assert ask(service.address, "POST", "/unregister", {"instance_id": "w"}).status == 200

@@ -11,7 +11,7 @@ import pytest
 from kvatlas import BlockIndex, prefix_hashes
 from kvatlas.events import Clear, Event, Remove, Store
 from kvatlas.reference import ReferenceIndex
-from kvatlas.sim import Deaf, Engine, EngineConfig, Recorder, Request, State
+from kvatlas.sim import Engine, EngineConfig, NullSink, Recorder, Request, State
 
 SIZE = 4
 
@@ -263,7 +263,7 @@ def test_a_config_that_cannot_be_is_refused(name: str, value: float) -> None:
 
 
 def test_listening_is_optional() -> None:
-    mock = Engine("w", EngineConfig(block_size=SIZE, blocks=2), Deaf())
+    mock = Engine("w", EngineConfig(block_size=SIZE, blocks=2), NullSink())
     mock.submit(request(0, [1, 2], 8), 0)
     mock.submit(request(1, [3, 4], 8), 0)
     mock.drain()

@@ -6,9 +6,9 @@ import pytest
 
 from kvatlas.sim import (
     BlockPool,
-    Deaf,
     Engine,
     EngineConfig,
+    NullSink,
     Trace,
     TraceRequest,
     infinite_cache,
@@ -37,7 +37,7 @@ def random_trace(seed: int, count: int = 120) -> list[TraceRequest]:
 @pytest.mark.parametrize("seed", range(4))
 def test_the_infinite_cache_is_an_engine_without_limits(size: int, seed: int) -> None:
     requests = random_trace(seed)
-    engine = Engine("w", EngineConfig(block_size=size, blocks=200_000), Deaf())
+    engine = Engine("w", EngineConfig(block_size=size, blocks=200_000), NullSink())
     hits = []
     for number, row in enumerate(requests):
         request = make_request(row, number, size)

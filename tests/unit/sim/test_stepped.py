@@ -12,7 +12,7 @@ import pytest
 from kvatlas import BlockIndex, prefix_hashes
 from kvatlas.errors import ConfigError
 from kvatlas.events import Clear, Event, Remove, Store
-from kvatlas.sim import Deaf, EngineConfig, Recorder, Request, State
+from kvatlas.sim import EngineConfig, NullSink, Recorder, Request, State
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
 from kvatlas.sim.pool import BlockPool
@@ -369,7 +369,7 @@ def test_any_run_keeps_the_books(seed: int) -> None:
 
 
 def test_listening_is_optional() -> None:
-    mock = SteppedEngine("w", EngineConfig(block_size=SIZE, blocks=2), SECOND, Deaf())
+    mock = SteppedEngine("w", EngineConfig(block_size=SIZE, blocks=2), SECOND, NullSink())
     mock.submit(request(0, [1, 2], 8), 0)
     mock.drain()
     assert mock.reset()

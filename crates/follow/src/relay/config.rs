@@ -3,14 +3,14 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use kvatlas_secret::Secret;
+use kvatlas_settings::Secret;
 use serde::Deserialize;
 
 use crate::error::Error;
 
 /// The configuration of publishing to a log, or of reading one.
 #[derive(Debug, Clone, Deserialize)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub struct RelayConfig {
     /// Servers that what streams bring is published to, `nats://HOST:PORT` or `tls://HOST:PORT`, separated by commas. Or,
     /// without NATS, where to listen for readers: `tcp://ADDRESS:PORT`.
@@ -36,7 +36,7 @@ pub struct RelayConfig {
     /// The JetStream stream.
     pub stream: String,
     /// Time for which messages are kept, if the stream is made here.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub max_age: Duration,
     /// Bytes that are kept, if the stream is made here.
     pub max_bytes: i64,
@@ -47,13 +47,13 @@ pub struct RelayConfig {
     /// Bytes in queues, of all streams together, before something is dropped. Without NATS: bytes that are kept for readers.
     pub buffer_bytes: usize,
     /// Time between two signs of life of a stream that has nothing to say.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub heartbeat: Duration,
     /// Silence of a relay after which its streams are not trusted any more.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub lost_after: Duration,
     /// Silence of a relay after which its streams are forgotten.
-    #[serde(with = "crate::seconds")]
+    #[serde(with = "kvatlas_settings::seconds")]
     pub forget_after: Duration,
 }
 
@@ -79,31 +79,5 @@ impl RelayConfig {
         };
         // The length is said in a byte.
         if key.reveal().len() > 255 { Err(wrong("a key has 255 characters at most")) } else { Ok(Some(key)) }
-    }
-}
-
-impl Default for RelayConfig {
-    fn default() -> Self {
-        Self {
-            publish: None,
-            dedicated: false,
-            from: None,
-            credentials: None,
-            ca: None,
-            key: None,
-            key_file: None,
-            reader_key: None,
-            reader_key_file: None,
-            insecure_readers: false,
-            stream: "kvatlas".to_owned(),
-            max_age: Duration::from_secs(600),
-            max_bytes: 1 << 30,
-            in_memory: false,
-            snapshots: false,
-            buffer_bytes: 64 << 20,
-            heartbeat: Duration::from_secs(2),
-            lost_after: Duration::from_secs(7),
-            forget_after: Duration::from_secs(600),
-        }
     }
 }

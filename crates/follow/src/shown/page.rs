@@ -1,4 +1,4 @@
-//! The viewers of a page, and how often there is something new for them: ten times a second, if anybody watches.
+//! The viewers of a page, and how often there is something new for them: once a second.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -10,10 +10,7 @@ use tokio::sync::Notify;
 
 use crate::log::panic_text;
 
-/// Time between two updates for those who watch.
-const UPDATE: Duration = Duration::from_millis(100);
-
-/// Time between two points of what is drawn over time.
+/// Time between two points of what is drawn over time, and between two states for those who watch.
 const POINT: Duration = Duration::from_secs(1);
 
 /// Points that are kept of the fleet: ten minutes.
@@ -71,10 +68,10 @@ impl Page {
         let (started, mut point) = (Instant::now(), 0);
         loop {
             let until_point = (POINT * point).saturating_sub(started.elapsed());
-            let is_watched = self.feed.viewers() > 0;
             tokio::select! {
-                () = self.watched.notified(), if !is_watched => {}
-                () = tokio::time::sleep(if is_watched { until_point.min(UPDATE) } else { until_point }) => {}
+                // Who opens the page sees it at once.
+                () = self.watched.notified() => {}
+                () = tokio::time::sleep(until_point) => {}
             }
             let is_due = started.elapsed() >= POINT * point;
             if is_due {

@@ -62,7 +62,7 @@ fn blocks_that_the_index_does_not_know_count_for_the_worker_too() {
     let keyspace = Arc::new(Keyspace::new("m", "g", 4).expect("a block size"));
     let stream = Stream::for_test("w", 0);
     keyspace.add(&stream).map_err(|_| ()).expect("it is the first");
-    let limits = LimitsConfig { blocks_per_rank: 5000, blocks_per_worker: 6000, ..LimitsConfig::default() };
+    let limits = LimitsConfig { blocks_per_rank: 5000, blocks_per_worker: 6000, ..StreamConfig::default().limits };
     let config = StreamContext::from(StreamConfig { limits, ..StreamConfig::default() });
     let mut holdings = Holdings::new(keyspace, stream.clone(), &config);
     for rank in 0..5 {

@@ -13,8 +13,8 @@ fn limited(limits: LimitsConfig) -> StreamConfig {
 #[test]
 fn too_many_blocks_cost_the_stream_that_brings_them() {
     for (limits, limit) in [
-        (LimitsConfig { blocks_per_rank: 5000, ..LimitsConfig::default() }, Limit::BlocksPerRank),
-        (LimitsConfig { blocks_per_worker: 5000, ..LimitsConfig::default() }, Limit::BlocksPerWorker),
+        (LimitsConfig { blocks_per_rank: 5000, ..StreamConfig::default().limits }, Limit::BlocksPerRank),
+        (LimitsConfig { blocks_per_worker: 5000, ..StreamConfig::default().limits }, Limit::BlocksPerWorker),
     ] {
         with_engine(10_000, async |engine| {
             let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), limited(limits)).await;
@@ -52,7 +52,7 @@ fn other_streams_are_untouched() {
 
 async fn with_small(large: &crate::engine::Engine) {
     let small = crate::engine::Engine::start(10_000);
-    let limits = LimitsConfig { blocks_per_rank: 2000, ..LimitsConfig::default() };
+    let limits = LimitsConfig { blocks_per_rank: 2000, ..StreamConfig::default().limits };
     let bench = Bench::new(registration(&small.events, Some(&small.replay)), limited(limits)).await;
     let mut registered = registration(&large.events, Some(&large.replay));
     registered.worker = "large".to_owned();
@@ -70,7 +70,7 @@ async fn with_small(large: &crate::engine::Engine) {
 #[test]
 fn registrations_have_limits() {
     with_engine(10, async |engine| {
-        let limits = LimitsConfig { workers: 2, streams: 3, keyspaces: 2, ..LimitsConfig::default() };
+        let limits = LimitsConfig { workers: 2, streams: 3, keyspaces: 2, ..StreamConfig::default().limits };
         let bench = Bench::new(registration(&engine.events, None), limited(limits)).await;
         let register = async |worker: &str, rank: u32, model: &str| {
             let mut it = registration(&engine.events, None);
@@ -94,7 +94,7 @@ fn registrations_have_limits() {
         assert_eq!((shared.reached(Limit::Workers), shared.reached(Limit::Streams)), (1, 1));
     });
     with_engine(10, async |engine| {
-        let limits = LimitsConfig { keyspaces: 1, ..LimitsConfig::default() };
+        let limits = LimitsConfig { keyspaces: 1, ..StreamConfig::default().limits };
         let bench = Bench::new(registration(&engine.events, None), limited(limits)).await;
         let mut other = registration(&engine.events, None);
         (other.worker, other.model) = ("b".to_owned(), "other".to_owned());
@@ -107,7 +107,7 @@ fn registrations_have_limits() {
 #[test]
 fn buffers_together_have_a_limit_and_nothing_is_lost_by_it() {
     with_engine(100_000, async |engine| {
-        let limits = LimitsConfig { buffer_bytes: 10_000, ..LimitsConfig::default() };
+        let limits = LimitsConfig { buffer_bytes: 10_000, ..StreamConfig::default().limits };
         let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), limited(limits)).await;
         engine.publish(10);
         bench.whole(1, 10).await;

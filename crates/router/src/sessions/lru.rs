@@ -1,30 +1,28 @@
 //! Values by key, in a bounded number and of a bounded size: those that were not used for the longest go.
 
-use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, Hasher, RandomState};
+
+use lru::LruCache;
 
 /// Values by key. Keys are hashes.
 #[derive(Debug)]
 pub(super) struct Lru<T> {
-    slots: HashMap<u64, Slot<T>, Seed>,
-    /// Keys by when they were used. One that was used again since is passed over when it comes up.
-    order: VecDeque<(u64, u64)>,
-    clock: u64,
+    slots: LruCache<u64, Slot<T>, Seed>,
     most: usize,
     bytes: usize,
     most_bytes: usize,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Slot<T> {
     value: T,
-    used: u64,
     bytes: usize,
 }
 
 impl<T: Default> Lru<T> {
     pub(super) fn new(most: usize, most_bytes: usize) -> Self {
-        Self { slots: HashMap::with_hasher(Seed::new()), order: VecDeque::new(), clock: 0, most, bytes: 0, most_bytes }
+        // A cache with a limit of its own would take all its room at once.
+        Self { slots: LruCache::unbounded_with_hasher(Seed::new()), most, bytes: 0, most_bytes }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -32,55 +30,38 @@ impl<T: Default> Lru<T> {
     }
 
     pub(super) fn get(&self, key: u64) -> Option<&T> {
-        self.slots.get(&key).map(|slot| &slot.value)
+        self.slots.peek(&key).map(|slot| &slot.value)
     }
 
     pub(super) fn get_mut(&mut self, key: u64) -> Option<&mut T> {
-        self.slots.get_mut(&key).map(|slot| &mut slot.value)
+        self.slots.peek_mut(&key).map(|slot| &mut slot.value)
     }
 
     /// The value of a key, which is there from now on and used last.
     pub(super) fn used(&mut self, key: u64) -> &mut T {
-        self.clock += 1;
-        if !self.slots.contains_key(&key) {
-            self.make_room();
-        } else if self.order.len() > 2 * self.slots.len() + 64 {
-            let slots = &self.slots;
-            self.order.retain(|(used, key)| slots.get(key).is_some_and(|slot| slot.used == *used));
-        }
-        self.order.push_back((self.clock, key));
-        let slot = self.slots.entry(key).or_insert_with(|| Slot { value: T::default(), used: 0, bytes: 0 });
-        slot.used = self.clock;
-        &mut slot.value
+        while self.slots.len() >= self.most && !self.slots.contains(&key) && self.drop_oldest() {}
+        &mut self.slots.get_or_insert_mut(key, Slot::default).value
     }
 
     /// Says how many bytes a value takes beside its own size.
     pub(super) fn weigh(&mut self, key: u64, bytes: usize) {
-        let Some(slot) = self.slots.get_mut(&key) else { return };
+        let Some(slot) = self.slots.peek_mut(&key) else { return };
         self.bytes = self.bytes - slot.bytes + bytes;
         slot.bytes = bytes;
         while self.bytes > self.most_bytes && self.drop_oldest() {}
     }
 
     pub(super) fn remove(&mut self, key: u64) {
-        if let Some(slot) = self.slots.remove(&key) {
+        if let Some(slot) = self.slots.pop(&key) {
             self.bytes -= slot.bytes;
         }
     }
 
-    fn make_room(&mut self) {
-        while self.slots.len() >= self.most && self.drop_oldest() {}
-    }
-
     /// False if there is none.
     fn drop_oldest(&mut self) -> bool {
-        while let Some((used, key)) = self.order.pop_front() {
-            if self.slots.get(&key).is_some_and(|slot| slot.used == used) {
-                self.remove(key);
-                return true;
-            }
-        }
-        false
+        let Some((_, slot)) = self.slots.pop_lru() else { return false };
+        self.bytes -= slot.bytes;
+        true
     }
 }
 
@@ -147,7 +128,7 @@ mod tests {
         for _ in 0..10_000 {
             *lru.used(1) += 1;
         }
-        assert!(lru.order.len() < 100 && lru.get(7).is_some());
+        assert!(lru.get(7).is_some());
         for key in 100..103 {
             lru.used(key);
         }

@@ -16,11 +16,8 @@ use crate::decisions::Record;
 use crate::engine::{Condition, Engine};
 use crate::lock;
 
-/// Decisions that a page that is opened gets.
+/// Decisions that are told at one time: those that the page shows.
 const DECISIONS: usize = 100;
-
-/// Decisions that are told at one time: more than anybody can read.
-const AT_ONCE: usize = 10;
 
 /// Decisions of an engine that its figures are made of.
 const OF_AN_ENGINE: usize = 64;
@@ -185,7 +182,6 @@ impl PageState {
         let last = self.app.places.decisions.last(DECISIONS);
         // The newest come first.
         let new: Vec<_> = last.into_iter().take_while(|record| record.number > self.told).collect();
-        let most = if self.told == 0 { DECISIONS } else { AT_ONCE };
         let mut lines = Vec::new();
         for (number, record) in std::mem::take(&mut self.open) {
             if record.ended.get().is_some() {
@@ -195,7 +191,7 @@ impl PageState {
             }
         }
         self.told = new.first().map_or(self.told, |record| record.number);
-        for record in new.into_iter().take(most).rev() {
+        for record in new.into_iter().rev() {
             lines.push(line(&record));
             // What never ends must not be kept for ever.
             if record.ended.get().is_none() && self.open.len() < 2 * DECISIONS {

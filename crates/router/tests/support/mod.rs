@@ -10,6 +10,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use kvatlas_router::{Config, Router};
+use kvatlas_settings::merge;
 use serde_json::{Value, json};
 
 /// Way in which an engine answers requests with a prompt.
@@ -292,17 +293,6 @@ pub fn router(engines: &[&Engine], more: Value) -> Router {
     merge(&mut config, shared);
     merge(&mut config, more);
     Router::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port")
-}
-
-fn merge(into: &mut Value, from: Value) {
-    match (into, from) {
-        (Value::Object(into), Value::Object(from)) => {
-            for (key, value) in from {
-                merge(into.entry(key).or_insert(Value::Null), value);
-            }
-        }
-        (into, from) => *into = from,
-    }
 }
 
 /// A client's connection.

@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 
 use super::counts::Counts;
 use super::health::Pulses;
-use crate::config::HttpConfig;
+use crate::config::UntrustedPolicy;
 use kvatlas_follow::Follower;
 use kvatlas_follow::fleet::Fleet;
 use kvatlas_follow::shown::Page;
@@ -17,7 +17,7 @@ pub(crate) struct App {
     /// The follower of the engines' events.
     pub(crate) follower: Follower,
     pub(crate) fleet: Arc<Fleet>,
-    pub(crate) config: HttpConfig,
+    pub(crate) untrusted: UntrustedPolicy,
     pub(crate) counts: Arc<Counts>,
     pub(crate) pulses: Pulses,
     /// The HTTP server's own part.
@@ -33,7 +33,7 @@ pub(crate) struct App {
 }
 
 impl App {
-    pub(crate) fn new(follower: Follower, config: HttpConfig, front: Front) -> Arc<Self> {
+    pub(crate) fn new(follower: Follower, untrusted: UntrustedPolicy, front: Front) -> Arc<Self> {
         let fleet = follower.fleet().clone();
         Arc::new(Self {
             follower,
@@ -42,7 +42,7 @@ impl App {
             pulses: Pulses::new(),
             gate: front.gate.clone(),
             front,
-            config,
+            untrusted,
             page: Page::default(),
             dumps: Arc::new(Semaphore::new(1)),
             #[cfg(test)]

@@ -25,7 +25,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let trace = Trace::of(&request, app.config.access_log);
+    let trace = Trace::of(&request, app.front.config.access_log);
     let mut response = dispatch(&app, &call, route, request).await.unwrap_or_else(|refusal| refusal.response());
     let took = started.elapsed();
     app.counts.answered(route, response.status().as_u16(), took);
@@ -42,7 +42,7 @@ async fn dispatch(
     let kind = call.kind;
     if kind == ListenerKind::Admin {
         app.gate.check_admin_host(&request)?;
-    } else if app.gate.check(&request, route.access(), &[])? {
+    } else if app.gate.check(&request, route.access())? {
         call.place.is_known();
     }
     if route == Route::Unknown || !route.is_at(kind) {
@@ -55,7 +55,7 @@ async fn dispatch(
     if route.method() == Method::POST {
         return post(app, route, request, call.until).await;
     }
-    let blank = app.config.request_timeout.min(app.config.idle_timeout) / 3;
+    let blank = app.front.config.request_timeout.min(app.front.config.idle_timeout) / 3;
     match route {
         Route::Workers => {
             let (model, routing_group) = workers_filter(request.uri().query().unwrap_or_default());
@@ -74,7 +74,7 @@ async fn dispatch(
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Snapshot => {
             let part = PartRequest::of(request.headers());
-            let snapshot = app.follower.snapshot(part.wanted, part.fresh, app.config.request_timeout).await?;
+            let snapshot = app.follower.snapshot(part.wanted, part.fresh, app.front.config.request_timeout).await?;
             let answered = part.answer("snapshot", snapshot.id, &snapshot.bytes, "application/zstd", head)?;
             Ok(answered.map(Answer::Whole))
         }
@@ -102,7 +102,7 @@ async fn post(
 ) -> Result<Response<Answer>, Refusal> {
     let (head, body) = request.into_parts();
     // Read also if it is refused anyway, so that the client reads why before the connection is closed.
-    let most = app.config.max_body;
+    let most = app.front.config.max_body;
     let limits = BodyLimits { most, thrown_away: (most as u64).saturating_mul(PATIENCE), until };
     let body = body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))?;
     let parameters = head.uri.query().unwrap_or_default();
@@ -165,9 +165,9 @@ mod tests {
     #[test]
     fn a_panic_costs_one_answer() {
         let config = crate::config::Config::from_json("{}").expect("a configuration");
-        let front = kvatlas_http::Front::new(config.http.front(), false).expect("no files");
+        let front = kvatlas_http::Front::new(config.http, false).expect("no files");
         let follower = kvatlas_follow::Follower::start(config.follow, false).expect("threads");
-        let app = App::new(follower, config.http, front);
+        let app = App::new(follower, config.untrusted, front);
         let refusal = guarded(&app, || panic!("a bug")).err().expect("refused");
         assert_eq!(app.counts.panics.load(Relaxed), 1);
         assert_eq!((refusal.status, refusal.code), (StatusCode::INTERNAL_SERVER_ERROR, "internal"));

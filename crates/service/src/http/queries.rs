@@ -174,7 +174,7 @@ fn find(app: &App, asked: &mut Queries<'_>) -> Result<ModelPlace> {
 fn filter<'a>(app: &App, scope: &'a Scope<'_>, untrusted: &'a Reservations) -> Filter<'a> {
     Filter {
         among: scope.among.as_ref().map(|names| names.iter().map(String::as_str).collect()),
-        without: (app.config.untrusted == UntrustedPolicy::LeaveOut).then_some(untrusted),
+        without: (app.untrusted == UntrustedPolicy::LeaveOut).then_some(untrusted),
         strict: scope.strict.then_some(untrusted),
     }
 }

@@ -2,7 +2,7 @@
 
 use bytes::BytesMut;
 
-use kvatlas_secret::Secret;
+use kvatlas_settings::Secret;
 
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
 pub(super) const LENGTH: usize = 64;

@@ -5,10 +5,10 @@ from __future__ import annotations
 import click
 
 from kvatlas.cli.bench import grow, plan, run, sweep
-from kvatlas.cli.bench.running import InOrder
+from kvatlas.cli.bench.running import OrderedGroup
 
 
-@click.group(cls=InOrder)
+@click.group(cls=OrderedGroup)
 def bench() -> None:
     """Measure designs of the index under the load of a fleet (open loop).
 

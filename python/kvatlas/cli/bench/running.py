@@ -16,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn, Ti
 CONTEXT = {"max_content_width": 110}
 
 
-class InOrder(click.Group):
+class OrderedGroup(click.Group):
     """Lists its commands in the order in which they were added, not alphabetically."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:

@@ -32,6 +32,7 @@ def sweep_table(data: dict[str, Any]) -> str:
     """A sweep's thresholds in Markdown, highest first; with the range of the searches if there was more than one."""
     repeats = data["config"]["repeats"]
     found = sorted(data["indexes"], key=lambda one: -(one["threshold"] or 0))
+    right = all(one["threshold"] and not one["wrong"] for one in found)
     rows = []
     for one in found:
         half: dict[str, Any] = next((p for p in one["curve"] if p["fraction"] == 0.5 and p["passed"]), {})
@@ -46,37 +47,45 @@ def sweep_table(data: dict[str, Any]) -> str:
                 ns(half.get("deadline_p99")),
                 ns(half.get("service_p50")),
                 ns(half.get("service_p99")),
-                wrong_words(one["wrong"], one["compared"]) if one["threshold"] else one["note"],
+                *([] if right else [wrong_words(one["wrong"], one["compared"]) if one["threshold"] else one["note"]]),
             ]
         )
     ranges = ["of the repeats"] if repeats > 1 else []
-    head = ["index", "threshold", *ranges, "p99 from deadline*", "service p50*", "service p99*", "wrong"]
+    wrong = [] if right else ["wrong"]
+    head = ["index", "threshold", *ranges, "p99 from deadline*", "service p50*", "service p99*", *wrong]
     limit = data["config"]["limit"]
     clock = "from the deadline" if limit["clock"] == "deadline" else "in service"
     searches = f"medians of {repeats}" if repeats > 1 else "one search each"
+    compared = [one["compared"] for one in found]
+    none_wrong = f"Of {min(compared):,} to {max(compared):,} answers of each, none was wrong. " if right else ""
     note = (
         f"Block operations per second; p99 {clock} at most {_text.nanoseconds(limit['p99_ns'])}; {searches}. "
         "*: at half of its own threshold. \\*: known wrong answers, which do not count here. "
-        f"{_where(data)}"
+        f"{none_wrong}{_where(data)}"
     )
     return markdown(head, rows) + "\n\n" + note
 
 
 def grow_table(data: dict[str, Any]) -> str:
-    """Growth in Markdown, a table a series with its smallest, middle and largest size; the figure has them all."""
-    parts = []
+    """Growth in Markdown: the smallest and the largest size of each series; the figure has all between."""
+    points = data["points"]
+    heads, columns = [], []
     for one in data["series"]:
-        points = [p for p in data["points"] if p["series"] == one["name"]]
-        every = sorted({p["size"] for p in points})
-        sizes = sorted({every[0], every[len(every) // 2], every[-1]})
-        names = list(dict.fromkeys(p["index"] for p in points))
-        cells = {(p["index"], p["size"]): ns(p["p50"]) for p in points}
-        rows = [[f"`{name}`", *(cells.get((name, size), "-") for size in sizes)] for name in names]
-        label = f"With {one['name']} ({one['label']}), p50 in service:"
-        parts.append(label + "\n\n" + markdown(["index", *(f"{size:,}" for size in sizes)], rows))
+        sizes = [p["size"] for p in points if p["series"] == one["name"]]
+        least, most = min(sizes), max(sizes)
+        heads.append(f"{one['name']} {least:,}; {most:,}")
+        columns.append([(one["name"], least), (one["name"], most)])
+    names = list(dict.fromkeys(p["index"] for p in points))
+    cells = {(p["index"], p["series"], p["size"]): ns(p["p50"]) for p in points}
+    rows = [
+        [f"`{name}`", *("; ".join(cells.get((name, *where), "-") for where in pair) for pair in columns)]
+        for name in names
+    ]
+    labels = "; ".join(f"{one['name']}: {one['label']}" for one in data["series"])
+    parts = [markdown(["index", *heads], rows), f"p50 in service. {labels[:1].upper()}{labels[1:]}."]
     left_out = [
         f"{p['index']} with {p['series']} {p['size']:,} ({p['skipped']})"
-        for p in data["points"]
+        for p in points
         if p["skipped"] and not p["skipped"].startswith("not tried")
     ]
     if left_out:

@@ -180,7 +180,7 @@ def shape_columns(shape: Shape, seed: int = 0, lookups: int = 4_000) -> ShapeCol
 
 
 @dataclass(slots=True)
-class Grown:
+class GrowthPoint:
     """One design at one size: p50 and p99 of a lookup in ns, or why there are none."""
 
     series: str
@@ -197,7 +197,7 @@ class Grown:
 class Growth:
     """All of them."""
 
-    points: list[Grown]
+    points: list[GrowthPoint]
     series: list[Series]
     machine: dict[str, str | int]
     seed: int
@@ -233,7 +233,7 @@ def grow(
         for size, shape in one.shapes:
             for index in indexes:
                 progress(one.name, index, size, len(growth.points) / total)
-                point = Grown(one.name, size, index)
+                point = GrowthPoint(one.name, size, index)
                 growth.points.append(point)
                 if (why := over.get((one.name, index))) is not None:
                     point.skipped = why
@@ -260,7 +260,7 @@ def grow(
     return growth
 
 
-def _read(point: Grown, result: Result) -> str:
+def _read(point: GrowthPoint, result: Result) -> str:
     if "failed" in result:
         return str(result["failed"])
     point.build_s = result["build_ns"] / 1e9

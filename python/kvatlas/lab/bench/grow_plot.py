@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-    from kvatlas.lab.bench.grow import Grown, Growth
+    from kvatlas.lab.bench.grow import Growth, GrowthPoint
 
 
 def draw_growth(growth: Growth, title: str = "Time of one lookup (p50 in service)") -> Figure:
@@ -33,7 +33,7 @@ def draw_growth(growth: Growth, title: str = "Time of one lookup (p50 in service
     return figure
 
 
-def _draw(axes: Axes, points: list[Grown], names: list[str], look: dict[str, tuple[str, str]]) -> None:
+def _draw(axes: Axes, points: list[GrowthPoint], names: list[str], look: dict[str, tuple[str, str]]) -> None:
     ends: list[tuple[str, float, float]] = []
     for name in names:
         color, mark = look[name]

@@ -1,9 +1,9 @@
 """Bounds to hold the policies against: what could be had by somebody who knows everything.
 
-`Greedy` knows each engine's true cache, how far its prompts are, what runs there and how long each answer will be, and
-sends each request where it expects the least harm. It is greedy: it does not know which requests will come, so it is
-no strict bound. Run with one cache for all engines (as large as theirs together, or without limit) it says what would
-be left to win if caches were shared.
+`GreedyBound` knows each engine's true cache, how far its prompts are, what runs there and how long each answer will be,
+and sends each request where it expects the least harm. It is greedy: it does not know which requests will come, so it
+is no strict bound. Run with one cache for all engines (as large as theirs together, or without limit) it says what
+would be left to win if caches were shared.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
 BOUNDS = ("greedy", "shared-cache", "infinite-cache")
-"""Names of the bounds: all of them are `Greedy`, on caches of their own, one as large as all, and one without limit."""
+"""Names of the bounds. All are `GreedyBound`: on caches of their own, one as large as all, and one without limit."""
 
 
 @dataclass(slots=True)
-class Greedy:
+class GreedyBound:
     """A placer that looks into the engines. Give it `engines` before the first request."""
 
     name: str

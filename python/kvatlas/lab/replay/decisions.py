@@ -199,7 +199,7 @@ def _row(text: str, where: str) -> dict[str, Any] | None:
     return row
 
 
-class AsRecorded:
+class RecordedChoices:
     """A placer that repeats the choices of a record: what they come to on the simulated engines."""
 
     name = RECORDED

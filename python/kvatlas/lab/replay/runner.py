@@ -16,7 +16,7 @@ from kvatlas import BlockIndex
 from kvatlas._hashes import Hashes
 from kvatlas.errors import KvatlasError, PolicyError
 from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
-from kvatlas.lab.replay.bounds import BOUNDS, Greedy
+from kvatlas.lab.replay.bounds import BOUNDS, GreedyBound
 from kvatlas.lab.replay.check import Checker, watched_workers
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.delivery import Delivery
@@ -89,7 +89,7 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
     """The router of one policy, or a bound of that name. Raises `PolicyError`."""
     fleet = config.fleet
     if policy in BOUNDS:
-        return Greedy(policy, fleet.engine.block_size, fleet.seed)
+        return GreedyBound(policy, fleet.engine.block_size, fleet.seed)
     guess: Guess | None = None
     if config.scenario.no_events:
         blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
@@ -150,7 +150,7 @@ def _replay_policy(
         prepare=use_own_names if its.own_names else None,
         host_blocks=config.host_tokens // size,
     )
-    if isinstance(placer, Greedy):
+    if isinstance(placer, GreedyBound):
         placer.engines = drive.engines
 
     def look(request: Request, query: Hashes, match: IndexMatch) -> None:

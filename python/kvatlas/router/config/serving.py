@@ -47,14 +47,6 @@ class RouterHttpConfig(HttpConfig):
         default=60.0,
         metadata=about(_ABOVE_0, "--request-timeout", "Time within which the whole request must arrive."),
     )
-    # What the embedded service does with untrusted workers is the router's affair: they are chosen by load.
-    untrusted: Literal["leave-out", "flag"] = "leave-out"
-    max_head: int = field(
-        default=64 << 10, metadata=about(Size(), "--max-head", "Maximum size of a request's header lines.")
-    )
-    max_headers: int = field(
-        default=128, metadata=about(Integer(16, 10_000), "--max-headers", "Maximum number of a request's header lines.")
-    )
     write_timeout: float = field(
         default=60.0,
         metadata=about(
@@ -63,3 +55,5 @@ class RouterHttpConfig(HttpConfig):
             "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
         ),
     )
+    # What the embedded service does with untrusted workers is the router's affair: they are chosen by load.
+    untrusted: Literal["leave-out", "flag"] = "leave-out"

@@ -97,18 +97,30 @@ class HttpConfig(Section):
             "times that size, and at least 64 MiB.",
         ),
     )
+    max_head: int = field(
+        default=64 << 10, metadata=about(Size(), "--max-head", "Maximum size of a request's header lines.")
+    )
+    max_headers: int = field(
+        default=128, metadata=about(Integer(16, 10_000), "--max-headers", "Maximum number of a request's header lines.")
+    )
     max_connections: int = field(
         default=4096, metadata=about(Integer(1, 1_000_000), "--max-connections", "Maximum number of open connections.")
     )
     request_timeout: float = field(
         default=10.0,
-        metadata=about(
-            ABOVE_0, "--request-timeout", "Time within which a request must arrive, and then its answer be sent."
-        ),
+        metadata=about(ABOVE_0, "--request-timeout", "Time within which a request must arrive, and then be answered."),
     )
     idle_timeout: float = field(
         default=75.0,
         metadata=about(ABOVE_0, "--idle-timeout", "Time after which a connection without requests is closed."),
+    )
+    write_timeout: float = field(
+        default=10.0,
+        metadata=about(
+            ABOVE_0,
+            "--write-timeout",
+            "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
+        ),
     )
     access_log: Literal["off", "on"] = field(
         default="off", metadata=about(OnOff("off", "on"), "--access-log", "Log each request.")

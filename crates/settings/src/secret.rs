@@ -1,6 +1,4 @@
-//! [`Secret`]: a key that one program shows to another. It is in no message and no log.
-
-#![forbid(unsafe_code)]
+//! A key that one program shows to another. It is in no message and no log.
 
 use std::fmt;
 use std::path::Path;
@@ -103,7 +101,7 @@ mod tests {
 
     #[test]
     fn files_that_hold_none() {
-        let path = std::env::temp_dir().join(format!("kvatlas-secret-{}", std::process::id()));
+        let path = std::env::temp_dir().join(format!("kvatlas-settings-{}", std::process::id()));
         assert!(Secret::read(&path).is_err_and(|why| why.contains("cannot read")));
         for (text, good) in [(" s3cret\n", true), ("", false), ("\n", false), ("two s3crets", false), ("s3crét", false)]
         {
