@@ -6,12 +6,13 @@ python -m benchmarks.decisions --requests 3000
 from __future__ import annotations
 
 from concurrent.futures import ProcessPoolExecutor, as_completed
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import click
 from benchmarks.decisions import plan, report
-from benchmarks.decisions.cells import Cell, kept, run_and_keep
+from benchmarks.decisions.cells import CONVERSATIONS, Cell, kept, run_and_keep, workload_name
 from benchmarks.decisions.knee import find_knees
 from benchmarks.decisions.picture import draw
 
@@ -19,6 +20,9 @@ _FOLDER = Path("target/decisions")
 
 
 def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: Any) -> Cell:
+    if workload in plan.CLIENTS:
+        workload, clients = plan.CLIENTS[workload]
+        more = {"clients": clients, **more}
     if workload.startswith("conversation"):
         return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
     if workload == "claude-code":
@@ -26,8 +30,14 @@ def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: A
     return Cell(workload, policy, seed=seed, **more)
 
 
-def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int | None, seed: int) -> list[Cell]:
-    """All cells of the tables, those that matter most first."""
+def matrix(
+    workloads: tuple[str, ...],
+    policies: tuple[str, ...],
+    recorded: int | None,
+    seed: int,
+    clients: int | None = None,
+) -> list[Cell]:
+    """All cells of the tables, those that matter most first. `clients`: of workloads that have some."""
     plain = [p for p in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS) if not policies or p in policies]
     cells = [_cell(w, p, recorded, seed) for p in plain for w in workloads]
     cells = [c for c in cells if c.workload not in plan.EVENTS or c.policy in (plan.OURS, *plan.LISTENERS)]
@@ -43,6 +53,9 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int 
             if w in workloads
             for a in plan.ABLATIONS
         ]
+    if clients is not None:
+        cells = [replace(c, clients=clients) if c.workload in CONVERSATIONS else c for c in cells]
+        cells = list({c.key: c for c in cells}.values())
     return cells
 
 
@@ -53,6 +66,7 @@ def matrix(workloads: tuple[str, ...], policies: tuple[str, ...], recorded: int 
     "--recorded", type=click.IntRange(1), help="Only the first N requests of recorded traces.  [default: all]"
 )
 @click.option("--seed", type=int, default=1000, show_default=True, help="Seed of generated workloads.")
+@click.option("--clients", type=click.IntRange(1), help="Clients of workloads that have some.  [default: their own]")
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--knee/--no-knee", default=True, help="Search the highest load that each policy holds.")
 @click.option("--folder", type=click.Path(path_type=Path), default=_FOLDER, show_default=True)
@@ -63,6 +77,7 @@ def main(
     policies: tuple[str, ...],
     recorded: int | None,
     seed: int,
+    clients: int | None,
     processes: int,
     *,
     knee: bool,
@@ -72,7 +87,7 @@ def main(
 ) -> None:
     """Run the matrix, or what is left of it, and print its tables as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed)
+    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed, clients)
     if not tables:
         left = [cell for cell in cells if kept(folder, cell) is None]
         with ProcessPoolExecutor(processes) as pool:
@@ -81,7 +96,7 @@ def main(
                 cell = runs[done]
                 one = done.result()
                 click.echo(
-                    f"{number}/{len(left)} {cell.workload} {cell.label or cell.policy}: "
+                    f"{number}/{len(left)} {workload_name(asdict(cell))} {cell.label or cell.policy}: "
                     f"{one['ttft']['mean']:.2f} s in {one['seconds']:.0f} s",
                     err=True,
                 )

@@ -10,13 +10,18 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.config import CHUNK, ReplayConfig
 from kvatlas.lab.replay.runner import replay
 from kvatlas.lab.replay.workloads import find_workload
 from kvatlas.sim import EngineConfig, FleetConfig, Trace
+from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
 from kvatlas.sim.hardware import find_hardware
 
 _BLOCK = 512  # tokens: those of the traces, and quicker than 16
+
+CONVERSATIONS = {"code-generation": code_generation, "reasoning": reasoning}
+"""The settings, from a seed, of the workloads that have a number of clients."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +40,7 @@ class Cell:
         engines: Number of engines.
         speedup: Speedup to take instead of the workload's own.
         guess: What stands in for events where there are none.
+        clients: Number of clients of a workload of conversations; None: its own.
     """
 
     workload: str
@@ -48,25 +54,37 @@ class Cell:
     engines: int = 16
     speedup: float | None = None
     guess: str = "mock"
+    clients: int | None = None
 
     @property
     def key(self) -> str:
         """A file name: readable, and different for whatever is different."""
         text = json.dumps(asdict(self), sort_keys=True, default=dict)
         tag = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return f"{self.workload}.{self.label or self.policy}.{tag}".replace(" ", "-").replace("/", "-")
+        return f"{workload_name(asdict(self))}.{self.label or self.policy}.{tag}".replace(" ", "-").replace("/", "-")
+
+
+def workload_name(cell: Mapping[str, Any]) -> str:
+    """Return the name that the tables have for a cell's workload. Cells of earlier runs do not say the clients."""
+    name, clients = str(cell["workload"]), cell.get("clients")
+    return name if clients is None else f"{name}-{clients}"
 
 
 @cache
-def _trace(workload: str, seed: int, requests: int | None) -> Trace:
-    trace = find_workload(workload).make(seed)
+def _trace(workload: str, seed: int, requests: int | None, clients: int | None) -> Trace:
+    if clients is None:
+        trace = find_workload(workload).make(seed)
+    elif workload in CONVERSATIONS:
+        trace = generate_conversations(replace(CONVERSATIONS[workload](seed), clients=clients))
+    else:
+        raise ConfigError(f"workload {workload!r} has no clients: only {' and '.join(CONVERSATIONS)} have")
     return replace(trace, requests=trace.requests[:requests]) if requests is not None else trace
 
 
 def run(cell: Cell) -> dict[str, Any]:
     """Run a cell. Raises `ConfigError` if it cannot be, `PolicyError` if its policy cannot be made."""
     workload = find_workload(cell.workload)
-    trace = _trace(cell.workload, cell.seed, cell.requests)
+    trace = _trace(cell.workload, cell.seed, cell.requests, cell.clients)
     tokens = EngineConfig().cache_tokens
     config = ReplayConfig(
         fleet=FleetConfig(cell.engines, EngineConfig(_BLOCK, tokens // _BLOCK, chunk=CHUNK), seed=cell.seed),

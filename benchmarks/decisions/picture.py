@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.decisions import plan
+from benchmarks.decisions.cells import workload_name
 from benchmarks.decisions.report import rivals
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedLocator, FormatStrFormatter, NullLocator
@@ -24,7 +25,7 @@ _LINES = {
 
 def draw(results: Sequence[Mapping[str, Any]], path: Path) -> None:
     """Write the picture of `results` to `path`, in the format that its name says. Raises `OSError`."""
-    by = {(r["cell"]["workload"], r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
+    by = {(workload_name(r["cell"]), r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
     figure = Figure(figsize=(11, 4.6), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name, (color, width) in _LINES.items():

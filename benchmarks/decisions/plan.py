@@ -49,6 +49,7 @@ WORKLOADS = (
     "claude-code",
     "documents",
     "code-generation",
+    "code-generation-100",
     "reasoning",
     "b2b-saas",
     "retrieval",
@@ -66,6 +67,9 @@ WORKLOADS = (
     "conversation-2x-delay-2",
     "conversation-2x-no-events",
 )
+
+CLIENTS = {"code-generation-100": ("code-generation", 100)}
+"""Workloads that are another one with so many clients: more than the caches of sixteen engines hold."""
 
 AGENT_ENGINES = 8
 """Engines under `claude-code`: on sixteen, 48 sessions an hour leave every policy idle."""

@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.decisions import plan
+from benchmarks.decisions.cells import workload_name
 
 Result = Mapping[str, Any]
 
 
 def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
     """Everything, as Markdown."""
-    by = {(r["cell"]["workload"], r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
-    names = [w for w in plan.WORKLOADS if any(workload == w for workload, _ in by)]
+    by = {(workload_name(r["cell"]), r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
+    there = dict.fromkeys(workload for workload, _ in by)
+    names = [w for w in plan.WORKLOADS if w in there] + [w for w in there if w not in plan.WORKLOADS]
     parts = [plan.CHOSEN_ON, bars(by, names), events(by), knee_table(knees), ablation(by)]
     parts += [one(by, name) for name in names]
     return "\n\n".join(part for part in parts if part)
