@@ -103,7 +103,7 @@ struct RequestsAnswer {
     number: u64,
 }
 
-/// What another router was told of this one's requests.
+/// The report of this router's requests to another router.
 #[derive(Default)]
 pub(crate) struct RequestsTold {
     requests: ToldRequests,
