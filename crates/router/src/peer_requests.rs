@@ -103,7 +103,7 @@ struct RequestsAnswer {
     number: u64,
 }
 
-/// What another router was told of this one's requests.
+/// The requests of this router that another one was told of.
 #[derive(Default)]
 pub(crate) struct RequestsTold {
     requests: ToldRequests,
