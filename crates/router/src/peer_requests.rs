@@ -103,7 +103,7 @@ struct RequestsAnswer {
     number: u64,
 }
 
-/// The report of this router's requests to another router.
+/// The requests of this router that another one was told of.
 #[derive(Default)]
 pub(crate) struct RequestsTold {
     requests: ToldRequests,

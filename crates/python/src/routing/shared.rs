@@ -25,7 +25,7 @@ pub(super) struct SharedRouter {
 pub(super) struct Inner {
     pub(super) router: core::Router,
     pub(super) depths: Depths,
-    /// Reports of this router's requests to each other router, by number of that router.
+    /// The requests that each other router was told of, by number of that router.
     pub(super) told: HashMap<u64, core::ToldRequests>,
 }
 

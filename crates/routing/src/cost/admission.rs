@@ -39,6 +39,8 @@ pub(super) struct Start {
     pub(super) sent: f64,
     /// True if no other prompt waited.
     pub(super) alone: bool,
+    /// Tokens that it may generate, if it says so.
+    pub(super) most: Option<f64>,
 }
 
 /// A request with a first token.
@@ -49,6 +51,7 @@ struct RunningRequest {
     prefill: f64,
     blocks: f64,
     load: Load,
+    most: Option<f64>,
     tail: Tail,
 }
 
@@ -126,6 +129,7 @@ impl Engine {
             prefill: its.prefill,
             blocks: its.blocks,
             load: its.start.load,
+            most: its.start.most,
             tail: its.tail,
         });
         self.first_tokens += now;
@@ -235,7 +239,8 @@ impl Engine {
         let mut used = 0.0;
         let each = |its: &RunningRequest| {
             let tokens = (now - its.first_token) / step;
-            (answers.left(tokens) * step, its.blocks * part + tokens / cache.block_size)
+            let left = answers.left(tokens).min(its.most.map_or(f64::INFINITY, |most| (most - tokens).max(0.0)));
+            (left * step, its.blocks * part + tokens / cache.block_size)
         };
         let mut ends: Vec<(f64, f64)> = self.running.iter().map(each).collect();
         ends.sort_unstable_by(|a, b| a.0.total_cmp(&b.0));
@@ -260,7 +265,8 @@ impl Engine {
             }
             used += blocks;
             computed = begun + seconds;
-            let end = computed + lasts;
+            // A prompt that is computed for another engine leaves at once.
+            let end = computed + its.start.most.map_or(lasts, |most| lasts.min((most - 1.0).max(0.0) * step));
             let at = ends.partition_point(|its| its.0 <= end);
             ends.insert(at, (end, blocks));
         }
@@ -365,6 +371,26 @@ mod tests {
         close(wait(&engine, 4.0), 5.0);
         assert!(engine.is_blocked(&Cache { limit: 4.0, ..cache(50.0) }, 0.1, 0.0));
         assert!(!engine.is_blocked(&Cache { limit: 5.0, ..cache(50.0) }, 0.1, 0.0));
+    }
+
+    #[test]
+    fn prompts_that_are_computed_for_other_engines_leave_at_once() {
+        let wait = |most: Option<f64>| {
+            let (mut engine, answers) = (Engine::default(), answers());
+            let start = Start { most, ..Start::default() };
+            engine.sent(1, 1_000.0, 1e3, 80.0, start, Tail::default());
+            let waits = engine.forecast(&cache(80.0), &answers, 0.1, 0.0);
+            engine.first_token(1, 1.0);
+            let runs = engine.forecast(&cache(80.0), &answers, 0.1, 1.0);
+            close(waits.computed, 1.0);
+            [waits.wait_for_room(50.0, 100.0), runs.wait_for_room(50.0, 100.0)]
+        };
+        let close_all = |is: [f64; 2], should: [f64; 2]| is.iter().zip(should).for_each(|(a, b)| close(*a, b));
+        close_all(wait(None), [10.0, 10.0]);
+        close_all(wait(Some(1_000.0)), [10.0, 10.0]);
+        // One token, which the prompt ends with; four more tokens.
+        close_all(wait(Some(1.0)), [0.0, 0.1]);
+        close_all(wait(Some(5.0)), [0.4, 0.5]);
     }
 
     #[test]

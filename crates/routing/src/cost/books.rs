@@ -62,7 +62,7 @@ impl Books {
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
-        let start = Start { load: load(candidates, row), sent: now, alone };
+        let start = Start { load: load(candidates, row), sent: now, alone, most: request.max_tokens.map(f64::from) };
         // Where there is room for more like it, nobody pushes out what it leaves.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
@@ -167,7 +167,7 @@ impl Books {
             let all: f64 = (0..candidates.len()).map(|row| self.slowness.of(load(candidates, row))).sum();
             all / candidates.len() as f64
         });
-        let answer = self.answers.mean();
+        let answer = request.max_tokens.map_or(f64::INFINITY, f64::from).min(self.answers.mean());
         SharedForecast {
             is_scarce,
             prices,
