@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::{Request, Response, StatusCode};
 use kvatlas_http::RequestBody;
-use kvatlas_routing::ToldRequests;
+use kvatlas_routing::RequestReport;
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, json};
@@ -105,14 +105,14 @@ struct RequestsAnswer {
 
 /// The requests of this router that another one was told of.
 #[derive(Default)]
-pub(crate) struct RequestsTold {
-    requests: ToldRequests,
+pub(crate) struct PeerReport {
+    requests: RequestReport,
     number: u64,
     asked_again: Option<Instant>,
 }
 
 /// Tells a router what has changed since it was last told.
-pub(crate) async fn tell(app: &App, other: &Engine, told: &mut RequestsTold, seconds: f64) {
+pub(crate) async fn tell(app: &App, other: &Engine, told: &mut PeerReport, seconds: f64) {
     if told.asked_again.is_some_and(|again| Instant::now() < again) {
         return;
     }
@@ -130,13 +130,13 @@ pub(crate) async fn tell(app: &App, other: &Engine, told: &mut RequestsTold, sec
             if answer.number == message.number {
                 told.number = message.number;
             } else {
-                *told = RequestsTold::default();
+                *told = PeerReport::default();
             }
         }
         Ok(Ok(_)) => {
-            *told = RequestsTold { asked_again: Some(Instant::now() + ASK_AGAIN), ..RequestsTold::default() };
+            *told = PeerReport { asked_again: Some(Instant::now() + ASK_AGAIN), ..PeerReport::default() };
         }
-        _ => *told = RequestsTold::default(),
+        _ => *told = PeerReport::default(),
     }
 }
 

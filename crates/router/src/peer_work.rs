@@ -14,7 +14,7 @@ use crate::answer::{Answer, json};
 use crate::app::App;
 use crate::aside::aside_if_long;
 use crate::engine::Engine;
-use crate::peer_requests::{self, RequestsTold};
+use crate::peer_requests::{self, PeerReport};
 use crate::peers::{COUNTS, MOST_BYTES, MOST_SECONDS, Name, PATIENCE, Row, other};
 use crate::proxy::read;
 use crate::refusal::Refusal;
@@ -91,7 +91,7 @@ async fn follow(app: Arc<App>, name: Name) {
 /// Tells one of them: one that hangs holds up nobody else.
 async fn tell(app: Arc<App>, other: Arc<Engine>) {
     let (mut last, mut told) = (String::new(), Instant::now());
-    let mut requests = RequestsTold::default();
+    let mut requests = PeerReport::default();
     loop {
         tokio::time::sleep(LOOK).await;
         // Once it has heard sums: else its own would be told to itself.

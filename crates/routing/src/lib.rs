@@ -52,6 +52,6 @@ pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
     ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal,
-    RequestChanges, RequestId, Router, SentRequest, ToldRequests, Usage, Work, WorkerId,
+    RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, Work, WorkerId,
 };
 pub use split::{Legs, PrefillDecode, SplitCosts};

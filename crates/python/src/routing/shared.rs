@@ -26,7 +26,7 @@ pub(super) struct Inner {
     pub(super) router: core::Router,
     pub(super) depths: Depths,
     /// The requests that each other router was told of, by number of that router.
-    pub(super) told: HashMap<u64, core::ToldRequests>,
+    pub(super) told: HashMap<u64, core::RequestReport>,
 }
 
 impl SharedRouter {

@@ -101,7 +101,7 @@ impl Places {
     }
 
     /// Returns what has changed among this router's requests, for a router that was told this much.
-    pub(crate) fn changes_since(&self, told: &mut core::ToldRequests, most_blocks: usize) -> ChangeRows {
+    pub(crate) fn changes_since(&self, told: &mut core::RequestReport, most_blocks: usize) -> ChangeRows {
         let core = self.core();
         let changes = core.router.changes_since(told, most_blocks);
         let row = |sent: &core::SentRequest| {

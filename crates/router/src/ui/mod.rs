@@ -1,10 +1,10 @@
 //! The page: its files, what it shows, live, and one decision in detail.
 //!
 //! * `shown`: what is gathered for it, once a second while somebody watches.
-//! * `told`: decisions as the page reads them.
+//! * `lines`: decisions as the page reads them.
 
+mod lines;
 mod shown;
-mod told;
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -57,7 +57,7 @@ pub(crate) fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer
         number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
     let all = app.places.decisions.last(usize::MAX);
     let found = all.iter().find(|record| record.number == number).ok_or_else(Refusal::unknown_path)?;
-    Ok(json(StatusCode::OK, told::whole(found, app.places.policy()).to_string()))
+    Ok(json(StatusCode::OK, lines::whole(found, app.places.policy()).to_string()))
 }
 
 /// The stream that a viewer gets, for as long as it watches.

@@ -10,7 +10,7 @@ use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Ra
 use kvatlas_ui::Feed;
 use serde_json::{Map, Value, json};
 
-use super::told::{line, millis};
+use super::lines::{line, millis};
 use crate::app::App;
 use crate::decisions::Record;
 use crate::engine::{Condition, Engine};

@@ -11,9 +11,9 @@ mod outcome;
 mod peer_requests;
 mod peers;
 mod place;
+mod request_changes;
 mod room;
 mod sessions;
-mod told;
 mod waiting;
 mod work;
 mod workers;
@@ -28,7 +28,7 @@ pub use outcome::{
     ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
 };
 
-pub use told::{RequestChanges, SentRequest, ToldRequests};
+pub use request_changes::{RequestChanges, RequestReport, SentRequest};
 pub use work::Work;
 
 use crate::candidates::Candidates;

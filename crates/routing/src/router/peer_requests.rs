@@ -12,7 +12,7 @@ use crate::predict::Insertion;
 use crate::request::Request;
 use crate::router::Router;
 use crate::router::outcome::WorkerId;
-use crate::router::told::{PeerRequest, RequestChanges, SentRequest, ToldRequests};
+use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest};
 
 /// Most requests of other routers that are kept in mind.
 const MOST: usize = 1 << 17;
@@ -20,7 +20,7 @@ const MOST: usize = 1 << 17;
 impl Router {
     /// Returns what has changed among the requests of this router at workers since `told`, with at most so many blocks of
     /// prompts: those that are too many come next time.
-    pub fn changes_since(&self, told: &mut ToldRequests, most_blocks: usize) -> RequestChanges {
+    pub fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges {
         let mut changes = RequestChanges::default();
         told.begun.retain(|number, _| {
             let stays = self.placed.contains_key(number);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     /// One router tells another all that has changed.
-    fn tell(from: &Router, told: &mut ToldRequests, to: &mut Router, now: f64) -> RequestChanges {
+    fn tell(from: &Router, told: &mut RequestReport, to: &mut Router, now: f64) -> RequestChanges {
         for (worker, _) in from.workers() {
             let work = from.own_work(worker).unwrap();
             assert!(to.set_peer(7, worker, &work, now + 2.0, now));
@@ -258,7 +258,7 @@ mod tests {
 
     #[test]
     fn blocks_that_two_routers_use_count_once() {
-        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
         let sent = send(&mut one, &chain(1, 100), 0.0);
         let at = sent.worker.0 as usize;
         tell(&one, &mut told, &mut two, 0.1);
@@ -281,7 +281,7 @@ mod tests {
     #[test]
     fn admission_is_foreseen_with_the_requests_of_others() {
         for tells in [false, true] {
-            let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+            let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
             for family in 0..4 {
                 run(&mut one, &chain(family, 100), 0.0);
             }
@@ -306,7 +306,7 @@ mod tests {
 
     #[test]
     fn what_is_too_much_for_one_message_comes_with_the_next() {
-        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
         for family in 0..3 {
             run(&mut one, &chain(family, 20), 0.0);
         }
@@ -318,12 +318,12 @@ mod tests {
         }
         assert!(one.changes_since(&mut told, 20).is_empty());
         // More than fits is told alone.
-        assert_eq!(one.changes_since(&mut ToldRequests::default(), 5).sent.len(), 1);
+        assert_eq!(one.changes_since(&mut RequestReport::default(), 5).sent.len(), 1);
     }
 
     #[test]
     fn requests_of_a_router_that_falls_silent_or_begins_anew_are_forgotten() {
-        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
         send(&mut one, &chain(1, 100), 0.0);
         let changes = tell(&one, &mut told, &mut two, 0.1);
         assert_eq!(two.rows().used_blocks.iter().sum::<f64>(), 100.0);
@@ -352,7 +352,7 @@ mod tests {
 
     #[test]
     fn a_request_that_waits_hears_that_room_has_come() {
-        let ([mut one, mut two], mut told) = (routers(), ToldRequests::default());
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
         let sent: Vec<Decision> = (0..4).map(|family| run(&mut one, &chain(family, 120), 0.0)).collect();
         tell(&one, &mut told, &mut two, 0.2);
         let Outcome::Waits(_) = ask(&mut two, &chain(9, 100), 0.3) else { panic!("there is no room for it") };

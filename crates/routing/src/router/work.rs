@@ -2,7 +2,7 @@
 
 use std::collections::HashMap;
 
-use crate::router::told::PeerRequests;
+use crate::router::request_changes::PeerRequests;
 
 /// The work that one router has at one worker: the sums of its requests there.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]

@@ -42,9 +42,9 @@ impl RequestChanges {
     }
 }
 
-/// The requests that somebody was told of: by number, and if their first token was told as well.
+/// The requests that another router has been told of: by number, and if their first token was told as well.
 #[derive(Debug, Default)]
-pub struct ToldRequests {
+pub struct RequestReport {
     pub(super) begun: HashMap<u64, bool>,
 }
 
