@@ -74,6 +74,9 @@ impl Books {
     }
 
     pub(super) fn first_token(&mut self, placed: &Placement, now: f64) {
+        if let Some(limit) = self.limits.get_mut(placed.worker as usize) {
+            limit.begin();
+        }
         let sample = self.engine(placed.worker).first_token(placed.number, now);
         if let Some((load, tokens, times)) = sample
             && tokens >= LEAST_TOKENS
@@ -141,7 +144,7 @@ impl Books {
                 self.limits.resize_with(worker + 1, RunningLimit::default);
             }
             let limit = &mut self.limits[worker];
-            if limit.is_told(running, waiting) {
+            if limit.is_touched(running, waiting) {
                 limit.report(running, waiting, candidates.reported_kv_usage[row], now - candidates.reported_age[row]);
             }
         }

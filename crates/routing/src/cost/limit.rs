@@ -1,12 +1,13 @@
 //! The number of requests that an engine runs at once, at most: engines have such a limit and do not tell.
 //!
 //! An engine at its limit reports again and again the same number of running requests, the most that it ever had, while
-//! prompts wait for which its cache has room. Where they wait for room or for each other, the number goes up and down.
+//! prompts wait for which its cache has room, and although requests end and others begin. Where prompts wait for room or
+//! for each other, the number goes up and down; while one long prompt is computed, it stays the same.
 
-/// Reports that tell a limit, at least.
-const ENOUGH: f64 = 16.0;
-/// Reports that count, at most: a few dozen against it, and the limit is not known any more.
-const MOST: f64 = 64.0;
+/// Reports that tell a limit, at least. Those between which no request began to run count as one.
+const ENOUGH: f64 = 4.0;
+/// Reports that count, at most: half as many against it, and the limit is not known any more.
+const MOST: f64 = 32.0;
 /// An engine whose cache is used to a larger share may be waiting for room.
 const ROOM: f64 = 0.85;
 
@@ -17,19 +18,26 @@ pub(super) struct RunningLimit {
     score: f64,
     /// The time of the last report.
     at: f64,
+    /// True if a request has begun to run since the last report that counted for it.
+    has_begun: bool,
 }
 
 impl Default for RunningLimit {
     fn default() -> Self {
-        Self { most: 0.0, score: 0.0, at: f64::NEG_INFINITY }
+        Self { most: 0.0, score: 0.0, at: f64::NEG_INFINITY, has_begun: false }
     }
 }
 
 impl RunningLimit {
     /// True if a report says anything about the limit.
     #[inline]
-    pub(super) fn is_told(&self, running: f64, waiting: f64) -> bool {
+    pub(super) fn is_touched(&self, running: f64, waiting: f64) -> bool {
         running > self.most || waiting > 0.0
+    }
+
+    /// Takes note of a request that has begun to run: it has its first token.
+    pub(super) fn begin(&mut self) {
+        self.has_begun = true;
     }
 
     /// Takes in a report: numbers of running and waiting requests, the used share of the cache, and the report's time
@@ -42,8 +50,12 @@ impl RunningLimit {
             return;
         }
         self.at = at;
-        let step = if running >= self.most { 1.0 } else { -2.0 };
-        self.score = (self.score + step).clamp(0.0, MOST);
+        if running < self.most {
+            self.score = (self.score - 2.0).max(0.0);
+        } else if self.has_begun {
+            self.score = (self.score + 1.0).min(MOST);
+            self.has_begun = false;
+        }
     }
 
     /// Returns the limit; infinite, if it is not known.
@@ -61,6 +73,7 @@ mod tests {
     fn report(limit: &mut RunningLimit, times: u32, running: impl Fn(u32) -> f64, usage: f64) {
         let from = if limit.at.is_finite() { limit.at } else { 0.0 };
         for nth in 1..=times {
+            limit.begin();
             limit.report(running(nth), 1.0, usage, from + 0.05 * f64::from(nth));
         }
     }
@@ -68,9 +81,9 @@ mod tests {
     #[test]
     fn a_number_that_is_reached_again_and_again_while_prompts_wait_is_the_limit() {
         let mut limit = RunningLimit::default();
-        report(&mut limit, 15, |_| 32.0, 0.5);
+        report(&mut limit, 3, |_| 32.0, 0.5);
         assert_eq!(limit.get(), f64::INFINITY);
-        report(&mut limit, 5, |_| 32.0, 0.5);
+        report(&mut limit, 1, |_| 32.0, 0.5);
         assert_eq!(limit.get(), 32.0);
         // The same report again tells nothing, nor does one without a request that waits.
         let before = limit.score;
@@ -89,6 +102,10 @@ mod tests {
         assert_eq!(limit.get(), f64::INFINITY);
         let mut limit = RunningLimit::default();
         report(&mut limit, 1_000, |_| 6.0, 0.95);
+        assert_eq!(limit.get(), f64::INFINITY);
+        // A long prompt is computed, and nobody begins or ends meanwhile.
+        let mut limit = RunningLimit::default();
+        (1..1_000).for_each(|nth| limit.report(6.0, 1.0, 0.5, 0.05 * f64::from(nth)));
         assert_eq!(limit.get(), f64::INFINITY);
         // It was raised on the way, and is not reached any more.
         let mut limit = RunningLimit::default();
