@@ -38,6 +38,7 @@ mod learn;
 mod media;
 mod names;
 mod observe;
+mod peer_report;
 mod peer_requests;
 mod peer_work;
 mod peers;

@@ -16,10 +16,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, json};
 use crate::app::App;
-use crate::aside::aside_if_long;
 use crate::engine::Engine;
-use crate::peers::{MOST_BYTES, MOST_SECONDS, PATIENCE};
-use crate::proxy::read;
+use crate::peer_report::read_report;
+use crate::peers::PATIENCE;
 use crate::refusal::Refusal;
 use crate::remote_service::{JSON, post};
 
@@ -146,14 +145,7 @@ pub(crate) async fn hear(
     request: Request<RequestBody>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), MOST_BYTES, until).await?;
-    let told: RequestsMessage = aside_if_long(app, &body, |_, body| serde_json::from_slice(body))
-        .await?
-        .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
-    if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
-        let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);
-        return Err(Refusal::bad("invalid_work", message));
-    }
+    let told = read_report(app, request, until, |told: &RequestsMessage| told.seconds).await?;
     if let Some(row) = told.changes.sent.iter().find(|row| row.content_hashes().is_none()) {
         let message = format!(
             "request {}: hashes must be base64 of 8 bytes for each of at most tokens / block_size blocks, and cached at \

@@ -12,11 +12,10 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, json};
 use crate::app::App;
-use crate::aside::aside_if_long;
 use crate::engine::Engine;
+use crate::peer_report::read_report;
 use crate::peer_requests::{self, PeerReport};
-use crate::peers::{COUNTS, MOST_BYTES, MOST_SECONDS, Name, PATIENCE, Row, other};
-use crate::proxy::read;
+use crate::peers::{COUNTS, Name, PATIENCE, Row, other};
 use crate::refusal::Refusal;
 use crate::remote_service::{JSON, post};
 
@@ -129,14 +128,7 @@ pub(crate) async fn hear(
     request: Request<RequestBody>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), MOST_BYTES, until).await?;
-    let told: WorkMessage = aside_if_long(app, &body, |_, body| serde_json::from_slice(body))
-        .await?
-        .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
-    if !(0.0..=MOST_SECONDS).contains(&told.seconds) {
-        let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", told.seconds);
-        return Err(Refusal::bad("invalid_work", message));
-    }
+    let told = read_report(app, request, until, |told: &WorkMessage| told.seconds).await?;
     if let Some(row) = told.engines.iter().find(|row| !row.work().is_sound()) {
         let message = format!(
             "engine {}, rank {}: counts must agree with each other, and amounts must be from 0 to 1e12",

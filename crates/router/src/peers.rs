@@ -1,7 +1,7 @@
 //! Routers beside this one, in front of the same engines: each tells the others what it has at each engine, so that they
 //! do not all choose the one that has least to do.
 //!
-//! What is told are sums of requests, tokens and blocks to come, and which requests these are, with the hashes of their
+//! Routers tell sums of requests, tokens and blocks to come, and which requests these are, with the hashes of their
 //! prompts' blocks: it counts in the decision core like this router's own, until the other says otherwise or falls
 //! silent. Engines are told apart by name.
 //!

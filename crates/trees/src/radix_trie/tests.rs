@@ -52,7 +52,7 @@ struct Page {
 
 /// A trie as a map from whole sequences of tokens to pages, so that nothing is ever split.
 ///
-/// What is one node and what is another is no concern of it, except for the order of eviction: there a leaf is a run of
+/// The model does not know how chains are cut into nodes, except for the order of eviction: there a leaf is a run of
 /// pages without branches that were made or released together.
 struct Model {
     page: usize,
