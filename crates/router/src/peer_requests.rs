@@ -146,13 +146,18 @@ pub(crate) async fn hear(
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
     let told = read_report(app, request, until, |told: &RequestsMessage| told.seconds).await?;
-    if let Some(row) = told.changes.sent.iter().find(|row| row.content_hashes().is_none()) {
-        let message = format!(
-            "request {}: hashes must be base64 of 8 bytes for each of at most tokens / block_size blocks, and cached at \
-             most tokens",
-            row.number
-        );
-        return Err(Refusal::bad("invalid_work", message));
+    // Before the core is locked: there may be a hundred thousand.
+    let mut hashes = Vec::with_capacity(told.changes.sent.len());
+    for row in &told.changes.sent {
+        let Some(own) = row.content_hashes() else {
+            let message = format!(
+                "request {}: hashes must be base64 of 8 bytes for each of at most tokens / block_size blocks, and cached \
+                 at most tokens",
+                row.number
+            );
+            return Err(Refusal::bad("invalid_work", message));
+        };
+        hashes.push(own);
     }
     let mut number = told.number;
     if told.router != app.peers.number {
@@ -161,7 +166,7 @@ pub(crate) async fn hear(
         positions.retain(|router, _| app.places.hears_of(*router));
         let is_next = told.after == 0 || positions.get(&told.router) == Some(&told.after);
         if is_next {
-            app.places.hear_changes(told.router, told.after == 0, told.seconds, &told.changes);
+            app.places.hear_changes(told.router, told.after == 0, told.seconds, told.changes, hashes);
             positions.insert(told.router, told.number);
         } else {
             number = 0;

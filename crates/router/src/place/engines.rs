@@ -116,23 +116,30 @@ impl Places {
         self.core().router.hears_of(peer)
     }
 
-    /// Takes in what has changed among another router's requests. `anew`: what it said before is forgotten.
-    pub(crate) fn hear_changes(&self, peer: u64, anew: bool, lasts: f64, changes: &ChangeRows) {
+    /// Takes in what has changed among another router's requests, with the content hashes of those that it has sent.
+    /// `anew`: what it said before is forgotten.
+    pub(crate) fn hear_changes(
+        &self,
+        peer: u64,
+        anew: bool,
+        lasts: f64,
+        changes: ChangeRows,
+        content_hashes: Vec<Vec<u64>>,
+    ) {
         let mut core = self.core();
         let now = seconds();
         if anew {
             core.router.forget_changes(peer, now);
         }
-        let sent = |row: &SentRow| {
+        let sent = |(row, content_hashes): (&SentRow, Vec<u64>)| {
             let worker = core.router.worker(&row.engine, row.rank)?;
-            let content_hashes = row.content_hashes()?;
             let SentRow { number, tokens, block_size, cached, .. } = *row;
             Some(core::SentRequest { number, worker, tokens, block_size, cached, content_hashes })
         };
         let changes = core::RequestChanges {
-            sent: changes.sent.iter().filter_map(sent).collect(),
-            begun: changes.begun.clone(),
-            ended: changes.ended.clone(),
+            sent: changes.sent.iter().zip(content_hashes).filter_map(sent).collect(),
+            begun: changes.begun,
+            ended: changes.ended,
         };
         core.router.hear_changes(peer, &changes, now + lasts, now);
         self.call(&core);
