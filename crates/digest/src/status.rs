@@ -1,4 +1,4 @@
-//! What is told of the sites: how each of them does, and the counts of all.
+//! The status of sites: how each of them does, and the counts of all.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is known of a request before it is placed: its model, tokens and blocks.
+//! The facts of a request that are known before it is placed: its model, tokens and blocks.
 
 use std::sync::Arc;
 

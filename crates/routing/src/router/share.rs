@@ -1,4 +1,4 @@
-//! What a request adds to the row of its worker, and what of its prompt is on the way to workers.
+//! The share of a request in its worker's row, and the blocks of its prompt that are on their way to workers.
 
 /// The time at which a prompt that leaves the queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
