@@ -61,6 +61,14 @@ impl Publisher {
         is_done
     }
 
+    /// The number of the last batch; none if this life has none yet.
+    #[must_use]
+    pub fn last_seq(&self) -> Option<u64> {
+        let (tell, told) = channel();
+        self.order(move |it| _ = tell.send(it.last_seq()));
+        told.recv().expect("the order is carried out")
+    }
+
     /// Publishes a batch of these events.
     pub fn announce(&self, events: Vec<Event>) {
         self.order(move |it| _ = it.publish(payload(Some(0), events), true));

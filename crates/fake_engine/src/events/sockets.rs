@@ -161,6 +161,10 @@ impl Sockets {
         seq
     }
 
+    pub(super) fn last_seq(&self) -> Option<u64> {
+        self.seq.checked_sub(1)
+    }
+
     /// The batch that was made last.
     pub(super) fn last(&self) -> (u64, Vec<u8>) {
         self.kept.back().cloned().expect("there is one")
