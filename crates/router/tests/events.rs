@@ -14,11 +14,8 @@ fn following(engines: &[Engine]) -> Router {
     let service = json!({ "log": { "level": "off" }, "adopt": { "share": 0 } });
     let router = router(&servers, json!({ "policy": "kvatlas", "block_size": BLOCK_SIZE, "service": service }));
     for (number, engine) in engines.iter().enumerate() {
-        let registration = json!({
-            "instance_id": format!("e{number}"), "model_name": "m", "block_size": BLOCK_SIZE,
-            "endpoint": engine.publisher.events, "replay_endpoint": engine.publisher.replay,
-        });
-        router.service().expect("it has one").register(&registration.to_string(), None).expect("registered");
+        let registration = engine.publisher.registration(&format!("e{number}"), "m");
+        router.service().expect("it has one").register(&registration, None).expect("registered");
     }
     eventually("the router is ready", || router.waiting().is_none());
     router

@@ -8,9 +8,10 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use kvatlas_wire::{Cleared, Event};
+use serde_json::json;
 
 use self::sockets::{Interruption, Order, Sockets};
-use crate::chain::payload;
+use crate::chain::{BLOCK_SIZE, payload};
 
 /// An engine's event sockets, as a test holds them. What a method orders is done when it returns.
 pub struct Publisher {
@@ -59,6 +60,16 @@ impl Publisher {
         });
         self.orders.as_ref().expect("it runs").send(order).expect("it runs");
         is_done
+    }
+
+    /// The registration, in JSON, by which a service follows these sockets as a worker of this name.
+    #[must_use]
+    pub fn registration(&self, worker: &str, model: &str) -> String {
+        let registration = json!({
+            "instance_id": worker, "model_name": model, "block_size": BLOCK_SIZE,
+            "endpoint": self.events, "replay_endpoint": self.replay,
+        });
+        registration.to_string()
     }
 
     /// The number of the last batch; none if this life has none yet.

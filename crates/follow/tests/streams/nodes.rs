@@ -95,12 +95,7 @@ impl Node {
     }
 
     pub(crate) fn following(self, engine: &Publisher) -> Self {
-        let registration = format!(
-            r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
-                 "block_size": {BLOCK_SIZE} }}"#,
-            engine.events, engine.replay
-        );
-        self.0.register(&registration, None).expect("it is registered");
+        self.0.register(&engine.registration(WORKER, "model"), None).expect("it is registered");
         self
     }
 

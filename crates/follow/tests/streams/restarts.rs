@@ -52,12 +52,7 @@ impl Bench {
     }
 
     fn register(&self, engine: &Publisher) {
-        let registration = format!(
-            r#"{{ "instance_id": "engine-0", "endpoint": {:?}, "replay_endpoint": {:?}, "model_name": "model",
-                "block_size": {BLOCK_SIZE} }}"#,
-            engine.events, engine.replay
-        );
-        self.0.register(&registration, None).expect("registered");
+        self.0.register(&engine.registration("engine-0", "model"), None).expect("registered");
     }
 
     fn stream(&self) -> std::sync::Arc<Stream> {
