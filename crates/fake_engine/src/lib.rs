@@ -7,13 +7,13 @@
 //! | [`chain`] | the simplest content: one chain of blocks, and the events that announce it |
 //! | [`events`] | the sockets that batches are published and replayed on, with faults on order |
 //! | [`http`] | the server of requests, with its manners of failing, and a client that sees every byte |
-//! | [`engine`] | all of these as one engine |
+//! | [`engine`] | cache, sockets and server as one engine that agrees with itself |
 //!
 //! The sides are not one struct, because few tests want more than one, and what is ordered of one says nothing to the
 //! others: a publisher with gaps has no prompts, and a server that hangs has no events.
 //!
-//! Below them are `net` (ports, listeners, and a proxy that can be cut), `zmtp` (ZeroMQ's protocol as bytes, for those who
-//! speak it wrongly) and `wait`.
+//! Below them are [`net`] (ports and listeners), [`proxy`] (a connection that can be cut and held up), [`zmtp`] (ZeroMQ's
+//! protocol as bytes, for those who speak it wrongly) and [`wait`].
 
 pub mod cache;
 pub mod chain;
