@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import Engine, reply
 
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK
-from .engines import Engine, reply
 from .running import Router, ask_by_command, wait_until
 from .test_unverified import publish, publishing
 

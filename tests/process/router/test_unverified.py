@@ -9,12 +9,12 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import zmq
+from tests.support.engine import Engine, whole
 
 from kvatlas._native import Stored, encode_batch
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, expected, prompt, tokens_of
-from .engines import Engine, whole
 from .running import Router, wait_until
 
 TEXT = "abcdefgh" * 25

@@ -11,9 +11,9 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.process.service.replaying import BLOCK, ReplayingEngine
 from tests.process.service.test_snapshots import compare
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine import Engine
+from tests.support.engine.replaying import BLOCK, ReplayingEngine
 
 from kvatlas.errors import ServiceError
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
@@ -157,7 +157,7 @@ def test_who_knows_no_more_is_not_asked(start: Callable[..., Router]) -> None:
     waiting = start(snapshot=SnapshotConfig(peer="http://127.0.0.1:9", peer_timeout=60))
     assert httpx.get(f"{waiting.url}/ready", timeout=DEADLINE).json()["index_ready"] is False
     told: dict[str, Any] = {"ready": True}
-    with FakeEngine({"/ready": told}) as peer:
+    with Engine({"/ready": told}) as peer:
         assert _is_ready(peer.url, DEADLINE)
         for index_ready, is_asked in ((True, True), (False, False), (None, False)):
             told["index_ready"] = index_ready

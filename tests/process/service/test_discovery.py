@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import METRICS, FakeEngine, closed_port, sglang, vllm
+from tests.support.engine import METRICS, closed_port, sglang, vllm
+from tests.support.engine import Engine as FakeEngine
 
 from kvatlas.errors import DiscoveryError, ServiceError
 from kvatlas.service import Config, DiscoveryConfig, Engine

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine.replaying import ReplayingEngine
 
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, HttpConfig, Service, replicas
@@ -18,7 +19,6 @@ from kvatlas.service.peer import fetch_from_any
 from kvatlas.sim.server.ports import free_block
 
 from .named import with_name
-from .replaying import ReplayingEngine
 from .test_snapshots import DEADLINE, equal, flags, until, workers
 
 NAME = "kvatlas-peers.test"

@@ -252,7 +252,7 @@ def test_names_of_adapters_are_found_and_can_be_asked_for(service: Service, engi
 
 def test_prompts_that_begin_below_a_block_named_0_mark_the_stream() -> None:
     """LMCache/LMCache#2441: 0 as the parent where there is none."""
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher, Service(config=CONFIG) as service:
+    with Publisher() as publisher, Service(config=CONFIG) as service:
         client = service.client()
         client.register(
             "w", endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, model="m", block_size=BLOCK
