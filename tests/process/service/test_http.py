@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import Publisher, stored
 from tools.docs.metrics import served
 
 import kvatlas
@@ -24,17 +25,7 @@ from kvatlas.service.config import Config, HttpConfig, SitesConfig
 from kvatlas.sim.server.ports import free_block
 from kvatlas.sites import SitePublisher
 
-from .dialect.tools import (
-    DEADLINE,
-    MODEL,
-    Answer,
-    Connection,
-    Publisher,
-    ask,
-    running,
-    stored,
-    until,
-)
+from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running, until
 from .http_tools import BYTES, QUERY, TOKENS, query, register
 
 # Who may ask
