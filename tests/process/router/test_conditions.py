@@ -88,7 +88,7 @@ def test_events_that_are_refused_or_missed(engine: Engine, tokenizer: Path, name
     ):
         if name == "refusing":
             unknown = b"\x92\xcb" + struct.pack(">d", 1.0) + b"\x91\x91\xa7Mystery"
-            publisher.send_multipart([b"", struct.pack(">Q", 0), unknown])
+            publisher.send(0, unknown)
         else:
             publish(publisher, 3)  # the first that is heard
         wait_until(lambda: condition(router).get("name") == name, f"the engine is {name}")
