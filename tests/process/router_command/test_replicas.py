@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -14,6 +13,7 @@ import pytest
 from tests.process.service.test_snapshots import compare
 from tests.support.engine import Engine
 from tests.support.engine.replaying import BLOCK, ReplayingEngine
+from tests.support.waiting import until
 
 from kvatlas.errors import ServiceError
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
@@ -22,14 +22,6 @@ from kvatlas.service.config import SnapshotConfig, Stream
 from kvatlas.service.peer import _is_ready, fetch
 
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.01)
-    return given
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ from typing import Any
 import msgspec
 import pytest
 from tests.support.engine import Publisher, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
@@ -25,7 +26,7 @@ from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 from kvatlas.sim.server.names import SglangNames, VllmNames
 
-from .dialect.tools import DEADLINE, MODEL, ask, until
+from .dialect.tools import DEADLINE, MODEL, ask
 from .http_tools import register
 
 RECORDINGS = ["vllm-0.33.0", "vllm-0.33.0-bytes", "sglang-0.5.23", "sglang-0.5.23-unified"]

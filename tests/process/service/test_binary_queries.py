@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from tests.support import stable
 from tests.support.engine import BLOCK_SIZE, Publisher
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
@@ -23,7 +24,7 @@ from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError
 from kvatlas.wire import Stored, encode_batch
 
-from .dialect.tools import MODEL, Answer, ask, running, until
+from .dialect.tools import MODEL, Answer, ask, running
 from .http_tools import BYTES, TOKENS, query, register
 
 GROUPS = ("default", "other group")

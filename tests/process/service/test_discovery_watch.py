@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from tests.support.engine import Engine, closed_port, sglang, vllm
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig
 from kvatlas.service.discovery import EngineDescription, watch
 from kvatlas.service.discovery.probe import Prober
 
-from .fake_native import FakeNative, Starter, started, until
+from .fake_native import FakeNative, Starter, started
 
 FAST = DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)
 

@@ -10,13 +10,12 @@ from typing import Any
 
 import pytest
 from tests.support.engine import Engine, vllm
+from tests.support.waiting import until
 
 from kvatlas.errors import ServiceError
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
-
-from .fake_native import until
 
 CONFIG = Config(
     http=HttpConfig(bind="127.0.0.1:0"), discovery=DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)

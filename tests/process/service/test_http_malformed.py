@@ -7,10 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 
-from .dialect.tools import MODEL, Connection, ask, running, until
+from .dialect.tools import MODEL, Connection, ask, running
 
 TOKENS = list(range(100, 116))
 GOOD = {"model_name": MODEL, "token_ids": TOKENS}

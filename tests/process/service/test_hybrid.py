@@ -16,12 +16,13 @@ from typing import Any
 
 import pytest
 from tests.support.engine import Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
 from kvatlas.client import Client, Query
 
-from .dialect.tools import MODEL, ask, until
+from .dialect.tools import MODEL, ask
 from .http_tools import register
 
 RECORDINGS = Path(__file__).parent / "recordings"

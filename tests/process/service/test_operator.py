@@ -10,11 +10,12 @@ from collections.abc import Iterator
 
 import pytest
 from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
 
 import kvatlas
 from kvatlas._native import Service
 
-from .dialect.tools import DEADLINE, MODEL, Answer, ask, running, until
+from .dialect.tools import DEADLINE, MODEL, Answer, ask, running
 from .process import address_of, serving
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"

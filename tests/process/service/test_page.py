@@ -12,10 +12,11 @@ from typing import Any
 
 import pytest
 from tests.support.engine import Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 
-from .dialect.tools import DEADLINE, ask, running, until
+from .dialect.tools import DEADLINE, ask, running
 from .http_tools import register
 
 ASSETS = Path(__file__).resolve().parents[3] / "crates/ui/assets"

@@ -11,12 +11,13 @@ from typing import Any
 
 import pytest
 from tests.support.engine import BLOCK_SIZE, Publisher, payload, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 from kvatlas.client import Client
 from kvatlas.sim.server.ports import free_block
 
-from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running, until
+from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running
 
 FAST: dict[str, Any] = {"reconnect_min": 0.02, "probe_interval": 0.2, "reorder_grace": 0.02, "settle_timeout": 0.5}
 

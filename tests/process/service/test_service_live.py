@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import create_server
 
 import pytest
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas.client import AsyncClient, Client, Query
@@ -19,8 +20,6 @@ from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Publisher, ServerConfig
 from kvatlas.wire import Stored, encode_batch
-
-from .fake_native import until
 
 BLOCK = 4
 FREE = "127.0.0.1:0"

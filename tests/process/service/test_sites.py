@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -11,6 +10,7 @@ import httpx
 import pytest
 from click.testing import CliRunner
 from tests.support.engine import Publisher, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import BlockIndex, content_hashes
 from kvatlas.cli import main
@@ -24,14 +24,6 @@ GRAIN = 2
 MODEL = "m"
 TOKENS = list(range(1, 42))  # ten blocks and a bit
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return given
 
 
 def above(unknown_after: float = 3600.0, **more: Any) -> Service:

@@ -8,7 +8,7 @@ import resource
 import subprocess
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,7 @@ import pytest
 from tests.support.command import in_process
 from tests.support.engine import Behaviour, Engine, Talk, head, reply
 from tests.support.engine.replaying import BLOCK, ReplayingEngine
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, HttpConfig, Service
@@ -27,14 +28,6 @@ from kvatlas.service.peer import fetch
 from .process import address_of, serving
 
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.01)
-    return given
 
 
 def workers(address: str) -> dict[str, dict[str, Any]]:

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 from tests.support.engine import BLOCK_SIZE, Publisher
+from tests.support.waiting import until
 
 from kvatlas.sim.server.ports import free_block
 
-from .tools import MODEL, Answer, ask, running, until
+from .tools import MODEL, Answer, ask, running
 
 PEER = "KVATLAS_DYNAMO_PYTHON"
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Self
@@ -142,12 +141,3 @@ def ask(address: str, method: str, path: str, body: object = None, *, headers: d
     """One request on a connection of its own."""
     with Connection(address) as connection:
         return connection.ask(method, path, body, headers=headers)
-
-
-def until(condition: Any) -> Any:
-    """Wait until the condition gives something, and return that."""
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-    return given
