@@ -26,7 +26,7 @@ from typing import Self
 from tests.process.attack.clients import ATTACKS, Attack, Target
 from tests.process.attack.processes import PATIENCE, Keys, Process
 from tests.process.attack.readers import READER_ATTACKS
-from tests.process.router import engines as bad
+from tests.support import engine as bad
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, Query, ServerConfig

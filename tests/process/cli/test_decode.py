@@ -2,6 +2,7 @@
 
 import base64
 import gzip
+import itertools
 import json
 import os
 import signal
@@ -9,13 +10,15 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import zmq
 from tests.support.command import Run
+from tests.support.engine import Publisher
 
 from kvatlas.cli import decode, main
 from kvatlas.cli.console import Interrupt
@@ -196,92 +199,64 @@ def test_without_pyzmq(tmp_path: Path) -> None:
     assert subprocess.run(command, capture_output=True, text=True, check=True, timeout=60).stdout == PEOPLE
 
 
-class Engine:
-    """Publishes the same batch again and again, numbered, and answers replays with the first five."""
+@contextmanager
+def publishing(numbers: Iterable[int] | None = None) -> Iterator[Publisher]:
+    """An engine that publishes the same batch again and again, from number 3 on, and replays the first five."""
+    ended = threading.Event()
+    with Publisher(replay_endpoint="tcp://127.0.0.1:*", topic=b"kv@a") as publisher:
 
-    def __init__(self, context: "zmq.Context[Any]", numbers: list[int] | None = None) -> None:
-        self.pub = context.socket(zmq.PUB)
-        self.router = context.socket(zmq.ROUTER)
-        self.pub.linger = self.router.linger = 0
-        self.endpoint = f"tcp://127.0.0.1:{self.pub.bind_to_random_port('tcp://127.0.0.1')}"
-        self.replay = f"tcp://127.0.0.1:{self.router.bind_to_random_port('tcp://127.0.0.1')}"
-        self.numbers = numbers or []
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.serve)
-        self.thread.start()
+        def publish() -> None:
+            for number in numbers or itertools.count(3):
+                if ended.wait(0.01):
+                    break
+                publisher.send(number, PAYLOAD)
 
-    def serve(self) -> None:
-        seq = 3
-        while not self.stop.is_set():
-            if self.router.poll(10):
-                identity, *rest = self.router.recv_multipart()
-                assert rest == [b"", struct.pack(">Q", 0)]
-                for kept in range(5):
-                    self.router.send_multipart([identity, b"", *frames(kept)])
-                self.router.send_multipart([identity, b"", b"", b"\xff" * 8, b""])
-            self.pub.send_multipart(frames(self.numbers[seq % len(self.numbers)] if self.numbers else seq))
-            seq += 1
-
-    def close(self) -> None:
-        self.stop.set()
-        self.thread.join()
-        self.pub.close()
-        self.router.close()
+        for _ in range(5):
+            publisher.publish(PAYLOAD, live=False)
+        thread = threading.Thread(target=publish)
+        thread.start()
+        try:
+            yield publisher
+        finally:
+            ended.set()
+            thread.join()
 
 
-@pytest.fixture
-def context() -> Iterator["zmq.Context[Any]"]:
-    with zmq.Context() as context:
-        yield context
-
-
-def test_a_live_endpoint(run: Run, context: "zmq.Context[Any]") -> None:
-    engine = Engine(context)
-    try:
+def test_a_live_endpoint(run: Run) -> None:
+    with publishing() as engine:
         lines = run("decode", engine.endpoint, "--count", 3, "--json", "--topic", "kv@").stdout.splitlines()
-    finally:
-        engine.close()
     batches = [json.loads(line) for line in lines]
     first = batches[0]["seq"]
     assert [batch["seq"] for batch in batches] == [first, first + 1, first + 2]
     assert {batch["topic"] for batch in batches} == {"kv@a"}
 
 
-def test_replay_first_and_nothing_twice(run: Run, context: "zmq.Context[Any]") -> None:
-    engine = Engine(context)
-    try:
-        done = run("decode", engine.endpoint, "--replay-endpoint", engine.replay, "--count", 8, "--json")
-    finally:
-        engine.close()
+def test_replay_first_and_nothing_twice(run: Run) -> None:
+    with publishing() as engine:
+        done = run("decode", engine.endpoint, "--replay-endpoint", engine.replay_endpoint, "--count", 8, "--json")
     numbers = [json.loads(line)["seq"] for line in done.stdout.splitlines()]
     assert numbers[:5] == [0, 1, 2, 3, 4]
     assert numbers == sorted(set(numbers))
     assert len(numbers) == 8
 
 
-def test_gaps_and_new_beginnings_are_told(run: Run, context: "zmq.Context[Any]") -> None:
-    engine = Engine(context, [5, 8])
-    try:
+def test_gaps_and_new_beginnings_are_told(run: Run) -> None:
+    with publishing(itertools.cycle([5, 8])) as engine:
         done = run("decode", engine.endpoint, "--count", 4, "--json")
-    finally:
-        engine.close()
     assert "batches 6 to 7 are missing" in done.stderr
     assert "batch 5 after 8: the engine has restarted" in done.stderr
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals")
-def test_ctrl_c_ends_it(context: "zmq.Context[Any]") -> None:
-    engine = Engine(context)
-    command = [sys.executable, "-u", "-m", "kvatlas.cli", "decode", engine.endpoint, "--json"]
-    try:
+def test_ctrl_c_ends_it() -> None:
+    with publishing() as engine:
+        command = [sys.executable, "-u", "-m", "kvatlas.cli", "decode", engine.endpoint, "--json"]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         assert process.stdout is not None
         assert json.loads(process.stdout.readline())["rank"] == 2
         os.kill(process.pid, signal.SIGINT)
         # Read on, so that it is not stopped by a full pipe instead.
         _, err = process.communicate(timeout=60)
-    finally:
-        engine.close()
     assert (process.returncode, err) == (130, "")
 
 
@@ -302,9 +277,7 @@ def test_ctrl_c_ends_a_wait_for_input(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr() == ("", "")
 
 
-def test_silence_is_told(
-    context: "zmq.Context[Any]", monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_silence_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     class FewLooks(Interrupt):
         looks = 0
 
@@ -313,22 +286,16 @@ def test_silence_is_told(
             return self.looks > 3
 
     monkeypatch.setattr(decode, "_QUIET_SECONDS", 0.0)
-    with context.socket(zmq.PUB) as pub:
-        port = pub.bind_to_random_port("tcp://127.0.0.1")
-        endpoint = f"tcp://127.0.0.1:{port}"
-        assert not list(decode._subscribe(endpoint, "kv", None, FewLooks()))
-    words = f"nothing received from {endpoint} under topics that begin with 'kv' yet; still waiting\n"
+    with Publisher() as silent:
+        assert not list(decode._subscribe(silent.endpoint, "kv", None, FewLooks()))
+    words = f"nothing received from {silent.endpoint} under topics that begin with 'kv' yet; still waiting\n"
     assert capsys.readouterr().err == words
 
 
 @pytest.mark.slow
-def test_a_silent_replay_is_not_waited_for(run: Run, context: "zmq.Context[Any]") -> None:
-    engine = Engine(context)
-    with context.socket(zmq.ROUTER) as silent:
+def test_a_silent_replay_is_not_waited_for(run: Run) -> None:
+    with publishing() as engine, zmq.Context() as context, context.socket(zmq.ROUTER) as silent:
         port = silent.bind_to_random_port("tcp://127.0.0.1")
-        try:
-            done = run("decode", engine.endpoint, "--replay-endpoint", f"tcp://127.0.0.1:{port}", "--count", 1)
-        finally:
-            engine.close()
+        done = run("decode", engine.endpoint, "--replay-endpoint", f"tcp://127.0.0.1:{port}", "--count", 1)
     assert "did not answer completely; continuing with live events" in done.stderr
     assert "rank 2" in done.stdout

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.support.command import Run
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine import Engine
 
 from kvatlas import content_hashes
 from kvatlas.cli.console import console
@@ -140,7 +140,7 @@ def test_a_chat(asks: Run, tmp_path: Path) -> None:
 
 
 def test_asking_an_engine_for_tokens(asks: Run) -> None:
-    with FakeEngine({"/tokenize": {"tokens": PROMPT[:8], "count": 8, "max_model_len": 100}}) as engine:
+    with Engine({"/tokenize": {"tokens": PROMPT[:8], "count": 8, "max_model_len": 100}}) as engine:
         data = json.loads(asks("--text", "x", "--tokenize-url", engine.url, "--json").stdout)
         assert (data["prompt_tokens"], data["depth"]) == (8, 2)
         engine.answers["/tokenize"] = 404

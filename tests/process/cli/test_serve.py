@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 from tests.support.command import Run
-from tests.support.fake_engine import FakeEngine, vllm
+from tests.support.engine import Engine, vllm
 
 from kvatlas.client import Client
 from kvatlas.errors import UnreachableError
@@ -94,7 +94,7 @@ def serving(*args: object, env: dict[str, str] | None = None, cwd: Path | None =
 def test_what_is_not_registered_is_logged() -> None:
     silent = vllm() | {"/kv_event_sources": {}}
     by_hand = "w=tcp://127.0.0.1:9,model=m,block_size=16"
-    with FakeEngine(silent) as engine:
+    with Engine(silent) as engine:
         flags = ("--engine", f"silent={engine.url}", "--settle-timeout", "0.1")
         with serving(*flags) as process, Client(process.url) as client:
             process.wait_for(r" WARN none of the configured engines can be used")

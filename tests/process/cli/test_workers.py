@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 from tests.support.command import Run
-from tests.support.fake_engine import FakeEngine, vllm
+from tests.support.engine import Engine, vllm
 
 from kvatlas.cli.workers import _COUNTERS, _shown
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
@@ -211,7 +211,7 @@ def test_engines_that_are_not_registered(run: Run, monkeypatch: pytest.MonkeyPat
     silent = vllm() | {"/kv_event_sources": {}}
     discovery = DiscoveryConfig(interval=0.1, timeout=60, request_timeout=30)
     config = Config(http=CONFIG.http, discovery=discovery)
-    with FakeEngine(silent) as first, FakeEngine({}) as other, Service(config=CONFIG) as empty:
+    with Engine(silent) as first, Engine({}) as other, Service(config=CONFIG) as empty:
         with Service([f"pod-a={first.url}", other.url], config=config) as service:
             deadline = time.monotonic() + 60
             while service.waiting()["holds"]:  # type: ignore[index]

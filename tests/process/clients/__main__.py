@@ -12,8 +12,8 @@ from typing import Any
 
 from rich.console import Console
 from rich.table import Table
-from tests.process.router.engines import Engine
 from tests.process.router.running import PLAIN, Router, wait_until
+from tests.support.engine import Engine
 
 from . import agents, expected, installing
 from .answers import Engines, wait_for_engines
@@ -42,8 +42,8 @@ def main() -> int:
     skipped: list[str] = []
     engines = Engines()
     with (
-        Engine(engines.answer) as first,
-        Engine(engines.answer) as second,
+        Engine(behaviour=engines.answer) as first,
+        Engine(behaviour=engines.answer) as second,
         Router(first, second, flags=PLAIN) as router,
     ):
         for about, some in (("Python", run_python), ("Node", run_node), ("agents", run_agents)):

@@ -16,8 +16,8 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-from tests.process.router.engines import Behaviour, Talk, chunk, head, reply
 from tests.process.router.running import Router, wait_until
+from tests.support.engine import Behaviour, Talk, chunk, head, reply
 
 from .expected import ARGUMENTS, CACHED, MODEL, OUTPUT, PROMPT, REFUSAL, TEXT, TOOL, VECTOR, WORDS
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 
 import pytest
-from tests.process.router.engines import Engine
 from tests.process.router.running import PLAIN, Router
+from tests.support.engine import Engine
 
 from .answers import Engines
 
@@ -13,8 +13,8 @@ from .answers import Engines
 def _fleet() -> Iterator[tuple[Engines, Router]]:
     engines = Engines()
     with (
-        Engine(engines.answer) as first,
-        Engine(engines.answer) as second,
+        Engine(behaviour=engines.answer) as first,
+        Engine(behaviour=engines.answer) as second,
         Router(first, second, flags=PLAIN) as router,
     ):
         yield engines, router

@@ -7,8 +7,8 @@ from typing import Any
 import anthropic
 import pytest
 from anthropic import Anthropic
-from tests.process.router.engines import Engine
 from tests.process.router.running import PLAIN, Router, wait_until
+from tests.support.engine import Engine
 
 from .answers import Engines, wait_for_engines
 from .expected import ARGUMENTS, CACHED, MODEL, OUTPUT, PROMPT, REFUSAL, SCHEMA, TEXT, TOOL, order
@@ -121,7 +121,7 @@ def test_a_key_in_either_header(tmp_path: Path) -> None:
     engines, key = Engines(), tmp_path / "key"
     key.write_text("right-key", encoding="ascii")
     with (
-        Engine(engines.answer) as engine,
+        Engine(behaviour=engines.answer) as engine,
         Router(engine, flags=(*PLAIN, "--key-file", str(key)), ready=False) as router,
     ):
         base = f"http://127.0.0.1:{router.port}"

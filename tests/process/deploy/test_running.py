@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -13,6 +11,7 @@ import httpx
 import pytest
 from tests.process.service.named import know
 from tests.support.forked import ForkedCommand
+from tests.support.waiting import until
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
@@ -22,13 +21,6 @@ from .manifests import RENDERED, Document, container, documents, of_kind
 
 DEADLINE = 60.0
 KEYS = {"key": "query", "admin-key": "admin", "router-key": "client"}
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.05)
 
 
 class Pods:
@@ -100,7 +92,7 @@ def test_the_pods_work_together(tmp_path: Path) -> None:
                 stack.callback(process.wait)
                 stack.callback(process.kill)
             for name in names:
-                until(lambda name=name: pods.is_ready(name), f"{name} ready")  # type: ignore[misc]
+                until(lambda name=name: pods.is_ready(name), f"{name} ready")
 
         start("kvatlas-serve-0")
         for each in fleet.engines:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.engine import Engine, usual
 
 from .deciding import write_tokenizer
-from .engines import Engine, usual
 from .running import PLAIN, Router
 
 QUICK = (*PLAIN, "--health-interval", "100ms", "--health-timeout", "30s")

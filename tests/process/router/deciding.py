@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine
 
 from kvatlas import content_hashes, prefix_hashes
 from kvatlas.sim.server import Publisher
 from kvatlas.wire import Cleared, Stored, encode_batch
 
-from .engines import MODEL, Engine
 from .running import Router
 
 BLOCK = 16
@@ -68,7 +68,7 @@ def cleared() -> bytes:
 def exact(tokenizer: Path, *pairs: tuple[Engine, Publisher], policy: str = "kvatlas") -> tuple[str, ...]:
     """Flags for decisions by the engines' events. Each engine says from now on where its events are."""
     for engine, publisher in pairs:
-        engine.publisher = publisher
+        engine.publishers = {0: publisher}
     return ("--policy", policy, "--tokenizer", str(tokenizer), "--model", MODEL, "--block-size", str(BLOCK))
 
 

@@ -18,9 +18,8 @@ from typing import Any, Self
 
 import pytest
 from tests.support.command import in_process
+from tests.support.engine import MODEL, Engine
 from tests.support.forked import ForkedCommand
-
-from .engines import MODEL, Engine
 
 DEADLINE = 60.0
 MESSAGES = [{"role": "user", "content": "hello"}]

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Engine, whole
 
 from kvatlas.client import AsyncClient, Client
 from kvatlas.errors import ClientError
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, tokens_of
-from .engines import MODEL, Engine, whole
 from .running import Router, ask_by_command, wait_until
 from .test_unverified import TEXT, publish, publishing
 

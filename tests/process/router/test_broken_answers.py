@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificates import SERVER, make, needs_openssl
+from tests.support.engine import Behaviour, Engine, Talk, chunk, die, head, raw, usual
 
-from .engines import Behaviour, Engine, Talk, chunk, die, head, raw, usual
 from .running import PLAIN, Router, wait_until
 
 PART = b'{"choices": [{"message": {"role": "assistant", "content": "' + b"x" * 100

@@ -13,11 +13,11 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from tests.support.engine import Behaviour, Engine, Talk, stream, usual, whole
 
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, expected, holder, prompt, stored
-from .engines import Behaviour, Engine, Talk, stream, usual, whole
 from .running import PLAIN, Router, in_threads, wait_until
 
 

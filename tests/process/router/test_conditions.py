@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import Engine, reply
 
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK
-from .engines import Engine, reply
 from .running import Router, ask_by_command, wait_until
 from .test_unverified import publish, publishing
 
@@ -88,7 +88,7 @@ def test_events_that_are_refused_or_missed(engine: Engine, tokenizer: Path, name
     ):
         if name == "refusing":
             unknown = b"\x92\xcb" + struct.pack(">d", 1.0) + b"\x91\x91\xa7Mystery"
-            publisher.send_multipart([b"", struct.pack(">Q", 0), unknown])
+            publisher.send(0, unknown)
         else:
             publish(publisher, 3)  # the first that is heard
         wait_until(lambda: condition(router).get("name") == name, f"the engine is {name}")

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 from tests.support.certificates import SERVER, make, needs_openssl
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, chunk, event, head, read_body
 
-from .engines import MODEL, Behaviour, Engine, Talk, chunk, event, head, read_body
 from .running import PLAIN, Router, wait_until
 
 SAID = json.dumps({"error": {"message": "too large", "code": 413}}).encode()

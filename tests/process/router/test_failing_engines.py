@@ -8,9 +8,7 @@ import time
 from collections.abc import Iterator
 
 import pytest
-
-from .conftest import QUICK
-from .engines import (
+from tests.support.engine import (
     MODEL,
     Behaviour,
     Engine,
@@ -28,6 +26,8 @@ from .engines import (
     usual,
     whole,
 )
+
+from .conftest import QUICK
 from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
 
 STREAMED = {"model": MODEL, "messages": MESSAGES, "stream": True}

@@ -7,8 +7,8 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, chunk, delta, event, head
 
-from .engines import MODEL, Behaviour, Engine, Talk, chunk, delta, event, head
 from .running import PLAIN, Router, wait_until
 
 RATE = 4000.0

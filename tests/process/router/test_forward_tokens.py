@@ -6,9 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, reply, usual
 
 from .deciding import tokens_of
-from .engines import MODEL, Behaviour, Engine, Talk, reply, usual
 from .running import Answer, Router, wait_until
 
 TEXT = "Wörter and words\n" * 20

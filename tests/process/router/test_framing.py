@@ -3,9 +3,9 @@
 import json
 
 import pytest
+from tests.support.engine import MODEL, Engine
 
 from . import http2
-from .engines import MODEL, Engine
 from .running import MESSAGES, Router
 
 BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()

@@ -13,6 +13,7 @@ from typing import Any
 
 import httpx
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, whole
 
 from kvatlas import BlockIndex
 from kvatlas.client import Client
@@ -21,7 +22,6 @@ from kvatlas.sim.server.ports import free_block
 from kvatlas.sites import SitePublisher
 
 from .deciding import BLOCK, prompt, tokens_of
-from .engines import MODEL, Behaviour, Engine, Talk, whole
 from .running import DEADLINE, Answer, Router, wait_until
 from .test_waiting import ThreadedRequest, busy
 

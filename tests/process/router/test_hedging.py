@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
+from tests.support.engine import MODEL, Engine, hang, reply, usual
 
-from .engines import MODEL, Engine, hang, reply, usual
 from .running import MESSAGES, PLAIN, Router, wait_until
 
 STREAMED = {"model": MODEL, "messages": MESSAGES, "stream": True}

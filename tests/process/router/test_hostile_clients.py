@@ -11,9 +11,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, hang, stream, usual
 
 from . import http2
-from .engines import MODEL, Behaviour, Engine, Talk, hang, stream, usual
 from .running import MESSAGES, PLAIN, Router, read_rest, wait_until
 
 BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()

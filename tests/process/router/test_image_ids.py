@@ -11,13 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine, Talk, whole
 
 from kvatlas import prefix_hashes
 from kvatlas.sim.server import Publisher
 from kvatlas.wire import Stored, encode_batch, keyed_content_hashes
 
 from .deciding import BLOCK, exact, write_tokenizer
-from .engines import MODEL, Engine, Talk, whole
 from .running import Router, wait_until
 
 IMAGE_TOKEN = 256
@@ -57,7 +57,7 @@ class Vision:
         self.cached: list[int] = []
         self.held: set[int] = set()
         self._publisher = publisher
-        engine.version = "0.33.0"
+        engine.answers["/version"] = {"version": "0.33.0"}
         engine.behaviour = self.act
 
     async def act(self, talk: Talk) -> None:
@@ -189,7 +189,7 @@ def test_all_else_of_the_body_stays_as_it_is(engine: Engine, tokenizer: Path) ->
     first, mine = f'{{ "image_url": "{url}", "type":"input_image"}}', f'{{"uuid":"mine","image_url":{{"url":"{url}"}}}}'
     words = '{"type":"text","text":"\\u00e9 1.50"}'
     body = f'{{"messages" : [{{"role":"user","content":[ {first},{words},{mine}]}}],"n": 1, "model":"{MODEL}"}}'
-    engine.version = "0.11.0"
+    engine.answers["/version"] = {"version": "0.11.0"}
     with Router(engine, flags=("--no-events", "--tokenizer", str(tokenizer))) as router:
         wait_named(router)
         assert router.ask(body.encode()).status == 200
@@ -213,7 +213,8 @@ def test_all_else_of_the_body_stays_as_it_is(engine: Engine, tokenizer: Path) ->
 def test_bodies_stay_as_they_are_where_nothing_is_gained(
     engine: Engine, tokenizer: Path, version: str | None, flags: tuple[str, ...]
 ) -> None:
-    engine.version = version
+    if version is not None:
+        engine.answers["/version"] = {"version": version}
     body = json.dumps(chat([part(image(20, 20)), text(AFTER)])).encode()
     with Router(engine, flags=("--no-events", "--tokenizer", str(tokenizer), *flags)) as router:
         for _ in range(2):
@@ -233,7 +234,7 @@ def test_depth_ends_at_images_of_other_apis(engine: Engine, tokenizer: Path, api
         content = [{"type": "input_text", "text": BEFORE}, {"type": "input_image", "image_url": url}]
         asked = {"input": [{"role": "user", "content": content}]}
     body = json.dumps({"model": MODEL, **asked}).encode()
-    engine.version = "0.33.0"
+    engine.answers["/version"] = {"version": "0.33.0"}
     with Router(engine, flags=("--no-events", "--tokenizer", str(tokenizer))) as router:
         wait_named(router)
         assert router.ask(body, path=f"/v1/{api}").status == 200

@@ -7,21 +7,20 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine
 
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, stored
-from .engines import MODEL, Engine, reply
 from .running import Router, wait_until
 
 TEXT = "abcdefgh" * 40
 COMPLETION = {"model": MODEL, "prompt": TEXT, "max_tokens": 1}
 FLAGS = ("--no-events", "--tokenizer", "none", "--policy", "round-robin", "--decode-alone", "0")
-UNAVAILABLE = reply("503 Service Unavailable", b"")
 
 
 def sglang(port: int = 8998) -> Any:
-    return reply("200 OK", {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": port})
+    return {"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": port}
 
 
 def add(router: Router, engine: Engine, **more: Any) -> None:
@@ -30,7 +29,7 @@ def add(router: Router, engine: Engine, **more: Any) -> None:
 
 
 def test_engines_that_are_added_are_asked_before_they_are_split(engine: Engine, other: Engine) -> None:
-    engine.server_info = other.server_info = UNAVAILABLE
+    engine.answers["/server_info"] = other.answers["/server_info"] = 503
     with Router(flags=FLAGS, ready=False) as router:
         add(router, engine, name="p", role="prefill")
         add(router, other, name="d", role="decode")
@@ -38,7 +37,7 @@ def test_engines_that_are_added_are_asked_before_they_are_split(engine: Engine, 
         assert router.get("/ready")[0] == 503
         assert router.ask(COMPLETION, path="/v1/completions").status == 503
         assert (engine.asked(), other.asked()) == (0, 0)
-        engine.server_info = other.server_info = sglang()
+        engine.answers["/server_info"] = other.answers["/server_info"] = sglang()
         router.wait_ready()
         assert router.ask(COMPLETION, path="/v1/completions").status == 200
         for leg in (engine.last.json, other.last.json):
@@ -57,7 +56,7 @@ def test_vllm_engines_that_are_added(engine: Engine, other: Engine) -> None:
 
 
 def test_an_engine_whose_handover_is_given_is_not_asked(engine: Engine, other: Engine) -> None:
-    engine.server_info = other.server_info = UNAVAILABLE
+    engine.answers["/server_info"] = other.answers["/server_info"] = 503
     with Router(flags=FLAGS, ready=False) as router:
         add(router, engine, name="p", role="prefill", handover="sglang", bootstrap_port=9001)
         add(router, other, name="d", role="decode", handover="sglang")
@@ -76,7 +75,7 @@ def test_an_engine_that_comes_back_as_another_kind(engine: Engine, other: Engine
             one.healthy = False
         wait_until(lambda: {row["standing"] for row in router.workers()} == {"down"}, "both are down")
         for one in (engine, other):
-            one.server_info, one.healthy = sglang(), True
+            one.answers["/server_info"], one.healthy = sglang(), True
 
         def is_split() -> bool:
             answer = router.ask(COMPLETION, path="/v1/completions")
@@ -106,7 +105,8 @@ SKIPPED = {
 
 @pytest.mark.parametrize("kind", SKIPPED)
 def test_requests_for_which_an_engine_of_that_kind_skips_its_cache(engine: Engine, tokenizer: Path, kind: str) -> None:
-    engine.server_info = sglang() if kind == "sglang" else None
+    if kind == "sglang":
+        engine.answers["/server_info"] = sglang()
     with Publisher() as one, Router(engine, flags=exact(tokenizer, (engine, one))) as router:
         router.wait_followed()
         one.publish(stored(TEXT))
@@ -129,7 +129,8 @@ def test_requests_for_which_an_engine_of_that_kind_skips_its_cache(engine: Engin
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_prompts_that_an_engine_of_that_kind_keeps_under_a_key(engine: Engine, tokenizer: Path, kind: str) -> None:
     """SGLang keeps blocks apart by `extra_key` and announces them without: what is known there is of no use."""
-    engine.server_info = sglang() if kind == "sglang" else None
+    if kind == "sglang":
+        engine.answers["/server_info"] = sglang()
     with Publisher() as one, Router(engine, flags=exact(tokenizer, (engine, one))) as router:
         router.wait_followed()
         one.publish(stored(TEXT))

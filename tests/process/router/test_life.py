@@ -5,11 +5,12 @@ import signal
 import threading
 from pathlib import Path
 
+from tests.support.engine import MODEL, Engine, Talk, hang, stream, usual, whole
+
 from kvatlas.sim.server import Publisher
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, cleared, exact, expected, holder, stored
-from .engines import MODEL, Engine, Talk, hang, stream, usual, whole
 from .running import DEADLINE, MESSAGES, PLAIN, Router, in_threads, wait_until
 
 
@@ -121,7 +122,7 @@ def test_killed_and_started_again_it_is_exact_as_soon_as_the_streams_are(
 ) -> None:
     """Complaints 23 to 25: a router that starts late or again, and knows nothing until live events come."""
     engine.behaviour = other.behaviour = usual
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+    with Publisher() as one, Publisher() as two:
         held = {}
         for number, text in enumerate(TEXTS):
             (one, two)[number % 3 % 2].publish(stored(text))
@@ -143,7 +144,7 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
     engine: Engine, other: Engine, tokenizer: Path
 ) -> None:
     """Complaint 21: a restarted engine keeps the credit for what it held before."""
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+    with Publisher() as two:
         port = free_block("127.0.0.1", 2)
         endpoints = (f"tcp://127.0.0.1:{port}", f"tcp://127.0.0.1:{port + 1}")
         with Publisher(*endpoints) as one:
@@ -167,7 +168,7 @@ def test_an_engine_that_starts_again_is_credited_with_nothing_of_its_old_life(
 
 
 def test_a_cleared_cache_is_credited_with_nothing(engine: Engine, other: Engine, tokenizer: Path) -> None:
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
+    with Publisher() as one, Publisher() as two:
         one.publish(stored(TEXTS[0]))
         with Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two))) as router:
             router.wait_followed()

@@ -9,9 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 from tests.process.service.dialect.tools import running
+from tests.support.engine import MODEL, Engine
 
 from . import http2
-from .engines import MODEL, Engine
 from .running import MESSAGES, PLAIN, Router, read_rest
 
 BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()

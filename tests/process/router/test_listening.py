@@ -7,11 +7,11 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.support.engine import Engine
 
 from kvatlas import _native
 from kvatlas.router import RouterConfig, RouterHttpConfig
 
-from .engines import Engine
 from .running import PLAIN, Router
 
 LISTENING = "0A"

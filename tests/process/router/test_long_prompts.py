@@ -6,8 +6,9 @@ import threading
 import time
 from pathlib import Path
 
+from tests.support.engine import Engine
+
 from .deciding import exact, prompt
-from .engines import Engine
 from .running import Router, wait_until
 
 

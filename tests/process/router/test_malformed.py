@@ -7,7 +7,8 @@ import json
 import random
 from typing import Any
 
-from .engines import MODEL, Engine
+from tests.support.engine import MODEL, Engine
+
 from .running import MESSAGES, Router
 
 GOOD: dict[str, Any] = {"model": MODEL, "messages": MESSAGES, "max_tokens": 5, "temperature": 0.5}

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine, Talk, reply, whole
 
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, expected, stored
-from .engines import MODEL, Engine, Talk, reply, whole
 from .running import Router, in_threads, wait_until
 
 IMAGE = "data:image/png;base64," + base64.b64encode(bytes(range(256))).decode()

@@ -4,9 +4,9 @@ import http.client
 import re
 from pathlib import Path
 
+from tests.support.engine import Engine
 from tools.docs import metrics, router_metrics
 
-from .engines import Engine
 from .running import PLAIN, Router, wait_until
 
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pytest
+from tests.support.engine import Engine, hang, whole
 
-from .engines import Engine, hang, whole
 from .running import PLAIN, Answer, Router, wait_until
 
 JSON = "application/json"
@@ -23,7 +23,7 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def router() -> Iterator[Router]:
     with ExitStack() as stack:
-        engines = [stack.enter_context(Engine(whole(), model=model)) for model in ("m1", "m2")]
+        engines = [stack.enter_context(Engine(behaviour=whole(), model=model)) for model in ("m1", "m2")]
         made = stack.enter_context(Router(*engines, flags=PLAIN))
         wait_until(lambda: len(json.loads(made.get("/v1/models")[1])["data"]) == 2, "both models are known")
         yield made
@@ -122,7 +122,7 @@ PATHS = ("/v1/rerank", "/v1/audio/transcriptions", "/v1/messages/count_tokens", 
 @pytest.mark.parametrize("path", PATHS)
 def test_an_engine_that_never_answers_gets_few_requests_on_any_path(path: str) -> None:
     with ExitStack() as stack:
-        engines = [stack.enter_context(Engine(whole())) for _ in range(4)]
+        engines = [stack.enter_context(Engine(behaviour=whole())) for _ in range(4)]
         engines[0].behaviour = hang
         flags = ("--no-events", "--tokenizer", "none")
         router = stack.enter_context(Router(*engines, flags=flags))

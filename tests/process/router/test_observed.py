@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine, Talk, reply, whole
 
 from .deciding import BLOCK, prompt, tokens_of
-from .engines import MODEL, Engine, Talk, reply, whole
 from .running import Router, wait_until
 
 TEXT = "abcdefgh" * 25
@@ -22,7 +22,7 @@ class Index(Engine):
     def __init__(self) -> None:
         self.wanted = False
         self.status = "200 OK"
-        super().__init__(self.say)
+        super().__init__(behaviour=self.say)
 
     async def say(self, talk: Talk) -> None:
         if talk.request.path.startswith("/query_by_hash"):

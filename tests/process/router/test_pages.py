@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Engine, reply, usual
 
-from .engines import MODEL, Engine, reply, usual
 from .running import MESSAGES, PLAIN, Router
 from .test_routes import request
 

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, usual
 
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import prompt
-from .engines import MODEL, Behaviour, Engine, Talk, usual
 from .running import Router, wait_until
 
 

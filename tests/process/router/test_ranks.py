@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.support.engine import Behaviour, Engine, Talk, reply, usual
 
 from kvatlas.router import RouterConfig, RouterSection
 from kvatlas.router.check import check
@@ -13,7 +14,6 @@ from kvatlas.service import Engine as EngineEntry
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, prompt, stored
-from .engines import Behaviour, Engine, Talk, reply, usual
 from .running import Router, wait_until
 
 LOCAL = {"error": {"message": "data_parallel_rank 5 is out of range [0, 2).", "type": "BadRequestError", "code": 400}}
@@ -33,8 +33,8 @@ def answering_to(numbers: Iterable[int], refusal: object) -> Behaviour:
 
 
 def numbered(stack: ExitStack, behaviour: Behaviour, *ranks: int) -> Engine:
-    engine = stack.enter_context(Engine(behaviour))
-    engine.publishers = {rank: stack.enter_context(Publisher(replay_endpoint="tcp://127.0.0.1:*")) for rank in ranks}
+    engine = stack.enter_context(Engine(behaviour=behaviour))
+    engine.publishers = {rank: stack.enter_context(Publisher()) for rank in ranks}
     return engine
 
 

@@ -4,8 +4,8 @@ import json
 from collections.abc import Iterator
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, die, hang, head, raw, reply, stream, usual
 
-from .engines import MODEL, Behaviour, Engine, die, hang, head, raw, reply, stream, usual
 from .running import PLAIN, Router, wait_until
 
 POISON = "kills whoever reads it"

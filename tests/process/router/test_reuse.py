@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine, whole
 
-from .engines import MODEL, Engine, whole
 from .running import Router, ask_by_command
 
 BLOCK = 16
@@ -28,7 +28,7 @@ def plan(router: Router, *more: str) -> subprocess.CompletedProcess[str]:
 
 def test_the_possible_hits_are_those_of_any_cache(engine: Engine) -> None:
     engine.behaviour = whole(prompt=33, cached=16)
-    engine.metrics = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4"} 1\n'
+    engine.answers["/metrics"] = 'vllm:cache_config_info{block_size="16",num_gpu_blocks="4"} 1\n'
     with Router(engine, flags=FLAGS) as router:
         assert json.loads(router.get("/reuse")[1])["unlimited"] is None
         assert "has ended yet" in plan(router, "--watch", "0").stdout

@@ -11,8 +11,8 @@ from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tests.support.engine import MODEL, Engine, reply
 
-from .engines import MODEL, Engine, reply
 from .running import DEADLINE, MESSAGES, PLAIN, Router
 
 ASK, ADMIN = "k-asks", "k-adm1n"

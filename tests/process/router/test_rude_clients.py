@@ -7,8 +7,8 @@ import struct
 import time
 
 import pytest
+from tests.support.engine import MODEL, Engine, hang, stream, usual, whole
 
-from .engines import MODEL, Engine, hang, stream, usual, whole
 from .running import MESSAGES, PLAIN, Router, in_threads, read_rest, wait_until
 
 BODY = json.dumps({"model": MODEL, "messages": MESSAGES}).encode()

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, chunk, delta, event, head, reply
 
 from kvatlas.cli.top_view import Look, View
 from kvatlas.lab.replay import ReplayConfig, replay
@@ -17,7 +18,6 @@ from kvatlas.lab.replay.decisions import RecordedChoices, read_decisions
 from kvatlas.sim import EngineConfig, FleetConfig
 
 from .deciding import BLOCK
-from .engines import MODEL, Behaviour, Engine, Talk, chunk, delta, event, head, reply
 from .running import MESSAGES, PLAIN, Router, wait_until
 
 KEYED = ("--no-events", "--policy", "kvatlas", "--block-size", str(BLOCK), "--model", MODEL)

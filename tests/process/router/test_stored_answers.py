@@ -6,7 +6,8 @@ import http.client
 import json
 from itertools import count
 
-from .engines import MODEL, Behaviour, Engine, EngineRequest, Talk, chunk, event, head, reply
+from tests.support.engine import MODEL, Behaviour, Engine, EngineRequest, Talk, chunk, event, head, reply
+
 from .running import DEADLINE, PLAIN, Router
 
 

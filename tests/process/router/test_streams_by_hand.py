@@ -6,11 +6,11 @@ import json
 from pathlib import Path
 
 import pytest
+from tests.support.engine import MODEL, Engine
 
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, expected
-from .engines import MODEL, Engine
 from .running import Router, wait_until
 from .test_unverified import TEXT, publish, publishing
 

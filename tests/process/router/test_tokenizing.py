@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Engine, Talk, reply, whole
 
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, expected, stored
-from .engines import MODEL, Engine, Talk, reply, whole
 from .running import Router, wait_until
 
 TEXT = "some words that are said again and again, " * 8

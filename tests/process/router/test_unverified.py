@@ -3,38 +3,34 @@
 from __future__ import annotations
 
 import json
-import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import zmq
+from tests.support.engine import Engine, Publisher, whole
 
 from kvatlas._native import Stored, encode_batch
 from kvatlas.sim.server.ports import free_block
 
 from .deciding import BLOCK, expected, prompt, tokens_of
-from .engines import Engine, whole
 from .running import Router, wait_until
 
 TEXT = "abcdefgh" * 25
 
 
 @contextmanager
-def publishing(port: int) -> Iterator[zmq.Socket[bytes]]:
+def publishing(port: int) -> Iterator[Publisher]:
     """An engine's events, once somebody has subscribed to them."""
-    with zmq.Context() as context, context.socket(zmq.XPUB) as publisher:
-        publisher.linger = 0
-        publisher.bind(f"tcp://127.0.0.1:{port}")
-        wait_until(lambda: bool(publisher.poll(50)) and publisher.recv().startswith(b"\x01"), "somebody has subscribed")
+    with Publisher(f"tcp://127.0.0.1:{port}") as publisher:
+        publisher.wait_for_reader()
         yield publisher
 
 
-def publish(publisher: zmq.Socket[bytes], number: int) -> None:
+def publish(publisher: Publisher, number: int) -> None:
     """The next block of the prompt."""
     tokens = tokens_of(TEXT)[number * BLOCK : (number + 1) * BLOCK]
     stored = Stored([number + 1], number or None, tokens, BLOCK)
-    publisher.send_multipart([b"", struct.pack(">Q", number), encode_batch([stored], timestamp=0.0)])
+    publisher.send(number, encode_batch([stored], timestamp=0.0))
 
 
 def test_an_answer_says_so_and_so_does_explain(engine: Engine, tokenizer: Path) -> None:

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, chunk, delta, event, hang, head, reply
 
-from .engines import MODEL, Behaviour, Engine, Talk, chunk, delta, event, hang, head, reply
 from .running import MESSAGES, PLAIN, Router, wait_until
 
 

@@ -10,10 +10,11 @@ from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
+from tests.support.engine import Behaviour, Engine, Talk, usual
+
 from kvatlas.sim.server import Publisher
 
 from .deciding import exact, expected, prompt, stored
-from .engines import Behaviour, Engine, Talk, usual
 from .running import Answer, Router, wait_until
 
 

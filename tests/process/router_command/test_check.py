@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from tests.support.fake_engine import FakeEngine, vllm
+from tests.support.engine import Engine as FakeEngine
+from tests.support.engine import vllm
 
 from kvatlas.cli.router import router as command
 from kvatlas.router import RouterConfig, RouterSection

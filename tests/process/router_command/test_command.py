@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
-from tests.support.fake_engine import FakeEngine, vllm
+from tests.support.engine import Engine, vllm
 
 from kvatlas.cli.router import router as command
 from kvatlas.sim.server import Fleet
@@ -116,7 +116,7 @@ def test_json_logs_and_no_events(fleet: Fleet) -> None:
 
 def test_hints_are_those_of_a_router() -> None:
     silent = vllm() | {"/kv_event_sources": 404}
-    with FakeEngine(silent) as engine, routing("--engine", engine.url) as process:
+    with Engine(silent) as engine, routing("--engine", engine.url) as process:
         process.wait_for(r"--replay-port 5757 to `kvatlas router` \(or events_port")
         process.wait_for(r" WARN no configured engine's events can be followed: engines are chosen by load only$")
         process.process.send_signal(signal.SIGTERM)

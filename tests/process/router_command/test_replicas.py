@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,9 +10,10 @@ from typing import Any
 
 import httpx
 import pytest
-from tests.process.service.replaying import BLOCK, ReplayingEngine
 from tests.process.service.test_snapshots import compare
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine import Engine
+from tests.support.engine.replaying import BLOCK, ReplayingEngine
+from tests.support.waiting import until
 
 from kvatlas.errors import ServiceError
 from kvatlas.router import Router, RouterConfig, RouterHttpConfig, RouterSection
@@ -22,14 +22,6 @@ from kvatlas.service.config import SnapshotConfig, Stream
 from kvatlas.service.peer import _is_ready, fetch
 
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.01)
-    return given
 
 
 @pytest.fixture
@@ -157,7 +149,7 @@ def test_who_knows_no_more_is_not_asked(start: Callable[..., Router]) -> None:
     waiting = start(snapshot=SnapshotConfig(peer="http://127.0.0.1:9", peer_timeout=60))
     assert httpx.get(f"{waiting.url}/ready", timeout=DEADLINE).json()["index_ready"] is False
     told: dict[str, Any] = {"ready": True}
-    with FakeEngine({"/ready": told}) as peer:
+    with Engine({"/ready": told}) as peer:
         assert _is_ready(peer.url, DEADLINE)
         for index_ready, is_asked in ((True, True), (False, False), (None, False)):
             told["index_ready"] = index_ready

@@ -6,7 +6,7 @@ import re
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.support.certificates import SERVER, make, needs_openssl
+from tests.support.waiting import until
 
 from kvatlas.cli.top import top
 from kvatlas.errors import ConfigError, PolicyError, ServiceError
@@ -231,15 +232,6 @@ def test_a_policy_sees_sessions(fleet: Fleet) -> None:
     assert main == again
     assert agent != main
     assert [parent for _, parent, _ in seen] == [None, main, None]
-
-
-def until(condition: Callable[[], object]) -> None:
-    async def wait() -> None:
-        async with asyncio.timeout(PATIENCE):
-            while not condition():
-                await asyncio.sleep(0.02)
-
-    asyncio.run(wait())
 
 
 def test_an_engines_file_that_changes(tokenizer: Path, tmp_path: Path) -> None:

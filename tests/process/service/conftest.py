@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
-import zmq
+from tests.support.engine import Publisher
 
 from kvatlas._native import Service
 
-from .dialect.tools import (
-    Publisher,
-    running,
-)
+from .dialect.tools import running
 from .http_tools import register
 
 
@@ -23,23 +21,10 @@ def service() -> Iterator[Service]:
         yield service
 
 
-@pytest.fixture(scope="module")
-def context() -> Iterator[zmq.Context[zmq.Socket[bytes]]]:
-    with zmq.Context() as context:
-        yield context
-
-
 @pytest.fixture
-def publishers(context: zmq.Context[zmq.Socket[bytes]]) -> Iterator[Callable[[], Publisher]]:
-    made: list[Publisher] = []
-
-    def make() -> Publisher:
-        made.append(Publisher(context))
-        return made[-1]
-
-    yield make
-    for publisher in made:
-        publisher.close()
+def publishers() -> Iterator[Callable[[], Publisher]]:
+    with ExitStack() as stack:
+        yield lambda: stack.enter_context(Publisher())
 
 
 @pytest.fixture
@@ -49,7 +34,7 @@ def engine(service: Service, publishers: Callable[[], Publisher]) -> Callable[..
     def make(instance: int | str, **more: Any) -> Publisher:
         publisher = publishers()
         assert register(service, instance, publisher.endpoint, **more).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
         return publisher
 
     return make

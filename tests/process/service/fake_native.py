@@ -2,7 +2,6 @@
 
 import json
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -10,16 +9,6 @@ import pytest
 
 from kvatlas.errors import ServiceError
 from kvatlas.service import Service, native
-
-PATIENCE = 60.0
-
-
-def until(condition: Callable[[], object], what: str = "") -> None:
-    """Wait for it."""
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline, what or condition
-        time.sleep(0.005)
 
 
 class FakeNative:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from tests.support.engine import BLOCK_SIZE
+from tests.support.waiting import until
+
 from kvatlas._native import Service
 
-from .dialect.tools import (
-    BLOCK_SIZE,
-    MODEL,
-    Answer,
-    ask,
-    until,
-)
+from .dialect.tools import MODEL, Answer, ask
 
 TOKENS = list(range(100, 140))
 QUERY = {"model_name": MODEL, "token_ids": TOKENS}

@@ -12,13 +12,15 @@ from typing import Any
 
 import pytest
 from tests.support.certificates import SERVER, make, needs_openssl
+from tests.support.engine import BLOCK_SIZE
+from tests.support.waiting import until
 
 import kvatlas
 from kvatlas._native import Service
 from kvatlas.errors import InvalidArgumentError, ServiceError, UnreachableError
 from kvatlas.service.config import Config, HttpConfig
 
-from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, Connection, ask, running, until
+from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running
 from .process import address_of, logged, serving
 
 ASKS = [

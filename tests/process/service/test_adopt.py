@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import struct
 import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
@@ -14,6 +13,8 @@ from typing import Any
 
 import msgspec
 import pytest
+from tests.support.engine import Publisher, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
@@ -25,7 +26,7 @@ from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 from kvatlas.sim.server.names import SglangNames, VllmNames
 
-from .dialect.tools import DEADLINE, MODEL, Publisher, ask, removed, stored, until
+from .dialect.tools import DEADLINE, MODEL, ask
 from .http_tools import register
 
 RECORDINGS = ["vllm-0.33.0", "vllm-0.33.0-bytes", "sglang-0.5.23", "sglang-0.5.23-unified"]
@@ -68,16 +69,16 @@ class LateService:
 
     def __init__(self, publisher: Publisher, service: Service, instance: str = "w", block_size: int = BLOCK) -> None:
         self.publisher, self.service, self.instance = publisher, service, instance
-        publisher.seq = 100
+        publisher.restart(100)
         assert register(service, instance, publisher.endpoint, block_size=block_size).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
 
     def publish(self, *events: dict[str, Any]) -> None:
         self.publisher.publish(*events)
         self.settle()
 
     def settle(self) -> None:
-        last = self.publisher.seq - 1
+        last = self.publisher.next_seq - 1
         until(lambda: stream_of(self.service, self.instance)["seq"] == last)
 
 
@@ -279,8 +280,8 @@ def play(records: list[dict[str, Any]], publishers: Callable[[], Publisher], sha
             if record["type"] == "frames":
                 frames = [base64.b64decode(frame) for frame in record["frames"]]
                 for engine in engines:
-                    engine.publisher.socket.send_multipart([b"", *frames[1:]])
-                    engine.publisher.seq = struct.unpack(">Q", frames[1])[0] + 1
+                    engine.publisher.restart(int.from_bytes(frames[1]))
+                    engine.publisher.publish(frames[2])
                 continue
             for engine in engines:
                 engine.settle()

@@ -14,6 +14,8 @@ from urllib.parse import urlencode
 import numpy as np
 import pytest
 from tests.support import stable
+from tests.support.engine import BLOCK_SIZE, Publisher
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
@@ -22,7 +24,7 @@ from kvatlas.client import AsyncClient, Client, Query
 from kvatlas.errors import ClientError
 from kvatlas.wire import Stored, encode_batch
 
-from .dialect.tools import BLOCK_SIZE, MODEL, Answer, Publisher, ask, running, until
+from .dialect.tools import MODEL, Answer, ask, running
 from .http_tools import BYTES, TOKENS, query, register
 
 GROUPS = ("default", "other group")
@@ -77,11 +79,11 @@ def worlds(service: Service, publishers: Callable[[], Publisher]) -> dict[str, W
             publisher = publishers()
             name = f"{worker}{'' if number == 0 else number}"
             assert register(service, name, publisher.endpoint, routing_group=group).status == 201
-            publisher.wait_for_subscriber()
+            publisher.wait_for_reader()
             end = [1000 + number] * BLOCK_SIZE
             events = [*world.stored(name), Stored([number + 1], None, end, BLOCK_SIZE)]
             payload = encode_batch(events, timestamp=time.time())
-            publisher.socket.send_multipart([b"", struct.pack(">Q", 0), payload])
+            publisher.publish(payload)
             until(
                 lambda end=end, group=group, name=name: (
                     name in query(service, token_ids=end, routing_group=group)["scores"]
@@ -136,7 +138,7 @@ def test_every_way_has_the_same_answer(service: Service, worlds: dict[str, World
 def test_options_and_doubts(service: Service, engine: Callable[..., Publisher]) -> None:
     publisher = engine(1)
     events = [Stored([1, 2], None, TOKENS[: 2 * BLOCK_SIZE], BLOCK_SIZE)]
-    publisher.socket.send_multipart([b"", struct.pack(">Q", 0), encode_batch(events, timestamp=time.time())])
+    publisher.publish(encode_batch(events, timestamp=time.time()))
     until(lambda: query(service)["scores"])
     register(service, "silent")
     answer = post(service, "/query", {"model_name": MODEL, "levels": "true", "age": "true"}, tokens_of(TOKENS)).json
@@ -228,7 +230,7 @@ def test_clients_of_a_block_size_that_changes(service: Service) -> None:
 def test_arrays_of_another_byte_order(service: Service, engine: Callable[..., Publisher]) -> None:
     publisher = engine(1)
     events = [Stored([1, 2], None, TOKENS[: 2 * BLOCK_SIZE], BLOCK_SIZE)]
-    publisher.socket.send_multipart([b"", struct.pack(">Q", 0), encode_batch(events, timestamp=time.time())])
+    publisher.publish(encode_batch(events, timestamp=time.time()))
     until(lambda: query(service)["scores"])
     hashes = content_hashes(TOKENS, BLOCK_SIZE)
     with Client(f"http://{service.address}") as client:

@@ -8,7 +8,9 @@ import signal
 import time
 from collections.abc import Iterator
 
-from .dialect.tools import DEADLINE, Connection, ask, running, until
+from tests.support.waiting import until
+
+from .dialect.tools import DEADLINE, Connection, ask, running
 from .process import address_of, serving
 
 KEY = {"Authorization": "Bearer k"}

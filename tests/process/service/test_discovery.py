@@ -8,7 +8,8 @@ from contextlib import closing, contextmanager
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import METRICS, FakeEngine, closed_port, sglang, vllm
+from tests.support.engine import METRICS, closed_port, raw, sglang, vllm
+from tests.support.engine import Engine as FakeEngine
 
 from kvatlas.errors import DiscoveryError, ServiceError
 from kvatlas.service import Config, DiscoveryConfig, Engine
@@ -257,20 +258,7 @@ def test_an_engine_that_hangs() -> None:
 
 
 def test_something_that_is_no_http_server() -> None:
-    async def run() -> str:
-        async def talk(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await reader.readline()
-            writer.write(b"\xff\0\0\0\0\0\0\0\1\x7f")
-            writer.close()
-            await writer.wait_closed()
-
-        async with await asyncio.start_server(talk, "127.0.0.1", 0) as server, Asker(30) as asker:
-            url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
-            with pytest.raises(DiscoveryError) as caught:
-                await Prober(asker, Engine(url), Config(), lambda endpoint, host: None).whole()
-            return str(caught.value)
-
-    assert "it did not answer in HTTP" in asyncio.run(run())
+    assert "it did not answer in HTTP" in str(problem({"/kv_event_sources": raw(b"\xff\0\0\0\0\0\0\0\1\x7f")}))
 
 
 def test_an_engine_that_wants_a_key() -> None:

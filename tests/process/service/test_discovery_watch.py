@@ -8,14 +8,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import FakeEngine, closed_port, sglang, vllm
+from tests.support.engine import Engine, closed_port, sglang, vllm
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig
 from kvatlas.service.discovery import EngineDescription, watch
 from kvatlas.service.discovery.probe import Prober
 
-from .fake_native import FakeNative, Starter, started, until
+from .fake_native import FakeNative, Starter, started
 
 FAST = DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)
 
@@ -28,7 +29,7 @@ def following(engines: list[str], discovery: DiscoveryConfig = FAST, **settings:
 
 
 def test_engines_are_registered_and_readiness_waits_for_them() -> None:
-    with FakeEngine(vllm(ranks=2)) as one, FakeEngine(sglang(port=6000)) as two:
+    with Engine(vllm(ranks=2)) as one, Engine(sglang(port=6000)) as two:
         with following([one.url, f"two={two.url}"], routing_group="blue") as native:
             assert native.settings["holds"] == ["discovery"]
             until(lambda: not native.holds)
@@ -63,10 +64,10 @@ def told(native: FakeNative, worker: str) -> tuple[str, str | None]:
 
 def test_engines_that_are_not_registered_are_told_of(caplog: pytest.LogCaptureFixture) -> None:
     with (
-        FakeEngine(vllm()) as good,
-        FakeEngine(vllm() | {"/kv_event_sources": {}}) as silent,
-        FakeEngine({}) as other,
-        FakeEngine(vllm()) as refused,
+        Engine(vllm()) as good,
+        Engine(vllm() | {"/kv_event_sources": {}}) as silent,
+        Engine({}) as other,
+        Engine(vllm()) as refused,
     ):
         engines = {"good": good.url, "silent": silent.url, "other": other.url, "refused": refused.url}
         start = Starter()
@@ -105,13 +106,13 @@ def test_an_engine_that_is_away_is_told_of_and_not_waited_for(caplog: pytest.Log
 
 
 def test_without_a_usable_engine_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    with FakeEngine({}) as engine, following([engine.url]) as native:
+    with Engine({}) as engine, following([engine.url]) as native:
         until(lambda: not native.holds)
         until(lambda: "none of the configured engines can be used" in caplog.text)
 
 
 def test_names_that_change_are_registered_without_a_new_stream() -> None:
-    with FakeEngine(vllm()) as engine, following([f"a={engine.url}"]) as native:
+    with Engine(vllm()) as engine, following([f"a={engine.url}"]) as native:
         until(lambda: native.registered)
         assert native.registered["a", 0]["adapters"] == ["adapter"]
         engine.answers = vllm(aliases=("alias",))
@@ -120,10 +121,10 @@ def test_names_that_change_are_registered_without_a_new_stream() -> None:
 
 
 def test_readiness_waits_for_an_engine_that_comes_late() -> None:
-    with FakeEngine({}) as engine:
+    with Engine({}) as engine:
         engine.answers = {"/kv_event_sources": 503}
         with following([engine.url]) as native:
-            until(lambda: engine.asked["/kv_event_sources"] > 2)
+            until(lambda: engine.times("/kv_event_sources") > 2)
             assert native.holds
             engine.answers = vllm()
             until(lambda: not native.holds)
@@ -131,7 +132,7 @@ def test_readiness_waits_for_an_engine_that_comes_late() -> None:
 
 
 def test_readiness_does_not_wait_for_an_engine_that_cannot_be_registered() -> None:
-    with FakeEngine({"/kv_event_sources": {}}) as engine, following([engine.url]) as native:
+    with Engine({"/kv_event_sources": {}}) as engine, following([engine.url]) as native:
         until(lambda: not native.holds)
         assert not native.registered
         # It is asked again: it may be started anew with events.
@@ -147,7 +148,7 @@ def test_readiness_does_not_wait_forever(caplog: pytest.LogCaptureFixture) -> No
 
 
 def test_an_engine_that_changes_is_registered_anew() -> None:
-    with FakeEngine(vllm(ranks=2)) as engine, following([f"a={engine.url}"]) as native:
+    with Engine(vllm(ranks=2)) as engine, following([f"a={engine.url}"]) as native:
         until(lambda: len(native.registered) == 2)
         moved = vllm(ranks=2)
         moved["/kv_event_sources"]["1"]["endpoint"] = "tcp://*:7000"
@@ -164,11 +165,11 @@ def test_an_engine_that_changes_is_registered_anew() -> None:
 
 def test_an_engine_that_is_away_stays_registered_and_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "kvatlas")
-    with FakeEngine(vllm()) as engine, following([f"a={engine.url}"]) as native:
+    with Engine(vllm()) as engine, following([f"a={engine.url}"]) as native:
         until(lambda: native.registered)
-        before = engine.asked["/kv_event_sources"]
+        before = engine.times("/kv_event_sources")
         engine.answers = {"/kv_event_sources": 500}
-        until(lambda: engine.asked["/kv_event_sources"] > before + 5)
+        until(lambda: engine.times("/kv_event_sources") > before + 5)
         assert native.endpoints() == {("a", 0): "tcp://127.0.0.1:5557"}
         assert caplog.text.count("GET /kv_event_sources returned status 500") == 1
         # Another engine may have taken its place: all is asked anew.
@@ -179,14 +180,14 @@ def test_an_engine_that_is_away_stays_registered_and_is_said_once(caplog: pytest
 
 
 def test_what_somebody_unregistered_comes_back() -> None:
-    with FakeEngine(vllm()) as engine, following([f"a={engine.url}"]) as native:
+    with Engine(vllm()) as engine, following([f"a={engine.url}"]) as native:
         until(lambda: native.registered)
         native.unregister("a")
         until(lambda: native.registered)
 
 
 def test_a_refused_registration_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
-    with FakeEngine(vllm()) as engine:
+    with Engine(vllm()) as engine:
         start = Starter()
 
         def refusing(settings: dict[str, Any]) -> FakeNative:
@@ -220,11 +221,11 @@ def test_strange_answers_do_not_end_the_watch(
 
 
 def test_few_requests_for_an_engine_that_stays_the_same() -> None:
-    with FakeEngine(vllm()) as engine, following([engine.url]):
-        until(lambda: engine.asked["/kv_event_sources"] >= 40)
+    with Engine(vllm()) as engine, following([engine.url]):
+        until(lambda: engine.times("/kv_event_sources") >= 40)
     # Every sixth check asks for all; that check asks twice for the sources.
-    assert engine.asked["/v1/models"] <= 1 + engine.asked["/kv_event_sources"] / 6
-    assert engine.asked["/metrics"] == engine.asked["/v1/models"]
+    assert engine.times("/v1/models") <= 1 + engine.times("/kv_event_sources") / 6
+    assert engine.times("/metrics") == engine.times("/v1/models")
 
 
 # The file
@@ -236,7 +237,7 @@ def test_a_file_of_engines_is_followed(
     monkeypatch.setattr(watch, "_POLL", 0.05)
     caplog.set_level(logging.INFO, "kvatlas")
     file = tmp_path / "engines.toml"
-    with FakeEngine(vllm(port=6000)) as one, FakeEngine(vllm(port=7000)) as two:
+    with Engine(vllm(port=6000)) as one, Engine(vllm(port=7000)) as two:
         entry = "[[engine]]\nurl = '{}'\nname = '{}'\n"
         first, second = entry.format(one.url, "one"), entry.format(two.url, "two")
         by_hand = "[[stream]]\nworker = 'w'\nendpoint = 'tcp://h:{}'\nmodel = 'm'\nblock_size = 16\nrank = {}\n"
@@ -271,7 +272,7 @@ def test_a_file_of_engines_is_followed(
 
 def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "engines.toml"
-    with FakeEngine(vllm(port=6000)) as one, FakeEngine(vllm(port=7000)) as two:
+    with Engine(vllm(port=6000)) as one, Engine(vllm(port=7000)) as two:
         file.write_text(f"engine = ['one={two.url}', 'two={two.url}']")
         with following([f"one={one.url}"], engines_file=file) as native:
             until(lambda: not native.holds)

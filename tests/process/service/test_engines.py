@@ -9,14 +9,13 @@ from contextlib import ExitStack
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import FakeEngine, vllm
+from tests.support.engine import Engine, vllm
+from tests.support.waiting import until
 
 from kvatlas.errors import ServiceError
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
-
-from .fake_native import until
 
 CONFIG = Config(
     http=HttpConfig(bind="127.0.0.1:0"), discovery=DiscoveryConfig(interval=0.05, timeout=60, request_timeout=30)
@@ -34,8 +33,8 @@ def get(service: Service, path: str) -> tuple[int, Any]:
 
 def test_without_a_usable_engine_it_is_not_ready() -> None:
     with (
-        FakeEngine(SILENT) as silent,
-        FakeEngine({}) as other,
+        Engine(SILENT) as silent,
+        Engine({}) as other,
         Service([f"silent={silent.url}", f"other={other.url}"], config=CONFIG) as service,
     ):
         until(lambda: not get(service, "/ready")[1]["waiting"]["holds"])
@@ -69,7 +68,7 @@ def test_one_unusable_engine_does_not_hold_back_the_others() -> None:
     engine = ServerConfig(engine=EngineConfig(block_size=4, blocks=64), model="m")
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet(1, engine))
-        silent = stack.enter_context(FakeEngine(SILENT))
+        silent = stack.enter_context(Engine(SILENT))
         service = stack.enter_context(Service([f"a={fleet[0].url}", f"silent={silent.url}"], config=CONFIG))
         service.wait_ready(60)
         for path in ("/ready", "/ready?strict=1"):

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import Publisher, stored
+from tests.support.waiting import until
 from tools.docs.metrics import served
 
 import kvatlas
@@ -24,17 +26,7 @@ from kvatlas.service.config import Config, HttpConfig, SitesConfig
 from kvatlas.sim.server.ports import free_block
 from kvatlas.sites import SitePublisher
 
-from .dialect.tools import (
-    DEADLINE,
-    MODEL,
-    Answer,
-    Connection,
-    Publisher,
-    ask,
-    running,
-    stored,
-    until,
-)
+from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running
 from .http_tools import BYTES, QUERY, TOKENS, query, register
 
 # Who may ask

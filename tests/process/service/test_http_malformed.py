@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterator
 
 import pytest
-import zmq
+from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 
-from .dialect.tools import BLOCK_SIZE, MODEL, Connection, Publisher, ask, running, stored, until
+from .dialect.tools import MODEL, Connection, ask, running
 
 TOKENS = list(range(100, 116))
 GOOD = {"model_name": MODEL, "token_ids": TOKENS}
@@ -202,16 +203,12 @@ def raw() -> Iterator[tuple[bytes, set[int]]]:
 
 @pytest.fixture(scope="module")
 def service() -> Iterator[Service]:
-    with running() as service, zmq.Context() as context:
-        engine = Publisher(context)
-        try:
-            ask(service.address, "POST", "/register", REGISTER | {"instance_id": 1, "endpoint": engine.endpoint})
-            engine.wait_for_subscriber()
-            engine.publish(stored([1, 2, 3], TOKENS[:12]))
-            until(lambda: is_right(service))
-            yield service
-        finally:
-            engine.close()
+    with running() as service, Publisher() as engine:
+        ask(service.address, "POST", "/register", REGISTER | {"instance_id": 1, "endpoint": engine.endpoint})
+        engine.wait_for_reader()
+        engine.publish(stored([1, 2, 3], TOKENS[:12]))
+        until(lambda: is_right(service))
+        yield service
 
 
 def is_right(service: Service) -> bool:

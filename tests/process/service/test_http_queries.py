@@ -11,22 +11,15 @@ from typing import Any
 
 import pytest
 from tests.support import stable
+from tests.support.engine import BLOCK_SIZE, Publisher, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import BlockIndex, content_hashes
 from kvatlas._native import Service
 from kvatlas.errors import ServiceError
 from kvatlas.types import Tier
 
-from .dialect.tools import (
-    BLOCK_SIZE,
-    DEADLINE,
-    MODEL,
-    Publisher,
-    ask,
-    removed,
-    stored,
-    until,
-)
+from .dialect.tools import DEADLINE, MODEL, ask
 from .http_tools import TOKENS, query, register, until_scores
 
 # Registration

@@ -10,18 +10,19 @@ from __future__ import annotations
 import base64
 import gzip
 import json
-import struct
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine import Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
 from kvatlas.client import Client, Query
 
-from .dialect.tools import MODEL, Publisher, ask, stored, until
+from .dialect.tools import MODEL, ask
 from .http_tools import register
 
 RECORDINGS = Path(__file__).parent / "recordings"
@@ -52,11 +53,11 @@ class Engine:
         self.service = service
         self.publisher = publisher
         assert register(service, "e", publisher.endpoint, block_size=BLOCK).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
 
     def publish(self, record: dict[str, Any]) -> None:
         payload = base64.b64decode(record["payload"])
-        self.publisher.socket.send_multipart([b"", struct.pack(">Q", record["seq"]), payload])
+        self.publisher.send(record["seq"], payload)
 
     def stream(self) -> dict[str, Any]:
         workers = ask(self.service.address, "GET", "/workers").json

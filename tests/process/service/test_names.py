@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas._native import Service
 from kvatlas.client import AsyncClient, Client, Query
 
-from .dialect.tools import BLOCK_SIZE, MODEL, Answer, Publisher, ask, stored, until
+from .dialect.tools import MODEL, Answer, ask
 from .http_tools import TOKENS, query, register, until_scores
 
 NAMES: dict[str, Any] = {"aliases": ["alias", "other"], "adapters": ["sql"]}

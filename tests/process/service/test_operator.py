@@ -9,12 +9,13 @@ import time
 from collections.abc import Iterator
 
 import pytest
-import zmq
+from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
 
 import kvatlas
 from kvatlas._native import Service
 
-from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, Publisher, ask, running, stored, until
+from .dialect.tools import DEADLINE, MODEL, Answer, ask, running
 from .process import address_of, serving
 
 PARENT = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01"
@@ -23,10 +24,8 @@ TOKENS = list(range(4))
 
 @pytest.fixture
 def publisher() -> Iterator[Publisher]:
-    with zmq.Context() as context:
-        made = Publisher(context)
+    with Publisher() as made:
         yield made
-        made.close()
 
 
 def metrics(service: Service) -> dict[str, float]:
@@ -60,14 +59,14 @@ def test_lags_are_counted_and_grow_while_an_engine_is_silent(publisher: Publishe
     with running({"probe_interval": 0.3, "replay_timeout": 0.1}) as service:
         silent = about | {"replay_endpoint": "tcp://127.0.0.1:9"}
         assert ask(service.address, "POST", "/register", silent).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
 
         def brings() -> bool:
-            publisher.publish(stored([publisher.seq], TOKENS))
+            publisher.publish(stored([publisher.next_seq], TOKENS))
             return metrics(service)["kvatlas_event_lag_seconds_count"] >= 3
 
         until(brings)
-        until(lambda: metrics(service)["kvatlas_event_lag_seconds_count"] == publisher.seq)
+        until(lambda: metrics(service)["kvatlas_event_lag_seconds_count"] == publisher.next_seq)
         found = metrics(service)
         lag = 'kvatlas_stream_lag_seconds{worker="1",rank="0"}'
         assert found['kvatlas_event_lag_seconds_bucket{le="+Inf"}'] == found["kvatlas_event_lag_seconds_count"]
@@ -144,7 +143,7 @@ def test_an_engine_that_restarts_is_a_warning_and_its_return_is_not(publisher: P
     with serving("--log", "json") as process:
         address, log = address_of(process)
         assert ask(address, "POST", "/register", about).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
 
         def stream() -> dict[str, object]:
             return dict(ask(address, "GET", "/workers").json[0]["streams"]["0"])
@@ -152,7 +151,7 @@ def test_an_engine_that_restarts_is_a_warning_and_its_return_is_not(publisher: P
         for seq in range(5):
             publisher.publish(stored([seq], [seq] * BLOCK_SIZE))
         until(lambda: stream()["seq"] == 4 and stream()["trusted"])
-        publisher.seq = 0
+        publisher.restart()
         publisher.publish(stored([100], TOKENS))
         until(lambda: stream()["epoch"] == 1 and stream()["trusted"])
         process.send_signal(signal.SIGTERM)

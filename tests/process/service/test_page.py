@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
+from tests.support.engine import Publisher, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 
-from .dialect.tools import DEADLINE, Publisher, ask, running, stored, until
+from .dialect.tools import DEADLINE, ask, running
 from .http_tools import register
 
 ASSETS = Path(__file__).resolve().parents[3] / "crates/ui/assets"
@@ -30,12 +31,10 @@ def service() -> Iterator[Service]:
 
 @pytest.fixture
 def engine(service: Service) -> Iterator[Publisher]:
-    with zmq.Context() as context:
-        publisher = Publisher(context)
+    with Publisher() as publisher:
         assert register(service, "w", publisher.endpoint).status == 201
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
         yield publisher
-        publisher.close()
 
 
 class PageClient:

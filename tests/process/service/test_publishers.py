@@ -5,20 +5,19 @@ from __future__ import annotations
 import contextlib
 import socket
 import struct
-import threading
 import time
 from collections.abc import Iterator
-from typing import Any, Self
+from typing import Any
 
-import msgspec
 import pytest
-import zmq
+from tests.support.engine import BLOCK_SIZE, Publisher, payload, stored
+from tests.support.waiting import until
 
 from kvatlas._native import Service
 from kvatlas.client import Client
 from kvatlas.sim.server.ports import free_block
 
-from .dialect.tools import BLOCK_SIZE, DEADLINE, MODEL, Answer, Connection, ask, running, stored, until
+from .dialect.tools import DEADLINE, MODEL, Answer, Connection, ask, running
 
 FAST: dict[str, Any] = {"reconnect_min": 0.02, "probe_interval": 0.2, "reorder_grace": 0.02, "settle_timeout": 0.5}
 
@@ -30,60 +29,22 @@ def bound(**streams: Any) -> Iterator[tuple[Service, int]]:
         yield service, port
 
 
-class Engine:
+class Engine(Publisher):
     """An engine whose publisher connects, with blocks of its own, and with a replay socket if asked for."""
 
     def __init__(self, port: int, topic: str, tokens: list[int], *, replay: bool = False) -> None:
-        self.topic, self.tokens = topic.encode(), tokens
-        self.batches: list[list[bytes]] = []
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._publisher = self._context.socket(zmq.XPUB)
-        self._publisher.linger = 0
-        self._publisher.reconnect_ivl = 20
-        self._publisher.connect(f"tcp://127.0.0.1:{port}")
-        self._stop = threading.Event()
-        self.replay_endpoint: str | None = None
-        self._thread: threading.Thread | None = None
-        if replay:
-            router = self._context.socket(zmq.ROUTER)
-            router.linger = 0
-            self.replay_endpoint = f"tcp://127.0.0.1:{router.bind_to_random_port('tcp://127.0.0.1')}"
-            self._thread = threading.Thread(target=self._serve, args=[router])
-            self._thread.start()
+        replay_endpoint = "tcp://127.0.0.1:*" if replay else None
+        super().__init__(f"tcp://127.0.0.1:{port}", replay_endpoint, topic=topic.encode(), connect=True)
+        self.tokens = tokens
 
-    def _serve(self, router: zmq.Socket[bytes]) -> None:
-        while not self._stop.is_set():
-            if router.poll(20):
-                identity, empty, start = router.recv_multipart()
-                for batch in self.batches[struct.unpack(">Q", start)[0] :]:
-                    router.send_multipart([identity, empty, *batch])
-                router.send_multipart([identity, empty, b"", b"\xff" * 8, b""])
-        router.close()
+    def grow(self, *, live: bool = True) -> None:
+        """Announces one block more of its chain."""
+        self.publish(self.block(self.next_seq), live=live, rank=0)
 
-    def connected(self) -> Engine:
-        """Once somebody has subscribed: what is published before is lost."""
-        until(lambda: self._publisher.poll(50) and self._publisher.recv().startswith(b"\x01"))
-        return self
-
-    def publish(self, *, live: bool = True) -> None:
-        """One block more of its chain."""
-        at = len(self.batches)
+    def block(self, at: int) -> dict[str, Any]:
+        first = self.tokens[0] * 1000
         tokens = self.tokens[at * BLOCK_SIZE : (at + 1) * BLOCK_SIZE]
-        event = stored([self.tokens[0] * 1000 + at], tokens, parent=self.tokens[0] * 1000 + at - 1 if at else None)
-        payload = msgspec.msgpack.encode([time.time(), [event], 0])
-        self.batches.append([self.topic, struct.pack(">Q", at), payload])
-        if live:
-            self._publisher.send_multipart(self.batches[-1])
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        if self._thread is not None:
-            self._thread.join()
-        self._publisher.close()
-        self._context.term()
+        return stored([first + at], tokens, parent=first + at - 1 if at else None)
 
 
 def register(service: Service, worker: str, port: int, topic: str, **more: Any) -> Answer:
@@ -123,9 +84,9 @@ def test_topics_tell_engines_apart() -> None:
         assert stream(service, "a")["state"] == "connecting"
         with Engine(port, "kv-a", chain(1)) as a, Engine(port, "kv-b", chain(500)) as b:
             for engine in (a, b):
-                engine.connected()
+                engine.wait_for_reader()
                 for _ in range(3):
-                    engine.publish()
+                    engine.grow()
             until(lambda: scores(service, a.tokens) == {"a": {"0": 3 * BLOCK_SIZE}})
             until(lambda: scores(service, b.tokens) == {"b": {"0": 3 * BLOCK_SIZE}})
             assert metric(service, "kvatlas_publishers") == 2
@@ -136,35 +97,35 @@ def test_topics_tell_engines_apart() -> None:
 def test_a_replay_socket_makes_it_whole() -> None:
     with bound() as (service, port), Engine(port, "kv-a", chain(1), replay=True) as engine:
         for _ in range(5):
-            engine.publish(live=False)  # before anybody listened
+            engine.grow(live=False)  # before anybody listened
         assert register(service, "a", port, "kv-a", replay_endpoint=engine.replay_endpoint).status == 201
-        engine.connected()
-        engine.publish()
+        engine.wait_for_reader()
+        engine.grow()
         until(lambda: scores(service, engine.tokens) == {"a": {"0": 6 * BLOCK_SIZE}})
         assert not stream(service, "a").get("partial")
-        engine.publish(live=False)  # lost
+        engine.grow(live=False)  # lost
         until(lambda: scores(service, engine.tokens) == {"a": {"0": 7 * BLOCK_SIZE}})
 
 
 def test_without_a_replay_socket_it_says_that_it_began_late() -> None:
     with bound() as (service, port), Engine(port, "kv-a", chain(1)) as engine:
         assert register(service, "a", port, "kv-a").status == 201
-        engine.publish(live=False)
-        engine.connected()
-        engine.publish()
+        engine.grow(live=False)
+        engine.wait_for_reader()
+        engine.grow()
         until(lambda: stream(service, "a").get("partial"))
 
 
 def test_an_unknown_topic_is_counted_and_known_later() -> None:
     with bound() as (service, port), Engine(port, "kv-late", chain(1), replay=True) as engine:
-        engine.connected()
+        engine.wait_for_reader()
         for _ in range(3):
-            engine.publish()
+            engine.grow()
         until(lambda: metric(service, "kvatlas_unknown_topic_batches_total") == 3)
         assert register(service, "a", port, "kv-late", replay_endpoint=engine.replay_endpoint).status == 201
         # It does not take another batch: the connection is known by the topic of those before.
         until(lambda: scores(service, engine.tokens) == {"a": {"0": 3 * BLOCK_SIZE}})
-        engine.publish()
+        engine.grow()
         until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
         assert metric(service, "kvatlas_unknown_topic_batches_total") == 3
 
@@ -172,8 +133,8 @@ def test_an_unknown_topic_is_counted_and_known_later() -> None:
 def test_a_prefix_of_a_topic_is_another_topic() -> None:
     with bound() as (service, port), Engine(port, "kv-a2", chain(1)) as engine:
         assert register(service, "a", port, "kv-a").status == 201
-        engine.connected()
-        engine.publish()
+        engine.wait_for_reader()
+        engine.grow()
         until(lambda: metric(service, "kvatlas_unknown_topic_batches_total") == 1)
         assert stream(service, "a")["state"] == "connecting"
 
@@ -182,14 +143,14 @@ def test_an_engine_that_restarts() -> None:
     with bound() as (service, port):
         with Engine(port, "kv-a", chain(1)) as engine:
             assert register(service, "a", port, "kv-a").status == 201
-            engine.connected()
+            engine.wait_for_reader()
             for _ in range(4):
-                engine.publish()
+                engine.grow()
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
         until(lambda: stream(service, "a")["state"] != "live")
         with Engine(port, "kv-a", chain(500)) as other:
-            other.connected()
-            other.publish()
+            other.wait_for_reader()
+            other.grow()
             until(lambda: scores(service, other.tokens) == {"a": {"0": BLOCK_SIZE}})
             assert scores(service, engine.tokens) == {}, "of the life before"
 
@@ -198,15 +159,15 @@ def test_two_publishers_with_one_topic_are_not_trusted() -> None:
     with bound() as (service, port):
         assert register(service, "a", port, "kv").status == 201
         with Engine(port, "kv", chain(1)) as one, Engine(port, "kv", chain(9000)) as other:
-            one.connected()
-            other.connected()
+            one.wait_for_reader()
+            other.wait_for_reader()
 
             one.tokens, other.tokens = chain(1, 400), chain(9000, 400)
 
             def conflict() -> bool:
-                if len(one.batches) < 400:
-                    one.publish()
-                    other.publish()
+                if one.next_seq < 400:
+                    one.grow()
+                    other.grow()
                 time.sleep(0.05)
                 found = stream(service, "a")
                 said = found["state"] == "conflict" and "two publishers" in found.get("last_error", "")
@@ -222,20 +183,20 @@ def test_a_second_publisher_is_not_taken_for_the_engine(behind: int) -> None:
     with bound() as (service, port):
         assert register(service, "a", port, "kv").status == 201
         with Engine(port, "kv", chain(1)) as engine:
-            engine.connected()
+            engine.wait_for_reader()
             for _ in range(4):
-                engine.publish()
+                engine.grow()
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
             with Engine(port, "kv", chain(9000)) as other:
-                other.batches = [*engine.batches, engine.batches[-1]][: 4 + behind]
-                other.connected()
-                other.publish()
+                other.restart(4 + behind)
+                other.wait_for_reader()
+                other.grow()
                 until(lambda: stream(service, "a")["counters"]["rivals"] >= 1)
                 found = stream(service, "a")
                 assert (found["state"], found["trusted"]) == ("conflict", False)
                 assert "two publishers" in found["last_error"]
                 assert metric(service, 'kvatlas_stream_rivals_total{worker="a",rank="0"}') >= 1
-                engine.publish()
+                engine.grow()
                 until(lambda: stream(service, "a")["seq"] == 4)
                 assert scores(service, engine.tokens) == {} == scores(service, other.tokens)
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 5 * BLOCK_SIZE}})
@@ -246,20 +207,20 @@ def test_a_second_publisher_is_not_taken_for_the_engine(behind: int) -> None:
 def test_the_replay_socket_shows_which_publisher_is_the_engine() -> None:
     with bound() as (service, port), Engine(port, "kv", chain(1), replay=True) as engine:
         assert register(service, "a", port, "kv", replay_endpoint=engine.replay_endpoint).status == 201
-        engine.connected()
+        engine.wait_for_reader()
         for _ in range(4):
-            engine.publish()
+            engine.grow()
         until(lambda: scores(service, engine.tokens) == {"a": {"0": 4 * BLOCK_SIZE}})
         with Engine(port, "kv", chain(9000)) as other:
-            other.batches = list(engine.batches)
-            other.connected()
-            other.publish()
+            other.restart(engine.next_seq)
+            other.wait_for_reader()
+            other.grow()
             until(lambda: stream(service, "a")["counters"]["rivals"] == 1)
             assert scores(service, engine.tokens) == {}
-            engine.publish()
+            engine.grow()
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 5 * BLOCK_SIZE}})
-            other.publish()
-            engine.publish()
+            other.grow()
+            engine.grow()
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 6 * BLOCK_SIZE}})
             assert scores(service, other.tokens) == {}
             assert stream(service, "a")["epoch"] == 0
@@ -276,12 +237,13 @@ def test_a_connection_that_nobody_has_any_more_gives_way() -> None:
         assert register(service, "a", port, "kv").status == 201
         with socket.create_connection(("127.0.0.1", port), DEADLINE) as lost:
             # The engine's, before the network failed: it answers nothing any more, and does not end.
-            engine.publish(live=False)
-            frames = engine.batches[0]
+            engine.grow(live=False)
+            frames = [b"kv", bytes(8), payload(engine.block(0), rank=0)]
             sent = b"".join(bytes([int(at < 2), len(frame)]) + frame for at, frame in enumerate(frames))
             lost.sendall(greeting() + sent)
             until(lambda: scores(service, engine.tokens) == {"a": {"0": BLOCK_SIZE}})
-            engine.connected().publish()
+            engine.wait_for_reader()
+            engine.grow()
             until(lambda: stream(service, "a")["counters"]["rivals"] == 1)
             assert not stream(service, "a")["trusted"]
             until(lambda: scores(service, engine.tokens) == {"a": {"0": 2 * BLOCK_SIZE}})
@@ -293,20 +255,20 @@ def test_what_a_number_alone_says_is_marked_and_left_out_if_asked_for() -> None:
         assert register(service, "a", port, "kv").status == 201
         assert register(service, "b", port, "kv-b").status == 201
         with Engine(port, "kv-b", chain(1)) as other:
-            other.connected()
-            other.publish()
+            other.wait_for_reader()
+            other.grow()
             with Engine(port, "kv", chain(1)) as engine:
-                engine.connected()
+                engine.wait_for_reader()
                 for _ in range(10):
-                    engine.publish()
+                    engine.grow()
                 until(lambda: scores(service, engine.tokens).get("a") == {"0": 10 * BLOCK_SIZE})
                 assert "unverified" not in asked(service, engine.tokens)
             until(lambda: "a" not in scores(service, engine.tokens))
             with Engine(port, "kv", chain(9000)) as restarted:
                 # It holds nothing of what is known, and counts on: nobody can tell.
-                restarted.batches = list(engine.batches)
-                restarted.connected()
-                restarted.publish()
+                restarted.restart(engine.next_seq)
+                restarted.wait_for_reader()
+                restarted.grow()
                 until(lambda: "a" in scores(service, engine.tokens))
                 marked = asked(service, engine.tokens)
                 assert marked["unverified"] == [{"instance_id": "a", "dp_rank": 0}]
@@ -343,7 +305,7 @@ def test_addresses_that_are_not_allowed_are_refused() -> None:
         assert register(service, "a", port, "kv-a").status == 201, "nothing is connected to"
         name = 'kvatlas_publishers_refused_total{reason="not_allowed"}'
         until(lambda: metric(service, name) > 1)
-        engine.publish()
+        engine.grow()
         assert metric(service, "kvatlas_publishers") == 0
         assert stream(service, "a")["state"] == "connecting"
 
@@ -365,8 +327,8 @@ def test_strangers_hold_no_place() -> None:
                 pass
         assert register(service, "a", port, "kv-a").status == 201
         with Engine(port, "kv-a", chain(1)) as engine:
-            engine.connected()
-            engine.publish()
+            engine.wait_for_reader()
+            engine.grow()
             until(lambda: scores(service, engine.tokens) == {"a": {"0": BLOCK_SIZE}})
 
 

@@ -10,8 +10,7 @@ import json
 import random
 import struct
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from typing import Any
 import pytest
 import zmq
 from tests.support.forked import ForkedCommand
+from tests.support.waiting import until
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
@@ -74,13 +74,6 @@ class Node:
     def end(self) -> None:
         self.process.kill()
         self.process.wait()
-
-
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.02)
 
 
 @pytest.fixture

@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.engine.replaying import ReplayingEngine
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, HttpConfig, Service, replicas
@@ -18,8 +20,7 @@ from kvatlas.service.peer import fetch_from_any
 from kvatlas.sim.server.ports import free_block
 
 from .named import with_name
-from .replaying import ReplayingEngine
-from .test_snapshots import DEADLINE, equal, flags, until, workers
+from .test_snapshots import DEADLINE, equal, flags, workers
 
 NAME = "kvatlas-peers.test"
 

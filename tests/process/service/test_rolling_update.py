@@ -12,7 +12,7 @@ import random
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 from tests.support.forked import ForkedCommand
+from tests.support.waiting import until
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Query, ServerConfig
@@ -171,13 +172,6 @@ class Client:
         return True
 
 
-def until(condition: Callable[[], object], what: str) -> None:
-    end = time.monotonic() + DEADLINE
-    while not condition():
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.02)
-
-
 @pytest.fixture
 def fleet() -> Iterator[Fleet]:
     engine = EngineConfig(block_size=BLOCK, blocks=150, prefill_rate=1e6, decode_rate=1e5)
@@ -220,7 +214,7 @@ def test_replicas_are_replaced_one_after_the_other(fleet: Fleet, tmp_path: Path)
                     cluster.pods.remove(old)
                     new = Replica(f"127.0.0.{4 + number}", port, zone, engines, *peer)
                     cluster.pods.append(new)
-                    until(lambda new=new: new in cluster.ready, "ready")  # type: ignore[misc]
+                    until(lambda new=new: new in cluster.ready, "ready")
                     assert {stream["snapshot"]["from"] for stream in new.streams().values()} == {"peer"}
                     assert {stream["snapshot"]["outcome"] for stream in new.streams().values()} == {"kept"}
             except BaseException as error:  # noqa: BLE001 - raised by the test

@@ -7,12 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, DiscoveryConfig, HttpConfig, Service
 from kvatlas.service.discovery import Discovery
 
-from .fake_native import FakeNative, Starter, started, until
+from .fake_native import FakeNative, Starter, started
 
 BOTH: dict[str, Any] = {"model": "m", "block_size": 16}
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from socket import create_server
 
 import pytest
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 from kvatlas.client import AsyncClient, Client, Query
@@ -19,8 +20,6 @@ from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import EngineHandle, Fleet, Publisher, ServerConfig
 from kvatlas.wire import Stored, encode_batch
-
-from .fake_native import until
 
 BLOCK = 4
 FREE = "127.0.0.1:0"
@@ -252,7 +251,7 @@ def test_names_of_adapters_are_found_and_can_be_asked_for(service: Service, engi
 
 def test_prompts_that_begin_below_a_block_named_0_mark_the_stream() -> None:
     """LMCache/LMCache#2441: 0 as the parent where there is none."""
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher, Service(config=CONFIG) as service:
+    with Publisher() as publisher, Service(config=CONFIG) as service:
         client = service.client()
         client.register(
             "w", endpoint=publisher.endpoint, replay_endpoint=publisher.replay_endpoint, model="m", block_size=BLOCK

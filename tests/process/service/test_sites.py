@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
 import pytest
 from click.testing import CliRunner
+from tests.support.engine import Publisher, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import BlockIndex, content_hashes
 from kvatlas.cli import main
@@ -18,21 +19,11 @@ from kvatlas.errors import ClientError, ConfigError
 from kvatlas.service import Config, HttpConfig, Service, SitesConfig
 from kvatlas.sites import SitePublisher
 
-from .dialect.tools import Publisher, removed, stored
-
 BLOCK = 4
 GRAIN = 2
 MODEL = "m"
 TOKENS = list(range(1, 42))  # ten blocks and a bit
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any]) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end
-        time.sleep(0.01)
-    return given
 
 
 def above(unknown_after: float = 3600.0, **more: Any) -> Service:
@@ -86,7 +77,7 @@ def test_sites_push_what_their_engines_hold(top: Service, client: Client, publis
         for name, site, blocks in (("north", north, 7), ("south", south, 4)):
             engine = engines[name] = publishers()
             site.register("w", engine.endpoint, model=MODEL, block_size=BLOCK)
-            engine.wait_for_subscriber()
+            engine.wait_for_reader()
             engine.publish(stored(list(range(1, blocks + 1)), TOKENS[: BLOCK * blocks], block_size=BLOCK))
         until(lambda: bounds(client) == {"north": (24, 28), "south": (16, 20)})
         by_hash = client.sites(content_hashes=content_hashes(TOKENS, BLOCK), model=MODEL)

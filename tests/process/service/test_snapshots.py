@@ -6,18 +6,19 @@ import json
 import os
 import resource
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from tests.support.command import in_process
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine import Behaviour, Engine, Talk, head, reply
+from tests.support.engine.replaying import BLOCK, ReplayingEngine
+from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError, ServiceError
 from kvatlas.service import Config, HttpConfig, Service
@@ -25,17 +26,8 @@ from kvatlas.service.config import SnapshotConfig
 from kvatlas.service.peer import fetch
 
 from .process import address_of, serving
-from .replaying import BLOCK, ReplayingEngine
 
 DEADLINE = 60.0
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, f"not {what} in time"
-        time.sleep(0.01)
-    return given
 
 
 def workers(address: str) -> dict[str, dict[str, Any]]:
@@ -196,7 +188,7 @@ def test_a_peer_that_cannot_be_used_is_given_up() -> None:
     with ExitStack() as stack:
         engines = {"w0": stack.enter_context(ReplayingEngine(8, keeps=1_000))}
         engines["w0"].start()
-        peer = stack.enter_context(FakeEngine(refusing))
+        peer = stack.enter_context(Engine(refusing))
         for url, timeout in ((peer.url, 30.0), ("http://127.0.0.1:9", 0.5)):
             config = SnapshotConfig(peer=url, peer_timeout=timeout)
             with following(engines, snapshot=config) as service:
@@ -205,7 +197,7 @@ def test_a_peer_that_cannot_be_used_is_given_up() -> None:
                 metrics = httpx.get(f"{service.url}/metrics", timeout=DEADLINE).text
                 assert "kvatlas_snapshots_refused_total 1\n" in metrics
         junk = {"/snapshot": "no snapshot at all"}
-        other = stack.enter_context(FakeEngine(junk))
+        other = stack.enter_context(Engine(junk))
         with following(engines, snapshot=SnapshotConfig(peer=other.url)) as service:
             service.wait_ready(DEADLINE)
             metrics = httpx.get(f"{service.url}/metrics", timeout=DEADLINE).text
@@ -221,35 +213,17 @@ def bomb(size: int) -> bytes:
     )
 
 
-class Endless:
-    """Serves a snapshot without an end, as an answer that does not say how long it is, or as parts of very much."""
+def endless(sent: Counter[str], *, in_parts: bool) -> Behaviour:
+    """A snapshot without an end, as an answer that does not say how long it is, or as parts of very much."""
+    part = f"content-range: bytes 0-{(8 << 20) - 1}/{1 << 50}", 'etag: "1"'
 
-    def __init__(self, *, in_parts: bool) -> None:
-        self.sent = 0
-        outer = self
+    async def act(talk: Talk) -> None:
+        await talk.send(head("206 Partial Content", *part) if in_parts else head())
+        while True:
+            await talk.send(bytes(1 << 16))
+            sent["bytes"] += 1 << 16
 
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                self.send_response(206 if in_parts else 200)
-                if in_parts:
-                    self.send_header("Content-Range", f"bytes 0-{(8 << 20) - 1}/{1 << 50}")
-                    self.send_header("ETag", '"1"')
-                self.end_headers()
-                with suppress(OSError):
-                    while True:
-                        self.wfile.write(bytes(1 << 16))
-                        outer.sent += 1 << 16
-
-            def log_message(self, *args: object) -> None:
-                pass
-
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
-        threading.Thread(target=self._server.serve_forever, args=(0.01,)).start()
-
-    def close(self) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+    return act
 
 
 @pytest.mark.parametrize("what", ["bomb", "endless", "parts"])
@@ -257,20 +231,16 @@ def test_a_snapshot_of_a_peer_has_bounds(what: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         engines = {"w0": stack.enter_context(ReplayingEngine(8, keeps=1_000))}
         engines["w0"].start()
-        if what == "bomb":
-            sent = bomb(1 << 30)
-            assert len(sent) < 40_000
-            url = stack.enter_context(FakeEngine({"/snapshot": sent})).url
-        else:
-            endless = Endless(in_parts=what == "parts")
-            stack.callback(endless.close)
-            url = endless.url
-        process = Process("--peer-snapshot", url, "--snapshot-max-bytes", "32MiB", *flags(engines))
+        sent: Counter[str] = Counter()
+        snapshot = reply("200 OK", bomb(1 << 30)) if what == "bomb" else endless(sent, in_parts=what == "parts")
+        assert len(bomb(1 << 30)) < 40_000
+        peer = stack.enter_context(Engine({"/snapshot": snapshot}))
+        process = Process("--peer-snapshot", peer.url, "--snapshot-max-bytes", "32MiB", *flags(engines))
         stack.callback(process.kill)
         until(lambda: process.metric("kvatlas_snapshots_refused_total") == 1, "refused")
         until(lambda: workers(process.address)["w0"]["trusted"], "read from the engine")
-        if what != "bomb":
-            assert endless.sent < 64 << 20
+        assert peer.times("/snapshot")
+        assert sent["bytes"] < 64 << 20
         status = Path(f"/proc/{process.process.pid}/status").read_text()
         peak = int(status.partition("VmHWM:")[2].split()[0]) >> 10
         assert peak < 500, f"{peak} MiB"

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from tests.support.engine import BLOCK_SIZE, Publisher, stored
+from tests.support.waiting import until
+
 from kvatlas import content_hashes
 from kvatlas._native import Service
 from kvatlas.client import Client, Query
 
-from .dialect.tools import BLOCK_SIZE, MODEL, Publisher, ask, stored, until
+from .dialect.tools import MODEL, ask
 from .http_tools import TOKENS, query, until_scores
 
 # The last token of a prompt is always computed

@@ -5,12 +5,13 @@ import socket
 import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import count, pairwise
 
 import msgspec
 import pytest
+from tests.support.waiting import until
 
 from kvatlas.errors import InvalidArgumentError, SimulatedEngineError
 from kvatlas.sim.server import EngineHandle, Faults, Fleet
@@ -30,13 +31,6 @@ def last_seq(engine: EngineHandle) -> int:
     seq = engine.wait_quiet()[0].seq
     assert seq is not None
     return seq
-
-
-def until(condition: Callable[[], object]) -> None:
-    deadline = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def listens(port: int) -> bool:

@@ -78,6 +78,49 @@ def test_no_replay_socket() -> None:
         assert publisher.publish(b"x") == 0
 
 
+def test_a_reader_is_waited_for() -> None:
+    with Publisher() as publisher:
+        with pytest.raises(TimeoutError, match=f"no reader of {publisher.endpoint} came in 0 s"):
+            publisher.wait_for_reader(0)
+        for _ in range(2):
+            with Subscriber(publisher.endpoint) as subscriber:
+                publisher.wait_for_reader()
+                publisher.publish(b"first")
+                assert (subscriber.receive() or [])[-1] == b"first"
+
+
+def test_a_publisher_that_connects() -> None:
+    with zmq.Context() as context, context.socket(zmq.SUB) as reader:
+        port = reader.bind_to_random_port("tcp://127.0.0.1")
+        reader.subscribe(b"")
+        with Publisher(f"tcp://127.0.0.1:{port}", connect=True) as publisher:
+            waiting = threading.Thread(target=publisher.wait_for_reader)
+            waiting.start()
+            while waiting.is_alive():
+                reader.poll(5)  # only now it subscribes
+            publisher.publish(b"first")
+            assert reader.recv_multipart() == [b"", seq8(0), b"first"]
+            assert [number(frames) for frames in replay(publisher.replay_endpoint)] == [0]
+
+
+def test_batches_that_are_lost_or_have_a_number_of_their_own() -> None:
+    with Publisher() as publisher, Subscriber(publisher.endpoint) as subscriber:
+        publisher.wait_for_reader()
+        assert publisher.publish(b"lost", live=False) == 0
+        publisher.send(7, b"strange")
+        assert publisher.publish(b"next") == 1
+        assert [number(frames) for frames in subscriber.until(1)] == [7, 1]
+        assert [frames[-1] for frames in replay(publisher.replay_endpoint)] == [b"lost", b"next"]
+
+
+@pytest.mark.parametrize("first", [0, 100])
+def test_a_restart_keeps_nothing(first: int) -> None:
+    with filled(3) as publisher:
+        publisher.restart(first)
+        assert publisher.publish(b"new") == first
+        assert [(number(frames), frames[-1]) for frames in replay(publisher.replay_endpoint)] == [(first, b"new")]
+
+
 def test_a_taken_address_is_an_error() -> None:
     with Publisher() as publisher, pytest.raises(zmq.ZMQError):
         Publisher(endpoint="tcp://127.0.0.1:*", replay_endpoint=publisher.endpoint)

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from tests.support.fake_engine import FakeEngine
+from tests.support.engine import Engine
 
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError, TokenizerError
 from kvatlas.tokenize import AsyncEngineTokenizer, EngineTokenizer
@@ -35,22 +35,22 @@ def ask(request: pytest.FixtureRequest) -> Ask:
 
 
 def test_a_text(ask: Ask) -> None:
-    with FakeEngine({"/tokenize": ANSWER}, key="k") as engine:
+    with Engine({"/tokenize": ANSWER}, key="k") as engine:
         assert ask(engine.url + "/", "encode", "hello", made={"key": "k"}) == [1, 2, 3]
         made = {"key": "k", "model": "m"}
         assert ask(engine.url, "encode", "hello", made=made, add_special_tokens=False) == [1, 2, 3]
-    assert engine.bodies == [
+    assert [one.json for one in engine.received] == [
         {"prompt": "hello", "add_special_tokens": True},
         {"model": "m", "prompt": "hello", "add_special_tokens": False},
     ]
 
 
 def test_a_chat(ask: Ask) -> None:
-    with FakeEngine({"/tokenize": ANSWER}) as engine:
+    with Engine({"/tokenize": ANSWER}) as engine:
         assert ask(engine.url, "encode_chat", CHAT) == [1, 2, 3]
         more = {"tools": [{"a": 1}], "add_generation_prompt": False, "template_kwargs": {"enable_thinking": False}}
         assert ask(engine.url, "encode_chat", CHAT, **more) == [1, 2, 3]
-    assert engine.bodies == [
+    assert [one.json for one in engine.received] == [
         {"messages": CHAT, "add_generation_prompt": True},
         {
             "messages": CHAT,
@@ -74,7 +74,7 @@ def test_a_chat(ask: Ask) -> None:
     ],
 )
 def test_answers_that_are_not_tokens(ask: Ask, answer: Any, code: str, message: str) -> None:
-    with FakeEngine({"/tokenize": answer}) as engine, pytest.raises(TokenizerError) as caught:
+    with Engine({"/tokenize": answer}) as engine, pytest.raises(TokenizerError) as caught:
         ask(engine.url, "encode", "hello")
     assert message in str(caught.value)
     assert caught.value.code == code

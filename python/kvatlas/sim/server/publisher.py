@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from types import TracebackType
 from typing import Self
 
@@ -15,7 +16,8 @@ class Publisher:
     """Publishes payloads over PUB from any thread and answers replays from a thread of its own.
 
     Endpoints may leave the port to the system (`tcp://127.0.0.1:*`): `endpoint` and `replay_endpoint` tell the real
-    ones. No faults and no simulation: what is published is sent at once.
+    ones. With `connect` it connects to `endpoint`, where its reader listens. No faults and no simulation: what is
+    published is sent at once.
     """
 
     def __init__(
@@ -27,8 +29,11 @@ class Publisher:
         topic: bytes = b"",
         hwm: int = 100_000,
         old_replies: bool = False,
+        connect: bool = False,
     ) -> None:
-        config = SocketConfig(endpoint, replay_endpoint, topic, buffer_steps, hwm, old_replies)
+        config = SocketConfig(
+            endpoint, replay_endpoint, topic, buffer_steps, hwm, old_replies, connect, sees_readers=True
+        )
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
         self._sockets = EventSockets(self._context, config)
         try:
@@ -48,12 +53,34 @@ class Publisher:
         """The number of the next batch."""
         return self._sockets.next_seq
 
-    def publish(self, payload: bytes) -> int:
-        """Send one batch; returns its number."""
+    def wait_for_reader(self, timeout: float = 60.0) -> None:
+        """Wait until another reader has come: batches that are sent before are lost. Raises `TimeoutError`."""
+        end = time.monotonic() + timeout
+        while True:
+            with self._lock:
+                if self._sockets.reader_came():
+                    return
+            if time.monotonic() > end:
+                raise TimeoutError(f"no reader of {self.endpoint} came in {timeout:g} s")
+            time.sleep(0.002)
+
+    def publish(self, payload: bytes, *, live: bool = True) -> int:
+        """Send one batch; returns its number. If it is not `live`, it is lost on its way: only replays have it."""
         with self._lock:
             seq = self._sockets.record(payload)
-            self._sockets.send(seq, payload)
+            if live:
+                self._sockets.send(seq, payload)
         return seq
+
+    def send(self, seq: int, payload: bytes) -> None:
+        """Send a batch under any number. Replays do not have it, and the next number stays what it is."""
+        with self._lock:
+            self._sockets.send(seq, payload)
+
+    def restart(self, next_seq: int = 0) -> None:
+        """Go on as another process at the same addresses: nothing kept, numbers from `next_seq` on."""
+        with self._lock:
+            self._sockets.forget(next_seq)
 
     def close(self, linger: float = 1.0) -> None:
         """Stop; `linger`: seconds for what is still on its way to readers."""

@@ -20,7 +20,18 @@ END = b"\xff" * 8
 
 @dataclass(frozen=True, slots=True)
 class SocketConfig:
-    """Settings of the sockets. `replay_endpoint` None: no replays; `old_replies`: replies without a topic frame."""
+    """Settings of the sockets.
+
+    Attributes:
+        endpoint: The address of the live stream.
+        replay_endpoint: The address at which replays are asked for; None for no replays.
+        topic: Topic of the live stream.
+        buffer_steps: Batches kept for replays.
+        hwm: Batches that may wait for one reader of the live stream.
+        old_replies: Replies have no topic frame.
+        connect: The live stream connects to its endpoint, where a reader listens, instead of listening there.
+        sees_readers: The live stream can say whether a reader has come. It is an XPUB socket then; engines have PUB.
+    """
 
     endpoint: str
     replay_endpoint: str | None
@@ -28,6 +39,8 @@ class SocketConfig:
     buffer_steps: int = 10_000
     hwm: int = 100_000
     old_replies: bool = False
+    connect: bool = False
+    sees_readers: bool = False
 
 
 class EventSockets:
@@ -43,7 +56,9 @@ class EventSockets:
 
     def open(self) -> None:
         """Bind. Raises `zmq.ZMQError`, with nothing left open, if an address is taken."""
-        self._pub = self._bind(zmq.PUB, self.config.endpoint, self.config.hwm)
+        config = self.config
+        kind = zmq.XPUB if config.sees_readers else zmq.PUB
+        self._pub = self._make(kind, config.endpoint, config.hwm, connect=config.connect)
         try:
             self.open_replay()
         except zmq.ZMQError:
@@ -55,7 +70,7 @@ class EventSockets:
         endpoint = self.config.replay_endpoint
         if endpoint is not None and self.router is None:
             # A whole replay and its end marker fit, for one slow reader.
-            self.router = self._bind(zmq.ROUTER, endpoint, 2 * (self.config.buffer_steps + 1))
+            self.router = self._make(zmq.ROUTER, endpoint, 2 * (self.config.buffer_steps + 1))
 
     def close_replay(self) -> None:
         """Close the replay socket; the live one stays."""
@@ -70,9 +85,9 @@ class EventSockets:
             self._pub.close(linger=linger)
             self._pub = None
 
-    def forget(self) -> None:
-        """Begin again as in a new process: numbers from 0, nothing kept."""
-        self.next_seq = 0
+    def forget(self, next_seq: int = 0) -> None:
+        """Begin again as in a new process: nothing kept, numbers from `next_seq` on."""
+        self.next_seq = next_seq
         self._buffer.clear()
 
     @property
@@ -96,6 +111,13 @@ class EventSockets:
         """Send a batch to whoever listens now."""
         if self._pub is not None:
             self._pub.send_multipart((self.config.topic, seq.to_bytes(8), payload))
+
+    def reader_came(self) -> bool:
+        """True if a reader has come since this was last asked. Only for sockets that see their readers."""
+        came = False
+        while self._pub is not None and not came and self._pub.poll(0):
+            came = self._pub.recv().startswith(b"\x01")
+        return came
 
     def kept(self, start: int) -> list[tuple[int, bytes]]:
         """The kept batches from number `start` on."""
@@ -132,13 +154,17 @@ class EventSockets:
         last = (identity, b"") if self.config.old_replies else (identity, b"", b"")
         router.send_multipart((*last, END, b""))
 
-    def _bind(self, kind: int, endpoint: str, hwm: int) -> zmq.Socket[bytes]:
+    def _make(self, kind: int, endpoint: str, hwm: int, *, connect: bool = False) -> zmq.Socket[bytes]:
         socket = self._context.socket(kind)
         try:
             socket.setsockopt(zmq.SNDHWM, hwm)
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.IPV6, int("[" in endpoint))
-            socket.bind(endpoint)
+            if connect:
+                socket.setsockopt(zmq.RECONNECT_IVL, 20)  # milliseconds
+                socket.connect(endpoint)
+            else:
+                socket.bind(endpoint)
         except zmq.ZMQError:
             socket.close(linger=0)
             raise

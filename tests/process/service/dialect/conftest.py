@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
-import zmq
+from tests.support.engine import BLOCK_SIZE, Publisher
+from tests.support.waiting import until
 
 from kvatlas.sim.server.ports import free_block
 
-from .tools import BLOCK_SIZE, MODEL, Answer, Publisher, ask, running, until
+from .tools import MODEL, Answer, ask, running
 
 PEER = "KVATLAS_DYNAMO_PYTHON"
 
@@ -23,8 +25,7 @@ class Subject:
 
     name: str
     address: str
-    context: zmq.Context[zmq.Socket[bytes]]
-    publishers: list[Publisher] = field(default_factory=list)
+    stack: ExitStack
 
     def ask(self, method: str, path: str, body: object = None, **more: Any) -> Answer:
         return ask(self.address, method, path, body, **more)
@@ -33,8 +34,7 @@ class Subject:
         return self.ask("POST", path, {"model_name": MODEL} | body)
 
     def publisher(self) -> Publisher:
-        self.publishers.append(Publisher(self.context))
-        return self.publishers[-1]
+        return self.stack.enter_context(Publisher())
 
     def engine(self, instance: int, **more: Any) -> Publisher:
         """A registered engine, to whose events the service has subscribed."""
@@ -42,7 +42,7 @@ class Subject:
         body = {"instance_id": instance, "endpoint": publisher.endpoint, "block_size": BLOCK_SIZE} | more
         answer = self.post("/register", **body)
         assert answer.status == 201, answer
-        publisher.wait_for_subscriber()
+        publisher.wait_for_reader()
         return publisher
 
     def scores(self, path: str = "/query", **query: Any) -> dict[str, dict[str, int]]:
@@ -84,19 +84,13 @@ def peer(own_variables: dict[str, str]) -> Iterator[str]:
 
 @pytest.fixture(params=["kvatlas", "dynamo"])
 def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
-    with zmq.Context() as context:
+    with ExitStack() as stack:
         if request.param == "kvatlas":
-            with running() as service:
-                subject = Subject(request.param, service.address, context)
-                yield subject
-                for publisher in subject.publishers:
-                    publisher.close()
+            yield Subject(request.param, stack.enter_context(running()).address, stack)
             return
-        subject = Subject(request.param, request.getfixturevalue("peer"), context)
+        subject = Subject(request.param, request.getfixturevalue("peer"), stack)
         yield subject
         # One process serves all tests: the next finds it as this one did.
         for worker in subject.ask("GET", "/workers").json:
             body = {key: worker[key] for key in ("instance_id", "model_name", "routing_group")}
             subject.ask("POST", "/unregister", body)
-        for publisher in subject.publishers:
-            publisher.close()

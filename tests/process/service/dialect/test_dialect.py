@@ -7,11 +7,13 @@ import json
 from typing import Any
 
 import pytest
+from tests.support.engine import BLOCK_SIZE, removed, stored
+from tests.support.waiting import until
 
 from kvatlas import content_hashes
 
 from .conftest import Subject
-from .tools import BLOCK_SIZE, MODEL, removed, stored, until
+from .tools import MODEL
 
 TOKENS = list(range(100, 124))
 PREFIX: dict[str, Any] = {"token_ids": TOKENS}

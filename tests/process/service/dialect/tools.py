@@ -1,18 +1,13 @@
-"""Tools that the tests of the HTTP side share: the service in this process, an engine's publisher, a client."""
+"""Tools that the tests of the HTTP side share: the service in this process, and a client."""
 
 from __future__ import annotations
 
 import contextlib
 import json
 import socket
-import struct
-import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any, Self
-
-import msgspec
-import zmq
 
 from kvatlas._native import Service
 
@@ -20,7 +15,6 @@ DEADLINE = 60.0
 """Long after which something that should happen has not, in seconds."""
 
 MODEL = "m"
-BLOCK_SIZE = 4
 
 
 @contextlib.contextmanager
@@ -147,69 +141,3 @@ def ask(address: str, method: str, path: str, body: object = None, *, headers: d
     """One request on a connection of its own."""
     with Connection(address) as connection:
         return connection.ask(method, path, body, headers=headers)
-
-
-def stored(
-    hashes: Sequence[int],
-    tokens: Sequence[int],
-    *,
-    parent: int | None = None,
-    block_size: int = BLOCK_SIZE,
-    medium: str = "GPU",
-    lora: str | None = None,
-) -> dict[str, Any]:
-    """The event of vLLM that says that blocks were cached."""
-    return {
-        "type": "BlockStored",
-        "block_hashes": list(hashes),
-        "parent_block_hash": parent,
-        "token_ids": list(tokens),
-        "block_size": block_size,
-        "lora_id": None,
-        "medium": medium,
-        "lora_name": lora,
-    }
-
-
-def removed(hashes: Sequence[int], *, medium: str = "GPU") -> dict[str, Any]:
-    """The event of vLLM that says that blocks were evicted."""
-    return {"type": "BlockRemoved", "block_hashes": list(hashes), "medium": medium}
-
-
-@dataclass
-class Publisher:
-    """An engine's PUB socket, which knows when somebody has subscribed to it."""
-
-    context: zmq.Context[zmq.Socket[bytes]]
-    seq: int = 0
-    socket: zmq.Socket[bytes] = field(init=False)
-    endpoint: str = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.socket = self.context.socket(zmq.XPUB)
-        self.socket.setsockopt(zmq.LINGER, 0)
-        port = self.socket.bind_to_random_port("tcp://127.0.0.1")
-        self.endpoint = f"tcp://127.0.0.1:{port}"
-
-    def wait_for_subscriber(self) -> None:
-        """Until somebody listens: what is published before is lost."""
-        assert self.socket.poll(int(DEADLINE * 1e3)), "nobody subscribed"
-        assert self.socket.recv().startswith(b"\x01")
-
-    def publish(self, *events: dict[str, Any] | list[Any], rank: int | None = None) -> None:
-        """One batch."""
-        payload = msgspec.msgpack.encode([time.time(), list(events), rank])
-        self.socket.send_multipart([b"", struct.pack(">Q", self.seq), payload])
-        self.seq += 1
-
-    def close(self) -> None:
-        self.socket.close()
-
-
-def until(condition: Any) -> Any:
-    """Wait until the condition gives something, and return that."""
-    end = time.monotonic() + DEADLINE
-    while not (given := condition()):
-        assert time.monotonic() < end, "it did not happen in time"
-        time.sleep(0.005)
-    return given

@@ -1,17 +1,14 @@
-"""An engine with both sockets in a thread: publishes what happens to a small random cache, and answers for replays."""
+"""An engine that publishes whatever happens to a small random cache: tiers, copies, salts."""
 
 from __future__ import annotations
 
 import random
 import threading
 import time
-from types import TracebackType
 from typing import Self
 
-import zmq
-
 from kvatlas._native import Cleared, Removed, Stored, encode_batch
-from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
+from kvatlas.sim.server import Publisher
 from kvatlas.types import Tier
 
 BLOCK = 4
@@ -73,11 +70,8 @@ class ReplayingEngine:
     def __init__(self, seed: int, *, keeps: int, rate: float = 200.0) -> None:
         self.cache = Cache(seed)
         self.rate = rate
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        config = SocketConfig("tcp://127.0.0.1:*", "tcp://127.0.0.1:*", buffer_steps=keeps)
-        self.sockets = EventSockets(self._context, config)
-        self.sockets.open()
-        self.endpoint, self.replay_endpoint = self.sockets.endpoint, self.sockets.replay_endpoint
+        self._publisher = Publisher(buffer_steps=keeps)
+        self.endpoint, self.replay_endpoint = self._publisher.endpoint, self._publisher.replay_endpoint
         self._lock = threading.Lock()
         self._ended = threading.Event()
         self.paused = threading.Event()
@@ -95,40 +89,30 @@ class ReplayingEngine:
     def restart(self) -> None:
         """Go on as another process at the same addresses: an empty cache, numbers from 0."""
         with self._lock:
-            self.sockets.forget()
+            self._publisher.restart()
             self.cache = Cache(self.cache.random.randrange(1 << 30))
 
     @property
     def last_seq(self) -> int:
         with self._lock:
-            return self.sockets.next_seq - 1
+            return self._publisher.next_seq - 1
 
     def _publish(self) -> None:
         events = [self.cache.event() for _ in range(self.cache.random.randint(1, 4))]
-        payload = encode_batch(events, timestamp=time.time())
-        self.sockets.send(self.sockets.record(payload), payload)
+        self._publisher.publish(encode_batch(events, timestamp=time.time()))
 
     def _run(self) -> None:
-        due = time.monotonic()
-        while not self._ended.is_set():
+        pause = random.Random(1)
+        while not self._ended.wait(pause.expovariate(self.rate)):
             with self._lock:
-                while (request := self.sockets.request()) is not None:
-                    start = wanted(request)
-                    if start is not None:
-                        self.sockets.answer(request, self.sockets.kept(start))
-                if not self.paused.is_set() and time.monotonic() >= due:
+                if not self.paused.is_set():
                     self._publish()
-                    due += self.cache.random.expovariate(self.rate)
-            time.sleep(0.001)
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        self.sockets.close()
-        self._context.destroy(linger=0)
+        self._publisher.close()
