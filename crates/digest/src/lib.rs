@@ -19,6 +19,7 @@
 //! | `publisher.rs` | a site's side: what came and went since the last digest |
 //! | `table.rs`, `sets.rs` | prefix hash to set of sites, in 12 bytes and a little room |
 //! | `trust.rs` | how far a site's claims have held |
+//! | `status.rs` | how each site does, and the counts of all |
 //! | `sites.rs` | many sites' digests, and the answer |
 //!
 //! No I/O and no clock: the caller says what time it is.
@@ -29,6 +30,7 @@ mod message;
 mod publisher;
 mod sets;
 mod sites;
+mod status;
 mod table;
 mod trust;
 
@@ -37,5 +39,6 @@ pub use marks::{marks_of_prompt, marks_of_rank};
 pub use message::Digest;
 pub use publisher::{LookCounts, Publisher};
 pub use sets::MAX_SITES;
-pub use sites::{Answer, Counts, DigestEffect, Level, SiteStatus, Sites, State};
+pub use sites::{Answer, DigestEffect, Level, Sites};
+pub use status::{Counts, SiteStatus, State};
 pub use trust::Proof;

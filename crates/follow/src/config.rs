@@ -102,12 +102,8 @@ const DEFAULTS: &str = include_str!("../defaults.json");
 
 impl Default for Config {
     /// The defaults, for programs and tests in Rust: no engines, nothing kept, and no other service.
-    ///
-    /// # Panics
-    /// If the file of defaults is not a configuration: tests read it.
-    #[expect(clippy::panic, reason = "the file is part of the program, and tests read it")]
     fn default() -> Self {
-        serde_json::from_str(DEFAULTS).unwrap_or_else(|error| panic!("defaults.json: {error}"))
+        kvatlas_settings::defaults(DEFAULTS)
     }
 }
 

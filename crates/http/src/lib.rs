@@ -4,7 +4,9 @@
 //! server ──▶ places ──▶ connection (watch, half_close, heads, streams) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
 //! ```
 //!
-//! * [`server`]: listening, accepting, and the threads that serve.
+//! * [`server`]: listening, and the threads that serve.
+//! * `listener`: accepting connections, each of which is served for as long as it is open.
+//! * `handler`: whoever answers, and what it shares with the server.
 //! * `places`: room for connections; those without a key give way.
 //! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
 //! * [`gate`]: keys, certificates, and the hosts that a request may name.
@@ -21,9 +23,11 @@ mod content;
 mod counts;
 pub mod gate;
 mod half_close;
+mod handler;
 mod heads;
 mod keys;
 mod limits;
+mod listener;
 mod memory;
 pub mod metrics;
 mod note;
@@ -45,11 +49,12 @@ pub use body::{BodyFault, BodyLimits, RequestBody};
 pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
+pub use handler::{Call, Front, Handler, ListenerKind};
 pub use keys::Access;
 pub use kvatlas_settings::Secret;
 pub use memory::Memory;
 pub use places::Place;
-pub use server::{Call, Front, Handler, ListenerKind, Server, Threads};
+pub use server::{Server, Threads};
 
 /// A server could not be started, or a file of its configuration cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -23,7 +23,7 @@
 //!   that a query goes through, put in a row, *are* its answer (`find.rs`).
 //! - **Sets** of holders are one word each; equal sets are equal words (`sets/`, `raw/set.rs`).
 //! - **Names**: the engines' block hashes lead to positions, in one table for all workers while they agree, in a table
-//!   of its own for a worker that does not (`writer/names.rs`).
+//!   of its own for a worker that does not (`writer/private_names.rs`).
 //! - **Readers** take no lock and write to nothing they share with other readers but a counter of their own
 //!   (`raw/reclaim.rs`). One writer at a time changes things under them (`writer/`).
 //!

@@ -4,11 +4,15 @@
 //! offset) names a block for as long as anyone holds it. A chain that diverges after `fork` blocks of a run becomes a
 //! child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
 
+mod children;
+mod next_children;
+
 use std::mem;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use self::next_children::NextChildren;
 use crate::chunked::ChunkedList;
 use crate::forks::Forks;
 use crate::pages::{NO_PAGE, PAGE, Pages};
@@ -16,19 +20,12 @@ use crate::position::{Place, Position, ROOT};
 use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, SwapCell, WriterToken, prefetch};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
-use crate::steps::step;
 
 /// A longer chain goes on in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
 /// A run of fewer blocks grows by more than an eighth at once.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
-/// Of so few runs, a table of children is made at once.
-const FEW: usize = 1 << 9;
-/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
-/// much fuller than it should be.
-const PACE: usize = 16;
-
 /// Entry of a run: what the writer knows of it beyond what readers see.
 struct Entry {
     /// The run; none for a free number.
@@ -363,88 +360,6 @@ impl Runs {
         id
     }
 
-    /// Children of the root are too many to list, and nothing needs the list.
-    fn hang(&mut self, id: u32, place: Place) {
-        if place.run == ROOT {
-            return;
-        }
-        let parent = &mut self.entries[place.run as usize];
-        if parent.forks.is_none() {
-            parent.run.as_ref().expect("live").head().set_has_children(true, &mut self.token);
-        }
-        let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
-        let forks = parent.forks.get_or_insert_default();
-        let is_listed = forks.lists_next();
-        let next = if is_listed {
-            forks.add(place.blocks, id)
-        } else {
-            forks.add_unlisted();
-            None
-        };
-        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
-        self.entries[id as usize].listed = is_listed;
-        if let Some(next) = next {
-            self.entries[id as usize].next = next;
-            self.entries[next as usize].previous = id;
-        }
-    }
-
-    fn unhang(&mut self, id: u32, place: Place) {
-        if place.run == ROOT {
-            return;
-        }
-        let Entry { next, previous, listed, .. } = self.entries[id as usize];
-        if next != NO_RUN {
-            self.entries[next as usize].previous = previous;
-        }
-        if previous != NO_RUN {
-            self.entries[previous as usize].next = next;
-        }
-        let parent = &mut self.entries[place.run as usize];
-        let forks = parent.forks.as_mut().expect("a child's parent lists it");
-        let before = forks.bytes();
-        match (listed, previous) {
-            (false, _) => forks.remove_unlisted(),
-            (true, NO_RUN) => forks.remove_first(place.blocks, (next != NO_RUN).then_some(next)),
-            (true, _) => forks.remove(),
-        }
-        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
-        if forks.is_empty() {
-            self.fork_bytes -= forks.bytes();
-            parent.forks = None;
-            parent.run.as_ref().expect("live").head().set_has_children(false, &mut self.token);
-        }
-    }
-
-    /// True if a run has children that it does not list.
-    #[inline]
-    pub(crate) fn has_unlisted(&self, id: u32) -> bool {
-        self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
-    }
-
-    /// Place where a run hangs that is not listed with its siblings.
-    #[inline]
-    pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
-        (!self.entries[id as usize].listed).then(|| self.origin(id))
-    }
-
-    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
-    /// (true).
-    pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
-        let Some(forks) = &self.entries[id as usize].forks else { return false };
-        for first in forks.between(blocks, most) {
-            let mut child = first;
-            while child != NO_RUN {
-                step();
-                if f(child) {
-                    return true;
-                }
-                child = self.entries[child as usize].next;
-            }
-        }
-        false
-    }
-
     /// Makes `levels` the run's levels and cuts off what nobody holds any more.
     pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
@@ -496,55 +411,6 @@ impl Runs {
             self.entries = Entry::of_root();
             self.free = ChunkedList::default();
         }
-    }
-
-    /// Keeps the table of children between a quarter and all of its room full, or about as large as it takes to make the
-    /// next one in time where few are left of many runs. A large one is made a few runs at a time, while the old one goes
-    /// on, and shown to readers when it is complete; returns whether one was.
-    pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
-        // So many come at most while all numbers of runs are gone through, twice over.
-        let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
-        let wanted = self.live.max(least);
-        if self.next_children.is_none() {
-            let room = self.shown.children.get(&self.token).room();
-            if wanted <= room && (wanted * 4 >= room || room <= 64) {
-                return false;
-            }
-            let table = Children::with_room_for(wanted * 2 + 6, &self.token);
-            self.next_children = Some(NextChildren { table, until: 0 });
-        }
-        if self.live == 0
-            && let Some(next) = &mut self.next_children
-        {
-            // Nothing is left to be looked for: a new one is complete.
-            *next = NextChildren { table: Children::with_room_for(least * 2 + 6, &self.token), until: NO_RUN };
-        }
-        let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
-        let Self { next_children: Some(next), entries, token, .. } = self else { return false };
-        let more = entries.some_from(next.until as usize, most).inspect(|_| step());
-        for run in more.filter_map(|entry| entry.run.as_ref()) {
-            next.table.insert(run, run.contents()[0], token);
-        }
-        next.until = next.until.saturating_add(most.min(NO_RUN as usize) as u32);
-        let is_complete = next.until as usize >= entries.len();
-        if is_complete && let Some(next) = self.next_children.take() {
-            trash.push(Garbage::Children(self.shown.children.replace(next.table, &mut self.token)));
-        }
-        is_complete
-    }
-}
-
-/// A table of children that readers are not shown yet.
-struct NextChildren {
-    table: Children,
-    /// Runs with smaller numbers are in it.
-    until: u32,
-}
-
-impl NextChildren {
-    /// The table, if a run of this number is in it.
-    fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
-        next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }
 

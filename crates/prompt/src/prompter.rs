@@ -206,12 +206,6 @@ impl Prompter {
         &self.notes
     }
 
-    /// True if text can be turned into tokens.
-    #[must_use]
-    pub fn has_tokenizer(&self) -> bool {
-        self.tokenizer.is_some()
-    }
-
     /// True if the quick tokenizer library makes the tokens, if any are made.
     #[must_use]
     pub fn is_quick(&self) -> bool {

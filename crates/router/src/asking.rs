@@ -12,8 +12,9 @@ use crate::app::App;
 use crate::aside::aside_if_long;
 use crate::engine::{Engine, ask};
 use crate::fleet::Dialects;
-use crate::prompts::{EngineTokens, RequestFacts, Silence};
+use crate::prompts::{EngineTokens, Silence};
 use crate::refusal::Refusal;
+use crate::request_facts::RequestFacts;
 
 /// Time within which an engine must say what a prompt's tokens are: a request does not wait longer to be placed well.
 const PATIENCE: Duration = Duration::from_millis(500);

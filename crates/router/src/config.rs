@@ -268,13 +268,8 @@ const DEFAULTS: &str = include_str!("../defaults.json");
 
 impl Default for Config {
     /// The defaults, for programs and tests in Rust: no engines, no tokenizer, and no events.
-    ///
-    /// # Panics
-    ///
-    /// Panics if the file of defaults is not a configuration: a test of this crate reads it.
-    #[expect(clippy::panic, reason = "the file is part of the program, and a test reads it")]
     fn default() -> Self {
-        serde_json::from_str(DEFAULTS).unwrap_or_else(|error| panic!("defaults.json: {error}"))
+        kvatlas_settings::defaults(DEFAULTS)
     }
 }
 

@@ -52,6 +52,7 @@ pub mod record;
 mod refusal;
 mod remote;
 mod remote_service;
+mod request_facts;
 mod reuse;
 mod router;
 mod routes;

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use hyper::{Request, Response, StatusCode};
 use kvatlas_http::RequestBody;
-use kvatlas_routing::RequestReport;
+use kvatlas_routing::{RequestChanges, RequestReport, SentRequest};
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{Answer, json};
@@ -45,7 +45,7 @@ pub(crate) struct SentRow {
 }
 
 impl SentRow {
-    pub(crate) fn new(engine: &str, rank: u32, sent: &kvatlas_routing::SentRequest) -> Self {
+    pub(crate) fn new(engine: &str, rank: u32, sent: &SentRequest) -> Self {
         let bytes: Vec<u8> = sent.content_hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
         Self {
             number: sent.number,
@@ -67,21 +67,6 @@ impl SentRow {
     }
 }
 
-/// The changes among a router's requests.
-#[derive(Default, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct ChangeRows {
-    pub(crate) sent: Vec<SentRow>,
-    pub(crate) begun: Vec<u64>,
-    pub(crate) ended: Vec<u64>,
-}
-
-impl ChangeRows {
-    fn is_empty(&self) -> bool {
-        self.sent.is_empty() && self.begun.is_empty() && self.ended.is_empty()
-    }
-}
-
 /// The message of one router to another.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -92,7 +77,7 @@ struct RequestsMessage {
     /// The number of the message, and of the one that it follows.
     number: u64,
     after: u64,
-    changes: ChangeRows,
+    changes: RequestChanges<SentRow>,
 }
 
 /// An answer to such a message: the number of the last one that was taken in.

@@ -9,8 +9,8 @@ use kvatlas_prompt::{Endpoint, RecalledBody};
 use crate::app::App;
 use crate::aside::{LONG_BODY, aside, aside_if_long};
 use crate::asking::ask_for_tokens;
-use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
+use crate::request_facts::RequestFacts;
 use crate::routes::ModelAt;
 
 /// Reads what a body of this type (`Content-Type`) asks, whose prompt is that of `endpoint`, or which names the model

@@ -16,7 +16,6 @@
 //! | `predict/` | what nobody has announced: prompts on their way, and caches of engines that announce nothing |
 //! | `speed.rs` | how fast a worker has proved to be |
 //! | `router/` | [`Router`]: the fleet, reservations, sessions, late binding |
-//! | `split/` | [`PrefillDecode`]: prompts computed by one worker and decoded by another |
 //!
 //! Imports go up this table only.
 
@@ -37,7 +36,6 @@ mod request;
 mod rng;
 mod router;
 mod speed;
-mod split;
 mod time;
 
 pub use candidates::Candidates;
@@ -54,4 +52,3 @@ pub use router::{
     ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal,
     RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, Work, WorkerId,
 };
-pub use split::{Legs, PrefillDecode, SplitCosts};

@@ -3,7 +3,8 @@
 //!
 //! * [`Secret`]: a key that one program shows to another.
 //! * [`seconds`]: durations, as numbers of seconds.
-//! * [`merge`]: settings over the defaults, which Python declares and `tools/generate_defaults.py` writes to files.
+//! * [`defaults`], [`merge`]: the defaults, which Python declares and `tools/generate_defaults.py` writes to files, and
+//!   settings over them.
 
 #![forbid(unsafe_code)]
 
@@ -11,5 +12,5 @@ mod merge;
 pub mod seconds;
 mod secret;
 
-pub use merge::merge;
+pub use merge::{defaults, merge};
 pub use secret::Secret;

@@ -1,6 +1,18 @@
-//! Settings over others.
+//! Defaults, and settings over others.
 
+use serde::de::DeserializeOwned;
 use serde_json::Value;
+
+/// Returns the settings that a file of defaults has, for programs and tests in Rust.
+///
+/// # Panics
+///
+/// Panics if the file is not such settings: it is part of the program, and tests read it.
+#[must_use]
+#[expect(clippy::panic, reason = "the file is part of the program, and tests read it")]
+pub fn defaults<T: DeserializeOwned>(file: &str) -> T {
+    serde_json::from_str(file).unwrap_or_else(|error| panic!("defaults.json: {error}"))
+}
 
 /// Puts settings over others: a table is merged key by key, and anything else takes the place of what was there.
 pub fn merge(into: &mut Value, from: Value) {

@@ -20,7 +20,7 @@ from kvatlas._http import options
 from kvatlas._native import compare_snapshots
 from kvatlas._text import counted
 from kvatlas.cli.console import console, exit_status
-from kvatlas.cli.service_options import asking, key_of, trust
+from kvatlas.cli.service_options import asking, authenticates, key_of, trust
 from kvatlas.client.answers import WorkerStatus
 from kvatlas.client.parse import parsed, worker_statuses
 from kvatlas.service.peer import fetch
@@ -32,13 +32,7 @@ DIFFERENT = 1
 @click.argument("a")
 @click.argument("b")
 @click.option("--deep", is_flag=True, help="Compare block by block even if all fingerprints are equal.")
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with the admin key of the services. Alternatively, set KVATLAS_KEY.",
-)
-@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https.")
+@authenticates("the admin key of the services")
 @click.option(
     "--timeout",
     type=click.FloatRange(min=0, min_open=True),

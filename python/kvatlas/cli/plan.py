@@ -18,8 +18,7 @@ from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar
 from kvatlas.cli.replay_options import fleet_options, named_trace, prepare_replay, results_options, traffic_options
 from kvatlas.cli.replay_results import write_results
 from kvatlas.cli.router_reader import RouterReader
-from kvatlas.cli.service_options import hint, key_of, trust
-from kvatlas.errors import ClientError
+from kvatlas.cli.service_options import authenticates, ending, key_of, trust
 from kvatlas.lab.capacity.live import live_as_json, live_plan
 from kvatlas.lab.capacity.live_report import print_live
 from kvatlas.lab.capacity.plan import CapacityPlan, as_json, make_variants, measure_plan
@@ -56,13 +55,7 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
 @click.option(
     "--router", metavar="URL", help="A running router, whose own figures of the last hour are used: no TRACE."
 )
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with the router's key. Alternatively, set KVATLAS_KEY.",
-)
-@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https.")
+@authenticates("the router's key")
 @click.option(
     "--watch",
     type=click.FloatRange(0, 3600),
@@ -122,13 +115,10 @@ def _run_live(options: dict[str, Any]) -> None:
     if others := sorted(set(given) - _LIVE):
         flags = ", ".join("TRACE" if name == "trace" else _flag(context, name) for name in others)
         raise click.UsageError(f"--router measures a running fleet: leave out {flags}.")
-    try:
-        with RouterReader(options["router"], key_of(options["key_file"], os.environ), trust(options["ca"])) as reader:
-            decisions = _watched(reader, options["watch"])
-            found = live_plan(reader.reuse(), decisions)
-    except ClientError as error:
-        click.echo(f"Error: {error}{hint(error, 'kvatlas router', '--router')}", err=True)
-        sys.exit(1)
+    key, trusted = key_of(options["key_file"], os.environ), trust(options["ca"])
+    with ending("kvatlas router", "--router"), RouterReader(options["router"], key, trusted) as reader:
+        decisions = _watched(reader, options["watch"])
+        found = live_plan(reader.reuse(), decisions)
     to_stdout = options["json_to"] == "-"
     print_live(found, options["router"], console(stderr=to_stdout))
     if options["json_to"] is not None:

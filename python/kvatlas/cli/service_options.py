@@ -30,18 +30,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
                 show_envvar=True,
                 help="Address of the service, or of a router.",
             ),
-            click.option(
-                "--key-file",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="File with its key. Alternatively, set KVATLAS_KEY.",
-            ),
-            click.option(
-                "--ca",
-                type=click.Path(path_type=Path),
-                metavar="FILE",
-                help="CA certificate in PEM to trust for https.",
-            ),
+            authenticates("its key"),
             click.option(
                 "--timeout",
                 type=click.FloatRange(min=0, min_open=True),
@@ -56,14 +45,42 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
+def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """The options --key-file and --ca; `key` says whose key the file has."""
+    key_file = click.option(
+        "--key-file",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help=f"File with {key}. Alternatively, set KVATLAS_KEY.",
+    )
+    ca = click.option(
+        "--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https."
+    )
+    return lambda command: key_file(ca(command))
+
+
 @contextmanager
 def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
     """A client. Its errors end the command with one line: status 1 if they come from the service, else 2."""
+    with (
+        ending("kvatlas serve", "KVATLAS_URL"),
+        Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client,
+    ):
+        yield client
+
+
+@contextmanager
+def ending(command: str, variable: str) -> Iterator[None]:
+    """Errors end the command with one line: status 1 if they come from what was asked, else 2.
+
+    Args:
+        command: The command that runs what was asked.
+        variable: The environment variable, or the flag, that has its address.
+    """
     try:
-        with Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client:
-            yield client
+        yield
     except KvatlasError as error:
-        click.echo(f"Error: {error}{hint(error, 'kvatlas serve', 'KVATLAS_URL')}", err=True)
+        click.echo(f"Error: {error}{hint(error, command, variable)}", err=True)
         sys.exit(1 if isinstance(error, ClientError) or error.code in ("unreachable", "timeout") else 2)
 
 

@@ -14,9 +14,9 @@ from rich.text import Text
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console
 from kvatlas.cli.router_reader import ROUTER_URL, RouterReader
-from kvatlas.cli.service_options import hint, key_of, trust
+from kvatlas.cli.service_options import authenticates, ending, key_of, trust
 from kvatlas.cli.top_view import View
-from kvatlas.errors import ClientError, KvatlasError, UnreachableError
+from kvatlas.errors import UnreachableError
 
 
 @click.command(short_help="Watch a running router: its engines, their work, the last decisions.")
@@ -28,13 +28,7 @@ from kvatlas.errors import ClientError, KvatlasError, UnreachableError
     show_envvar=True,
     help="Address of the router.",
 )
-@click.option(
-    "--key-file",
-    type=click.Path(path_type=Path),
-    metavar="FILE",
-    help="File with the router's key. Alternatively, set KVATLAS_KEY.",
-)
-@click.option("--ca", type=click.Path(path_type=Path), metavar="FILE", help="CA certificate in PEM to trust for https.")
+@authenticates("the router's key")
 @click.option(
     "--interval",
     type=click.FloatRange(0.1, 3600),
@@ -67,7 +61,10 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
     """
     out = console()
     try:
-        with RouterReader(url, key_of(key_file, os.environ), trust(ca)) as reader:
+        with (
+            ending("kvatlas router", "KVATLAS_ROUTER_URL"),
+            RouterReader(url, key_of(key_file, os.environ), trust(ca)) as reader,
+        ):
             view = View(decisions)
             first = view.show(reader.look(decisions), out)
             if once:
@@ -83,8 +80,5 @@ def top(url: str, key_file: Path | None, ca: Path | None, interval: float, decis
                     live.update(shown, refresh=True)
                     if not out.is_terminal:
                         out.print(shown)  # one after the other
-    except KvatlasError as error:
-        click.echo(f"Error: {error}{hint(error, 'kvatlas router', 'KVATLAS_ROUTER_URL')}", err=True)
-        sys.exit(1 if isinstance(error, ClientError) else 2)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

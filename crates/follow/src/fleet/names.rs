@@ -5,6 +5,10 @@ use std::sync::Arc;
 
 use crate::state::ModelNames;
 
+/// Names told in a message at most, and characters of each.
+const TOLD: usize = 8;
+const TOLD_CHARS: usize = 64;
+
 /// The model that a name stands for, with the adapter if it is one's.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
@@ -52,4 +56,20 @@ impl Names {
     pub(super) fn all(&self, group: &str) -> impl Iterator<Item = &str> {
         self.0.get(group).into_iter().flat_map(|names| names.keys().map(|name| &**name))
     }
+}
+
+/// Names in a message: in order, not too many, none too long, and if `quoted`, in quotes.
+pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
+    names.sort_unstable();
+    names.dedup();
+    let short = |name: &String| {
+        let short: String = name.chars().take(if quoted { TOLD_CHARS } else { 3 * TOLD_CHARS }).collect();
+        let more = if short.len() < name.len() { "…" } else { "" };
+        if quoted { format!("{:?}", short + more) } else { short + more }
+    };
+    let mut text = names.iter().take(TOLD).map(short).collect::<Vec<_>>().join(", ");
+    if names.len() > TOLD {
+        text.push_str(&format!(" and {} more", names.len() - TOLD));
+    }
+    text
 }

@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::names::{Names, Target};
+use super::names::{Names, Target, quote_names};
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::relay::Relay;
@@ -94,10 +94,6 @@ impl Drop for NewStream<'_> {
         }
     }
 }
-
-/// Names told in a message at most, and characters of each.
-const TOLD: usize = 8;
-const TOLD_CHARS: usize = 64;
 
 impl Registry {
     pub(super) fn new(context: StreamContext, runtime: Handle) -> Self {
@@ -436,20 +432,4 @@ fn same_keyspace(keyspace: &Keyspace, registration: &Registration) -> Result<(),
         registration.worker
     );
     Err(Error::conflict(code, message))
-}
-
-/// Names in a message: in order, not too many, none too long, and if `quoted`, in quotes.
-fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
-    names.sort_unstable();
-    names.dedup();
-    let short = |name: &String| {
-        let short: String = name.chars().take(if quoted { TOLD_CHARS } else { 3 * TOLD_CHARS }).collect();
-        let more = if short.len() < name.len() { "…" } else { "" };
-        if quoted { format!("{:?}", short + more) } else { short + more }
-    };
-    let mut text = names.iter().take(TOLD).map(short).collect::<Vec<_>>().join(", ");
-    if names.len() > TOLD {
-        text.push_str(&format!(" and {} more", names.len() - TOLD));
-    }
-    text
 }

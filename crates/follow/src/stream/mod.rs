@@ -1,6 +1,6 @@
 //! One engine rank's events: in order, whole, once.
 //!
-//! `machine` decides, without sockets or clock; `task` runs it; `transport` is what it needs of sockets, and
+//! `machine` decides, without sockets or clock; `task` runs it, and `report` tells how it does; `transport` is what it needs of sockets, and
 //! `zmq_transport` has real ones, which speak `zmtp`; `publishers` are engines that
 //! connect to us; `holdings` brings batches into the index.
 
@@ -19,6 +19,7 @@ mod pending_counts;
 mod publishers;
 mod relayed;
 mod replay;
+mod report;
 mod restore;
 mod state_copier;
 mod task;

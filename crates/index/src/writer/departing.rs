@@ -3,8 +3,8 @@
 use std::collections::VecDeque;
 
 use super::irregular::IrregularBlocks;
-use super::names::{PlaceNames, PrivateNames};
 use super::ordered_runs::OrderedRuns;
+use super::private_names::{PlaceNames, PrivateNames};
 use super::workers::{Copies, OffloadedBlocks};
 use crate::raw::Children;
 

@@ -5,7 +5,7 @@ use hashbrown::HashMap;
 use super::branch::Branches;
 use super::irregular::IrregularBlocks;
 use super::list_cleanup::ListCleanup;
-use super::names::{NameTableBuilder, PrivateNames};
+use super::private_names::{NameTableBuilder, PrivateNames};
 use super::workers::shrink;
 use crate::position::{NO_NAME, Place, Position, ROOT};
 

@@ -11,7 +11,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `lines.rs`, `slots.rs`, `own.rs`, `names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
+//! | `lines.rs`, `slot_lines.rs`, `slots.rs`, `own.rs`, `names.rs`, `private_names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
 //! | `ordered_runs.rs` | a holder's runs, put in order in steps |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
 //! | `watch.rs` | what a dump in slices must hear about |
@@ -57,9 +57,11 @@ mod new_view;
 mod ordered_runs;
 mod own;
 mod private;
+mod private_names;
 mod ranks;
 mod remove;
 mod slices;
+mod slot_lines;
 mod slots;
 mod state;
 mod stats;

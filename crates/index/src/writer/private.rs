@@ -5,7 +5,7 @@
 //! takes long for who has much. So it comes together in steps, at the end of the events that follow; until it is complete
 //! the holder goes on to name its regular blocks as others do, and keeps what it cannot name so as irregular blocks.
 
-use super::names::{NameTableBuilder, PrivateNames};
+use super::private_names::{NameTableBuilder, PrivateNames};
 use super::state::Writer;
 use crate::position::{NO_NAME, Position};
 use crate::steps::step;

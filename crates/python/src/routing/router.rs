@@ -416,9 +416,7 @@ impl Router {
         let router = &mut inner.router;
         let there: HashMap<_, _> =
             names.iter().filter_map(|(id, (name, rank))| Some((*id, router.worker(name, *rank)?))).collect();
-        let sent = changes.sent.into_iter();
-        let sent = sent.filter_map(|sent| Some(core::SentRequest { worker: *there.get(&sent.worker)?, ..sent }));
-        let changes = core::RequestChanges { sent: sent.collect(), ..changes };
+        let changes = changes.map(|sent| Some(core::SentRequest { worker: *there.get(&sent.worker)?, ..sent }));
         let until = now + seconds.0;
         router.hear_changes(own, &changes, until, now);
         for (worker, work) in work {

@@ -1,11 +1,13 @@
 //! Engines: where they are, how they do, and connections to them.
 
 mod address;
+mod answer_head;
 mod chunked;
 mod condition;
 mod connection;
 mod counts;
 mod fault;
+mod framing;
 mod health;
 mod kind;
 mod pool;
@@ -26,10 +28,12 @@ use serde_json::{Value, json};
 use tokio_rustls::rustls::ClientConfig;
 
 pub use self::address::Address;
+pub(crate) use self::answer_head::Head;
 pub(crate) use self::condition::{Condition, RefusedEvents, Trouble};
-pub(crate) use self::connection::{Connection, Framing, Head};
+pub(crate) use self::connection::Connection;
 pub(crate) use self::counts::Counts;
 pub(crate) use self::fault::{Fault, NAMES as FAULTS};
+pub(crate) use self::framing::Framing;
 pub(crate) use self::health::Health;
 pub use self::health::HealthState;
 pub(crate) use self::kind::Kind;

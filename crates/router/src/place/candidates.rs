@@ -9,8 +9,8 @@ use kvatlas_routing as core;
 use crate::config::Role;
 use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
-use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
+use crate::request_facts::RequestFacts;
 
 /// The ranks of engines that may take a request, at least one.
 pub(super) fn candidates(

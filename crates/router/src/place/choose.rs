@@ -20,9 +20,9 @@ use crate::engine::Engine;
 use crate::external_index::{ExternalIndex, LookupResult};
 use crate::fleet::Fleet;
 use crate::global::{Bounds, Claim};
-use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
 use crate::remote_service::Question;
+use crate::request_facts::RequestFacts;
 
 thread_local! {
     /// The results of a lookup, kept for their memory.

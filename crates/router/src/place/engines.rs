@@ -8,7 +8,7 @@ use super::waiter::News;
 use super::{Core, Places};
 use crate::clock::seconds;
 use crate::engine::{Engine, HealthState};
-use crate::peer_requests::{ChangeRows, SentRow};
+use crate::peer_requests::SentRow;
 use crate::peers::Row;
 
 impl Places {
@@ -101,14 +101,16 @@ impl Places {
     }
 
     /// Returns what has changed among this router's requests, for a router that was told this much.
-    pub(crate) fn changes_since(&self, told: &mut core::RequestReport, most_blocks: usize) -> ChangeRows {
+    pub(crate) fn changes_since(
+        &self,
+        told: &mut core::RequestReport,
+        most_blocks: usize,
+    ) -> core::RequestChanges<SentRow> {
         let core = self.core();
-        let changes = core.router.changes_since(told, most_blocks);
-        let row = |sent: &core::SentRequest| {
+        core.router.changes_since(told, most_blocks).map(|sent| {
             let (name, rank) = core.router.name(sent.worker)?;
-            Some(SentRow::new(name, rank, sent))
-        };
-        ChangeRows { sent: changes.sent.iter().filter_map(row).collect(), begun: changes.begun, ended: changes.ended }
+            Some(SentRow::new(name, rank, &sent))
+        })
     }
 
     /// True if another router tells of its requests.
@@ -123,7 +125,7 @@ impl Places {
         peer: u64,
         anew: bool,
         lasts: f64,
-        changes: ChangeRows,
+        changes: core::RequestChanges<SentRow>,
         content_hashes: Vec<Vec<u64>>,
     ) {
         let mut core = self.core();
@@ -131,16 +133,13 @@ impl Places {
         if anew {
             core.router.forget_changes(peer, now);
         }
-        let sent = |(row, content_hashes): (&SentRow, Vec<u64>)| {
+        let mut content_hashes = content_hashes.into_iter();
+        let changes = changes.map(|row| {
+            let content_hashes = content_hashes.next()?;
             let worker = core.router.worker(&row.engine, row.rank)?;
-            let SentRow { number, tokens, block_size, cached, .. } = *row;
+            let SentRow { number, tokens, block_size, cached, .. } = row;
             Some(core::SentRequest { number, worker, tokens, block_size, cached, content_hashes })
-        };
-        let changes = core::RequestChanges {
-            sent: changes.sent.iter().zip(content_hashes).filter_map(sent).collect(),
-            begun: changes.begun,
-            ended: changes.ended,
-        };
+        });
         core.router.hear_changes(peer, &changes, now + lasts, now);
         self.call(&core);
     }

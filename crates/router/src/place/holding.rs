@@ -7,7 +7,7 @@ use kvatlas_follow::state::Keyspace;
 
 use crate::engine::Engine;
 use crate::fleet::row;
-use crate::prompts::DialectBlocks;
+use crate::request_facts::DialectBlocks;
 
 /// Finds how much of a prompt each rank holds: of the prompt that its engine makes of the request.
 pub(super) fn look_up(

@@ -13,7 +13,7 @@ use crate::global::Claim;
 use crate::learn::SentPrompt;
 use crate::media::ModelMedia;
 use crate::observe::{AnswerFacts, Stop, Usage};
-use crate::prompts::RequestFacts;
+use crate::request_facts::RequestFacts;
 use crate::sessions::{Sessions, Turn};
 
 const WORKER: HeaderName = HeaderName::from_static("x-kvatlas-worker");

@@ -8,7 +8,7 @@ use kvatlas_routing as core;
 use tokio::sync::mpsc;
 
 use crate::global::Bounds;
-use crate::prompts::{DialectBlocks, RequestFacts};
+use crate::request_facts::{DialectBlocks, RequestFacts};
 
 /// The parts of a prompt that are needed to look it up again.
 #[derive(Clone)]

@@ -20,9 +20,9 @@ use crate::app::App;
 use crate::encoding::{Codings, unpack};
 use crate::names;
 use crate::observe::{AnswerFormat, Dialect};
-use crate::prompts::RequestFacts;
 use crate::reading::look_at;
 use crate::refusal::Refusal;
+use crate::request_facts::RequestFacts;
 use crate::routes::{ForwardRule, Route, of_query};
 use crate::sessions::has_turns;
 

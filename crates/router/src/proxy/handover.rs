@@ -21,7 +21,7 @@ use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
 use crate::observe::{AnswerFacts, AnswerFormat, Observer};
-use crate::prompts::RequestFacts;
+use crate::request_facts::RequestFacts;
 
 /// The state that prefill has come to before decode is asked.
 pub(crate) enum PrefillState {

@@ -22,8 +22,8 @@ use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::observe::{AnswerFormat, Observer};
 use crate::place::Placement;
-use crate::prompts::RequestFacts;
 use crate::refusal::Refusal;
+use crate::request_facts::RequestFacts;
 
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);

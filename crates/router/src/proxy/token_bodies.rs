@@ -17,7 +17,7 @@ use serde_json::value::RawValue;
 use crate::app::App;
 use crate::engine::{Engine, ask};
 use crate::fleet::Dialects;
-use crate::prompts::RequestFacts;
+use crate::request_facts::RequestFacts;
 
 /// Time within which an engine must say what the probe's tokens are.
 const PATIENCE: Duration = Duration::from_secs(5);

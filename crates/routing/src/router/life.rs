@@ -3,8 +3,8 @@
 use std::cmp::Reverse;
 
 use crate::policy::Placement;
-use crate::router::fleet::ComputeTime;
 use crate::router::outcome::{FinishedRequest, RequestId, Usage, WorkerId};
+use crate::router::share::ComputeTime;
 use crate::router::{Reservation, Router};
 use crate::time::Time;
 

@@ -21,7 +21,7 @@ impl Router {
     /// Returns what has changed among the requests of this router at workers since `told`, with at most so many blocks of
     /// prompts: those that are too many come next time.
     pub fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges {
-        let mut changes = RequestChanges::default();
+        let mut changes = RequestChanges { sent: Vec::new(), begun: Vec::new(), ended: Vec::new() };
         told.begun.retain(|number, _| {
             let stays = self.placed.contains_key(number);
             if !stays {

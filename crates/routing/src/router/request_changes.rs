@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use serde::{Deserialize, Serialize};
+
 use crate::policy::Placement;
 use crate::predict::Leaf;
 use crate::router::outcome::WorkerId;
@@ -23,18 +25,25 @@ pub struct SentRequest {
     pub content_hashes: Vec<u64>,
 }
 
-/// The changes among the requests that a router has at workers.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct RequestChanges {
+/// The changes among the requests that a router has at workers. `Sent`: a request that was sent, as it is told.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RequestChanges<Sent = SentRequest> {
     /// Requests that were sent, in that order.
-    pub sent: Vec<SentRequest>,
+    pub sent: Vec<Sent>,
     /// Numbers of those that got their first token.
     pub begun: Vec<u64>,
     /// Numbers of those that are over.
     pub ended: Vec<u64>,
 }
 
-impl RequestChanges {
+impl<Sent> RequestChanges<Sent> {
+    /// Tells of each request that was sent in another way; those without one are left out.
+    #[must_use]
+    pub fn map<Other>(self, told: impl FnMut(Sent) -> Option<Other>) -> RequestChanges<Other> {
+        RequestChanges { sent: self.sent.into_iter().filter_map(told).collect(), begun: self.begun, ended: self.ended }
+    }
+
     /// True if nothing has changed.
     #[must_use]
     pub fn is_empty(&self) -> bool {

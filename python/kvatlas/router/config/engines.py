@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from kvatlas.errors import ConfigError
-from kvatlas.service.config.kinds import Duration, File, Integer, Text, shown
+from kvatlas.service.config.kinds import ABOVE_0, FROM_0, File, Integer, Text, shown
 from kvatlas.service.config.section import Section, about
 
-_ABOVE_0 = Duration()
-_FROM_0 = Duration(zero=True)
 _COUNT = Integer(1, 1 << 30)
 
 
@@ -23,15 +21,15 @@ class UpstreamConfig(Section):
 
     connect_timeout: float = field(
         default=2.0,
-        metadata=about(_ABOVE_0, "--connect-timeout", "Time within which a connection to an engine must be open."),
+        metadata=about(ABOVE_0, "--connect-timeout", "Time within which a connection to an engine must be open."),
     )
     first_byte_timeout: float = field(
         default=600.0,
-        metadata=about(_ABOVE_0, "--first-byte-timeout", "Time within which an engine must begin to answer."),
+        metadata=about(ABOVE_0, "--first-byte-timeout", "Time within which an engine must begin to answer."),
     )
     stall_timeout: float = field(
         default=300.0,
-        metadata=about(_ABOVE_0, "--stall-timeout", "Longest time between two pieces of an engine's answer."),
+        metadata=about(ABOVE_0, "--stall-timeout", "Longest time between two pieces of an engine's answer."),
     )
     retries: int = field(
         default=2,
@@ -49,7 +47,7 @@ class UpstreamConfig(Section):
     idle_timeout: float = field(
         default=4.0,
         metadata=about(
-            _ABOVE_0, "--upstream-idle-timeout", "Time for which idle connections are kept. vLLM closes them after 5 s."
+            ABOVE_0, "--upstream-idle-timeout", "Time for which idle connections are kept. vLLM closes them after 5 s."
         ),
     )
     ca: Path | None = field(
@@ -69,11 +67,11 @@ class HealthConfig(Section):
     path: str = field(default="/health", metadata=about(Text(), "--health-path", "Path of an engine's health check."))
     interval: float = field(
         default=5.0,
-        metadata=about(_FROM_0, "--health-interval", "Time between health checks of an engine. 0 means none."),
+        metadata=about(FROM_0, "--health-interval", "Time between health checks of an engine. 0 means none."),
     )
     timeout: float = field(
         default=2.0,
-        metadata=about(_ABOVE_0, "--health-timeout", "Time within which an engine must answer a health check."),
+        metadata=about(ABOVE_0, "--health-timeout", "Time within which an engine must answer a health check."),
     )
     failures: int = field(
         default=3,
@@ -87,19 +85,19 @@ class HealthConfig(Section):
     open: float = field(
         default=1.0,
         metadata=about(
-            _ABOVE_0,
+            ABOVE_0,
             "--health-open",
             "Time for which a failing engine is left out at first. Doubles with each further failure.",
         ),
     )
     open_max: float = field(
         default=30.0,
-        metadata=about(_ABOVE_0, "--health-open-max", "Longest time for which a failing engine is left out."),
+        metadata=about(ABOVE_0, "--health-open-max", "Longest time for which a failing engine is left out."),
     )
     silence: float = field(
         default=60.0,
         metadata=about(
-            _FROM_0,
+            FROM_0,
             "--health-silence",
             "Time after which an engine that has requests but sends nothing is left out. 0 means never.",
         ),
@@ -107,7 +105,7 @@ class HealthConfig(Section):
     load_interval: float = field(
         default=1.0,
         metadata=about(
-            _FROM_0, "--load-interval", "Time between reads of an engine's metrics. 0 means that they are not read."
+            FROM_0, "--load-interval", "Time between reads of an engine's metrics. 0 means that they are not read."
         ),
     )
 

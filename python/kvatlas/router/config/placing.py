@@ -9,8 +9,9 @@ from typing import Any, ClassVar, Literal
 from kvatlas._http import checked_url
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import (
+    ABOVE_0,
+    FROM_0,
     Choice,
-    Duration,
     File,
     Integer,
     Number,
@@ -22,9 +23,6 @@ from kvatlas.service.config.kinds import (
 )
 from kvatlas.service.config.section import Section, about, one_key, read_secret
 from kvatlas.service.replicas import checked_name, is_name
-
-_ABOVE_0 = Duration()
-_FROM_0 = Duration(zero=True)
 
 
 class _AnyText(Text):
@@ -146,7 +144,7 @@ class RouterSection(Section):
     global_timeout: float = field(
         default=0.2,
         metadata=about(
-            _ABOVE_0,
+            ABOVE_0,
             "--global-timeout",
             "Time within which that service must answer; after that, the request is placed by load.",
         ),
@@ -188,7 +186,7 @@ class RouterSection(Section):
     session_ttl: float = field(
         default=0.0,
         metadata=about(
-            _FROM_0,
+            FROM_0,
             "--session-ttl",
             "Time after a session's last request for which it stays with its engine. 0 turns this off.",
         ),
@@ -211,7 +209,7 @@ class RouterSection(Section):
     )
     queue_timeout: float = field(
         default=60.0,
-        metadata=about(_ABOVE_0, "--queue-timeout", "Longest time that a request waits there before it is refused."),
+        metadata=about(ABOVE_0, "--queue-timeout", "Longest time that a request waits there before it is refused."),
     )
     response_headers: Literal["on", "off"] = field(
         default="on",

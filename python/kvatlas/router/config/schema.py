@@ -13,12 +13,11 @@ from kvatlas.router.config.engines import HealthConfig, UpstreamConfig
 from kvatlas.router.config.placing import RouterSection
 from kvatlas.router.config.serving import RouterHttpConfig
 from kvatlas.service.config import Config, Engine, ResolvedConfig
-from kvatlas.service.config.kinds import Duration, shown
+from kvatlas.service.config.kinds import FROM_0, shown
 from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
 from kvatlas.service.config.schema import SECTIONS
 from kvatlas.service.config.section import Section, about
 
-_FROM_0 = Duration(zero=True)
 DEFAULT_BLOCK_SIZE = 16
 
 
@@ -34,7 +33,7 @@ class RouterConfig(Config):
 
     drain_timeout: float = field(
         default=60.0,
-        metadata=about(_FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),
+        metadata=about(FROM_0, "--drain-timeout", "Time that open requests get to finish when the router stops."),
     )
     http: RouterHttpConfig = field(default_factory=RouterHttpConfig)
     router: RouterSection = field(default_factory=RouterSection)

@@ -7,10 +7,8 @@ from pathlib import Path
 from typing import Literal
 
 from kvatlas.service.config import HttpConfig
-from kvatlas.service.config.kinds import Address, Duration, File, Integer, Origins, Size
+from kvatlas.service.config.kinds import ABOVE_0, Address, File, Integer, Origins, Size
 from kvatlas.service.config.section import about
-
-_ABOVE_0 = Duration()
 
 
 @dataclass(frozen=True)
@@ -45,12 +43,12 @@ class RouterHttpConfig(HttpConfig):
     )
     request_timeout: float = field(
         default=60.0,
-        metadata=about(_ABOVE_0, "--request-timeout", "Time within which the whole request must arrive."),
+        metadata=about(ABOVE_0, "--request-timeout", "Time within which the whole request must arrive."),
     )
     write_timeout: float = field(
         default=60.0,
         metadata=about(
-            _ABOVE_0,
+            ABOVE_0,
             "--write-timeout",
             "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
         ),

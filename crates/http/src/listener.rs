@@ -1,0 +1,163 @@
+//! Accepts the connections of one listener, and serves each for as long as it is open.
+
+use std::net::TcpListener as StdListener;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
+use std::time::Duration;
+
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{Notify, watch};
+
+use crate::handler::{Call, Handler, ListenerKind};
+use crate::limits::Limits;
+use crate::places::{Place, Places};
+use crate::sniff::Protocol as Spoken;
+use crate::{connection, sniff};
+
+/// Counts of open connections, and of tasks that accept them, at the main listener.
+#[derive(Default)]
+pub(crate) struct OpenCounts {
+    pub(crate) count: AtomicUsize,
+    pub(crate) accepting: AtomicUsize,
+    pub(crate) changed: Notify,
+}
+
+impl OpenCounts {
+    fn less(&self, of: &AtomicUsize) {
+        if of.fetch_sub(1, Ordering::SeqCst) == 1 {
+            self.changed.notify_waiters();
+        }
+    }
+}
+
+/// The part that all connections of a listener and thread share.
+pub(crate) struct ListenerContext<H> {
+    pub(crate) handler: Arc<H>,
+    pub(crate) kind: ListenerKind,
+    pub(crate) number: usize,
+    pub(crate) limits: Limits,
+    pub(crate) stop: watch::Receiver<bool>,
+    pub(crate) open: Arc<OpenCounts>,
+    pub(crate) load: AtomicUsize,
+}
+
+impl<H: Handler> ListenerContext<H> {
+    /// Gives connections to `give` until told to stop, and then those that are waiting already.
+    pub(crate) async fn accept(
+        self: Arc<Self>,
+        listener: StdListener,
+        places: &Arc<Places>,
+        give: impl Fn(TcpStream, Arc<Place>),
+    ) {
+        let counted = self.kind == ListenerKind::Main;
+        if counted {
+            self.open.accepting.fetch_add(1, Ordering::SeqCst);
+        }
+        let mut stop = self.stop.clone();
+        match TcpListener::from_std(listener) {
+            Ok(listener) => {
+                tokio::select! {
+                    () = self.accept_all(&listener, places, &give) => {}
+                    _ = stop.wait_for(|stop| *stop) => {}
+                }
+                // Whoever has connected already would otherwise be cut off when the listener closes.
+                while let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::ZERO, listener.accept()).await {
+                    give(stream, places.beyond());
+                }
+            }
+            Err(error) => tracing::error!(%error, "cannot accept connections"),
+        }
+        if counted {
+            self.open.less(&self.open.accepting);
+        }
+    }
+
+    async fn accept_all(&self, listener: &TcpListener, places: &Arc<Places>, give: &impl Fn(TcpStream, Arc<Place>)) {
+        loop {
+            match listener.accept().await {
+                Ok((stream, _)) => {
+                    let give_way = self.kind == ListenerKind::Main && self.handler.front().gate.asks_for_key();
+                    let Some(place) = places.take(give_way).await else { return };
+                    give(stream, place);
+                }
+                // Too many open files, or a client that left already: neither ends the server.
+                Err(error) => {
+                    tracing::warn!(%error, "a connection could not be accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                }
+            }
+        }
+    }
+
+    /// Serves one connection, which is counted for as long as it is open.
+    pub(crate) fn spawn(self: Arc<Self>, stream: TcpStream, place: Arc<Place>) {
+        let counted = OpenConnection::new(self);
+        drop(tokio::spawn(async move {
+            let common = &counted.0;
+            let _ = stream.set_nodelay(true);
+            tokio::select! {
+                biased;
+                () = place.must_leave() => {
+                    tracing::debug!("a connection was closed before it sent a key, to make room for others");
+                }
+                () = common.speak(stream, &place) => {}
+            }
+        }));
+    }
+
+    async fn speak(&self, stream: TcpStream, place: &Arc<Place>) {
+        let (limits, stop, front) = (self.limits, self.stop.clone(), self.handler.front());
+        let handle = |request, until| {
+            let call = Call { thread: self.number, kind: self.kind, place: place.clone(), until };
+            H::answer(self.handler.clone(), call, request)
+        };
+        let counts = front.counts.clone();
+        let Some(tls) = front.gate.tls().filter(|_| self.kind == ListenerKind::Main) else {
+            let spoken = if H::HTTP2 {
+                Box::pin(sniff::protocol(&stream, limits.first_byte, stop.clone())).await
+            } else {
+                Some(Spoken::Http1)
+            };
+            let Some(spoken) = spoken else { return };
+            return connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
+        };
+        // In a place of its own: every connection without TLS would be as large.
+        Box::pin(async move {
+            match tokio::time::timeout(limits.request, tls.accept(stream)).await {
+                Ok(Ok(stream)) => {
+                    let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
+                    let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
+                    connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
+                }
+                // No TLS, or none that we speak; the client was told in TLS's own words.
+                Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
+                Err(_) => tracing::debug!("a TLS handshake took too long"),
+            }
+        })
+        .await;
+    }
+}
+
+/// An open connection, for as long as it is.
+struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
+
+impl<H: Handler> OpenConnection<H> {
+    fn new(common: Arc<ListenerContext<H>>) -> Self {
+        common.handler.front().counts.begun.fetch_add(1, Relaxed);
+        if common.kind == ListenerKind::Main {
+            common.open.count.fetch_add(1, Ordering::SeqCst);
+        }
+        Self(common)
+    }
+}
+
+impl<H: Handler> Drop for OpenConnection<H> {
+    fn drop(&mut self) {
+        let common = &self.0;
+        common.handler.front().counts.ended.fetch_add(1, Relaxed);
+        if common.kind == ListenerKind::Main {
+            common.load.fetch_sub(1, Relaxed);
+            common.open.less(&common.open.count);
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! Children of runs: in lists for the writer, in order of their places, and in a table for readers.
+
+use super::next_children::NextChildren;
+use super::{Entry, NO_RUN, Runs};
+use crate::position::{Place, ROOT};
+use crate::raw::Children;
+use crate::retire::{Garbage, Trash};
+use crate::steps::step;
+
+/// Of so few runs, a table of children is made at once.
+const FEW: usize = 1 << 9;
+/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
+/// much fuller than it should be.
+const PACE: usize = 16;
+
+impl Runs {
+    /// Children of the root are too many to list, and nothing needs the list.
+    pub(super) fn hang(&mut self, id: u32, place: Place) {
+        if place.run == ROOT {
+            return;
+        }
+        let parent = &mut self.entries[place.run as usize];
+        if parent.forks.is_none() {
+            parent.run.as_ref().expect("live").head().set_has_children(true, &mut self.token);
+        }
+        let before = parent.forks.as_ref().map_or(0, |forks| forks.bytes());
+        let forks = parent.forks.get_or_insert_default();
+        let is_listed = forks.lists_next();
+        let next = if is_listed {
+            forks.add(place.blocks, id)
+        } else {
+            forks.add_unlisted();
+            None
+        };
+        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        self.entries[id as usize].listed = is_listed;
+        if let Some(next) = next {
+            self.entries[id as usize].next = next;
+            self.entries[next as usize].previous = id;
+        }
+    }
+
+    pub(super) fn unhang(&mut self, id: u32, place: Place) {
+        if place.run == ROOT {
+            return;
+        }
+        let Entry { next, previous, listed, .. } = self.entries[id as usize];
+        if next != NO_RUN {
+            self.entries[next as usize].previous = previous;
+        }
+        if previous != NO_RUN {
+            self.entries[previous as usize].next = next;
+        }
+        let parent = &mut self.entries[place.run as usize];
+        let forks = parent.forks.as_mut().expect("a child's parent lists it");
+        let before = forks.bytes();
+        match (listed, previous) {
+            (false, _) => forks.remove_unlisted(),
+            (true, NO_RUN) => forks.remove_first(place.blocks, (next != NO_RUN).then_some(next)),
+            (true, _) => forks.remove(),
+        }
+        self.fork_bytes = self.fork_bytes + forks.bytes() - before;
+        if forks.is_empty() {
+            self.fork_bytes -= forks.bytes();
+            parent.forks = None;
+            parent.run.as_ref().expect("live").head().set_has_children(false, &mut self.token);
+        }
+    }
+
+    /// True if a run has children that it does not list.
+    #[inline]
+    pub(crate) fn has_unlisted(&self, id: u32) -> bool {
+        self.entries[id as usize].forks.as_ref().is_some_and(|forks| forks.has_unlisted())
+    }
+
+    /// Place where a run hangs that is not listed with its siblings.
+    #[inline]
+    pub(crate) fn unlisted_origin(&self, id: u32) -> Option<Place> {
+        (!self.entries[id as usize].listed).then(|| self.origin(id))
+    }
+
+    /// Calls `f` with the listed children that hang after more than `blocks` and at most `most` blocks, until it says stop
+    /// (true).
+    pub(crate) fn any_child_beyond(&self, id: u32, blocks: u32, most: u32, mut f: impl FnMut(u32) -> bool) -> bool {
+        let Some(forks) = &self.entries[id as usize].forks else { return false };
+        for first in forks.between(blocks, most) {
+            let mut child = first;
+            while child != NO_RUN {
+                step();
+                if f(child) {
+                    return true;
+                }
+                child = self.entries[child as usize].next;
+            }
+        }
+        false
+    }
+
+    /// Keeps the table of children between a quarter and all of its room full, or about as large as it takes to make the
+    /// next one in time where few are left of many runs. A large one is made a few runs at a time, while the old one goes
+    /// on, and shown to readers when it is complete; returns whether one was.
+    pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
+        // So many come at most while all numbers of runs are gone through, twice over.
+        let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
+        let wanted = self.live.max(least);
+        if self.next_children.is_none() {
+            let room = self.shown.children.get(&self.token).room();
+            if wanted <= room && (wanted * 4 >= room || room <= 64) {
+                return false;
+            }
+            let table = Children::with_room_for(wanted * 2 + 6, &self.token);
+            self.next_children = Some(NextChildren { table, until: 0 });
+        }
+        if self.live == 0
+            && let Some(next) = &mut self.next_children
+        {
+            // Nothing is left to be looked for: a new one is complete.
+            *next = NextChildren { table: Children::with_room_for(least * 2 + 6, &self.token), until: NO_RUN };
+        }
+        let most = if self.entries.len() <= FEW { usize::MAX } else { PACE };
+        let Self { next_children: Some(next), entries, token, .. } = self else { return false };
+        let more = entries.some_from(next.until as usize, most).inspect(|_| step());
+        for run in more.filter_map(|entry| entry.run.as_ref()) {
+            next.table.insert(run, run.contents()[0], token);
+        }
+        next.until = next.until.saturating_add(most.min(NO_RUN as usize) as u32);
+        let is_complete = next.until as usize >= entries.len();
+        if is_complete && let Some(next) = self.next_children.take() {
+            trash.push(Garbage::Children(self.shown.children.replace(next.table, &mut self.token)));
+        }
+        is_complete
+    }
+}
