@@ -309,7 +309,7 @@ build-tests: .venv/extension-dev  ## the extension for tests, with assertions: q
 
 # Optimized, without what only matters to somebody who measures: compiled in a fraction of the time.
 .venv/extension-demo: .venv/ready $(RUST)
-	$(BIN)/maturin develop --profile demo --features lab --locked
+	$(BIN)/maturin develop --profile demo $(DEV)
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.

@@ -1,6 +1,5 @@
 //! One client's connection: hyper speaks HTTP on it, a watchdog ends it when the client takes too long.
 
-use std::cell::RefCell;
 use std::pin::{Pin, pin};
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
@@ -9,11 +8,11 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
-use hyper::rt::{Read, ReadBuf, ReadBufCursor, Write};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
 use hyper::{Request, Response, Version};
-use hyper_util::rt::TokioTimer;
+use hyper_util::rt::{TokioIo, TokioTimer};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::Denial;
@@ -42,29 +41,7 @@ struct Monitor<S> {
     half_closed: Option<Box<HalfClose>>,
 }
 
-thread_local! {
-    /// The buffer for bytes that have to be looked at.
-    static LOOKED_AT: RefCell<Box<[u8]>> = RefCell::new(vec![0; 64 << 10].into_boxed_slice());
-}
-
-impl<S: Read + Write + Tcp + Unpin> Monitor<S> {
-    /// Reads, and lets `look` see what came.
-    fn poll_looked_at(
-        &mut self,
-        context: &mut Context<'_>,
-        mut buffer: ReadBufCursor<'_>,
-        look: impl FnOnce(&mut Self, &[u8]) -> Poll<()>,
-    ) -> Poll<std::io::Result<()>> {
-        LOOKED_AT.with_borrow_mut(|bytes| {
-            let room = buffer.remaining().min(bytes.len());
-            let mut read = ReadBuf::new(&mut bytes[..room]);
-            ready!(Pin::new(&mut self.stream).poll_read(context, read.unfilled()))?;
-            ready!(look(self, read.filled()));
-            buffer.put_slice(read.filled());
-            Poll::Ready(Ok(()))
-        })
-    }
-
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> Monitor<S> {
     /// Handles a client that sends nothing more.
     fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         if self.note.phase() != Phase::Busy {
@@ -86,50 +63,43 @@ impl<S: Read + Write + Tcp + Unpin> Monitor<S> {
     }
 }
 
-impl<S: Read + Write + Tcp + Unpin> Read for Monitor<S> {
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncRead for Monitor<S> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
-        buffer: ReadBufCursor<'_>,
+        buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        let phase = self.note.phase();
-        if self.protocol == Protocol::Http2 {
-            let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-            // What comes between two requests does not make the connection less idle.
-            if read.is_ready() && phase == Phase::Fresh {
-                self.note.set(Phase::Idle);
-            }
-            return read;
-        }
         if self.half_closed.is_some() {
             return self.poll_half_closed(context);
         }
-        if phase != Phase::Busy {
-            return self.poll_looked_at(context, buffer, |this, bytes| {
-                if phase != Phase::Head {
-                    this.note.set(Phase::Head);
-                    this.head = Head::default();
-                }
-                this.is_answering = false;
-                if let Some(seen) = this.head.take(bytes) {
-                    this.note.set_head(seen);
-                }
-                Poll::Ready(())
-            });
-        }
-        let read = self.poll_looked_at(context, buffer, |this, bytes| {
-            let goes_on = !bytes.is_empty() || (this.is_answering && this.late_end_is_leaving);
-            if goes_on {
-                return Poll::Ready(());
+        let this = &mut *self;
+        let phase = this.note.phase();
+        let filled = buffer.filled().len();
+        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        let bytes = &buffer.filled()[filled..];
+        if this.protocol == Protocol::Http2 {
+            // What comes between two requests does not make the connection less idle.
+            if phase == Phase::Fresh {
+                this.note.set(Phase::Idle);
             }
+        } else if phase != Phase::Busy {
+            if phase != Phase::Head {
+                this.note.set(Phase::Head);
+                this.head = Head::default();
+            }
+            this.is_answering = false;
+            if let Some(seen) = this.head.take(bytes) {
+                this.note.set_head(seen);
+            }
+        } else if bytes.is_empty() && !(this.is_answering && this.late_end_is_leaving) {
             this.half_closed = Some(Box::new(HalfClose::new(this.stream.tcp(), &this.note)));
-            Poll::Pending
-        });
-        if self.half_closed.is_some() { self.poll_half_closed(context) } else { read }
+            return this.poll_half_closed(context);
+        }
+        Poll::Ready(Ok(()))
     }
 }
 
-impl<S: Read + Write + Tcp + Unpin> Write for Monitor<S> {
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncWrite for Monitor<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         ready!(self.poll_out(context, bytes))?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
@@ -242,7 +212,7 @@ pub(crate) async fn serve<S, F, B>(
     handle: impl Fn(Request<RequestBody>, Instant) -> F,
     refuse: impl Fn(Denial) -> Response<B>,
 ) where
-    S: Read + Write + Tcp + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -273,7 +243,7 @@ pub(crate) async fn serve<S, F, B>(
             Ok::<_, std::convert::Infallible>(answer.map(|body| AnswerBody { body, rest: Bytes::new(), work }))
         }
     });
-    let stream = Monitor {
+    let stream = TokioIo::new(Monitor {
         stream,
         note: note.clone(),
         protocol,
@@ -281,7 +251,7 @@ pub(crate) async fn serve<S, F, B>(
         is_answering: false,
         late_end_is_leaving: limits.late_end_is_leaving,
         half_closed: None,
-    };
+    });
     match protocol {
         Protocol::Http1 => {
             let mut http = http1::Builder::new();

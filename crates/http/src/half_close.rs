@@ -8,9 +8,8 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use hyper::rt::Write;
-use hyper_util::rt::TokioIo;
 use socket2::{SockRef, TcpKeepalive};
+use tokio::io::AsyncWrite;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep, sleep};
 use tokio_rustls::server::TlsStream;
@@ -39,15 +38,15 @@ pub(crate) trait Tcp {
     fn tcp(&self) -> &TcpStream;
 }
 
-impl Tcp for TokioIo<TcpStream> {
+impl Tcp for TcpStream {
     fn tcp(&self) -> &TcpStream {
-        self.inner()
+        self
     }
 }
 
-impl Tcp for TokioIo<TlsStream<TcpStream>> {
+impl Tcp for TlsStream<TcpStream> {
     fn tcp(&self) -> &TcpStream {
-        self.inner().get_ref().0
+        self.get_ref().0
     }
 }
 
@@ -72,7 +71,7 @@ impl HalfClose {
 
     /// Ready if the request is to be given up: the client is gone, or the body cut off. `quiet`: whether nothing of an
     /// answer has been written.
-    pub(crate) fn poll<S: Write + Tcp + Unpin>(
+    pub(crate) fn poll<S: AsyncWrite + Tcp + Unpin>(
         &mut self,
         stream: &mut S,
         note: &Note,
@@ -104,7 +103,7 @@ impl HalfClose {
     }
 
     /// Writes the rest of an interim answer that has begun. Nothing else may be written until this is ready.
-    pub(crate) fn poll_out<S: Write + Unpin>(
+    pub(crate) fn poll_out<S: AsyncWrite + Unpin>(
         &mut self,
         stream: &mut S,
         context: &mut Context<'_>,

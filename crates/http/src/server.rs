@@ -17,7 +17,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{Request, Response};
-use hyper_util::rt::TokioIo;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle, Runtime};
@@ -470,7 +469,7 @@ impl<H: Handler> ListenerContext<H> {
                 Some(Spoken::Http1)
             };
             let Some(spoken) = spoken else { return };
-            return connection::serve(TokioIo::new(stream), spoken, limits, counts, stop, handle, H::refuse).await;
+            return connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
         };
         // In a place of its own: every connection without TLS would be as large.
         Box::pin(async move {
@@ -478,7 +477,7 @@ impl<H: Handler> ListenerContext<H> {
                 Ok(Ok(stream)) => {
                     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
-                    connection::serve(TokioIo::new(stream), spoken, limits, counts, stop, handle, H::refuse).await;
+                    connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
                 }
                 // No TLS, or none that we speak; the client was told in TLS's own words.
                 Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),

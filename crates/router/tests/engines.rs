@@ -4,21 +4,22 @@ mod support;
 
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{Client, Manner, Server, eventually};
 use serde_json::json;
-use support::{Client, Engine, Manner, completion, eventually, router};
+use support::{completion, router};
 
 #[test]
 fn another_engine_takes_what_one_did_not_answer() {
     for manner in
         [Manner::Dies, Manner::Garbage, Manner::Hangs, Manner::Busy(503), Manner::Busy(429), Manner::Busy(502)]
     {
-        let (bad, good) = (Engine::start("m"), Engine::start("m"));
+        let (bad, good) = (Server::start("m"), Server::start("m"));
         bad.set(manner);
         let router = router(&[&bad, &good], json!({ "upstream": { "first_byte_timeout": 1.0 } }));
-        let mut client = Client::to(&router);
+        let mut client = Client::to(router.address());
         for number in 0..6 {
             let answer = client.post("/v1/completions", &completion(json!({ "number": number })));
-            assert_eq!((answer.status, answer.header("x-kvatlas-worker")), (200, Some("e1")), "{manner:?}");
+            assert_eq!((answer.status(), answer.header("x-kvatlas-worker")), (200, Some("e1")), "{manner:?}");
         }
         assert!(bad.count() >= 1, "{manner:?}: it was tried");
         assert!(bad.count() <= 4, "{manner:?}: it is left alone after a while, but got {}", bad.count());
@@ -37,14 +38,14 @@ fn another_engine_takes_what_one_did_not_answer() {
 
 #[test]
 fn an_engine_that_is_not_there_costs_nothing() {
-    let (gone, good) = (Engine::start("m"), Engine::start("m"));
-    let address = gone.address;
+    let (gone, good) = (Server::start("m"), Server::start("m"));
+    let address = gone.address();
     drop(gone);
     let router = router(&[&good], json!({}));
     router.set_engine(&json!({ "name": "gone", "url": format!("http://{address}") }).to_string()).expect("an engine");
-    let mut client = Client::to(&router);
+    let mut client = Client::to(router.address());
     for _ in 0..4 {
-        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
+        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status(), 200);
     }
     eventually("it is known to be down", || {
         router
@@ -54,22 +55,22 @@ fn an_engine_that_is_not_there_costs_nothing() {
     });
     router.remove_engine("e0").expect("it is there");
     let answer = client.post("/v1/completions", &completion(json!({})));
-    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (502, Some("engine_failed")));
+    assert_eq!((answer.status(), answer.json()["error"]["code"].as_str()), (502, Some("engine_failed")));
     router.remove_engine("gone").expect("it is there");
     let answer = client.post("/v1/completions", &completion(json!({})));
-    assert_eq!((answer.status, answer.json()["error"]["code"].as_str()), (503, Some("no_engines")));
+    assert_eq!((answer.status(), answer.json()["error"]["code"].as_str()), (503, Some("no_engines")));
     assert!(answer.header("retry-after").is_none() && router.remove_engine("gone").is_err());
 }
 
 #[test]
 fn a_stream_that_breaks_off_ends_in_an_error_event() {
-    let engine = Engine::start("m");
+    let engine = Server::start("m");
     let router = router(&[&engine], json!({ "upstream": { "stall_timeout": 1.0 } }));
     for (manner, words) in [(Manner::DiesAfter(2), "broke"), (Manner::StallsAfter(2), "stopped")] {
         engine.set(manner);
-        let mut client = Client::to(&router);
+        let mut client = Client::to(router.address());
         let answer = client.post("/v1/chat/completions", &completion(json!({ "stream": true, "max_tokens": 9 })));
-        assert!(answer.whole && answer.status == 200);
+        assert!(answer.whole && answer.status() == 200);
         let text = answer.text();
         let events: Vec<&str> = text.split("\n\n").filter(|event| !event.is_empty()).collect();
         assert_eq!(events.len(), 4, "{text}");
@@ -80,7 +81,7 @@ fn a_stream_that_breaks_off_ends_in_an_error_event() {
         assert!(error["error"]["message"].as_str().is_some_and(|text| text.contains(words)), "{error}");
         // The client's connection goes on.
         engine.set(Manner::Well);
-        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
+        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status(), 200);
     }
     eventually("the books are balanced", || {
         let engine = router.workers()[0].clone();
@@ -90,18 +91,18 @@ fn a_stream_that_breaks_off_ends_in_an_error_event() {
 
 #[test]
 fn connections_are_kept_and_closed_ones_replaced() {
-    let engine = Engine::start("m");
+    let engine = Server::start("m");
     let router = router(&[&engine], json!({ "http": { "threads": 1 }, "health": { "interval": 0 } }));
-    let mut client = Client::to(&router);
+    let mut client = Client::to(router.address());
     for _ in 0..20 {
-        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
+        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status(), 200);
     }
-    let connections = || engine.connections.load(std::sync::atomic::Ordering::SeqCst);
+    let connections = || engine.connections();
     // One for requests, and one for each of the router's own questions.
     assert!(connections() <= 8, "{}", connections());
     engine.set(Manner::ClosesIdle);
     for _ in 0..20 {
-        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status, 200);
+        assert_eq!(client.post("/v1/completions", &completion(json!({}))).status(), 200);
     }
     assert_eq!(engine.count(), 40);
     assert_eq!(router.workers()[0]["standing"], "up");
@@ -109,12 +110,12 @@ fn connections_are_kept_and_closed_ones_replaced() {
 
 #[test]
 fn models_have_their_engines() {
-    let (one, two) = (Engine::start("one"), Engine::start("two"));
+    let (one, two) = (Server::start("one"), Server::start("two"));
     let router = router(&[&one, &two], json!({}));
     eventually("models are known", || {
         router.workers().as_array().is_some_and(|all| all.iter().all(|one| one["models"] != json!([])))
     });
-    let mut client = Client::to(&router);
+    let mut client = Client::to(router.address());
     for (model, worker) in [("one", "e0"), ("two", "e1"), ("one", "e0"), ("two", "e1"), ("two", "e1")] {
         let answer = client.post("/v1/completions", &completion(json!({ "model": model })));
         assert_eq!(answer.header("x-kvatlas-worker"), Some(worker));
@@ -122,20 +123,20 @@ fn models_have_their_engines() {
     let models = client.get("/v1/models").json();
     assert_eq!(models["data"].as_array().map(Vec::len), Some(2));
     assert_eq!(client.get("/v1/models/two").json()["id"], "two");
-    assert_eq!(client.get("/v1/models/three").status, 404);
+    assert_eq!(client.get("/v1/models/three").status(), 404);
 }
 
 #[test]
 fn an_engine_that_is_drained_ends_what_it_has() {
-    let (one, two) = (Engine::start("m"), Engine::start("m"));
+    let (one, two) = (Server::start("m"), Server::start("m"));
     let router = router(&[&one, &two], json!({}));
-    let mut clients: Vec<Client> = (0..2).map(|_| Client::to(&router)).collect();
+    let mut clients: Vec<Client> = (0..2).map(|_| Client::to(router.address())).collect();
     for client in &mut clients {
         client.ask_for("/v1/completions", &completion(json!({ "stream": true, "max_tokens": 10, "pause_ms": 50 })), "");
         client.until("0 ");
     }
     assert_eq!((one.count(), two.count()), (1, 1));
-    let mut admin = Client::to(&router);
+    let mut admin = Client::to(router.address());
     assert_eq!(admin.post("/engines/e0/drain", &json!({})).json()["standing"], "draining");
     for _ in 0..6 {
         assert_eq!(admin.post("/v1/completions", &completion(json!({}))).header("x-kvatlas-worker"), Some("e1"));
@@ -150,32 +151,32 @@ fn an_engine_that_is_drained_ends_what_it_has() {
         admin.post("/v1/completions", &completion(json!({})));
     }
     assert!(one.count() > 1);
-    assert_eq!(admin.post("/engines/none/drain", &json!({})).status, 404);
+    assert_eq!(admin.post("/engines/none/drain", &json!({})).status(), 404);
 }
 
 #[test]
 fn an_end_waits_for_what_runs_and_loses_nothing() {
-    let engine = Engine::start("m");
+    let engine = Server::start("m");
     let router = router(&[&engine], json!({}));
-    let mut client = Client::to(&router);
+    let mut client = Client::to(router.address());
     client.ask_for("/v1/completions", &completion(json!({ "stream": true, "max_tokens": 10, "pause_ms": 50 })), "");
     client.until("0 ");
     // Connected, and its request sent, but perhaps not accepted yet.
-    let mut late = Client::to(&router);
+    let mut late = Client::to(router.address());
     late.ask_for("/v1/completions", &completion(json!({})), "");
     let started = Instant::now();
     assert!(router.drain(Duration::from_secs(60), Duration::ZERO));
     assert!(started.elapsed() < Duration::from_secs(30));
     let answer = client.answer();
     assert!(answer.whole && answer.text().ends_with("[DONE]\n\n"));
-    assert_eq!(late.answer().status, 200);
+    assert_eq!(late.answer().status(), 200);
 }
 
 #[test]
 fn ranks_are_told_to_the_engine() {
-    let engine = Engine::start("m");
+    let engine = Server::start("m");
     let router = router(&[], json!({ "engines": [{ "name": "e", "url": engine.url(), "ranks": 2 }] }));
-    let mut client = Client::to(&router);
+    let mut client = Client::to(router.address());
     let ranks: Vec<_> = (0..4)
         .map(|_| {
             client.post("/v1/completions", &completion(json!({})));
@@ -189,10 +190,10 @@ fn ranks_are_told_to_the_engine() {
 #[test]
 fn an_engine_s_ranks_keep_their_numbers() {
     for (header, wanted) in [("local", ["0", "1"]), ("global", ["4", "5"])] {
-        let engine = Engine::start("m");
+        let engine = Server::start("m");
         let about = json!({ "name": "e", "url": engine.url(), "ranks": [4, 5], "rank_header": header });
         let router = router(&[], json!({ "engines": [about] }));
-        let mut client = Client::to(&router);
+        let mut client = Client::to(router.address());
         let mut told: Vec<_> = (0..4)
             .map(|_| {
                 client.post("/v1/completions", &completion(json!({})));

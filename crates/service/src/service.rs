@@ -101,9 +101,8 @@ impl Drop for Service {
 
 #[cfg(test)]
 mod tests {
+    use kvatlas_fake_engine::{Client, Message};
     use kvatlas_index::{BlockHash, Tier};
-    use std::io::{Read as _, Write as _};
-    use std::net::TcpStream;
     use std::sync::atomic::Ordering::Relaxed;
 
     use super::*;
@@ -113,16 +112,12 @@ mod tests {
         Service::start(Config::from_json(config).expect("a configuration")).expect("a free port")
     }
 
-    /// The answer, up to where the connection ends.
-    fn ask(service: &Service, method: &str, path: &str, body: &str) -> String {
-        let mut stream = TcpStream::connect(service.address()).expect("it listens");
-        stream.set_read_timeout(Some(Duration::from_secs(30))).expect("an option");
-        let (more, length) = ("Host: localhost\r\nConnection: close\r\nContent-Type: application/json", body.len());
-        let request = format!("{method} {path} HTTP/1.1\r\n{more}\r\nContent-Length: {length}\r\n\r\n{body}");
-        stream.write_all(request.as_bytes()).expect("sent");
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).expect("an answer in UTF-8");
-        answer
+    fn get(service: &Service, path: &str) -> Message {
+        Client::to(service.address()).get(path)
+    }
+
+    fn post(service: &Service, path: &str, body: &str) -> Message {
+        Client::to(service.address()).post(path, &serde_json::from_str(body).expect("JSON"))
     }
 
     const ENGINE: &str =
@@ -132,35 +127,29 @@ mod tests {
     fn a_panic_in_a_registration_is_an_internal_error_and_leaves_nothing() {
         let service = start();
         service.app.fail.store(true, Relaxed);
-        let answer = ask(&service, "POST", "/register", ENGINE);
-        assert!(answer.starts_with("HTTP/1.1 500") && answer.contains(r#""code":"internal""#), "{answer}");
-        assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
+        let answer = post(&service, "/register", ENGINE);
+        assert!(answer.status() == 500 && answer.text().contains(r#""code":"internal""#), "{answer:?}");
+        assert!(get(&service, "/metrics").text().contains("kvatlas_http_panics_total 1\n"));
         // As if nobody had asked.
-        assert!(ask(&service, "GET", "/workers", "").ends_with("\r\n\r\n[]"));
+        assert_eq!(get(&service, "/workers").text(), "[]");
         assert!(service.follower().fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
-        let answer = ask(&service, "POST", "/register", ENGINE);
-        assert!(answer.starts_with("HTTP/1.1 201"), "{answer}");
+        assert_eq!(post(&service, "/register", ENGINE).status(), 201);
     }
 
     #[test]
     fn a_dump_that_cannot_be_finished_is_cut_off_before_its_end() {
         let service = start();
-        assert!(ask(&service, "POST", "/register", ENGINE).starts_with("HTTP/1.1 201"));
+        assert_eq!(post(&service, "/register", ENGINE).status(), 201);
         let keyspace = service.follower().fleet().keyspace("m", "default").expect("registered");
         keyspace.index().store("w", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).expect("lists of one length");
-        let whole = ask(&service, "GET", "/dump", "");
-        assert!(
-            whole.contains("Transfer-Encoding: chunked") || whole.contains("transfer-encoding: chunked"),
-            "{whole}"
-        );
-        assert!(whole.ends_with("\r\n0\r\n\r\n"), "{whole}");
+        let whole = get(&service, "/dump");
+        assert!(whole.whole && whole.header("transfer-encoding") == Some("chunked"), "{whole:?}");
         service.app.fail.store(true, Relaxed);
-        let cut = ask(&service, "GET", "/dump", "");
-        assert!(cut.starts_with("HTTP/1.1 200") && !cut.ends_with("0\r\n\r\n"), "{cut}");
-        assert!(ask(&service, "GET", "/metrics", "").contains("kvatlas_http_panics_total 1\n"));
+        let cut = get(&service, "/dump");
+        assert!(cut.status() == 200 && !cut.whole, "{cut:?}");
+        assert!(get(&service, "/metrics").text().contains("kvatlas_http_panics_total 1\n"));
         // The next one has its turn.
-        let body = |answer: &str| answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned());
-        assert_eq!(body(&ask(&service, "GET", "/dump", "")), body(&whole));
+        assert_eq!(get(&service, "/dump").body, whole.body);
     }
 
     #[test]
@@ -168,27 +157,28 @@ mod tests {
         let config = r#"{ "http": { "bind": "127.0.0.1:0" }, "log": { "level": "off" },
                           "streams": { "keyed_identity": true } }"#;
         let service = Service::start(Config::from_json(config).expect("a configuration")).expect("a free port");
-        assert!(ask(&service, "POST", "/register", ENGINE).starts_with("HTTP/1.1 201"));
+        assert_eq!(post(&service, "/register", ENGINE).status(), 201);
         let keyspace = service.follower().fleet().keyspace("m", "default").expect("registered");
         let words = keyspace.identity().words(&[1, 2, 3, 4, 5, 6, 7, 8], 4, None, Some("s"));
         let names = [BlockHash(1), BlockHash(2)];
         keyspace.index().store("there", 0, Tier::Gpu, None, &names, &words).expect("lists of one length");
 
         let asked = r#"{ "model_name": "m", "token_ids": [1,2,3,4,5,6,7,8,9], "cache_salt": "s" }"#;
-        let answer = ask(&service, "POST", "/query", asked);
+        let answer = post(&service, "/query", asked).text();
         assert!(answer.contains(r#""there":{"longest_matched":8"#), "{answer}");
         let others = asked.replace("\"s\"", "\"t\"");
-        assert!(!ask(&service, "POST", "/query", &others).contains("there"));
+        assert!(!post(&service, "/query", &others).text().contains("there"));
         let queries = r#"{ "model_name": "m", "queries": [{ "token_ids": [1] }, { "content_hashes": [1] }] }"#;
-        for (method, path, body, words) in [
-            ("POST", "/query_by_hash", r#"{ "model_name": "m", "content_hashes": [1] }"#, "ask with token_ids"),
-            ("POST", "/query_batch", queries, "queries[1]: "),
-            ("GET", "/dump", "", "no dump"),
-            ("GET", "/snapshot", "", "no snapshot"),
+        let by_hash = r#"{ "model_name": "m", "content_hashes": [1] }"#;
+        for (answer, words) in [
+            (post(&service, "/query_by_hash", by_hash), "ask with token_ids"),
+            (post(&service, "/query_batch", queries), "queries[1]: "),
+            (get(&service, "/dump"), "no dump"),
+            (get(&service, "/snapshot"), "no snapshot"),
         ] {
-            let answer = ask(&service, method, path, body);
-            assert!(answer.starts_with("HTTP/1.1 409") && answer.contains(r#""code":"keyed_identity""#), "{answer}");
-            assert!(answer.contains(words), "{answer}");
+            let text = answer.text();
+            assert!(answer.status() == 409 && text.contains(r#""code":"keyed_identity""#), "{answer:?}");
+            assert!(text.contains(words), "{text}");
         }
     }
 }

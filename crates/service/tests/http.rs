@@ -1,12 +1,14 @@
 //! Answers over HTTP, told by the index itself: content goes straight into it, and what comes back is its match.
 
 use std::collections::BTreeMap;
-use std::io::{Read as _, Write as _};
+use std::io::Read as _;
 use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{Client, Publisher, eventually};
 use kvatlas_index::{BlockHash, BlockIndex, Event, Tier, View, hash};
 use kvatlas_service::{Config, Service};
+use kvatlas_testing::Random;
 use serde_json::{Value, json};
 
 const BLOCK_SIZE: usize = 4;
@@ -25,48 +27,15 @@ fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_follow::state::Keyspace
     service.follower().fleet().keyspace("m", "default").expect("made by the registration")
 }
 
-/// Waits until it holds, within a time in which it must.
-fn until(mut holds: impl FnMut() -> bool) {
-    let begin = Instant::now();
-    while !holds() {
-        assert!(begin.elapsed() < Duration::from_secs(60), "it does not come about");
-        std::thread::sleep(Duration::from_millis(5));
-    }
-}
-
 fn get(service: &Service, path: &str) -> (u16, Value) {
-    let mut stream = TcpStream::connect(service.address()).expect("it listens");
-    let head = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
-    stream.write_all(head.as_bytes()).expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    (head[9..12].parse().expect("a status"), serde_json::from_str(body).expect("JSON"))
+    let answer = Client::to(service.address()).get(path);
+    (answer.status(), answer.json())
 }
 
 fn post(service: &Service, path: &str, body: &Value) -> Value {
-    let body = body.to_string();
-    let mut stream = TcpStream::connect(service.address()).expect("it listens");
-    let head = format!(
-        "POST {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Type: application/json\r\nContent-Length: {}\r\n\r\n",
-        body.len()
-    );
-    stream.write_all((head + &body).as_bytes()).expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
-    let (head, body) = answer.split_once("\r\n\r\n").expect("a head");
-    assert!(head.starts_with("HTTP/1.1 200"), "{answer}");
-    serde_json::from_str(body).expect("JSON")
-}
-
-/// A small generator of its own: the same content every time.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, limit: u64) -> u64 {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        (self.0 >> 33) % limit
-    }
+    let answer = Client::to(service.address()).post(path, body);
+    assert_eq!(answer.status(), 200, "{}", answer.text());
+    answer.json()
 }
 
 fn fill(index: &BlockIndex, random: &mut Random) -> Vec<Vec<u32>> {
@@ -217,28 +186,26 @@ fn a_dump_that_waits_its_turn_is_not_cut_off() {
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
         socket.set_recv_buffer_size(64 << 10).expect("an option");
         socket.connect(&service.address().into()).expect("it listens");
-        let mut stream = TcpStream::from(socket);
-        stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
-        stream
+        let mut client = Client::over(TcpStream::from(socket));
+        client.send("GET /dump HTTP/1.0\r\n\r\n");
+        client
     };
     let mut first = dump();
     let mut piece = vec![0; 64 << 10];
-    first.read_exact(&mut piece).expect("it begins");
+    first.stream().read_exact(&mut piece).expect("it begins");
     let mut second = dump();
     // The first one reads slowly, which is fine, for longer than anybody may be idle.
-    let start = std::time::Instant::now();
-    while start.elapsed() < std::time::Duration::from_secs(4) {
-        std::thread::sleep(std::time::Duration::from_millis(40));
-        first.read_exact(&mut piece).expect("it goes on");
+    let start = Instant::now();
+    while start.elapsed() < Duration::from_secs(4) {
+        std::thread::sleep(Duration::from_millis(40));
+        first.stream().read_exact(&mut piece).expect("it goes on");
     }
     let mut rest = Vec::new();
-    first.read_to_end(&mut rest).expect("an answer");
+    first.stream().read_to_end(&mut rest).expect("an answer");
     assert!(rest.ends_with(b"]}]}"));
-    let mut answer = String::new();
-    second.read_to_string(&mut answer).expect("an answer in UTF-8");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
-    assert!(body.starts_with('\n'), "it waited");
-    let dump: Value = serde_json::from_str(body).expect("JSON");
+    let answer = second.answer();
+    assert!(answer.body.starts_with(b"\n"), "it waited");
+    let dump = answer.json();
     let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
     let blocks = |event: &Value| event["event"]["data"]["stored"]["blocks"].as_array().map_or(0, Vec::len);
     assert_eq!(events.iter().map(blocks).sum::<usize>(), 300_000);
@@ -249,12 +216,9 @@ fn a_dump_is_all_there_is() {
     let service = start();
     let keyspace = keyspace(&service);
     fill(&keyspace.index(), &mut Random(3));
-    let mut stream = TcpStream::connect(service.address()).expect("it listens");
-    stream.write_all(b"GET /dump HTTP/1.0\r\n\r\n").expect("sent");
-    let mut answer = String::new();
-    stream.read_to_string(&mut answer).expect("an answer in UTF-8");
-    let (_, body) = answer.split_once("\r\n\r\n").expect("a head");
-    let dump: Value = serde_json::from_str(body).expect("JSON");
+    let mut client = Client::to(service.address());
+    client.send("GET /dump HTTP/1.0\r\n\r\n");
+    let dump = client.answer().json();
     let events = dump["keyspaces"][0]["events"].as_array().expect("a list");
     let expected = keyspace.index().dump();
     assert_eq!(events.len(), expected.len());
@@ -282,16 +246,13 @@ fn a_dump_is_all_there_is() {
 fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
     let service = start();
     // Somebody who publishes nothing is an engine whose events are known.
-    let context = zmq::Context::new();
-    let publisher = context.socket(zmq::PUB).expect("a socket");
-    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
-    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
+    let silent = Publisher::start(0);
     let register = |name: &str, endpoint: &str| {
         let engine = json!({ "instance_id": name, "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
         service.follower().register(&engine.to_string(), None).expect("registered");
     };
-    register("first", &endpoint);
-    until(|| get(&service, "/ready").0 == 200);
+    register("first", &silent.events);
+    eventually("it is ready", || get(&service, "/ready").0 == 200);
     register("later", "tcp://127.0.0.1:9");
     let (status, body) = get(&service, "/ready");
     assert_eq!((status, &body["ready"]), (200, &json!(true)));
@@ -319,14 +280,12 @@ fn answers_say_of_whom_something_is_missing() {
         assert_eq!(post(&service, path, query).get("partial"), None);
     }
     // What it published before, nobody can say.
-    let publisher = zmq::Context::new().socket(zmq::PUB).expect("a socket");
-    publisher.bind("tcp://127.0.0.1:*").expect("a free port");
-    let endpoint = publisher.get_last_endpoint().expect("bound").expect("text");
-    let engine = json!({ "instance_id": "late", "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
+    let late = Publisher::start(0);
+    let engine = json!({ "instance_id": "late", "endpoint": late.events, "model_name": "m", "block_size": BLOCK_SIZE });
     service.follower().register(&engine.to_string(), None).expect("registered");
     for (path, query) in &queries {
         let partial = || post(&service, path, query).get("partial").cloned();
-        until(|| partial().is_some());
+        eventually("something is missing", || partial().is_some());
         assert_eq!(partial(), Some(json!([{ "instance_id": "late", "dp_rank": 0 }])), "{path}");
     }
 }

@@ -1,18 +1,17 @@
 //! Began late, against began in time: never a depth too deep, and everything found that was proved.
 
-mod engine;
-
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::time::Duration;
 
 use kvatlas_adopt::{Chain, Dialect, Form, FrontierState, Outcome, RankAdoption, RankPlace, Scheme};
+use kvatlas_fake_engine::conversations::Hit;
+use kvatlas_fake_engine::{BLOCK_SIZE, Conversations, Kind, Sequence};
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{BlockHash, BlockIndex, Config, Tier, View};
 use kvatlas_testing::{Random, seeds};
 use kvatlas_wire::{BatchOf, EventOf, Reader, Tally};
 
-use self::engine::{BLOCK, Engine, Kind, Sequence, dialect};
-
+const BLOCK: usize = BLOCK_SIZE as usize;
 const WORKER: &str = "w";
 
 /// A service in small: one stream, its reader, its late part.
@@ -178,15 +177,15 @@ pub(crate) struct Shares {
 fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
     let random = &mut Random(seed ^ 0x5eed);
     let form = if kind == Kind::Vllm && random.chance(30) { Form::Digest } else { Form::Integer };
-    let dialect = dialect(kind, form);
-    let mut engine = Engine::new(kind, dialect.clone(), seed, 60 + random.index(60), salts);
+    let dialect = kind.dialect(form);
+    let mut engine = Conversations::new(kind, dialect.clone(), seed, 60 + random.index(60), salts);
     let mut whole = ReferenceIndex::new(true);
     let mut parents: HashMap<BlockHash, Option<BlockHash>> = HashMap::new();
     let mut all = Listener::new(None, BLOCK);
     let start = random.index(150);
     let mut listeners: Vec<Listener> = Vec::new();
     let mut proved = [ProofLog::default(), ProofLog::default()];
-    let mut told: Vec<(engine::Hit, Duration)> = Vec::new();
+    let mut told: Vec<(Hit, Duration)> = Vec::new();
     // When batches came, and how many events there were before.
     let mut times: Vec<(Duration, u64)> = Vec::new();
     let mut wrote: HashMap<BlockHash, Sequence> = HashMap::new();
@@ -203,9 +202,8 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
                 Listener::new(Some(RankAdoption::default()), BLOCK),
             ];
         }
-        let (hits, batch) = engine.step();
-        let running: Vec<Sequence> = engine.sequences();
-        for sequence in running {
+        let (hit, batch) = engine.step();
+        for sequence in engine.running() {
             let names = sequence.names(&dialect);
             for (i, name) in names.iter().enumerate() {
                 parents.insert(*name, i.checked_sub(1).map(|before| names[before]));
@@ -214,7 +212,7 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
         }
         assert!(engine.is_closed(&parents), "seed {seed}: the engine itself is wrong");
         if !listeners.is_empty() {
-            told.extend(hits.into_iter().map(|hit| (hit, time)));
+            told.extend(hit.map(|hit| (hit, time)));
         }
         late_batches.push_back(batch);
         // Batches arrive later than the answers do, sometimes.
@@ -241,10 +239,7 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
             continue;
         }
         // Each once, though it wrote many blocks.
-        let mut asked: Vec<&Sequence> = wrote.values().collect();
-        asked.sort_unstable_by_key(|sequence| (&sequence.tokens, &sequence.salt));
-        asked.dedup_by_key(|sequence| (&sequence.tokens, &sequence.salt));
-        let asked: Vec<Sequence> = asked.into_iter().cloned().collect();
+        let asked: BTreeSet<Sequence> = wrote.values().cloned().collect();
         for sequence in &asked {
             for listener in [0, 1, 2, 4] {
                 listeners[listener].ask(&sequence.tokens, sequence.salt.as_deref());
@@ -268,7 +263,7 @@ fn run(seed: u64, kind: Kind, salts: bool, shares: &mut Shares) {
         // An answer may say of blocks what is on its way.
         let mut ahead = whole.clone();
         late_batches.iter().for_each(|batch| feed(&mut ahead, &only_stores(batch), &wrote));
-        for sequence in asked.iter().chain(&engine.past) {
+        for sequence in asked.iter().chain(engine.past()) {
             let (names, contents) = (sequence.names(&dialect), sequence.contents());
             let expected = whole.find(&contents).by_rank(View::Device).first().map_or(0, |(.., depth)| *depth as usize);
             assert_eq!(all.depth(&contents), expected, "seed {seed}, step {step}: the index itself is wrong");
@@ -340,8 +335,8 @@ fn what_is_not_remembered_proves_nothing() {
     // Few removals are remembered: less is found, and never too much.
     let mut worse = 0;
     for seed in 0..seeds(20) {
-        let dialect = dialect(Kind::Vllm, Form::Integer);
-        let mut engine = Engine::new(Kind::Vllm, dialect.clone(), seed, 60, false);
+        let dialect = Kind::Vllm.dialect(Form::Integer);
+        let mut engine = Conversations::new(Kind::Vllm, dialect.clone(), seed, 60, false);
         let mut all = Listener::new(None, BLOCK);
         let mut late = [3, 1 << 20].map(|removals| Listener::new(Some(RankAdoption::with_removals(removals)), BLOCK));
         for step in 0..300_u64 {
@@ -351,7 +346,7 @@ fn what_is_not_remembered_proves_nothing() {
                 late.iter_mut().for_each(|late| late.hear(&batch, Duration::from_millis(step)));
             }
             if step > 100 && step % 20 == 0 {
-                for sequence in engine.past.clone() {
+                for sequence in engine.past().to_vec() {
                     late.iter_mut().for_each(|late| late.ask(&sequence.tokens, None));
                     let contents = sequence.contents();
                     let [few, many] = [&late[0], &late[1]].map(|late| late.depth(&contents));
@@ -367,7 +362,7 @@ fn what_is_not_remembered_proves_nothing() {
 #[test]
 fn a_stream_that_is_whole_and_goes_on_proves_nothing_new() {
     for resumes in [false, true] {
-        let mut engine = Engine::new(Kind::Vllm, dialect(Kind::Vllm, Form::Integer), 7, 60, false);
+        let mut engine = Conversations::new(Kind::Vllm, Kind::Vllm.dialect(Form::Integer), 7, 60, false);
         for _ in 0..100 {
             engine.step();
         }

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Event, Name, Stored};
+use kvatlas_fake_engine::payload;
+use kvatlas_wire::{Cleared, Name, Stored};
 
 use super::holdings::Holdings;
 use crate::config::StreamConfig;
@@ -20,10 +20,7 @@ fn a_clear_of_one_of_two_ranks_that_are_stored_as_one_is_not_whole() {
     for stream in &streams {
         keyspace.add(stream).map_err(|_| ()).expect("it is the first");
     }
-    let clear = |rank| {
-        let events = vec![Event::Cleared(kvatlas_wire::Cleared)];
-        encode(&Batch { rank, events, ..Batch::default() }, Dialect::Vllm)
-    };
+    let clear = |rank| payload(rank, vec![Cleared.into()]);
     let mut holdings = Holdings::new(keyspace, streams[0].clone(), &StreamConfig::default().into());
     // The other stream's rank, and nobody else is stored under ours yet.
     assert_eq!(holdings.apply(0, &clear(Some(1)), false), Verdict::Cleared);
@@ -36,7 +33,7 @@ fn a_parent_named_0_that_is_no_block_makes_the_stream_partial() {
     let stored = |name: Name, parent: Option<Name>| {
         let stored =
             Stored { block_hashes: vec![name], parent, tokens: (0..4).collect(), block_size: 4, ..Stored::default() };
-        encode(&Batch { events: vec![Event::Stored(Box::new(stored))], ..Batch::default() }, Dialect::Vllm)
+        payload(None, vec![stored.into()])
     };
     let zeros = [Name::from(0_u64), Name::from(&[0; 8][..]), Name::from(&[0; 32][..])];
     for zero in zeros {
@@ -75,8 +72,7 @@ fn blocks_that_the_index_does_not_know_count_for_the_worker_too() {
             window: Some(9),
             ..Stored::default()
         };
-        let batch = Batch { rank: Some(rank), events: vec![Event::Stored(stored.into())], ..Batch::default() };
-        holdings.apply(0, &encode(&batch, Dialect::Vllm), false);
+        holdings.apply(0, &payload(Some(rank), vec![stored.into()]), false);
     }
     assert_eq!(stream.status.limit(), Some(Limit::BlocksPerWorker));
 }

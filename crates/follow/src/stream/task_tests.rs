@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{Chain, payload_at};
 use kvatlas_index::{View, hash};
-use kvatlas_wire::encode::{Dialect, encode};
-use kvatlas_wire::{Batch, Cleared, Event, Name, Stored};
+use kvatlas_wire::Cleared;
 use tokio::sync::oneshot;
 
 use super::task::follow;
@@ -70,30 +70,20 @@ impl Transport for Fake {
     fn reconnect(&mut self) {}
 }
 
-fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
-    let stored = Stored {
-        block_hashes: vec![Name::from(block)],
-        parent: block.checked_sub(1).map(Name::from),
-        tokens: vec![block as u32; 2],
-        block_size: 2,
-        ..Stored::default()
-    };
-    encode(&Batch { timestamp: 0.0, rank, events: vec![Event::Stored(stored.into())], refused: vec![] }, Dialect::Vllm)
-}
+/// Blocks that engines of these tests announce.
+const CHAIN: Chain = Chain { life: 0, block_size: 2 };
 
-fn batch(event: Event) -> Vec<u8> {
-    encode(&Batch { timestamp: 0.0, rank: None, events: vec![event], refused: vec![] }, Dialect::Vllm)
+fn store(block: u64, rank: Option<u32>) -> Vec<u8> {
+    payload_at(0.0, rank, vec![CHAIN.stored(block)])
 }
 
 /// A batch that stores a block of another block size.
 fn store_badly() -> Vec<u8> {
-    let stored =
-        Stored { block_hashes: vec![Name::from(9_u64)], tokens: vec![1; 3], block_size: 3, ..Stored::default() };
-    batch(Event::Stored(stored.into()))
+    payload_at(0.0, None, vec![Chain { life: 1, block_size: 3 }.stored(0)])
 }
 
 fn clear() -> Vec<u8> {
-    batch(Event::Cleared(Cleared))
+    payload_at(0.0, None, vec![Cleared.into()])
 }
 
 struct Bench {
@@ -144,8 +134,8 @@ impl Bench {
     }
 
     fn depth(&self, rank: u32) -> u32 {
-        let tokens: Vec<u32> = (0..20).flat_map(|block| [block, block]).collect();
-        let found = self.keyspace.index().find(&hash::content_hashes(&tokens, 2, None, None)).to_owned();
+        let contents = hash::content_hashes(&CHAIN.tokens(20), 2, None, None);
+        let found = self.keyspace.index().find(&contents).to_owned();
         let mine = |(worker, of, _): &&(&Arc<str>, u32, u32)| **worker == self.stream.worker && *of == rank;
         found.by_rank(View::Device).iter().find(mine).map_or(0, |(_, _, depth)| *depth)
     }

@@ -4,14 +4,13 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{BLOCK_SIZE, Chain, Publisher};
 use kvatlas_follow::StreamContext;
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_follow::fleet::Fleet;
 use kvatlas_follow::state::{Counters, Keyspace, Registration, State, Stream};
 use kvatlas_index::View;
 use tokio::runtime::Handle;
-
-use crate::engine::{BLOCK_SIZE, Engine, tokens};
 
 pub(crate) const WORKER: &str = "engine-0";
 
@@ -63,17 +62,17 @@ impl Bench {
         Self { fleet, stream: worker.streams[0].1.clone(), keyspace: worker.keyspace }
     }
 
-    pub(crate) async fn of(engine: &Engine) -> Self {
+    pub(crate) async fn of(engine: &Publisher) -> Self {
         Self::new(registration(&engine.events, Some(&engine.replay)), impatient()).await
     }
 
-    pub(crate) async fn without_replay(engine: &Engine) -> Self {
+    pub(crate) async fn without_replay(engine: &Publisher) -> Self {
         Self::new(registration(&engine.events, None), impatient()).await
     }
 
     /// Number of blocks of a life that are known, of so many.
     pub(crate) fn depth(&self, life: u32, of: u64) -> u64 {
-        let prompt = self.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
+        let prompt = self.keyspace.identity().words(&Chain::new(life).tokens(of + 1), BLOCK_SIZE as usize, None, None);
         let found = self.keyspace.index().find(&prompt).to_owned();
         found
             .scores(View::Device)
@@ -84,7 +83,7 @@ impl Bench {
 
     /// Number of workers that hold anything of so many blocks of a life.
     pub(crate) fn holders(&self, life: u32, of: u64) -> usize {
-        let prompt = self.keyspace.identity().words(&tokens(life, of), BLOCK_SIZE as usize, None, None);
+        let prompt = self.keyspace.identity().words(&Chain::new(life).tokens(of), BLOCK_SIZE as usize, None, None);
         self.keyspace.index().find(&prompt).to_owned().scores(View::Device).len()
     }
 
@@ -138,7 +137,7 @@ impl Bench {
     }
 
     /// Publishes until the stream hears it: without a replay, nothing says when the subscription takes effect.
-    pub(crate) async fn hears(&self, engine: &Engine) {
+    pub(crate) async fn hears(&self, engine: &Publisher) {
         let heard = |bench: &Self| {
             engine.publish(1);
             bench.last_seq().is_some()
@@ -147,7 +146,7 @@ impl Bench {
     }
 
     /// All blocks evicted once: whatever was applied twice remains.
-    pub(crate) async fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
+    pub(crate) async fn leaves_nothing(&self, engine: &Publisher, life: u32, blocks: u64) {
         engine.evict();
         self.until("empty", |bench| bench.is_trusted() && bench.depth(life, blocks) == 0).await;
         assert_eq!(self.holders(life, blocks), 0);
@@ -155,14 +154,14 @@ impl Bench {
 }
 
 /// A scenario with an engine that keeps so many batches for its replay socket.
-pub(crate) fn with_engine(keeps: usize, scenario: impl AsyncFnOnce(&Engine)) {
+pub(crate) fn with_engine(keeps: usize, scenario: impl AsyncFnOnce(&Publisher)) {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build();
-    runtime.expect("a runtime").block_on(async { scenario(&Engine::start(keeps)).await });
+    runtime.expect("a runtime").block_on(async { scenario(&Publisher::start(keeps)).await });
 }
 
 /// A scenario with an engine that keeps 10,000 batches, as engines do by default, and a stream that follows it and
 /// knows so many blocks of its first life.
-pub(crate) fn with_blocks(blocks: u64, scenario: impl AsyncFnOnce(&Engine, &Bench)) {
+pub(crate) fn with_blocks(blocks: u64, scenario: impl AsyncFnOnce(&Publisher, &Bench)) {
     with_engine(10_000, async |engine| {
         let bench = Bench::of(engine).await;
         if blocks > 0 {

@@ -1,53 +1,20 @@
 //! Impostors: they listen at an address and are no engines.
 
-use std::io::{Read as _, Write as _};
-use std::net::TcpListener;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
-use crate::bench::{registration, with_blocks};
+use kvatlas_fake_engine::zmtp::{greeting, impostor, message};
 
-/// Sends the same to all who connect.
-fn impostor(what: Vec<u8>) -> String {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    let address = format!("tcp://{}", listener.local_addr().expect("bound"));
-    std::thread::spawn(move || {
-        for connection in listener.incoming() {
-            let Ok(mut connection) = connection else { return };
-            let what = what.clone();
-            std::thread::spawn(move || {
-                let _ = connection.write_all(&what);
-                let _ = connection.set_read_timeout(Some(Duration::from_secs(5)));
-                let _ = connection.read_to_end(&mut Vec::new());
-            });
-        }
-    });
-    address
-}
+use crate::bench::{registration, with_blocks};
 
 /// A correct greeting and handshake of a PUB socket, and then this.
 fn as_publisher(then: &[u8]) -> Vec<u8> {
-    let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
-    bytes.extend(b"NULL");
-    bytes.resize(64, 0);
-    let ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x03PUB";
-    bytes.extend([4, ready.len() as u8]);
-    bytes.extend(ready);
-    bytes.extend(then);
-    bytes
+    [&greeting("PUB"), then].concat()
 }
 
 #[test]
 fn what_is_no_engine_hurts_nobody() {
     with_blocks(0, async |engine, bench| {
-        let message = |frames: &[&[u8]]| {
-            let mut bytes = Vec::new();
-            for (at, frame) in frames.iter().enumerate() {
-                bytes.extend([u8::from(at + 1 < frames.len()), frame.len() as u8]);
-                bytes.extend(*frame);
-            }
-            bytes
-        };
         let impostors = [
             b"HTTP/1.1 400 Bad Request\r\n\r\n".to_vec(),
             (0..4000u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect(),
@@ -58,8 +25,9 @@ fn what_is_no_engine_hurts_nobody() {
             as_publisher(&message(&[b"", b"", b"", b"", b"", b"", b"", b"", b"", b"", b""])),
             as_publisher(&message(&[b"", &[0x7f; 8], b"\x93"]).repeat(100)),
         ];
-        for (number, what) in impostors.iter().enumerate() {
-            let address = impostor(what.clone());
+        let impostors = impostors.map(impostor);
+        for (number, impostor) in impostors.iter().enumerate() {
+            let address = impostor.endpoint();
             let mut registration = registration(&address, Some(&address));
             registration.worker = format!("impostor-{number}");
             bench.fleet.register(registration).await.expect("it is registered");

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use kvatlas_fake_engine::{BLOCK_SIZE, Chain};
 use kvatlas_follow::StreamContext;
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_index::View;
@@ -10,7 +11,6 @@ use kvatlas_index::hash::content_hashes;
 use kvatlas_wire::Identity;
 
 use crate::bench::{Bench, impatient, patient, registration, with_engine};
-use crate::engine::{BLOCK_SIZE, tokens};
 
 #[test]
 fn a_late_joiner_knows_what_was_before() {
@@ -34,7 +34,7 @@ fn a_stream_under_a_key_is_known_by_nobody_elses_hashes() {
         let bench = Bench::new(registration(&engine.events, Some(&engine.replay)), config).await;
         bench.whole(1, 50).await;
         let keyspace = bench.fleet.workers().remove(0).keyspace;
-        let hashes = content_hashes(&tokens(1, 50), BLOCK_SIZE as usize, None, None);
+        let hashes = content_hashes(&Chain::new(1).tokens(50), BLOCK_SIZE as usize, None, None);
         assert_eq!(keyspace.index().find(&hashes).depth(View::AnyTier), 0);
         assert_eq!((bench.count("stored_blocks"), bench.count("collisions")), (50, 0));
         bench.leaves_nothing(engine, 1, 50).await;

@@ -1,5 +1,6 @@
 //! Limits that are reached.
 
+use kvatlas_fake_engine::Publisher;
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_follow::limits::{Limit, LimitsConfig};
 use kvatlas_follow::state::State;
@@ -50,8 +51,8 @@ fn other_streams_are_untouched() {
     });
 }
 
-async fn with_small(large: &crate::engine::Engine) {
-    let small = crate::engine::Engine::start(10_000);
+async fn with_small(large: &Publisher) {
+    let small = Publisher::start(10_000);
     let limits = LimitsConfig { blocks_per_rank: 2000, ..StreamConfig::default().limits };
     let bench = Bench::new(registration(&small.events, Some(&small.replay)), limited(limits)).await;
     let mut registered = registration(&large.events, Some(&large.replay));

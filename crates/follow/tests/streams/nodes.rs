@@ -3,14 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{BLOCK_SIZE, Chain, Publisher, free_port, until};
 use kvatlas_follow::state::{Counters, Stream};
 use kvatlas_follow::{Config, Follower, report};
 use kvatlas_index::View;
 
 use crate::bench::WORKER;
-use crate::engine::{BLOCK_SIZE, Engine, free_port, tokens};
 
 /// A server with a directory and a port of its own.
 pub(crate) struct Nats {
@@ -91,17 +90,12 @@ impl Node {
     }
 
     /// Follows the engine and publishes.
-    pub(crate) fn relay(nats: &Nats, engine: &Engine, more: &str) -> Self {
+    pub(crate) fn relay(nats: &Nats, engine: &Publisher, more: &str) -> Self {
         Self::new(&format!(r#""publish": "{}" {more}"#, nats.url()), "").following(engine)
     }
 
-    pub(crate) fn following(self, engine: &Engine) -> Self {
-        let registration = format!(
-            r#"{{ "instance_id": "{WORKER}", "endpoint": "{}", "replay_endpoint": "{}", "model_name": "model",
-                 "block_size": {BLOCK_SIZE} }}"#,
-            engine.events, engine.replay
-        );
-        self.0.register(&registration, None).expect("it is registered");
+    pub(crate) fn following(self, engine: &Publisher) -> Self {
+        self.0.register(&engine.registration(WORKER, "model"), None).expect("it is registered");
         self
     }
 
@@ -139,7 +133,8 @@ impl Node {
     /// Number of blocks of a life that are known, if whoever says so is trusted.
     pub(crate) fn depth(&self, life: u32, of: u64) -> Option<u64> {
         let worker = self.0.fleet().workers().into_iter().next()?;
-        let prompt = worker.keyspace.identity().words(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
+        let prompt =
+            worker.keyspace.identity().words(&Chain::new(life).tokens(of + 1), BLOCK_SIZE as usize, None, None);
         worker.keyspace.steady(|untrusted| {
             let found = worker.keyspace.index().find(&prompt).to_owned();
             let depth = found.depth(View::Device);
@@ -149,14 +144,13 @@ impl Node {
 
     #[track_caller]
     pub(crate) fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !condition(self) {
-            let stream = self.stream();
-            let status = stream.as_ref().map(|stream| &stream.status);
-            let late = start.elapsed() > Duration::from_secs(60);
-            assert!(!late, "not {what}: {status:?}, {}", self.log());
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(
+            || condition(self),
+            || {
+                let stream = self.stream();
+                format!("not {what}: {:?}, {}", stream.as_ref().map(|stream| &stream.status), self.log())
+            },
+        );
     }
 
     #[track_caller]
@@ -166,7 +160,7 @@ impl Node {
 
     /// All blocks evicted once: whatever was applied twice remains.
     #[track_caller]
-    pub(crate) fn leaves_nothing(&self, engine: &Engine, life: u32, blocks: u64) {
+    pub(crate) fn leaves_nothing(&self, engine: &Publisher, life: u32, blocks: u64) {
         engine.evict();
         self.until("empty", |node| node.depth(life, blocks) == Some(0));
     }

@@ -3,17 +3,17 @@
 
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{BLOCK_SIZE, Publisher};
 use kvatlas_wire::compact::{Frame, MessageWriter, Status};
 use tokio::runtime::Runtime;
 
 use crate::bench::WORKER;
-use crate::engine::{BLOCK_SIZE, Engine};
 use crate::nodes::{Nats, Node};
 
 /// A scenario with an engine; nothing if there is no `nats-server`.
-fn scenario(scenario: impl FnOnce(Nats, &Engine)) {
+fn scenario(scenario: impl FnOnce(Nats, &Publisher)) {
     let Some(nats) = Nats::start() else { return };
-    scenario(nats, &Engine::start(10_000));
+    scenario(nats, &Publisher::start(10_000));
 }
 
 #[test]

@@ -4,12 +4,13 @@ use std::io::{Read as _, Write as _};
 use std::net::TcpStream;
 use std::time::Duration;
 
+use kvatlas_fake_engine::zmtp::{greeting, message};
+use kvatlas_fake_engine::{Publisher, free_port};
 use kvatlas_follow::{Config, Follower};
 
-use crate::engine::{Engine, free_port};
 use crate::nodes::Node;
 
-fn relay(port: u16, engine: &Engine, more: &str) -> Node {
+fn relay(port: u16, engine: &Publisher, more: &str) -> Node {
     Node::new(&format!(r#""publish": "tcp://127.0.0.1:{port}" {more}"#), "").following(engine)
 }
 
@@ -23,25 +24,9 @@ fn connected(port: u16) -> TcpStream {
     stream
 }
 
-/// The greeting and the handshake of a DEALER without a key.
-fn greeting() -> Vec<u8> {
-    let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
-    bytes.extend(b"NULL");
-    bytes.resize(64, 0);
-    let ready = b"\x05READY\x0bSocket-Type\x00\x00\x00\x06DEALER";
-    bytes.extend([4, ready.len() as u8]);
-    bytes.extend(ready);
-    bytes
-}
-
-/// A message of an empty frame and this one.
-fn message(body: &[u8]) -> Vec<u8> {
-    [&[1, 0, 0, body.len() as u8], body].concat()
-}
-
 #[test]
 fn who_asks_and_does_not_read_is_answered_little() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, "");
     engine.publish(2000);
     relay.whole(1, 2000);
@@ -49,8 +34,8 @@ fn who_asks_and_does_not_read_is_answered_little() {
     let kept = [&b"K"[..], b"0123456789abcdef"].concat();
     for question in [follow, kept] {
         let mut stranger = connected(port);
-        stranger.write_all(&greeting()).expect("sent");
-        let many = message(&question).repeat(100_000 / question.len());
+        stranger.write_all(&greeting("DEALER")).expect("sent");
+        let many = message(&[b"", &question]).repeat(100_000 / question.len());
         // It may be closed in the middle.
         let _ = stranger.write_all(&many).and_then(|()| stranger.shutdown(std::net::Shutdown::Write));
         let mut answers = Vec::new();
@@ -64,19 +49,19 @@ fn who_asks_and_does_not_read_is_answered_little() {
 
 #[test]
 fn the_last_messages_are_asked_for_once() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, "");
     engine.publish(10);
     relay.whole(1, 10);
     let mut stranger = connected(port);
-    let follow = message(&[&b"F"[..], &0_u64.to_be_bytes()].concat());
-    stranger.write_all(&[greeting(), follow.clone(), follow].concat()).expect("sent");
+    let follow = message(&[b"", &[&b"F"[..], &0_u64.to_be_bytes()].concat()]);
+    stranger.write_all(&[greeting("DEALER"), follow.clone(), follow].concat()).expect("sent");
     let mut answers = Vec::new();
     let ended = stranger.read_to_end(&mut answers);
     assert!(ended.is_ok() || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
     // A frame that no question has is refused before it comes.
     let mut stranger = connected(port);
-    stranger.write_all(&greeting()).expect("sent");
+    stranger.write_all(&greeting("DEALER")).expect("sent");
     stranger.write_all(&[2, 0, 0, 0, 0, 1, 0, 0, 0]).expect("sent");
     let ended = stranger.read_to_end(&mut answers);
     assert!(ended.is_ok() || ended.is_err_and(|error| error.kind() == std::io::ErrorKind::ConnectionReset));
@@ -84,13 +69,13 @@ fn the_last_messages_are_asked_for_once() {
 
 #[test]
 fn silent_connections_give_way_to_readers() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, "");
     engine.publish(100);
     relay.whole(1, 100);
     let mut silent: Vec<TcpStream> = (0..300).map(|_| connected(port)).collect();
     for stranger in silent.iter_mut().skip(150) {
-        let _ = stranger.write_all(&greeting());
+        let _ = stranger.write_all(&greeting("DEALER"));
     }
     let good = reader(port, "");
     good.whole(1, 100);
@@ -106,7 +91,7 @@ fn silent_connections_give_way_to_readers() {
 
 #[test]
 fn a_reader_shows_the_key() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let key = r#", "reader_key": "s3cret""#;
     let relay = relay(port, &engine, key);
     engine.publish(50);

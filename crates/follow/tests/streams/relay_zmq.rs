@@ -1,19 +1,17 @@
 //! A relay without NATS, and services that read it over ZeroMQ by way of a connection that is cut, held up, and made again.
 
 use std::io::{Read as _, Write as _};
-use std::net::{Shutdown, TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
+use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{Proxy, Publisher, free_port};
 use kvatlas_follow::{Config, Follower};
 use kvatlas_wire::compact::{Frame, Message};
 
-use crate::engine::{Engine, free_port};
 use crate::nodes::Node;
 
 /// Follows the engine, and listens for readers at this port.
-fn relay(port: u16, engine: &Engine, more: &str) -> Node {
+fn relay(port: u16, engine: &Publisher, more: &str) -> Node {
     Node::new(&format!(r#""publish": "tcp://127.0.0.1:{port}" {more}"#), "").following(engine)
 }
 
@@ -22,67 +20,9 @@ fn reader(ports: &[u16], more: &str) -> Node {
     Node::new(&format!(r#""from": "{}""#, urls.join(",")), more)
 }
 
-/// Proxy between a reader and its relay.
-#[derive(Clone)]
-struct Proxy {
-    port: u16,
-    is_cut: Arc<AtomicBool>,
-    is_held: Arc<AtomicBool>,
-    open: Arc<Mutex<Vec<TcpStream>>>,
-}
-
-impl Proxy {
-    fn new(to: u16) -> Self {
-        let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-        let port = listener.local_addr().expect("bound").port();
-        let between = Self { port, is_cut: Arc::default(), is_held: Arc::default(), open: Arc::default() };
-        let own = between.clone();
-        std::thread::spawn(move || {
-            for here in listener.incoming().flatten() {
-                let Ok(there) = TcpStream::connect(("127.0.0.1", to)) else { continue };
-                if own.is_cut.load(SeqCst) {
-                    continue;
-                }
-                for (from, to) in [(&here, &there), (&there, &here)] {
-                    let [mut from, mut to] = [from, to].map(|it| it.try_clone().expect("a descriptor"));
-                    let is_held = own.is_held.clone();
-                    std::thread::spawn(move || {
-                        let mut bytes = [0; 4096];
-                        while let Ok(read @ 1..) = from.read(&mut bytes) {
-                            while is_held.load(SeqCst) {
-                                std::thread::sleep(Duration::from_millis(2));
-                            }
-                            if to.write_all(&bytes[..read]).is_err() {
-                                break;
-                            }
-                        }
-                        let _ = from.shutdown(Shutdown::Both);
-                        let _ = to.shutdown(Shutdown::Both);
-                    });
-                }
-                own.open.lock().expect("no panic").extend([here, there]);
-            }
-        });
-        between
-    }
-
-    /// Ends all connections, and lets none begin.
-    fn cut(&self, is_cut: bool) {
-        self.is_cut.store(is_cut, SeqCst);
-        for stream in self.open.lock().expect("no panic").drain(..) {
-            let _ = stream.shutdown(Shutdown::Both);
-        }
-    }
-
-    /// Nothing comes through, and nobody notices by that.
-    fn hold(&self, is_held: bool) {
-        self.is_held.store(is_held, SeqCst);
-    }
-}
-
 #[test]
 fn a_reader_holds_what_the_relay_holds_whenever_it_comes() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let early = reader(&[port], "");
     let relay = relay(port, &engine, "");
     engine.publish(500);
@@ -109,7 +49,7 @@ fn a_reader_holds_what_the_relay_holds_whenever_it_comes() {
 
 #[test]
 fn a_relay_restarts() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let (first, reader) = (relay(port, &engine, ""), reader(&[port], ""));
     let meanwhile = engine.publish_meanwhile(3000);
     reader.until("begun", |node| node.depth(1, 3000).is_some_and(|depth| depth > 0));
@@ -124,11 +64,11 @@ fn a_relay_restarts() {
 
 #[test]
 fn a_connection_is_lost_and_with_it_nothing_or_much() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     // About 20 messages are kept.
     let relay = relay(port, &engine, r#", "buffer_bytes": 3000"#);
     let between = Proxy::new(port);
-    let reader = reader(&[between.port], "");
+    let reader = reader(&[between.port()], "");
     engine.publish(200);
     reader.whole(1, 200);
     let before = (reader.count("resets"), reader.metric("relay_asked"));
@@ -136,7 +76,7 @@ fn a_connection_is_lost_and_with_it_nothing_or_much() {
     reader.until("untrusted", |node| !node.is_trusted());
     reader.until("told which relay is not there", |node| {
         let error = node.stream().and_then(|stream| stream.status.last_error());
-        error.is_some_and(|error| error.contains(&between.port.to_string()))
+        error.is_some_and(|error| error.contains(&between.port().to_string()))
     });
     engine.publish(1);
     relay.whole(1, 201);
@@ -158,10 +98,10 @@ fn a_connection_is_lost_and_with_it_nothing_or_much() {
 /// A connection that says nothing, or a reader that does not get on: what it knows is not of now.
 #[test]
 fn a_slow_reader_is_not_sure() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, r#", "buffer_bytes": 3000"#);
     let between = Proxy::new(port);
-    let reader = reader(&[between.port], "");
+    let reader = reader(&[between.port()], "");
     engine.publish(100);
     reader.whole(1, 100);
     between.hold(true);
@@ -188,7 +128,7 @@ fn a_slow_reader_is_not_sure() {
 
 #[test]
 fn a_reader_goes_on_from_its_snapshot_unless_the_relay_keeps_no_more_of_it() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, r#", "buffer_bytes": 8000"#);
     let directory = std::env::temp_dir().join(format!("kvatlas-zmq-{}-{port}", std::process::id()));
     let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 3600 }}"#, directory.display());
@@ -217,7 +157,7 @@ fn a_reader_goes_on_from_its_snapshot_unless_the_relay_keeps_no_more_of_it() {
 
 #[test]
 fn several_relays_are_followed_and_of_two_for_one_engine_the_one_that_is_there() {
-    let (ports, engine) = ([free_port(), free_port(), free_port()], Engine::start(10_000));
+    let (ports, engine) = ([free_port(), free_port(), free_port()], Publisher::start(10_000));
     let first = relay(ports[0], &engine, "");
     // The third is not there at all.
     let reader = reader(&ports, "");
@@ -273,13 +213,13 @@ fn faults_in_any_order(seed: u64) {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         (state >> 33) % below
     };
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let between = Proxy::new(port);
     let directory = std::env::temp_dir().join(format!("kvatlas-any-{}-{port}", std::process::id()));
     let snapshot = format!(r#", "snapshot": {{ "dir": "{}", "every": 0.1 }}"#, directory.display());
     let start = |kept: u64| relay(port, &engine, &format!(r#", "buffer_bytes": {kept}"#));
     let mut first = Some(start(1 << 20));
-    let mut node = Some(reader(&[between.port], &snapshot));
+    let mut node = Some(reader(&[between.port()], &snapshot));
     let (mut life, mut blocks) = (1, 0);
     for step in 0..8 {
         let fault = draw(6);
@@ -313,7 +253,7 @@ fn faults_in_any_order(seed: u64) {
         }
         between.cut(false);
         between.hold(false);
-        let node = node.get_or_insert_with(|| reader(&[between.port], &snapshot));
+        let node = node.get_or_insert_with(|| reader(&[between.port()], &snapshot));
         let is_right = |node: &Node| node.is_trusted() && node.depth(life, blocks) == Some(blocks);
         node.until(&format!("right (seed {seed}, step {step}, fault {fault})"), is_right);
         assert!(life == 1 || node.depth(life - 1, 1) != Some(1), "the engine has restarted");
@@ -325,7 +265,7 @@ fn faults_in_any_order(seed: u64) {
 /// As the format says it, with libzmq's socket.
 #[test]
 fn anybody_can_read_a_relay() {
-    let (port, engine) = (free_port(), Engine::start(10_000));
+    let (port, engine) = (free_port(), Publisher::start(10_000));
     let relay = relay(port, &engine, "");
     engine.publish(10);
     relay.whole(1, 10);

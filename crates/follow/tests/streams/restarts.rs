@@ -2,14 +2,13 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use kvatlas_fake_engine::{BLOCK_SIZE, Chain, Publisher, eventually, until};
 use kvatlas_follow::snapshot::Outcome;
 use kvatlas_follow::state::Stream;
 use kvatlas_follow::{Config, Follower};
 use kvatlas_index::{View, hash};
-
-use crate::engine::{BLOCK_SIZE, Engine, tokens};
 
 static DIRECTORIES: AtomicUsize = AtomicUsize::new(0);
 
@@ -46,19 +45,14 @@ impl Bench {
         Follower::start(Config::from_json(&config).expect("a configuration"), false).map(Self)
     }
 
-    fn of(place: &Place, engine: &Engine) -> Self {
+    fn of(place: &Place, engine: &Publisher) -> Self {
         let bench = Self::start(place, 60.0).expect("it starts");
         bench.register(engine);
         bench
     }
 
-    fn register(&self, engine: &Engine) {
-        let registration = format!(
-            r#"{{ "instance_id": "engine-0", "endpoint": {:?}, "replay_endpoint": {:?}, "model_name": "model",
-                "block_size": {BLOCK_SIZE} }}"#,
-            engine.events, engine.replay
-        );
-        self.0.register(&registration, None).expect("registered");
+    fn register(&self, engine: &Publisher) {
+        self.0.register(&engine.registration("engine-0", "model"), None).expect("registered");
     }
 
     fn stream(&self) -> std::sync::Arc<Stream> {
@@ -66,7 +60,7 @@ impl Bench {
     }
 
     fn depth(&self, life: u32, of: u64) -> u64 {
-        let prompt = hash::content_hashes(&tokens(life, of + 1), BLOCK_SIZE as usize, None, None);
+        let prompt = hash::content_hashes(&Chain::new(life).tokens(of + 1), BLOCK_SIZE as usize, None, None);
         let keyspace = self.0.fleet().keyspace("model", "default").expect("registered");
         let found = keyspace.index().find(&prompt).to_owned();
         found.scores(View::Device).first().map_or(0, |(_, depth)| u64::from(*depth))
@@ -74,11 +68,7 @@ impl Bench {
 
     #[track_caller]
     fn until(&self, what: &str, condition: impl Fn(&Self) -> bool) {
-        let start = Instant::now();
-        while !condition(self) {
-            assert!(start.elapsed() < Duration::from_secs(60), "not {what}: {:?}", self.stream().status);
-            std::thread::sleep(Duration::from_millis(5));
-        }
+        until(|| condition(self), || format!("not {what}: {:?}", self.stream().status));
     }
 
     #[track_caller]
@@ -107,8 +97,8 @@ impl Bench {
 }
 
 /// An engine that keeps so many batches, a service that knows 50 blocks and has written them, and is gone.
-fn after_fifty(keeps: usize) -> (Engine, Place) {
-    let (engine, place) = (Engine::start(keeps), Place::new());
+fn after_fifty(keeps: usize) -> (Publisher, Place) {
+    let (engine, place) = (Publisher::start(keeps), Place::new());
     let bench = Bench::of(&place, &engine);
     bench.until("live", |bench| bench.stream().status.is_trusted());
     (0..50).for_each(|_| engine.publish(1));
@@ -206,11 +196,7 @@ fn what_nobody_comes_for_is_kept_for_a_while_and_through_another_restart() {
     let bench = Bench::start(&place, 60.0).expect("it starts");
     let written = || std::fs::metadata(place.file()).and_then(|it| it.modified()).expect("written");
     let before = written();
-    let start = Instant::now();
-    while written() == before {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("it is written again", || written() != before);
     bench.killed();
     let bench = Bench::of(&place, &engine);
     bench.whole(1, 50);
@@ -218,11 +204,7 @@ fn what_nobody_comes_for_is_kept_for_a_while_and_through_another_restart() {
     bench.saved();
     bench.killed();
     let bench = Bench::start(&place, 0.2).expect("it starts");
-    let start = Instant::now();
-    while bench.0.fleet().snapshots().outcome(Outcome::NotRegistered) == 0 {
-        assert!(start.elapsed() < Duration::from_secs(60));
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    eventually("it is given up", || bench.0.fleet().snapshots().outcome(Outcome::NotRegistered) > 0);
     bench.register(&engine);
     bench.until("live", |bench| bench.stream().status.is_trusted());
     assert_eq!((bench.outcome(), bench.depth(1, 50)), (None, 0), "the engine keeps less");
@@ -230,7 +212,7 @@ fn what_nobody_comes_for_is_kept_for_a_while_and_through_another_restart() {
 
 #[test]
 fn the_last_snapshot_is_of_the_end() {
-    let (engine, place) = (Engine::start(3), Place::new());
+    let (engine, place) = (Publisher::start(3), Place::new());
     let bench = Bench::of(&place, &engine);
     bench.until("live", |bench| bench.stream().status.is_trusted());
     (0..30).for_each(|_| engine.publish(1));
@@ -244,7 +226,7 @@ fn the_last_snapshot_is_of_the_end() {
 
 #[test]
 fn a_new_replica_begins_with_what_another_one_has() {
-    let (engine, place) = (Engine::start(20), Place::new());
+    let (engine, place) = (Publisher::start(20), Place::new());
     let first = Bench::of(&place, &engine);
     first.until("live", |bench| bench.stream().status.is_trusted());
     (0..50).for_each(|_| engine.publish(1));

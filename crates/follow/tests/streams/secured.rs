@@ -1,14 +1,15 @@
 //! NATS with TLS, accounts and credentials files: what the guide says that a user needs is enough, and what is wrong is said.
 
+use std::cell::Cell;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use data_encoding::BASE64URL_NOPAD;
+use kvatlas_fake_engine::Publisher;
 use nkeys::KeyPair;
 use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair as CertificateKey};
 use serde_json::{Value, json};
 
-use crate::engine::Engine;
 use crate::nodes::{Nats, Node};
 
 const GUIDE: &str = include_str!("../../../../docs/guides/relay.md");
@@ -126,20 +127,24 @@ fn log_of(node: &Node) -> Value {
     kvatlas_follow::report::log(node.0.fleet()).unwrap_or_default()
 }
 
+/// The state of a node's log, once it tells of an error in these words.
+#[track_caller]
+fn says(node: &Node, words: &[&str]) -> Value {
+    let log = Cell::new(Value::Null);
+    node.until(&format!("telling of {words:?}"), |node| {
+        let now = log_of(node);
+        let is_said = now["error"].as_str().is_some_and(|error| words.iter().all(|words| error.contains(words)));
+        log.set(now);
+        is_said
+    });
+    log.take()
+}
+
 /// Not ready, with this error.
 #[track_caller]
 fn is_refused(node: &Node, expected: &[&str]) {
-    let start = Instant::now();
-    loop {
-        let log = log_of(node);
-        let error = log["error"].as_str().unwrap_or_default().to_owned();
-        if expected.iter().all(|words| error.contains(words)) {
-            assert_eq!(log["connected"], false);
-            break;
-        }
-        assert!(start.elapsed() < Duration::from_secs(60), "{expected:?}: {log}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    let log = says(node, expected);
+    assert_eq!(log["connected"], false);
     assert!(!node.0.fleet().is_ready());
     let waiting = node.0.waiting().expect("it is not ready");
     assert_eq!(waiting["holds"], json!(["relay"]), "{waiting}");
@@ -151,7 +156,7 @@ const FROM: &str = r#""from""#;
 #[test]
 fn what_the_guide_lists_is_enough_for_users() {
     let Some(secured) = SecureServer::start() else { return };
-    let engine = Engine::start(10_000);
+    let engine = Publisher::start(10_000);
     let permissions = permissions();
     let [relay, reader, keeper] =
         ["relay", "reader", "keeper"].map(|name| secured.user(&format!("{name}.creds"), &permissions[name], None));
@@ -202,18 +207,10 @@ fn who_is_not_let_in_says_why_and_is_not_ready() {
 fn what_is_not_permitted_is_said() {
     let Some(secured) = SecureServer::start() else { return };
     let permissions = permissions();
-    let engine = Engine::start(10);
+    let engine = Publisher::start(10);
     let relay = secured.user("relay.creds", &json!({ "publish": ["other"], "subscribe": ["_INBOX.>"] }), None);
     let relay = secured.node(PUBLISH, "ca.pem", Some(&relay)).following(&engine);
-    let start = Instant::now();
-    loop {
-        let log = log_of(&relay);
-        if log["error"].as_str().is_some_and(|error| error.contains("Permissions Violation")) {
-            break;
-        }
-        assert!(start.elapsed() < Duration::from_secs(60), "{log}");
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    says(&relay, &["Permissions Violation"]);
     assert!(!relay.0.fleet().is_ready());
     relay.until("said of the worker", |node| {
         let error = node.0.workers()[0]["streams"]["0"]["last_error"].to_string();

@@ -1,13 +1,12 @@
 //! Tests of what could be wrong without a word: each is either put right or said.
 
-use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
+use kvatlas_fake_engine::{Proxy, Publisher};
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_follow::state::{Registration, State};
 
 use crate::bench::{Bench, impatient, registration, with_blocks, with_engine};
-use crate::engine::Engine;
 
 /// Looks for so long whether that ever happens.
 async fn never(bench: &Bench, seconds: f64, what: &str, happens: impl Fn(&Bench) -> bool) {
@@ -80,7 +79,7 @@ fn blocks_announced_again_are_no_copies_where_the_registration_says_so() {
 fn whom_a_stream_feeds_does_not_change() {
     with_blocks(3, async |engine, bench| {
         // Both of them call themselves rank 0.
-        let other = Engine::start(10_000);
+        let other = Publisher::start(10_000);
         let mut second = registration(&other.events, Some(&other.replay));
         second.rank = 1;
         other.publish(5);
@@ -117,35 +116,19 @@ fn batches_that_did_not_fit_are_waited_for() {
     });
 }
 
-/// An address that leads the first who connects to another one; nobody listens there when the result is dropped.
-fn relay(to: &str) -> (String, TcpListener) {
-    let listener = TcpListener::bind("127.0.0.1:0").expect("bound");
-    let address = format!("tcp://{}", listener.local_addr().expect("bound"));
-    let (accepting, to) = (listener.try_clone().expect("a descriptor"), to.replace("tcp://", ""));
-    std::thread::spawn(move || {
-        let (here, _) = accepting.accept().expect("connected");
-        drop(accepting);
-        let there = TcpStream::connect(to).expect("connected");
-        for (mut from, mut to) in
-            [(here.try_clone().expect("a descriptor"), there.try_clone().expect("a descriptor")), (there, here)]
-        {
-            std::thread::spawn(move || std::io::copy(&mut from, &mut to));
-        }
-    });
-    (address, listener)
-}
-
 #[test]
 fn the_replay_socket_goes_with_the_live_one() {
     with_engine(10_000, async |engine| {
-        let (replay, listener) = relay(&engine.replay);
+        let port = engine.replay.rsplit(':').next().and_then(|port| port.parse().ok());
+        let proxy = Proxy::new(port.expect("a port"));
+        let replay = proxy.endpoint();
         let bench = Bench::new(registration(&engine.events, Some(&replay)), impatient()).await;
         engine.publish(10);
         bench.whole(1, 10).await;
         // The old process is still there for those who are connected; another one has its addresses.
-        drop(listener);
-        engine.kill_publisher();
-        let next = Engine::start_at(10_000, 7, 20, &engine.events, &replay);
+        drop(proxy);
+        engine.kill_live();
+        let next = Publisher::start_at(10_000, 7, 20, &engine.events, &replay);
         bench.whole(7, 20).await;
         assert_eq!((bench.depth(1, 10), bench.epoch()), (0, 1));
         next.publish(20);

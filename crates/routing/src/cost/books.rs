@@ -199,7 +199,7 @@ impl Books {
     }
 
     /// Returns the best that may be foreseen at a row, without a look at its books.
-    #[inline]
+    #[inline(always)]
     pub(super) fn best(
         &self,
         weights: &Weights,

@@ -222,18 +222,6 @@ fn options_that_it_does_not_have_are_refused() {
 }
 
 #[test]
-fn the_page_names_every_option() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/policies.md");
-    let page = std::fs::read_to_string(page).unwrap();
-    let section = page.split("\n## ").find(|section| section.starts_with("Prefill and decode pools")).unwrap();
-    for option in ["transfer_rate", "handover", "alone_most", "request_share", "context_share", "others"] {
-        assert!(PrefillDecode::new(Options::from_json(&format!(r#"{{"{option}": 1}}"#)).unwrap(), 0).is_ok());
-        assert!(section.contains(&format!("\n| `{option}` |")), "{option}");
-    }
-    assert_eq!(section.matches("\n| `").count(), 6);
-}
-
-#[test]
 fn a_decode_leg_says_nothing_of_the_prompts_that_are_computed_there() {
     let (mut router, chooser) = (router(), chooser(""));
     // A prompt that d0 computes itself.

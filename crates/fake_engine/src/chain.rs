@@ -1,0 +1,74 @@
+//! One chain of blocks, and the events that announce it.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use kvatlas_wire::encode::{Dialect, encode};
+use kvatlas_wire::{Batch, Event, Name, Removed, Stored};
+
+/// Tokens in a block of an engine that has not been given another size.
+pub const BLOCK_SIZE: u32 = 4;
+
+/// Chain of blocks without end. Each life of an engine has its own.
+#[derive(Clone, Copy, Debug)]
+pub struct Chain {
+    /// The engine's life.
+    pub life: u32,
+    /// Tokens in a block.
+    pub block_size: u32,
+}
+
+impl Chain {
+    /// The chain of a life, in blocks of the usual size.
+    #[must_use]
+    pub const fn new(life: u32) -> Self {
+        Self { life, block_size: BLOCK_SIZE }
+    }
+
+    /// Tokens of the first blocks.
+    #[must_use]
+    pub fn tokens(self, blocks: u64) -> Vec<u32> {
+        (0..blocks).flat_map(|block| self.block_tokens(block)).collect()
+    }
+
+    /// The event that stores one block.
+    #[must_use]
+    pub fn stored(self, block: u64) -> Event {
+        let stored = Stored {
+            block_hashes: vec![self.name(block)],
+            parent: block.checked_sub(1).map(|before| self.name(before)),
+            tokens: self.block_tokens(block).collect(),
+            block_size: self.block_size,
+            medium: Some("GPU".into()),
+            ..Stored::default()
+        };
+        stored.into()
+    }
+
+    /// The event that removes the first blocks.
+    #[must_use]
+    pub fn removed(self, blocks: u64) -> Event {
+        let block_hashes = (0..blocks).map(|block| self.name(block)).collect();
+        Removed { block_hashes, medium: Some("GPU".into()), ..Removed::default() }.into()
+    }
+
+    fn name(self, block: u64) -> Name {
+        Name::from(u64::from(self.life) << 40 | block)
+    }
+
+    fn block_tokens(self, block: u64) -> impl Iterator<Item = u32> {
+        [self.life, block as u32].into_iter().chain(7..).take(self.block_size as usize)
+    }
+}
+
+/// The payload of a batch, as vLLM sends it now.
+#[must_use]
+pub fn payload(rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
+    let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs_f64();
+    payload_at(timestamp, rank, events)
+}
+
+/// The same with the time that the batch tells: at one time, the same events are the same batch.
+#[must_use]
+pub fn payload_at(timestamp: f64, rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
+    encode(&Batch { timestamp, rank, events, refused: Vec::new() }, Dialect::Vllm)
+}

@@ -1,0 +1,272 @@
+//! The sockets that an engine publishes its events on and has them replayed: one chain of blocks, one batch a block, over
+//! real ZeroMQ, with faults on order.
+
+mod sockets;
+
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use kvatlas_wire::{Cleared, Event};
+use serde_json::json;
+
+use self::sockets::{Interruption, Order, Sockets};
+use crate::chain::{BLOCK_SIZE, payload};
+
+/// An engine's event sockets, as a test holds them. What a method orders is done when it returns.
+pub struct Publisher {
+    /// The address of the live socket.
+    pub events: String,
+    /// The address of the replay socket.
+    pub replay: String,
+    orders: Option<Sender<Order>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Publisher {
+    /// Binds the sockets. `keeps`: batches for the replay socket.
+    #[must_use]
+    pub fn start(keeps: usize) -> Self {
+        Self::start_at(keeps, 1, 0, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
+    }
+
+    /// Binds the sockets at these addresses, with blocks of this life, so many of them already before it does.
+    #[must_use]
+    pub fn start_at(keeps: usize, life: u32, blocks: u64, events: &str, replay: &str) -> Self {
+        let (orders, received) = channel::<Order>();
+        let (addresses, known) = channel();
+        let (events, replay) = (events.to_owned(), replay.to_owned());
+        let thread = std::thread::spawn(move || {
+            let mut sockets = Sockets::new(keeps, life, events, replay);
+            sockets.grow(blocks, false);
+            sockets.bind();
+            let _ = addresses.send(sockets.addresses());
+            sockets.run(&received);
+        });
+        let (events, replay) = known.recv().expect("the sockets are bound");
+        Self { events, replay, orders: Some(orders), thread: Some(thread) }
+    }
+
+    fn order(&self, order: impl FnOnce(&mut Sockets) + Send + 'static) {
+        self.begin(order).recv().expect("the order is carried out");
+    }
+
+    /// Does not wait; the result says when it is done.
+    fn begin(&self, order: impl FnOnce(&mut Sockets) + Send + 'static) -> Receiver<()> {
+        let (done, is_done) = channel();
+        let order: Order = Box::new(move |sockets| {
+            order(sockets);
+            let _ = done.send(());
+        });
+        self.orders.as_ref().expect("it runs").send(order).expect("it runs");
+        is_done
+    }
+
+    /// The registration, in JSON, by which a service follows these sockets as a worker of this name.
+    #[must_use]
+    pub fn registration(&self, worker: &str, model: &str) -> String {
+        let registration = json!({
+            "instance_id": worker, "model_name": model, "block_size": BLOCK_SIZE,
+            "endpoint": self.events, "replay_endpoint": self.replay,
+        });
+        registration.to_string()
+    }
+
+    /// The number of the last batch; none if this life has none yet.
+    #[must_use]
+    pub fn last_seq(&self) -> Option<u64> {
+        let (tell, told) = channel();
+        self.order(move |it| _ = tell.send(it.last_seq()));
+        told.recv().expect("the order is carried out")
+    }
+
+    /// Publishes a batch of these events.
+    pub fn announce(&self, events: Vec<Event>) {
+        self.order(move |it| _ = it.publish(payload(Some(0), events), true));
+    }
+
+    /// Publishes so many batches.
+    pub fn publish(&self, batches: u64) {
+        self.order(move |it| it.grow(batches, true));
+    }
+
+    /// Publishes so many batches. Does not wait; the result says when it is done.
+    pub fn publish_meanwhile(&self, batches: u64) -> Receiver<()> {
+        self.begin(move |it| it.grow(batches, true))
+    }
+
+    /// Makes so many batches that the live socket loses.
+    pub fn lose(&self, batches: u64) {
+        self.order(move |it| it.grow(batches, false));
+    }
+
+    /// Sends the last batches again.
+    pub fn repeat(&self, batches: u64) {
+        self.order(move |it| it.repeat(batches as usize));
+    }
+
+    /// Publishes two batches in the wrong order.
+    pub fn swap(&self) {
+        self.order(|it| {
+            it.grow(1, false);
+            let first = it.last();
+            it.grow(1, true);
+            it.send(first.0, &first.1);
+        });
+    }
+
+    /// Publishes a payload that is no batch.
+    pub fn poison(&self) {
+        self.order(|it| _ = it.publish(b"\xc1 this is no batch".to_vec(), true));
+    }
+
+    /// Publishes a message with two frames.
+    pub fn malformed(&self) {
+        self.order(|it| it.send_frames(&[b"", b"two"]));
+    }
+
+    /// Publishes a batch that evicts all blocks of this life, each once.
+    pub fn evict(&self) {
+        self.order(|it| _ = it.publish(it.eviction(), true));
+    }
+
+    /// The same, but in its place comes nonsense: on the live socket only, or by replay as well.
+    pub fn evict_unreadably(&self, replayable: bool) {
+        self.order(move |it| {
+            let whole = it.eviction();
+            let cut = whole[..whole.len() / 2].to_vec();
+            if replayable {
+                let seq = it.publish(whole, false);
+                it.send(seq, &cut);
+            } else {
+                it.publish(cut, true);
+            }
+        });
+    }
+
+    /// Publishes a block whose event has tokens that are none.
+    pub fn publish_unreadably(&self) {
+        self.order(|it| {
+            let mut payload = it.next_block();
+            // The first token, which is the life, becomes a string.
+            let tokens = payload.windows(9).rposition(|bytes| bytes == b"token_ids").expect("a block") + 10;
+            payload[tokens] = 0xa0;
+            it.publish(payload, true);
+        });
+    }
+
+    /// Publishes the blocks of this life once more, as an engine announces hits that reports in full.
+    pub fn announce_again(&self) {
+        self.order(|it| {
+            for block in 0..it.blocks {
+                it.publish(payload(Some(0), vec![it.chain.stored(block)]), true);
+            }
+        });
+    }
+
+    /// Publishes a batch with an event of an unknown type.
+    pub fn publish_unknown(&self) {
+        self.order(|it| {
+            let mut payload = payload(Some(0), vec![Cleared.into()]);
+            let tag = payload.windows(16).position(|bytes| bytes == b"AllBlocksCleared").expect("an event");
+            payload[tag..tag + 16].copy_from_slice(b"BlocksSeenAsLate");
+            it.publish(payload, true);
+        });
+    }
+
+    /// Publishes a batch that clears everything.
+    pub fn clear(&self) {
+        self.announce(vec![Cleared.into()]);
+    }
+
+    /// A second engine with blocks of its own publishes at the same address, in turns with this one.
+    pub fn publish_in_turns(&self, batches: u64) {
+        self.order(move |it| {
+            for _ in 0..batches {
+                let other = it.stranger();
+                let own = it.next_block();
+                let seq = it.publish(own, true);
+                it.send(seq, &other);
+            }
+        });
+    }
+
+    /// Numbers and blocks begin anew, on the same sockets.
+    pub fn rewind(&self) {
+        self.order(Sockets::begin_life);
+    }
+
+    /// A new process at the same addresses.
+    pub fn restart(&self) {
+        self.order(|it| {
+            it.close();
+            it.begin_life();
+            it.bind();
+        });
+    }
+
+    /// A new process whose replay socket is not there yet, and so many batches that nobody heard.
+    pub fn restart_unheard(&self, batches: u64) {
+        self.order(move |it| {
+            it.close();
+            it.begin_life();
+            it.grow(batches, false);
+            it.bind_live();
+        });
+    }
+
+    /// The sockets go away.
+    pub fn down(&self) {
+        self.order(Sockets::close);
+    }
+
+    /// The live socket goes away, the replay socket stays.
+    pub fn kill_live(&self) {
+        self.order(Sockets::close_live);
+    }
+
+    /// The replay socket goes away.
+    pub fn kill_replay(&self) {
+        self.order(Sockets::close_replay);
+    }
+
+    /// The replay socket comes back.
+    pub fn revive_replay(&self) {
+        self.order(Sockets::bind_replay);
+    }
+
+    /// From now on a replay brings a batch each so often, and no end before.
+    pub fn dribble(&self, pause: Duration) {
+        self.order(move |it| it.dribble = Some(pause));
+    }
+
+    /// Interrupts the next answer by so many live batches; after it comes nothing more until the result is dropped.
+    #[must_use]
+    pub fn interrupt(&self, batches: u64) -> Sender<()> {
+        let (resume, resumed) = channel();
+        self.order(move |it| it.interruption = Some(Interruption { batches, resumed }));
+        resume
+    }
+
+    /// Does nothing until the result is dropped.
+    #[must_use]
+    pub fn pause(&self) -> Sender<()> {
+        let (resume, resumed) = channel::<()>();
+        let (begun, has_begun) = channel();
+        self.begin(move |_| {
+            let _ = begun.send(());
+            let _ = resumed.recv();
+        });
+        has_begun.recv().expect("the order is carried out");
+        resume
+    }
+}
+
+impl Drop for Publisher {
+    fn drop(&mut self) {
+        self.orders = None;
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}

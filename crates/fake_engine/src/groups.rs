@@ -1,0 +1,202 @@
+//! The cache of a hybrid model: groups of layers, each of which keeps blocks of its own for as long as it needs them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use kvatlas_index::hash::{content_hashes, prefix_hashes};
+use kvatlas_testing::{Random, mix};
+use kvatlas_wire::{Cleared, Name, Removed, Stored};
+
+use crate::chain::payload;
+
+/// Tokens in a block of the group that an index follows.
+pub const BLOCK: u32 = 2;
+/// Blocks in a prompt.
+const LONG: usize = 12;
+/// The number of the group that an index follows. It need not be the first.
+const FULL: u32 = 3;
+const MEDIA: [&str; 2] = ["GPU", "CPU"];
+
+/// Group of layers.
+#[derive(Debug, Clone, Copy)]
+struct Group {
+    /// None: what a connector stores, which is of all groups.
+    number: Option<u32>,
+    kind: &'static str,
+    window: Option<u64>,
+    /// Blocks of the index in one of the group.
+    step: usize,
+}
+
+impl Group {
+    /// True if the group can serve this depth, said as the engine's rule says it.
+    fn serves(&self, depth: usize, held: impl Fn(usize) -> bool) -> bool {
+        let blocks = (1..=depth).filter(|end| end.is_multiple_of(self.step)).collect::<Vec<_>>();
+        let tokens = depth as u64 * u64::from(BLOCK);
+        match self.kind {
+            "mamba" => depth == 0 || held(depth),
+            "full_attention" => depth.is_multiple_of(self.step) && blocks.iter().all(|&end| held(end)),
+            _ => {
+                // All blocks with a token that the next one sees; at least the last.
+                let first_seen = (tokens + 1).saturating_sub(self.window.unwrap_or(0));
+                let seen = |end: usize| end as u64 * u64::from(BLOCK) > first_seen || end == depth;
+                depth.is_multiple_of(self.step) && blocks.iter().filter(|&&end| seen(end)).all(|&end| held(end))
+            }
+        }
+    }
+}
+
+/// Block that there is: its group, its tier and its prefix.
+type HeldBlock = (Option<u32>, usize, u64);
+
+/// Cache with one group that an index follows, and one or two others, filled and emptied at random. What it does is
+/// returned as the payload that announces it.
+pub struct GroupCache {
+    random: Random,
+    groups: Vec<Group>,
+    /// Copies of each block.
+    held: BTreeMap<HeldBlock, u32>,
+}
+
+impl GroupCache {
+    /// An empty cache.
+    #[must_use]
+    pub fn new(seed: u64) -> Self {
+        let mut random = Random(seed);
+        let mut groups = vec![Group { number: Some(FULL), kind: "full_attention", window: None, step: 1 }];
+        for number in 0..=random.below(2) {
+            let step = 1 + random.index(2);
+            let (kind, window) = match random.below(4) {
+                0 => ("mamba", None),
+                1 => ("full_attention", None),
+                _ => ("sliding_window", Some(1 + random.below(14))),
+            };
+            groups.push(Group { number: Some(number as u32), kind, window, step });
+        }
+        Self { random, groups, held: BTreeMap::new() }
+    }
+
+    /// Number of groups. The first is the one that an index follows.
+    #[must_use]
+    pub fn groups(&self) -> usize {
+        self.groups.len()
+    }
+
+    /// Number of different blocks that are held.
+    #[must_use]
+    pub fn blocks(&self) -> usize {
+        self.held.keys().map(|&(_, _, prefix)| prefix).collect::<BTreeSet<_>>().len()
+    }
+
+    /// The largest depth up to `limit` that all groups but the first can serve from the first tiers, this one included.
+    #[must_use]
+    pub fn reach(&self, prefixes: &[u64], tier: usize, limit: u32) -> u32 {
+        let held = |group: &Group, end: usize| {
+            let is_there = |number, tier| self.held.contains_key(&(number, tier, prefixes[end - 1]));
+            (0..=tier).any(|tier| is_there(group.number, tier) || is_there(None, tier))
+        };
+        let all = |depth: usize| self.groups[1..].iter().all(|group| group.serves(depth, |end| held(group, end)));
+        (0..=limit).rev().find(|&depth| all(depth as usize)).expect("nothing can always be served")
+    }
+
+    /// A prompt, one of few.
+    pub fn prompt(&mut self) -> Vec<u32> {
+        (0..LONG * BLOCK as usize).map(|at| if at % 6 == 0 { self.random.below(2) as u32 } else { 7 }).collect()
+    }
+
+    /// Stores blocks of a group, or removes one, or clears everything.
+    pub fn step(&mut self) -> Vec<u8> {
+        match self.random.below(100) {
+            0 => {
+                self.held.clear();
+                payload(None, vec![Cleared.into()])
+            }
+            1..5 => self.store_to(Group { number: None, ..self.groups[0] }),
+            5..40 => self.store(0),
+            40..65 => {
+                let group = self.random.index(self.groups.len());
+                self.store(group)
+            }
+            _ => self.remove(),
+        }
+    }
+
+    /// Stores a part of a prompt in a group.
+    pub fn store(&mut self, group: usize) -> Vec<u8> {
+        self.store_to(self.groups[group])
+    }
+
+    fn store_to(&mut self, group: Group) -> Vec<u8> {
+        let prompt = self.prompt();
+        let prefixes = prefix_hashes(&content_hashes(&prompt, BLOCK as usize, None, None));
+        let blocks = LONG / group.step;
+        let first = if self.random.chance(60) { 0 } else { self.random.index(blocks) };
+        let end = first + 1 + self.random.index(blocks - first);
+        let tier = if group.number.is_none() { 1 } else { usize::from(self.random.chance(15)) };
+        let is_indexed = group.number.is_none_or(|number| number == FULL);
+        let mut names = Vec::new();
+        for block in first..end {
+            let prefix = prefixes[(block + 1) * group.step - 1];
+            // Only the indexed group says what its blocks contain.
+            if is_indexed || self.random.chance(80) {
+                names.push(name(prefix));
+                *self.held.entry((group.number, tier, prefix)).or_default() += 1;
+                if group.number.is_none() {
+                    *self.held.entry((Some(FULL), tier, prefix)).or_default() += 1;
+                }
+            }
+        }
+        let size = group.step * BLOCK as usize;
+        let stored = Stored {
+            block_hashes: names,
+            parent: first.checked_sub(1).map(|before| name(prefixes[(before + 1) * group.step - 1])),
+            tokens: prompt[first * size..end * size].to_vec(),
+            block_size: size as u32,
+            medium: Some(MEDIA[tier].into()),
+            group: group.number,
+            kind: Some(group.kind.into()),
+            window: group.window,
+            ..Stored::default()
+        };
+        payload(None, vec![stored.into()])
+    }
+
+    /// Removes one copy of a block; nothing if none is held, or if there was nothing to it but a connector's copy.
+    fn remove(&mut self) -> Vec<u8> {
+        let held: Vec<_> = self.held.keys().copied().collect();
+        if held.is_empty() {
+            return payload(None, Vec::new());
+        }
+        let (group, tier, prefix) = *self.random.pick(&held);
+        self.take((group, tier, prefix));
+        if group.is_none() {
+            self.take((Some(FULL), tier, prefix));
+        } else if group == Some(FULL) && self.held.get(&(None, tier, prefix)) > self.held.get(&(group, tier, prefix)) {
+            // It was the connector's copy; there is nothing left of that.
+            *self.held.entry((group, tier, prefix)).or_default() += 1;
+            return payload(None, Vec::new());
+        }
+        let medium = Some(MEDIA[tier].into());
+        let removed = Removed { block_hashes: vec![name(prefix)], medium, group, ..Removed::default() };
+        payload(None, vec![removed.into()])
+    }
+
+    fn take(&mut self, block: HeldBlock) {
+        let copies = self.held.get_mut(&block).expect("it is held");
+        *copies -= 1;
+        if *copies == 0 {
+            self.held.remove(&block);
+        }
+    }
+}
+
+/// Only the groups: of blocks there are too many to read.
+impl fmt::Debug for GroupCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.groups.fmt(f)
+    }
+}
+
+fn name(prefix: u64) -> Name {
+    Name::from(mix(prefix))
+}

@@ -1,0 +1,272 @@
+//! The server, each connection in a thread of its own.
+
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use serde_json::{Value, json};
+
+use super::message::{Connection, Message};
+use crate::net::Listener;
+
+/// Way in which an engine answers requests with a prompt.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Manner {
+    /// Answers as it should, streamed if asked to.
+    Well,
+    /// Sends so many tokens, and then nothing more.
+    StallsAfter(usize),
+    /// Sends so many tokens, and then ends the connection.
+    DiesAfter(usize),
+    /// Ends the connection at once.
+    Dies,
+    /// Sends nothing at all.
+    Hangs,
+    /// Sends bytes that are no HTTP.
+    Garbage,
+    /// Answers with a status, and `Retry-After: 1`.
+    Busy(u16),
+    /// Closes the connection after each answer without saying so.
+    ClosesIdle,
+}
+
+/// Usage that an engine reports of a prompt.
+#[derive(Clone, Copy, Debug)]
+pub struct Prefill {
+    /// Tokens of the prompt.
+    pub tokens: usize,
+    /// Tokens of the prompt that were cached.
+    pub cached: usize,
+}
+
+/// An engine's HTTP server.
+pub struct Server {
+    listener: Listener,
+    state: Arc<ServerState>,
+}
+
+impl Server {
+    /// Serves a model of this name, and says of each prompt that it has four tokens, two of them cached.
+    #[must_use]
+    pub fn start(model: &str) -> Self {
+        Self::start_with(model, |_| Prefill { tokens: 4, cached: 2 })
+    }
+
+    /// Serves a model of this name. `prefill` computes the prompt of a request that is answered.
+    #[must_use]
+    pub fn start_with(model: &str, prefill: impl Fn(&Value) -> Prefill + Send + Sync + 'static) -> Self {
+        let state = Arc::new(ServerState {
+            model: model.to_owned(),
+            prefill: Box::new(prefill),
+            manner: Mutex::new(Manner::Well),
+            is_closed: AtomicBool::new(false),
+            requests: Mutex::default(),
+            given_up: AtomicUsize::new(0),
+            connections: AtomicUsize::new(0),
+        });
+        let own = state.clone();
+        let listener = Listener::start(move |stream| own.serve(stream));
+        Self { listener, state }
+    }
+
+    /// The address.
+    #[must_use]
+    pub fn address(&self) -> SocketAddr {
+        self.listener.address()
+    }
+
+    /// The address as a URL.
+    #[must_use]
+    pub fn url(&self) -> String {
+        format!("http://{}", self.address())
+    }
+
+    /// Answers like this from now on.
+    pub fn set(&self, manner: Manner) {
+        *self.state.manner.lock().expect("no panic") = manner;
+    }
+
+    /// Requests with a prompt that came, whole.
+    #[must_use]
+    pub fn requests(&self) -> Vec<Message> {
+        self.state.requests.lock().expect("no panic").clone()
+    }
+
+    /// Number of requests with a prompt that came.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.state.requests.lock().expect("no panic").len()
+    }
+
+    /// The last request with a prompt.
+    #[must_use]
+    pub fn last(&self) -> Message {
+        self.state.requests.lock().expect("no panic").last().cloned().expect("a request")
+    }
+
+    /// Number of requests whose client went away before their end.
+    #[must_use]
+    pub fn given_up(&self) -> usize {
+        self.state.given_up.load(SeqCst)
+    }
+
+    /// Number of connections that were made.
+    #[must_use]
+    pub fn connections(&self) -> usize {
+        self.state.connections.load(SeqCst)
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.state.is_closed.store(true, SeqCst);
+    }
+}
+
+/// State that all connections share.
+struct ServerState {
+    model: String,
+    prefill: Box<dyn Fn(&Value) -> Prefill + Send + Sync>,
+    manner: Mutex<Manner>,
+    is_closed: AtomicBool,
+    requests: Mutex<Vec<Message>>,
+    given_up: AtomicUsize,
+    connections: AtomicUsize,
+}
+
+/// Reason for which a connection ends.
+enum End {
+    /// The engine's own.
+    Own,
+    /// The other side went away in the middle of a request.
+    GivenUp,
+}
+
+impl ServerState {
+    fn serve(&self, stream: TcpStream) {
+        self.connections.fetch_add(1, SeqCst);
+        let mut connection = Connection::new(stream);
+        while let Ok(Some(request)) = connection.read() {
+            if self.is_closed.load(SeqCst) {
+                return;
+            }
+            match self.answer(&mut connection.stream, request) {
+                Ok(()) => {}
+                Err(End::Own) => return,
+                Err(End::GivenUp) => {
+                    self.given_up.fetch_add(1, SeqCst);
+                    return;
+                }
+            }
+        }
+    }
+
+    fn answer(&self, stream: &mut TcpStream, request: Message) -> Result<(), End> {
+        let line = &request.line;
+        if line.starts_with("GET /health") {
+            return send(stream, "200 OK", "", b"");
+        }
+        if line.starts_with("GET /v1/models") {
+            let model = json!({ "id": self.model, "object": "model", "max_model_len": 4096 });
+            return send_json(stream, "200 OK", "", &json!({ "object": "list", "data": [model] }));
+        }
+        if line.starts_with("GET ") {
+            return send_json(stream, "404 Not Found", "", &json!({}));
+        }
+        let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
+        self.requests.lock().expect("no panic").push(request);
+        let manner = *self.manner.lock().expect("no panic");
+        match manner {
+            Manner::Dies => return Err(End::Own),
+            Manner::Hangs => return Err(if is_gone(stream) { End::GivenUp } else { End::Own }),
+            Manner::Garbage => {
+                let _ = stream.write_all(b"\x00\x01 no HTTP at all\r\n\r\n");
+                return Err(End::Own);
+            }
+            Manner::Busy(status) => {
+                let busy = json!({ "error": "busy" });
+                return send_json(stream, &format!("{status} Busy"), "retry-after: 1\r\n", &busy);
+            }
+            _ => {}
+        }
+        let prefill = (self.prefill)(&body);
+        if body["stream"] == true {
+            send_events(stream, &body, prefill, manner)?;
+        } else {
+            let remote = body["kv_transfer_params"]["do_remote_decode"] == true;
+            let parameters = remote.then(|| json!({ "remote_block_ids": [1], "do_remote_prefill": true }));
+            let answer = json!({
+                "kv_transfer_params": parameters,
+                "id": "x", "model": body["model"], "choices": [{ "text": "hello", "finish_reason": "stop" }],
+                "usage": usage(prefill, 1),
+            });
+            send_json(stream, "200 OK", "x-engine: yes\r\n", &answer)?;
+        }
+        if manner == Manner::ClosesIdle { Err(End::Own) } else { Ok(()) }
+    }
+}
+
+fn usage(prefill: Prefill, completion_tokens: usize) -> Value {
+    json!({
+        "prompt_tokens": prefill.tokens, "completion_tokens": completion_tokens,
+        "prompt_tokens_details": { "cached_tokens": prefill.cached },
+    })
+}
+
+fn send_json(stream: &mut TcpStream, status: &str, more: &str, body: &Value) -> Result<(), End> {
+    send(stream, status, &format!("content-type: application/json\r\n{more}"), body.to_string().as_bytes())
+}
+
+fn send(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> Result<(), End> {
+    let head = format!("HTTP/1.1 {status}\r\n{headers}content-length: {}\r\n\r\n", body.len());
+    stream.write_all(&[head.as_bytes(), body].concat()).map_err(|_| End::Own)
+}
+
+/// Sends an answer as a stream, in this manner.
+fn send_events(stream: &mut TcpStream, body: &Value, prefill: Prefill, manner: Manner) -> Result<(), End> {
+    let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
+    stream.write_all(head.as_bytes()).map_err(|_| End::GivenUp)?;
+    let tokens = body["max_tokens"].as_u64().unwrap_or(3) as usize;
+    let pause = Duration::from_millis(body["pause_ms"].as_u64().unwrap_or(0));
+    for token in 0..tokens {
+        if manner == Manner::DiesAfter(token) {
+            // In the middle of an event.
+            send_chunk(stream, "data: {\"choices\":[{\"de")?;
+            return Err(End::Own);
+        }
+        if manner == Manner::StallsAfter(token) {
+            return if is_gone(stream) { Err(End::GivenUp) } else { Ok(()) };
+        }
+        let event = json!({ "choices": [{ "delta": { "content": format!("{token} ") }, "finish_reason": null }] });
+        send_chunk(stream, &format!("data: {event}\n\n"))?;
+        wait(stream, pause)?;
+    }
+    let usage = json!({ "choices": [], "usage": usage(prefill, tokens) });
+    send_chunk(stream, &format!("data: {usage}\n\ndata: [DONE]\n\n"))?;
+    stream.write_all(b"0\r\n\r\n").map_err(|_| End::GivenUp)
+}
+
+fn send_chunk(stream: &mut TcpStream, text: &str) -> Result<(), End> {
+    stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).map_err(|_| End::GivenUp)
+}
+
+/// Waits until the other side goes away (true) or says something.
+fn is_gone(stream: &mut TcpStream) -> bool {
+    stream.read(&mut [0]).map_or(true, |read| read == 0)
+}
+
+/// Waits a while, or until the other side goes away.
+fn wait(stream: &mut TcpStream, pause: Duration) -> Result<(), End> {
+    if pause.is_zero() {
+        return Ok(());
+    }
+    stream.set_read_timeout(Some(pause)).expect("an option");
+    let is_gone = match stream.read(&mut [0]) {
+        Ok(read) => read == 0,
+        Err(error) => !matches!(error.kind(), ErrorKind::WouldBlock | ErrorKind::TimedOut),
+    };
+    stream.set_read_timeout(None).expect("an option");
+    if is_gone { Err(End::GivenUp) } else { Ok(()) }
+}

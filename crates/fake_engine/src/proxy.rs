@@ -1,0 +1,90 @@
+//! A proxy between two sides of a connection, which can be cut and held up.
+
+use std::io::{Read as _, Write as _};
+use std::net::{Shutdown, TcpStream};
+use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use crate::net::Listener;
+
+/// Proxy in front of a port. When it is dropped nobody listens there any more; connections that are open stay.
+pub struct Proxy {
+    listener: Listener,
+    line: Arc<Line>,
+}
+
+/// State that all connections share.
+#[derive(Default)]
+struct Line {
+    is_cut: AtomicBool,
+    is_held: AtomicBool,
+    open: Mutex<Vec<TcpStream>>,
+}
+
+impl Proxy {
+    /// Starts a proxy to a port of this machine.
+    #[must_use]
+    pub fn new(to: u16) -> Self {
+        let line = Arc::new(Line::default());
+        let own = line.clone();
+        let listener = Listener::start(move |here| own.join(here, to));
+        Self { listener, line }
+    }
+
+    /// The port to connect to.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.listener.port()
+    }
+
+    /// The port to connect to, as an address of ZeroMQ.
+    #[must_use]
+    pub fn endpoint(&self) -> String {
+        self.listener.endpoint()
+    }
+
+    /// Ends all connections, and lets none begin.
+    pub fn cut(&self, is_cut: bool) {
+        self.line.is_cut.store(is_cut, SeqCst);
+        for stream in self.line.open.lock().expect("no panic").drain(..) {
+            let _ = stream.shutdown(Shutdown::Both);
+        }
+    }
+
+    /// Nothing comes through, and nobody notices by that.
+    pub fn hold(&self, is_held: bool) {
+        self.line.is_held.store(is_held, SeqCst);
+    }
+}
+
+impl Line {
+    fn join(self: &Arc<Self>, here: TcpStream, to: u16) {
+        let Ok(there) = TcpStream::connect(("127.0.0.1", to)) else { return };
+        // Under the lock, so that whoever cuts sees either the connection or that it does not begin.
+        let mut open = self.open.lock().expect("no panic");
+        if self.is_cut.load(SeqCst) {
+            return;
+        }
+        for (from, to) in [(&here, &there), (&there, &here)] {
+            let [from, to] = [from, to].map(|it| it.try_clone().expect("a descriptor"));
+            let line = self.clone();
+            std::thread::spawn(move || line.pass(from, to));
+        }
+        open.extend([here, there]);
+    }
+
+    fn pass(&self, mut from: TcpStream, mut to: TcpStream) {
+        let mut bytes = [0; 4096];
+        while let Ok(read @ 1..) = from.read(&mut bytes) {
+            while self.is_held.load(SeqCst) {
+                std::thread::sleep(Duration::from_millis(2));
+            }
+            if to.write_all(&bytes[..read]).is_err() {
+                break;
+            }
+        }
+        let _ = from.shutdown(Shutdown::Both);
+        let _ = to.shutdown(Shutdown::Both);
+    }
+}
