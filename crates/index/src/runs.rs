@@ -26,6 +26,7 @@ pub(crate) const MAX_RUN: usize = 1 << 16;
 /// A run of fewer blocks grows by more than an eighth at once.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
+
 /// Entry of a run: what the writer knows of it beyond what readers see.
 struct Entry {
     /// The run; none for a free number.

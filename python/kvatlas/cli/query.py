@@ -97,12 +97,7 @@ def query(
             return
         model, routing_group = _keyspace(client, model, routing_group)
         answer = client.query(
-            tokens=prompt.tokens,
-            content_hashes=prompt.content_hashes,
-            lora=prompt.lora,
-            salt=prompt.salt,
-            model=model,
-            routing_group=routing_group,
+            **_arguments(prompt, model, routing_group),
             top_k=top_k,
             among=None if among is None else [name for name in among.split(",") if name],
             age=True,
@@ -117,14 +112,7 @@ def query(
 
 def _sites(client: Client, prompt: Query, model: str | None, routing_group: str | None, as_json: bool) -> None:
     model, routing_group = _keyspace_of_sites(client, model, routing_group)
-    answer = client.sites(
-        tokens=prompt.tokens,
-        content_hashes=prompt.content_hashes,
-        lora=prompt.lora,
-        salt=prompt.salt,
-        model=model,
-        routing_group=routing_group,
-    )
+    answer = client.sites(**_arguments(prompt, model, routing_group))
     if as_json:
         about = {"model": model, "routing_group": routing_group, "unit": "tokens"}
         click.echo(json.dumps(about | dataclasses.asdict(answer), indent=2))
@@ -141,6 +129,12 @@ def _sites(client: Client, prompt: Query, model: str | None, routing_group: str 
     out.print(table)
     if answer.unknown:
         out.print(f"May hold anything: {', '.join(answer.unknown)}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _arguments(prompt: Query, model: str, routing_group: str) -> dict[str, Any]:
+    """The arguments of a question about a prompt in tokens or content hashes."""
+    given = {name: getattr(prompt, name) for name in ("tokens", "content_hashes", "lora", "salt")}
+    return given | {"model": model, "routing_group": routing_group}
 
 
 def _keyspace_of_sites(client: Client, model: str | None, routing_group: str | None) -> tuple[str, str]:

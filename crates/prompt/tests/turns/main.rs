@@ -2,11 +2,15 @@
 //!
 //! `KVATLAS_SEEDS` sets how many random streams of bodies there are: 24 of 600.
 
+mod bodies;
+
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use kvatlas_prompt::{Dialect, Endpoint, Options, Prompter, Request, Turns};
 use serde::Deserialize;
+
+use bodies::Random;
 
 fn data(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -66,199 +70,6 @@ fn templates() -> Vec<(String, String)> {
     all
 }
 
-/// SplitMix64.
-struct Random(u64);
-
-impl Random {
-    fn below(&mut self, most: usize) -> usize {
-        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut word = self.0;
-        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        (word ^ (word >> 31)) as usize % most
-    }
-
-    fn one<'t>(&mut self, of: &[&'t str]) -> &'t str {
-        of[self.below(of.len())]
-    }
-
-    fn text(&mut self) -> String {
-        const WORDS: [&str; 14] = [
-            "some",
-            "words",
-            "say",
-            " ",
-            "a\n",
-            "\"quoted\"",
-            "naïve",
-            "日本",
-            "<|im_start|>",
-            "<|im_end|>",
-            "<s>",
-            "\\",
-            "\"messages\": [",
-            "}]",
-        ];
-        let rare = self.below(3) == 0;
-        let mut text = String::new();
-        for _ in 0..self.below(900) {
-            text.push_str(self.one(&WORDS[..if rare { WORDS.len() } else { 5 }]));
-            text.push(' ');
-        }
-        text
-    }
-
-    /// A message of Messages as a client may write it.
-    fn message_of_messages(&mut self, at: usize) -> String {
-        let text = serde_json::to_string(&self.text()).unwrap();
-        let role = ["user", "assistant"][at % 2];
-        match self.below(30) {
-            0 => format!(r#"{{"content":{text},"role":"{role}"}}"#),
-            1..6 => format!(
-                r#"{{"role": "user", "content": [{{"type": "tool_result", "tool_use_id": "c1", "content": {text}}}, {{"type": "text", "text": "{at}"}}]}}"#
-            ),
-            6..11 => format!(
-                r#"{{"role": "assistant", "content": [{{"type": "thinking", "thinking": "so {at}", "signature": "s"}}, {{"type": "text", "text": {text}}}, {{"type": "tool_use", "id": "c1", "name": "f", "input": {{"a": {at}}}}}]}}"#
-            ),
-            11..14 => format!(
-                r#"{{"role": "{role}", "content": [{{"type": "text", "text": {text}, "cache_control": {{"type": "ephemeral"}}}}]}}"#
-            ),
-            14 => format!(r#"{{"role": "system", "content": {text}}}"#),
-            15 => r#"{"role": "user", "content": []}"#.to_owned(),
-            16 => format!(
-                r#"{{"role": "user", "content": [{{"type": "tool_addition", "tool": {{"definition": {{"name": "g{at}", "input_schema": {{}}}}}}}}]}}"#
-            ),
-            17 if self.below(4) == 0 => {
-                r#"{"role": "user", "content": [{"type": "image", "source": {"type": "url", "url": "x"}}]}"#.to_owned()
-            }
-            18 if self.below(4) == 0 => {
-                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
-            }
-            _ => format!(r#"{{"role": "{role}", "content": {text}}}"#),
-        }
-    }
-
-    /// An item of Responses as a client may write it.
-    fn item(&mut self, at: usize) -> String {
-        let text = serde_json::to_string(&self.text()).unwrap();
-        let role = ["user", "assistant"][at % 2];
-        match self.below(30) {
-            0..4 => format!(r#"{{"type": "function_call_output", "call_id": "c1", "output": {text}}}"#),
-            4..8 => {
-                format!(r#"{{"type": "function_call", "call_id": "c1", "name": "f", "arguments": "{{\"a\": {at}}}"}}"#)
-            }
-            8..11 => {
-                format!(r#"{{"type": "reasoning", "summary": [{{"type": "summary_text", "text": {text}}}]}}"#)
-            }
-            11..14 => format!(
-                r#"{{"type": "message", "role": "assistant", "phase": "{}", "content": [{{"type": "output_text", "text": {text}}}]}}"#,
-                ["commentary", "final_answer"][at % 2]
-            ),
-            14 => format!(r#"{{"role": "{}", "content": {text}}}"#, self.one(&["system", "developer"])),
-            15 => format!(r#"{{"role": "assistant", "content": {text}, "status": "in_progress"}}"#),
-            16 => format!(
-                r#"{{"type": "custom_tool_call", "call_id": "c1", "name": "f", "input": {text}}}, {{"type": "custom_tool_call_output", "call_id": "c1", "output": "o"}}"#
-            ),
-            17 => r#"{"role": "assistant", "content": []}"#.to_owned(),
-            18 if self.below(4) == 0 => {
-                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
-            }
-            _ => format!(
-                r#"{{"type": "message", "role": "{role}", "content": [{{"type": "input_text", "text": {text}}}]}}"#
-            ),
-        }
-    }
-
-    /// An item of the list of an endpoint.
-    fn said(&mut self, endpoint: Endpoint, at: usize) -> String {
-        match endpoint {
-            Endpoint::Messages => self.message_of_messages(at),
-            Endpoint::Responses => self.item(at),
-            _ => self.message(at),
-        }
-    }
-
-    /// A message as a client may write it.
-    fn message(&mut self, at: usize) -> String {
-        let text = serde_json::to_string(&self.text()).unwrap();
-        let role = if at == 0 { self.one(&["system", "user", "developer"]) } else { ["assistant", "user"][at % 2] };
-        match self.below(24) {
-            0 => format!(r#"{{"content":{text},"role":"{role}"}}"#),
-            1 => format!("{{ \"role\" : \"{role}\",\n \"content\" : {text} }}"),
-            2 => format!(
-                r#"{{"role": "{role}", "content": [{{"type": "text", "text": {text}}}, {{"type": "text", "text": "b"}}]}}"#
-            ),
-            3 => format!(
-                r#"{{"role": "assistant", "content": null, "tool_calls": [{{"id": "c1", "type": "function", "function": {{"name": "f", "arguments": "{{\"a\": {at}}}"}}}}]}}"#
-            ),
-            4 => format!(r#"{{"role": "tool", "tool_call_id": "c1", "content": {text}}}"#),
-            5 => format!(r#"{{"role": "assistant", "content": {text}, "reasoning_content": {text}}}"#),
-            6 => format!(r#"{{"role": "{role}", "content": {text}, "name": "someone", "other": [1, {{}}]}}"#),
-            7 if self.below(4) == 0 => {
-                format!(
-                    r#"{{"role": "user", "content": [{{"type": "image_url", "image_url": {{"url": "x"}}}}, {{"type": "text", "text": {text}}}]}}"#
-                )
-            }
-            8 if self.below(4) == 0 => {
-                self.one(&["{}", "5", r#"{"role": 5}"#, r#"{"role": "user" "#, "\"x\"", "[]"]).to_owned()
-            }
-            _ => format!(r#"{{"role": "{role}", "content": {text}}}"#),
-        }
-    }
-
-    /// A body with these messages.
-    fn body(&mut self, endpoint: Endpoint, messages: &[String]) -> Vec<u8> {
-        let between = if self.below(8) == 0 { self.one(&[",", " ,\n"]) } else { ", " };
-        let list = format!("[{}]", messages.join(between));
-        let more = self.one(&[
-            "",
-            "",
-            "",
-            "",
-            "",
-            r#", "add_generation_prompt": false"#,
-            r#", "continue_final_message": true, "add_generation_prompt": false"#,
-            r#", "add_special_tokens": true"#,
-            r#", "truncate_prompt_tokens": 100"#,
-            r#", "tools": [{"type": "function", "function": {"name": "f", "parameters": {"a": 1}}}]"#,
-            r#", "chat_template_kwargs": {"enable_thinking": false}"#,
-            r#", "messages": [{"role": "user", "content": "twice"}]"#,
-            r#", "messages": null"#,
-            r#", "stream": true, "user": "u", "max_tokens": 7"#,
-            ", \"x\": \"\\u00e9\"",
-            r#", "system": "be brief", "instructions": "be brief""#,
-            r#", "system": "be brief", "instructions": "be brief""#,
-            r#", "system": [{"type": "text", "text": "x-anthropic-billing-header: 5"}, {"type": "text", "text": "be brief"}]"#,
-        ]);
-        let mut body = match self.below(12) {
-            0 => format!(r#"{{"messages": {list}, "model": "m"{more}}}"#),
-            1 => format!(r#"{{"user": "\"messages\": [", "messages": {list}{more}}}"#),
-            2 => format!(r#"{{"metadata": {{"messages": []}}, "messages": {list}{more}}}"#),
-            3 => format!(
-                r#"{{"metadata": {{"messages": {list}}}, "messages": [{{"role": "user", "content": "q"}}]{more}}}"#
-            ),
-            4 => format!("{{\"model\": \"m\", \"messages\" :\n {list} {more} }}"),
-            _ => format!(r#"{{"model": "m", "messages": {list}{more}}}"#),
-        };
-        if endpoint == Endpoint::Responses {
-            body = body.replace("\"messages\":", "\"input\":").replace("\"messages\" :", "\"input\" :");
-        }
-        match self.below(60) {
-            0 => body.truncate(body.len() - 1),
-            1 => body = body.replacen("}]", "},]", 1),
-            2 => body = body.replacen("}, {", "} {", 1),
-            3 => body.push('x'),
-            _ => {}
-        }
-        let mut body = body.into_bytes();
-        if self.below(60) == 0 {
-            let at = self.below(body.len());
-            body[at] = 0xff;
-        }
-        body
-    }
-}
-
 #[test]
 fn what_is_remembered_changes_nothing() {
     // With fewer it could be that no template of theirs takes the bodies.
@@ -270,7 +81,7 @@ fn what_is_remembered_changes_nothing() {
         let kind = seed as usize % 3;
         let endpoint = endpoints[kind];
         let dialect = [Dialect::Vllm32, Dialect::Sglang, Dialect::Vllm31][(seed + seed / 3) as usize % 3];
-        let mut random = Random(seed);
+        let mut random = Random(kvatlas_testing::Random(seed));
         let model = data(["byte_level", "metaspace", "unigram"][(seed / 3) as usize % 3]);
         let open = |random: &mut Random, cache_bytes| {
             let (name, template) = &templates[(seed as usize + 7 * random.below(2)) % templates.len()];
@@ -279,9 +90,9 @@ fn what_is_remembered_changes_nothing() {
             (name.clone(), Prompter::open(&model, options).unwrap().with_dialect(dialect))
         };
         let pair = |random: &mut Random| {
-            let state = random.0;
+            let state = random.0.0;
             let (name, ours) = open(random, 1 << 20);
-            random.0 = state;
+            random.0.0 = state;
             (name, ours, open(random, 0).1)
         };
         let prompters = [pair(&mut random), pair(&mut random)];
@@ -431,7 +242,7 @@ fn what_is_beside_a_body_that_was_seen() {
         Prompter::open(data("byte_level"), options).unwrap()
     };
     let (ours, plain) = (open(1 << 20), open(0));
-    let mut random = Random(7);
+    let mut random = Random(kvatlas_testing::Random(7));
     let message =
         |at: usize, text: &str| format!(r#"{{"role": "{}", "content": "{text}"}}"#, ["user", "assistant"][at % 2]);
     let messages: Vec<String> =
