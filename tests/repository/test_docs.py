@@ -58,7 +58,6 @@ def test_the_pages_that_should_have_examples_have_them() -> None:
     found = {str(path.relative_to(ROOT)) for path in with_examples()}
     assert found >= {
         "README.md",
-        "docs/start/quickstart.md",
         "docs/start/first-router.md",
         "docs/guides/index-in-python.md",
         "docs/guides/clients.md",

@@ -40,6 +40,7 @@ def test_engines_that_are_added_are_asked_before_they_are_split(engine: Engine, 
         engine.answers["/server_info"] = other.answers["/server_info"] = sglang()
         router.wait_ready()
         assert router.ask(COMPLETION, path="/v1/completions").status == 200
+        wait_until(lambda: engine.asked() == other.asked() == 1, "both have their leg, of which one gives the answer")
         for leg in (engine.last.json, other.last.json):
             assert (leg["bootstrap_port"], leg["bootstrap_host"]) == (8998, "127.0.0.1")
         assert engine.last.json["bootstrap_room"] == other.last.json["bootstrap_room"]

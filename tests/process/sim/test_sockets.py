@@ -82,11 +82,12 @@ def test_a_reader_is_waited_for() -> None:
     with Publisher() as publisher:
         with pytest.raises(TimeoutError, match=f"no reader of {publisher.endpoint} came in 0 s"):
             publisher.wait_for_reader(0)
-        for _ in range(2):
-            with Subscriber(publisher.endpoint) as subscriber:
+        with Subscriber(publisher.endpoint) as one:
+            publisher.wait_for_reader()
+            with Subscriber(publisher.endpoint) as other:
                 publisher.wait_for_reader()
                 publisher.publish(b"first")
-                assert (subscriber.receive() or [])[-1] == b"first"
+                assert [(each.receive() or [])[-1] for each in (one, other)] == [b"first", b"first"]
 
 
 def test_a_publisher_that_connects() -> None:

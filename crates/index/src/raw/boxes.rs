@@ -199,7 +199,7 @@ mod loom_tests {
                     assert!(!first.freed.load(Ordering::Relaxed) && !second.freed.load(Ordering::Relaxed));
                 })
             };
-            let (mut retired, mut given_back) = (Retired::new(), Vec::new());
+            let (mut retired, mut given_back) = (RetiredList::new(), Vec::new());
             for number in 1..=2 {
                 retired.push(published.replace(thing(number), &mut writer));
                 // Freed as far as readers may know; really when nobody can be mistaken any more.

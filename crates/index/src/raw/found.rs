@@ -103,7 +103,7 @@ mod loom_tests {
 
     enum Garbage {
         /// Account of who holders 0 and 1 are.
-        Who(#[allow(dead_code, reason = "kept until the model ends")] Owned<[u32; 2]>),
+        Who(#[allow(dead_code, reason = "kept until the model ends")] SharedBox<[u32; 2]>),
         Number(usize),
     }
 
@@ -132,7 +132,7 @@ mod loom_tests {
                     assert!(seen == NOBODY || named == NOBODY || seen == named, "{seen} is taken for {named}");
                 })
             };
-            let (mut retired, mut kept) = (Retired::new(), Vec::new());
+            let (mut retired, mut kept) = (RetiredList::new(), Vec::new());
             // The first loses its blocks, then its name, then, when no reader can mean it, its number.
             let mut truths = vec![truth.replace(NOBODY, &mut writer)];
             retired.push(Garbage::Who(who.replace([NOBODY, NOBODY], &mut writer)));

@@ -59,6 +59,8 @@ class EventSockets:
         config = self.config
         kind = zmq.XPUB if config.sees_readers else zmq.PUB
         self._pub = self._make(kind, config.endpoint, config.hwm, connect=config.connect)
+        if config.sees_readers:
+            self._pub.setsockopt(zmq.XPUB_VERBOSE, 1)  # says so of one more, too
         try:
             self.open_replay()
         except zmq.ZMQError:
