@@ -46,7 +46,11 @@
 //! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
 //! | `writer/` | who holds what: its own text lists its files |
 //! | `find.rs` | a lookup, and its answer |
-//! | `index.rs`, `changes.rs`, `adopt.rs`, `dump.rs`, `copy.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in; [`Changes`]: many under one lock; what was never announced; a dump that lets writers in, of all ranks and of one |
+//! | `index.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in |
+//! | `changes.rs`, `apply.rs` | [`Changes`]: many under one lock, and one by itself |
+//! | `adopt.rs` | what was never announced |
+//! | `copied.rs`, `copier.rs`, `dump.rs` | what one rank holds, copied while writers go on, and what all hold |
+//! | `snapshot/` | the format in which blocks and their holders are kept |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
 //! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.

@@ -1,8 +1,9 @@
 //! One engine rank's events: in order, whole, once.
 //!
-//! `machine` decides, without sockets or clock; `task` runs it, and `report` tells how it does; `transport` is what it needs of sockets, and
-//! `zmq_transport` has real ones, which speak `zmtp`; `publishers` are engines that
-//! connect to us; `holdings` brings batches into the index.
+//! [`kvatlas_stream::machine`] decides, without sockets or clock; `task` runs it, and `report` tells how it does; `transport`
+//! is what it needs of sockets, and `zmq_transport` has real ones, which speak [`kvatlas_stream::zmtp`]; `publishers` are
+//! engines that connect to us; `holdings` brings batches into the index. `relayed` has the task of a stream that comes by a
+//! relay's log.
 
 mod address;
 mod block_limits;

@@ -1,11 +1,11 @@
 //! Boxes whose content readers look at: replaced as a whole by the writer, freed when no reader can have them.
 //!
-//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as an [`SharedBox`],
+//! **Protocol.** A [`SwapCell`] holds one pointer. The writer swaps it and gets the old content back as a [`SharedBox`],
 //! which it retires. A reader loads the pointer under a [`Guard`] and uses what it finds while the guard lives, or keeps
 //! it beside its guard as a [`GuardedPointer`].
 //!
 //! **Invariants.** The pointer is never null and always made by `Box`; content is never changed while it is linked,
-//! but by its own atomics; an `SharedBox` is dropped by the writer alone, after [`super::reclaim::Retired`] handed it back
+//! but by its own atomics; a `SharedBox` is dropped by the writer alone, after [`super::RetiredList`] handed it back
 //! (rules 1 and 2 of the room). A guard or a token of another index protects nothing here, and is refused by a panic.
 //!
 //! **Checked by** the tests and the loom model below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`

@@ -18,7 +18,7 @@
 //! The rules, which all of them rely on:
 //!
 //! 1. **One writer.** Only the holder of the index's [`WriterToken`], which is behind its lock, creates, changes, unlinks
-//!    or frees; it never frees a thing before [`reclaim::Retired`] has handed it back.
+//!    or frees; it never frees a thing before [`RetiredList`] has handed it back.
 //! 2. **Readers hold a [`Guard`] of the same index** from before they follow the first pointer until after the last use.
 //!    What has an address that readers begin at knows its index, and refuses the guard and the token of another by a
 //!    panic; what is found there is bound to the guard by its type.

@@ -13,15 +13,17 @@
 //! |---|---|
 //! | `lines.rs`, `slot_lines.rs`, `slots.rs`, `own.rs`, `names.rs`, `private_names.rs` | block hash to position: the hash tables, of shared names and of a holder's own |
 //! | `ordered_runs.rs` | a holder's runs, put in order in steps |
+//! | `branch.rs`, `list_cleanup.rs` | a branch of a holder; how far its list of runs has been put right |
 //! | `irregular.rs`, `holder.rs`, `workers.rs` | what is kept of a holder's irregular blocks, of a holder, of a worker's ranks |
-//! | `watch.rs` | what a dump in slices must hear about |
+//! | `departing.rs`, `watches.rs` | what is kept of holders that are cleared, and of ranks that are being copied |
 //! | `state.rs` | the writer: what it is made of, and when it frees |
+//! | `watch.rs` | what a copy in slices must hear about |
 //! | `lookup.rs` | what a holder has, by name and by position |
 //! | `entered.rs` | the list of runs that a holder has entered |
 //! | `cover.rs` | how far a holder covers a run: levels and names change together |
-//! | `leaving.rs` | holders that are cleared take their leave in steps |
+//! | `departures.rs` | holders that are cleared take their leave in steps |
 //! | `branches.rs`, `detach.rs`, `lose.rs` | a holder loses blocks: those with many others below them, those with few, then all |
-//! |  | (`lookup.rs`, `cover.rs` and `leaving.rs` ask `branches.rs`, too: a branch is part of what a holder has) |
+//! |  | (`lookup.rs`, `cover.rs` and `departures.rs` ask `branches.rs`, too: a branch is part of what a holder has) |
 //! | `private.rs` | a holder gets names of its own, at once or in steps |
 //! | `link.rs`, `gain.rs` | a holder gains blocks: one of any kind, then chains |
 //! | `ranks.rs` | a rank of a worker becomes known |
@@ -30,7 +32,7 @@
 //! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
 //! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
 //! | `later.rs` | what events leave to be done |
-//! | `dump.rs`, `slices.rs`, `stats.rs` | everything held, at once and in slices, and how much it is |
+//! | `slices.rs`, `stats.rs` | what a rank holds, in slices, and how much all hold |
 
 mod adopt;
 mod branch;

@@ -1,8 +1,9 @@
 //! Requests that are passed on: to which engine, in which words, how often, and what comes back.
 //!
 //! ```text
-//! forward (reads the body, asks `place`, tries again) ──▶ headers (what an engine gets) ──▶ engine
-//!                                                     ◀── answer_body (on its way) ── flight (what is counted)
+//! forward (reads the body) ──▶ job (asks `place`, tries again) ──▶ exchange ──▶ engine
+//!                               ├─▶ headers (what an engine gets)             │
+//!                               └─▶ answer_body (on its way; `flight` counts) ◀┘
 //! ```
 
 mod answer_body;

@@ -17,6 +17,7 @@
 //! |---|---|
 //! | `weights.rs` | all weights |
 //! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
+//! | `slowness.rs` | how much longer an engine takes the more requests run there |
 //! | `admission.rs` | when an engine will begin with a prompt |
 //! | `price.rs` | what room costs those that come |
 //! | `idle.rs` | what ended a moment ago, and may be gone on from in another |

@@ -6,7 +6,7 @@
 //! ```text
 //! kvatlas_http ──▶ server ──▶ dispatch (routes) ──▶ queries: query reads (json), kvatlas_follow looks up,
 //!                                                              found_json answers (writer)
-//!                                                           ──▶ register, workers, dump, health, exposition (counts),
+//!                                                           ──▶ register, dump, observed, sites, health, exposition (counts),
 //!                                                              page (what is looked at)
 //! ```
 
