@@ -25,6 +25,9 @@ use crate::note::{Note, PIECE, Phase};
 use crate::sniff::Protocol;
 use crate::streams::{self, Streams};
 
+/// Bytes that are read at once beyond a head: a body that comes in one piece, as most prompts do, is not copied.
+const READ: usize = 64 << 10;
+
 /// The time that a client has to end its connection after it was told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
@@ -258,7 +261,7 @@ pub(crate) async fn serve<S, F, B>(
             // The end of what a client sends comes here only once it means that the client has left.
             http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
             // A head that is a little too large is told so in words, and a larger one only by its status.
-            http.max_buf_size(limits.max_head.saturating_add(PIECE));
+            http.max_buf_size(limits.max_head.saturating_add(READ));
             let connection = http.serve_connection(stream, service);
             watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
         }

@@ -94,7 +94,8 @@ pub(super) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>
 /// The ranks that match anywhere.
 fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
-        let mut rows = Vec::new();
+        // Room for most fleets at once.
+        let mut rows = Vec::with_capacity(32);
         found.for_each(View::Device, |worker, rank, depth| {
             let depths = Depths { gpu: depth, cpu: depth, disk: depth, any: depth };
             rows.push(Row { worker, rank, depths, usable: None });
