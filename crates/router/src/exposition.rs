@@ -236,6 +236,12 @@ impl Scrape {
         )?;
         counter(
             encoder,
+            "predictions_dropped",
+            "Prompts sent to engines that did not count as on their way, because too many blocks were",
+            summary.predictions_dropped,
+        )?;
+        counter(
+            encoder,
             "requests_expired",
             "Requests given up because nothing more was heard of them",
             summary.counts.expired,

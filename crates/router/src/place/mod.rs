@@ -82,6 +82,8 @@ pub(crate) struct Summary {
     pub(crate) in_flight: usize,
     pub(crate) waiting: usize,
     pub(crate) predicted_blocks: usize,
+    /// Prompts on their way that found no room among the predictions.
+    pub(crate) predictions_dropped: u64,
     pub(crate) sessions: usize,
     pub(crate) peers: usize,
     pub(crate) counts: core::Counts,
@@ -137,6 +139,7 @@ impl Places {
             in_flight: core.router.in_flight(),
             waiting: core.router.waiting(),
             predicted_blocks: core.router.predicted_blocks(),
+            predictions_dropped: core.router.predictions_dropped(),
             sessions: core.router.sessions(),
             peers: core.router.peers(),
             counts: core.router.counts(),

@@ -26,7 +26,7 @@ pub(crate) struct SentPrompts {
     due_most: usize,
     blocks: usize,
     most: usize,
-    refused: u64,
+    dropped: u64,
 }
 
 /// Blocks of a run that a worker's requests use: so many of them its first `end`. In order of both.
@@ -86,8 +86,8 @@ impl SentPrompts {
         self.blocks
     }
 
-    pub(crate) fn refused(&self) -> u64 {
-        self.refused
+    pub(crate) fn dropped(&self) -> u64 {
+        self.dropped
     }
 
     /// A prompt of these blocks is on its way to `worker`, for the request `owner`, which uses them until
@@ -113,7 +113,7 @@ impl SentPrompts {
             rest = &rest[alike as usize..];
         }
         if self.blocks + rest.len() > self.most {
-            self.refused += 1;
+            self.dropped += 1;
             return Insertion { leaf: (at != NO_RUN).then_some(Leaf { run: at, end: fork }), depth: before, own };
         }
         self.blocks += rest.len();

@@ -193,8 +193,8 @@ impl Router {
 
     /// Prompts that were not kept in mind because there were too many.
     #[must_use]
-    pub fn predictions_refused(&self) -> u64 {
-        self.on_the_way.refused()
+    pub fn predictions_dropped(&self) -> u64 {
+        self.on_the_way.dropped()
     }
 
     /// Sessions that are kept in mind.
