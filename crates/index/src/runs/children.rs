@@ -7,7 +7,7 @@ use crate::raw::Children;
 use crate::retire::{Garbage, Trash};
 use crate::steps::step;
 
-/// Of so few runs, a table of children is made at once.
+/// Number of runs up to which a table of children is made at once.
 const FEW: usize = 1 << 9;
 /// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
 /// much fuller than it should be.

@@ -81,7 +81,7 @@ pub(super) struct PlaceNames {
 }
 
 impl PrivateNames {
-    /// Of so many names, about.
+    /// Returns a table without names that has room for about so many.
     pub(crate) fn with_room_for(names: usize) -> Self {
         Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
     }

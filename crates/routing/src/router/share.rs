@@ -1,4 +1,5 @@
-//! The share of a request in its worker's row, and the blocks of its prompt that are on their way to workers.
+//! A request's share in its worker's row, the time at which its prompt was computed, and the blocks of it that workers are
+//! expected to hold.
 
 /// The time at which a prompt that leaves the queue was computed.
 #[derive(Debug, Clone, Copy, PartialEq)]
