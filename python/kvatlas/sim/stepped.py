@@ -8,7 +8,7 @@ Between two things that happen (a request comes, a prompt is done, a block is fu
 differ by their context alone, which grows by one token for each request. Such runs of steps are taken at once, by the
 sum of an arithmetic series.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s; and decoding announces each block as it fills.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s; and what a step changes is announced when it is done.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class SteppedEngine(Scheduler):
             request.blocks = []
         self.running, self.waiting, self.due, self._partial = [], deque(), None, None
         self.decoding = self.context = self._count = 0
-        self._prompts, self._full, self._agenda = [], [], []
+        self._prompts, self._full, self._agenda, self._unsent = [], [], [], []
         self._blocked_since = None
         return lost
 
@@ -151,7 +151,6 @@ class SteppedEngine(Scheduler):
             if not self._grow(request, -(-end // size), now):
                 break  # it was preempted itself
             preempted = preempted or self.counters.preemptions > before
-            # Blocks count as cached from when their step is scheduled.
             self._store_full(request, end)
             prompts.append((request, some))
             tokens += some
@@ -204,6 +203,7 @@ class SteppedEngine(Scheduler):
             if request.computed == request.target:
                 self._prefilled(request, now)
         self._prompts = []
+        self._announce()
 
     # Prompts
 
