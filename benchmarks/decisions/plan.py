@@ -58,6 +58,8 @@ WORKLOADS = (
     "slow",
     "joining",
     "dying",
+    "hanging",
+    "late",
     "delay-0.1",
     "delay-0.5",
     "delay-2",
@@ -101,10 +103,10 @@ CHOSEN_ON = (
     "The weights of kvatlas were chosen on generated bursts, agents, chats, retrieval and mixed of seed 0, at other "
     "rates than here, and on the first 3,000 requests of the conversation trace at 2 to 2.9 times its speed: the "
     "figures of that trace are not independent of it. Generated workloads are shown with another seed; on those with "
-    "an engine that is slow, joins or dies, with late, lost and no events, and on documents, nothing was chosen. What "
-    "room costs was chosen on other samples of recorded Claude Code sessions than the one shown; waiting for one "
-    "engine and what load does to speed on the one shown, with 12 and 16 engines instead of 8, on the conversations at "
-    "2.5 and 3 times their speed, and on bursts, agents, retrieval and mixed of seeds 1 to 3."
+    "an engine that is slow, joins, dies or hangs, with late prompts, late, lost and no events, and on documents, "
+    "nothing was chosen. What room costs was chosen on other samples of recorded Claude Code sessions than the one "
+    "shown; waiting for one engine and what load does to speed on the one shown, with 12 and 16 engines instead of 8, "
+    "on the conversations at 2.5 and 3 times their speed, and on bursts, agents, retrieval and mixed of seeds 1 to 3."
 )
 
 

@@ -3020,7 +3020,7 @@ class Decision:
         """bool: True if the request waits in the router."""
     @property
     def refused(self) -> str | None:
-        """str or None: The reason of a refusal: "no_worker", "queue_full", "queue_timeout", "displaced"; else None."""
+        """str or None: The reason of a refusal: "no_worker", "queue_full", "displaced"; else None."""
     @property
     def why(self) -> str:
         """str: The reason for the worker: "policy", "session", "only", "no_index", "no_tokens", "no_trust" or

@@ -5,6 +5,9 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+NOTHING = "—"
+"""What a table shows where nothing was counted, so that there is no mean and no share."""
+
 
 def closest(name: str, names: Iterable[str]) -> str | None:
     """The one of `names` that `name` was probably meant to be; None if none is near."""
@@ -45,6 +48,11 @@ def short(value: float) -> str:
 def percent(share: float) -> str:
     """0.3734 as `37.3 %`."""
     return f"{100 * share:.1f} %"
+
+
+def share(part: float, whole: float) -> str:
+    """A part of a whole, `37.3 %`; `—` where there is no whole."""
+    return percent(part / whole) if whole else NOTHING
 
 
 def nanoseconds(value: float) -> str:

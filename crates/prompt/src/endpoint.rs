@@ -37,6 +37,12 @@ impl Endpoint {
         }
     }
 
+    /// True if engines generate an answer to a prompt sent there.
+    #[must_use]
+    pub const fn generates(self) -> bool {
+        !matches!(self, Self::Embeddings)
+    }
+
     /// A word for it, for metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {

@@ -199,6 +199,7 @@ impl Prompts {
                     tokens: estimate(body),
                     block_size: self.block_size,
                     answers: 1,
+                    generates: endpoint.generates(),
                     ..RequestFacts::default()
                 };
             }
@@ -212,6 +213,7 @@ impl Prompts {
             max_tokens: request.max_tokens,
             priority: request.priority,
             answers: request.answers,
+            generates: endpoint.generates(),
             streams: request.stream,
             lacks_usage: request.stream
                 && !request.include_usage

@@ -13,6 +13,8 @@ use crate::pictures::ExpandedPrompt;
 use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
+/// Tokens that a prompt is taken to have, at most, if they cannot be counted.
+const LONGEST: u32 = 128 << 10;
 /// Tokens that sound, images and whatever else is not text are taken to be, at most.
 const UNREADABLE: u32 = 1_500;
 
@@ -37,6 +39,8 @@ pub(crate) struct RequestFacts {
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
     pub(crate) answers: u32,
+    /// True if engines generate an answer to it.
+    pub(crate) generates: bool,
     /// True if the answer comes token by token.
     pub(crate) streams: bool,
     /// True if it is a stream whose client has not asked how many tokens it has, though it could.
@@ -94,7 +98,7 @@ impl RequestFacts {
     pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
-        let most = if is_text { u32::MAX } else { UNREADABLE };
+        let most = if is_text { LONGEST } else { UNREADABLE };
         Self { model, tokens: estimate(body).clamp(1, most), answers: 1, ..Self::default() }
     }
 
@@ -160,7 +164,7 @@ impl RequestFacts {
     }
 }
 
-/// Tokens that a body may be, where they cannot be counted.
+/// Tokens that a body may be, where they cannot be counted. One prompt has no more than models take.
 pub(crate) fn estimate(body: &[u8]) -> u32 {
-    u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX)
+    u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }

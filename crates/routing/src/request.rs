@@ -21,6 +21,9 @@ pub struct Request<'a> {
     pub max_tokens: Option<u32>,
     /// Higher goes first where requests wait.
     pub priority: i32,
+    /// True if the request is placed at once, though others may wait in the router: it generates nothing, so prompts that
+    /// are computed before it do not concern it.
+    pub at_once: bool,
     /// Number of answers that the request wants (`n`): they share the prompt.
     pub answers: u32,
     /// Seconds for which it has waited in the router.

@@ -116,7 +116,6 @@ impl World {
             Outcome::Waits(id) => assert!(self.waits.insert(id, allowed).is_none()),
             Outcome::Refused(Refusal::NoWorker) => assert!((0..WORKERS).all(|worker| !self.may(allowed, worker))),
             Outcome::Refused(Refusal::QueueFull) => assert_eq!(self.router.waiting(), QUEUE_LIMIT),
-            Outcome::Refused(Refusal::QueueTimeout) => assert!(id.is_some(), "only what waited waited too long"),
             Outcome::Refused(Refusal::Displaced) => assert!(id.is_some(), "only what waited has a place to lose"),
         }
     }

@@ -211,3 +211,81 @@ fn a_prompt_of_higher_priority_goes_first_when_there_is_room() {
     let bound = router.bind(4.1);
     assert_eq!(bound.iter().map(|(id, _)| *id).collect::<Vec<_>>(), [high], "{low:?} has no room beside it");
 }
+
+/// Engines, each with one streamed prompt of 1,000 tokens since 0 s; it is the first request of each.
+fn with_one_each(workers: usize) -> (Router, Vec<RequestId>) {
+    let config = Config { prefill_rate: RATE, ..Config::default() };
+    let mut router = Router::new(config, by_name("kvatlas", Options::default(), 1).unwrap());
+    let ids: Vec<WorkerId> = (0..workers).map(|worker| router.add_worker(&format!("w{worker}"), 0, 1.0, 0.0)).collect();
+    let on = |router: &mut Router, worker: &WorkerId| {
+        let its = router.choose_among(&short(), &Depths::unknown(), Some(&[*worker]), 0.0);
+        placed(its).id
+    };
+    let sent = ids.iter().map(|worker| on(&mut router, worker)).collect();
+    (router, sent)
+}
+
+fn short() -> Request<'static> {
+    Request { tokens: 1_000, block_size: 16, ..Request::default() }
+}
+
+#[test]
+fn late_prompts_at_all_engines_keep_nobody_waiting() {
+    for waiting in [None, Some(0.0), Some(1.0)] {
+        let (mut router, _) = with_one_each(4);
+        for now in [1.0, 3.0, 12.0, 55.0] {
+            for worker in 0..4 {
+                let load = Load { waiting, running: Some(1.0), kv_usage: Some(0.2), ..Load::default() };
+                router.report(WorkerId(worker), &load, now);
+            }
+            let its = placed(router.choose_or_wait(&short(), &Depths::unknown(), None, now + 0.1));
+            router.first_token(its.id, now + 0.4);
+            router.finish(its.id, Usage::default(), now + 0.5);
+        }
+    }
+}
+
+#[test]
+fn a_prompt_that_is_overtaken_counts_for_nothing_more() {
+    let (mut router, late) = with_one_each(1);
+    let its = placed(router.choose_or_wait(&short(), &Depths::unknown(), None, 12.0));
+    assert_eq!(router.rows().waiting, [2]);
+    router.first_token(its.id, 12.3);
+    assert_eq!((router.rows().waiting[0], router.rows().queued_tokens[0]), (0, 0.0));
+    router.first_token(late[0], 40.0);
+    router.finish(late[0], Usage::default(), 41.0);
+    router.finish(its.id, Usage::default(), 41.0);
+    assert_eq!((router.rows().requests[0], router.rows().used_blocks[0]), (0, 0.0));
+}
+
+#[test]
+fn engines_that_say_that_their_caches_are_full_keep_requests_waiting_until_they_are_sent_all_the_same() {
+    let (mut router, _) = with_one_each(2);
+    let full = |router: &mut Router, now: f64| {
+        for worker in 0..2 {
+            let load = Load { waiting: Some(1.0), running: Some(9.0), kv_usage: Some(0.98), ..Load::default() };
+            router.report(WorkerId(worker), &load, now);
+        }
+    };
+    full(&mut router, 12.0);
+    let id = waits(router.choose_or_wait(&short(), &Depths::unknown(), None, 12.1));
+    // What generates nothing goes all the same.
+    placed(router.choose_or_wait(&Request { at_once: true, ..short() }, &Depths::unknown(), None, 12.1));
+    for now in 13..72 {
+        full(&mut router, f64::from(now));
+        assert!(router.bind(f64::from(now)).is_empty());
+    }
+    full(&mut router, 72.2);
+    let bound = router.bind(72.2);
+    assert!(matches!(&bound[..], [(its, Outcome::Placed(_))] if *its == id), "{bound:?}");
+}
+
+#[test]
+fn a_prompt_that_seems_to_take_minutes_keeps_nobody_waiting_for_minutes() {
+    let (mut router, _) = with_one_each(0);
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    placed(router.choose_among(&Request { tokens: 4_000_000, ..short() }, &Depths::unknown(), Some(&[a]), 0.0));
+    let id = waits(router.choose_or_wait(&short(), &Depths::unknown(), None, 1.0));
+    let bound = router.bind(10.1);
+    assert!(matches!(&bound[..], [(its, Outcome::Placed(_))] if *its == id), "{bound:?}");
+}

@@ -10,7 +10,7 @@ from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import Counters, EngineConfig, Listener
-from kvatlas.sim.statistics import TraceStatistics, infinite_cache, shared_cache, trace_statistics
+from kvatlas.sim.statistics import TraceStatistics, infinite_cache, trace_statistics
 from kvatlas.sim.trace import (
     TRACE_BLOCK,
     Trace,
@@ -43,7 +43,6 @@ __all__ = [
     "infinite_cache",
     "make_request",
     "read_trace",
-    "shared_cache",
     "trace_statistics",
     "use_own_names",
     "write_trace",

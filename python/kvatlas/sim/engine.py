@@ -9,7 +9,8 @@ Every running request then generates `decode_rate` tokens a second, whatever the
 run at once. That leaves out what batching costs and what prefill does to others' decoding: good enough to compare
 routing policies with each other, not to predict a machine.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s; and decoding announces each block as it fills.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s. A chunk is a step: what changes while it is computed is
+announced when it is done, blocks that decoding fills meanwhile too; without one, decoding announces each as it fills.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ class Engine(Scheduler):
         if not self._queue(request, now):
             return False
         self._admit(now)
+        self._announce_between_chunks()
         return True
 
     def run_until(self, time: float) -> None:
@@ -45,10 +47,11 @@ class Engine(Scheduler):
             now, _, generation, request = heapq.heappop(timers)
             if generation != request.generation:
                 continue
-            if request.state is State.PREFILL:
+            if request is self._prefilling:
                 self._chunk_done(request, now)
             else:
                 self._block_done(request, now)
+            self._announce_between_chunks()
 
     @property
     def due(self) -> float | None:
@@ -70,7 +73,6 @@ class Engine(Scheduler):
         end = min(request.computed + chunk, request.target)
         if not self._grow(request, -(-end // self.config.block_size), now):
             return
-        # Blocks count as cached from when their step is scheduled.
         self._store_full(request, end)
         tokens = end - request.computed
         self.counters.prefill_tokens += tokens
@@ -78,6 +80,7 @@ class Engine(Scheduler):
         self._timer(request, now + tokens / self.config.prefill_rate)
 
     def _chunk_done(self, request: Request, now: float) -> None:
+        self._announce()
         chunk = self.config.chunk or request.target
         request.computed = min(request.computed + chunk, request.target)
         if request.computed < request.target:
@@ -88,6 +91,10 @@ class Engine(Scheduler):
         self._is_prefilled(request, now)
         self._decode(request, now)
         self._admit(now)
+
+    def _announce_between_chunks(self) -> None:
+        if self._prefilling is None:
+            self._announce()
 
     # Decode
 

@@ -47,7 +47,7 @@ class Request:
     computed: int = 0  # tokens with KV
     since: float = 0.0  # when `computed` was true
     since_step: int = 0  # the same in steps, where an engine counts those
-    stored: int = 0  # blocks announced in this life
+    stored: int = 0  # blocks cached, and announced or about to be, in this life
     generation: int = 0  # timers of earlier lives are void
     blocks: list[int] = field(default_factory=list)
     loaded: int = 0  # blocks loaded from the host tier in this life

@@ -6,6 +6,8 @@ The rules, each of which has a test of the same name:
   hits at most k - 1 (and its recomputed last block becomes a second copy);
 - hits are not announced; the newly full blocks of a step are one announcement, chained to the block before; removals
   of the blocks that a step takes come before its store;
+- blocks count as cached from when their step begins, so requests that are admitted meanwhile share them; but they are
+  announced when it is done, with all else that it changed;
 - a request is admitted when the pool has room for all of its prompt, else it waits, and those behind it wait too;
 - when a request finds no free block, the request admitted last gives up its own (they stay cached until reused), goes
   to the head of the queue and computes again what it cannot find;
@@ -16,7 +18,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import Counter, deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -108,6 +111,8 @@ class Scheduler(ABC):
         self._blocked_since: float | None = None  # None: it has room, or nobody waits
         self.host = host
         self._sink: Sink = host if host is not None else sink
+        # What changed and is not announced yet: a request with the blocks of it that are full now, or names given up.
+        self._unsent: list[tuple[Request, int, int] | list[int]] = []
         self._listener = listener
 
     # Driving it
@@ -123,6 +128,25 @@ class Scheduler(ABC):
     def depth(self, block_hashes: list[int]) -> int:
         """The number of leading blocks of a prompt that are cached here, right now."""
         return self.pool.depth(block_hashes)
+
+    @property
+    def told(self) -> bool:
+        """True if all that changed is announced."""
+        return not self._unsent
+
+    def announced_depth(self, block_hashes: Sequence[int]) -> int:
+        """The number of leading blocks of a prompt that are cached here by what was announced so far."""
+        changes: Counter[int] = Counter()
+        for each in self._unsent:
+            if isinstance(each, tuple):
+                request, start, end = each
+                changes.subtract(request.block_hashes[start:end])
+            else:
+                changes.update(each)
+        copies = self.pool.copies
+        return next(
+            (at for at, name in enumerate(block_hashes) if copies(name) + changes[name] <= 0), len(block_hashes)
+        )
 
     def reset(self) -> bool:
         """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
@@ -234,19 +258,32 @@ class Scheduler(ABC):
         taken, removed = self.pool.take(missing)
         request.blocks.extend(taken)
         if removed:
-            self._sink.remove(self.worker, removed)
+            self._unsent.append(removed)
         return True
 
     def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache and announce the blocks that `tokens` computed tokens fill and that are not announced yet."""
+        """Cache the blocks that `tokens` tokens fill and that are not yet. They are announced when the step is done."""
         start, end = request.stored, tokens // self.config.block_size
         if end <= start:
             return
         names = request.block_hashes[start:end]
         self.pool.fill(request.blocks[start:end], names)
-        parent = request.block_hashes[start - 1] if start else None
-        self._sink.store(self.worker, parent, names, request.content_hashes[start:end])
+        self._unsent.append((request, start, end))
         request.stored = end
+
+    def _announce(self) -> None:
+        """Announce what the step that is done now has changed, in order."""
+        unsent, self._unsent = self._unsent, []
+        for each in unsent:
+            if isinstance(each, tuple):
+                self._announce_store(*each)
+            else:
+                self._sink.remove(self.worker, each)
+
+    def _announce_store(self, request: Request, start: int, end: int) -> None:
+        """Announce the full blocks of a request from `start` up to `end`."""
+        parent = request.block_hashes[start - 1] if start else None
+        self._sink.store(self.worker, parent, request.block_hashes[start:end], request.content_hashes[start:end])
 
     def _preempt(self, request: Request, now: float) -> None:
         """Take a request's blocks; it goes to the head of the queue and computes again what it cannot find."""

@@ -1,4 +1,4 @@
-"""Statistics of a trace: what it contains, and how much of it one big cache would serve."""
+"""Statistics of a trace: what it contains, and how much of it one cache without limits would serve."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvatlas.sim.pool import BlockPool
-from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest, make_request
+from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,28 +73,6 @@ def infinite_cache(requests: Sequence[TraceRequest], block_size: int, trace_bloc
             node = child
         hits.append(min(seen, (request.input_length - 1) // block_size * block_size))
     return hits
-
-
-def shared_cache(requests: Sequence[TraceRequest], tokens: int, trace_block: int = TRACE_BLOCK) -> int:
-    """Prompt tokens found by one cache with room for `tokens`, run like an engine's (least recently used leaves go).
-
-    In trace blocks, one request after the other. Not a bound, as no fixed order of eviction is the best,
-    but what a fleet's caches could do as one.
-    """
-    pool = BlockPool(max(1, tokens // trace_block))
-    found = 0
-    for number, line in enumerate(requests):
-        names = make_request(line, number, trace_block, trace_block).block_hashes
-        hits = pool.lookup(names[: (line.input_length - 1) // trace_block])
-        new = len(names) - len(hits)
-        if new + pool.idle(hits) > pool.free:
-            continue
-        pool.touch(hits)
-        taken, _ = pool.take(new)
-        pool.fill(taken, names[len(hits) :])
-        pool.release(hits + taken)
-        found += len(hits) * trace_block
-    return found
 
 
 def _quantiles(values: np.ndarray[tuple[int], np.dtype[np.int64]]) -> dict[str, float]:

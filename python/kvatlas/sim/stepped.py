@@ -8,7 +8,7 @@ Between two things that happen (a request comes, a prompt is done, a block is fu
 differ by their context alone, which grows by one token for each request. Such runs of steps are taken at once, by the
 sum of an arithmetic series.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s; and decoding announces each block as it fills.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s; and what a step changes is announced when it is done.
 """
 
 from __future__ import annotations
@@ -50,6 +50,7 @@ class SteppedEngine(Scheduler):
         self.context = 0  # their tokens with KV
         self.busy = 0.0  # seconds of steps with prompts in them
         self.due: float | None = None  # when what runs now is done; None: idle
+        self._awake = -math.inf  # until when it does nothing
         self._partial: Request | None = None  # a prompt that has begun
         self._step = 0  # steps done: all decoding requests have had a token in each since they began
         # When a decoding request fills a block or ends: step, order, generation, request.
@@ -103,9 +104,17 @@ class SteppedEngine(Scheduler):
             request.blocks = []
         self.running, self.waiting, self.due, self._partial = [], deque(), None, None
         self.decoding = self.context = self._count = 0
-        self._prompts, self._full, self._agenda = [], [], []
+        self._prompts, self._full, self._agenda, self._unsent = [], [], [], []
         self._blocked_since = None
         return lost
+
+    def hang(self, now: float, until: float) -> None:
+        """Do nothing until then, and go on with what runs."""
+        self.run_until(now)
+        self._awake = until
+        if self.due is not None:
+            self._began += until - now
+            self.due += until - now
 
     @property
     def begun_tokens(self) -> int:
@@ -117,7 +126,7 @@ class SteppedEngine(Scheduler):
 
     def _stop_after(self, now: float) -> None:
         """Let the steps that run end with the one that runs at `now`."""
-        passed, g = now - self._began, self._growth
+        passed, g = max(now - self._began, 0.0), self._growth
         first = self._first - g / 2
         # The count n of steps that take `passed`: first·n + g·n²/2 = passed.
         n = (math.sqrt(first * first + 2 * g * passed) - first) / g if g > 0 else passed / self._first
@@ -129,6 +138,7 @@ class SteppedEngine(Scheduler):
 
     def _plan(self, now: float) -> None:
         """Decide what the next steps do."""
+        now = max(now, self._awake)
         self._began = now
         preempted = self._extend(now)
         self._prompts = prompts = []
@@ -151,7 +161,6 @@ class SteppedEngine(Scheduler):
             if not self._grow(request, -(-end // size), now):
                 break  # it was preempted itself
             preempted = preempted or self.counters.preemptions > before
-            # Blocks count as cached from when their step is scheduled.
             self._store_full(request, end)
             prompts.append((request, some))
             tokens += some
@@ -204,6 +213,7 @@ class SteppedEngine(Scheduler):
             if request.computed == request.target:
                 self._prefilled(request, now)
         self._prompts = []
+        self._announce()
 
     # Prompts
 

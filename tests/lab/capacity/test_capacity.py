@@ -11,7 +11,7 @@ from rich.console import Console
 from kvatlas.lab.capacity import CapacityPlan, make_variants, measure_plan
 from kvatlas.lab.capacity.plan import NOW, as_json
 from kvatlas.lab.capacity.plot import write_plot
-from kvatlas.lab.capacity.report import print_plan
+from kvatlas.lab.capacity.report import cache_rows, print_plan
 from kvatlas.lab.replay import ReplayConfig
 from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest
 from kvatlas.sim.hardware import StepTime
@@ -98,6 +98,14 @@ def test_the_report_fits(plan: CapacityPlan, width: int) -> None:
     for word in (NOW, "twice the cache", "(now)", "no limit", "What more is worth", "host tier"):
         assert word in text
     assert "limits this fleet" in " ".join(text.split())
+
+
+def test_a_share_of_nothing_is_not_shown_as_all_of_it() -> None:
+    lines = [asks(10_000 * n, (2 * n, 2 * n + 1)) for n in range(3)]
+    found = size(lines, config())
+    assert found.curve.most == 0.0
+    assert {row[-1] for row in cache_rows(found)} == {"—"}
+    assert {row[-2] for row in cache_rows(found)} == {"0.0 %"}
 
 
 def test_pictures_are_written(plan: CapacityPlan, tmp_path: Path) -> None:

@@ -315,6 +315,31 @@ def test_a_slow_engine_is_slow(trace: Trace, config: ReplayConfig) -> None:
     assert slow.ttft.mean > 1.1 * even.ttft.mean
 
 
+def test_an_engine_that_hangs_goes_on_where_it_was(trace: Trace, config: ReplayConfig) -> None:
+    middle = (trace.requests[120].timestamp - trace.requests[0].timestamp) / 1000
+    plain = replace(config, policies=("round-robin",), check=0.0)
+    hanging = replay(trace, replace(plain, scenario=Scenario(hangs={1: (middle, middle + 60)}))).policies[0]
+    even = replay(trace, plain).policies[0]
+    assert (hanging.first_tokens, hanging.retried) == (len(trace.requests), 0)
+    assert hanging.ttft.mean > even.ttft.mean + 1
+
+
+def test_late_prompts_are_late_and_keep_no_others_waiting(trace: Trace, config: ReplayConfig) -> None:
+    for policy in ("kvatlas", "round-robin"):
+        plain = replace(config, policies=(policy,), check=0.0, speedup=0.1)
+        late = replay(trace, replace(plain, scenario=Scenario(late=0.05))).policies[0]
+        even = replay(trace, plain).policies[0]
+        assert late.first_tokens == len(trace.requests)
+        # One in twenty waits for 12 s, and the others hardly longer than without them.
+        assert 0.05 * 12 * 0.9 < late.ttft.mean - even.ttft.mean < 0.05 * 12 * 1.2, policy
+
+
+def test_scenarios_that_cannot_be() -> None:
+    for bad in ({"late": 1.5}, {"late_by": -1.0}, {"hangs": {0: (5.0, 1.0)}}):
+        with pytest.raises(ConfigError):
+            Scenario(**bad)
+
+
 def test_workloads_follow_from_their_seed() -> None:
     for name in ("chat", "bursts"):
         workload = find_workload(name)

@@ -7,10 +7,11 @@ from dataclasses import replace
 from rich.console import Console
 
 from kvatlas._text import percent, seconds
-from kvatlas.lab.replay import ReplayResult, summary
+from kvatlas.lab.replay import ReplayConfig, ReplayResult, replay, summary
 from kvatlas.lab.replay.check import Disagreement
-from kvatlas.lab.replay.report import print_report
+from kvatlas.lab.replay.report import print_report, routing_rows, wait_rows
 from kvatlas.lab.replay.results import as_json
+from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest
 
 
 def printed(result: ReplayResult, width: int = 110) -> str:
@@ -59,6 +60,27 @@ def test_disagreements_are_printed(result: ReplayResult) -> None:
     text = flat(printed(replace(result, policies=policies)))
     assert "1 DISAGREE" in text
     assert "kvatlas, request 17 (60 blocks), engine-3: the reference says 5, the index says 4" in text
+
+
+def test_what_was_not_counted_has_no_share() -> None:
+    # All requests come at once, and no prompt fits: nothing was cached, no token came.
+    fleet = FleetConfig(2, EngineConfig(block_size=512, blocks=2))
+    trace = Trace([TraceRequest(0, 5_000, 1, tuple(range(10))) for _ in range(3)])
+    done = replay(trace, ReplayConfig(fleet=fleet, policies=("round-robin", "kvatlas"), check=0.0))
+    assert (done.policies[0].refused, done.policies[0].prompt_tokens) == (3, 0)
+    for row in [*routing_rows(done)[:2], *wait_rows(done)]:
+        assert not [cell for cell in row[1:] if cell not in ("—", "0 %", "0.0 %")], row
+    assert routing_rows(done)[0][1] == "—"
+    assert summary.conclusion(done) == ["3 requests were too large for an engine's cache and were refused."]
+
+
+def test_requests_that_come_at_once_and_generate_one_token() -> None:
+    fleet = FleetConfig(1, EngineConfig(block_size=512, blocks=20))
+    done = replay(
+        Trace([TraceRequest(0, 512, 1, (1,))]), ReplayConfig(fleet=fleet, policies=("round-robin",), check=0.0)
+    )
+    _, cached, busy, peak, *_, between, last, good = routing_rows(done)[0]
+    assert (cached, busy, peak, between, last, good) == ("0.0 %", "—", "1.00", "—", "—", "100.0 %")
 
 
 def test_the_conclusion_does_not_flatter(result: ReplayResult) -> None:

@@ -1,11 +1,24 @@
 """The hit rate of a cache of any size, held against simulated caches."""
 
+import io
+
 import pytest
+from rich.console import Console
 
 from kvatlas.lab.replay import ReplayConfig, replay
 from kvatlas.lab.traffic import hit_curve, profile
-from kvatlas.sim import EngineConfig, FleetConfig, Trace, TraceRequest, WorkloadConfig, generate
-from kvatlas.sim.statistics import infinite_cache, shared_cache
+from kvatlas.lab.traffic.report import about, print_profile
+from kvatlas.sim import (
+    BlockPool,
+    EngineConfig,
+    FleetConfig,
+    Trace,
+    TraceRequest,
+    WorkloadConfig,
+    generate,
+    make_request,
+)
+from kvatlas.sim.statistics import infinite_cache
 
 
 def asks(number: int, ids: tuple[int, ...]) -> TraceRequest:
@@ -36,10 +49,29 @@ def test_without_a_limit_it_is_the_infinite_cache(trace: Trace, size: int) -> No
     assert curve.most == pytest.approx(sum(infinite_cache(trace.requests, size)) / curve.prompt_tokens, abs=1e-3)
 
 
+def one_cache(trace: Trace, tokens: int, size: int) -> int:
+    """Prompt tokens that a pool with room for `tokens` finds, one request after the other."""
+    pool = BlockPool(tokens // size)
+    found = 0
+    for number, line in enumerate(trace.requests):
+        names = make_request(line, number, size, trace.block).block_hashes
+        hits = pool.lookup(names[: (line.input_length - 1) // size])
+        new = len(names) - len(hits)
+        if new + pool.idle(hits) > pool.free:
+            continue
+        pool.touch(hits)
+        taken, _ = pool.take(new)
+        pool.fill(taken, names[len(hits) :])
+        pool.release(hits + taken)
+        found += len(hits) * size
+    return found
+
+
+@pytest.mark.parametrize("size", [64, 512])
 @pytest.mark.parametrize("tokens", [100_000, 400_000, 1_600_000, 6_400_000])
-def test_it_is_within_a_point_of_a_simulated_cache(trace: Trace, tokens: int) -> None:
-    curve = hit_curve(trace, 512)
-    simulated = shared_cache(trace.requests, tokens) / curve.prompt_tokens
+def test_it_is_within_a_point_of_a_simulated_cache(trace: Trace, tokens: int, size: int) -> None:
+    curve = hit_curve(trace, size)
+    simulated = one_cache(trace, tokens, size) / curve.prompt_tokens
     assert curve.rate(tokens) == pytest.approx(simulated, abs=0.01)
 
 
@@ -60,6 +92,31 @@ def test_it_is_within_a_point_of_a_replayed_engine() -> None:
         fleet = FleetConfig(1, EngineConfig(64, blocks, chunk=512))
         done = replay(trace, ReplayConfig(fleet=fleet, policies=("round-robin",), check=0.0))
         assert curve.rate(64 * blocks) == pytest.approx(done.policies[0].hit_rate, abs=0.01)
+
+
+@pytest.mark.parametrize("size", [1, 16, 64, 512])
+def test_a_replay_counts_one_shared_cache_in_the_engines_blocks(size: int) -> None:
+    # Of 1,000 tokens a trace block of 512 holds half; engines with smaller blocks find nearly all.
+    trace = Trace([TraceRequest(60_000 * n, 1_000, 2, (1, 2)) for n in range(40)])
+    fleet = FleetConfig(1, EngineConfig(size, 4_096 // size, chunk=512))
+    done = replay(trace, ReplayConfig(fleet=fleet, policies=("round-robin",), check=0.0))
+    assert done.shared_rate == pytest.approx(done.policies[0].hit_rate)
+    assert done.shared_rate == pytest.approx(done.bound_rate)
+    assert done.shared_rate == pytest.approx(39 / 40 * (999 // size * size) / 1_000)
+
+
+def test_a_profile_of_sessions_of_one_request_says_so() -> None:
+    it = profile(Trace([TraceRequest(n, 512, 1, (n,), f"s{n}") for n in range(3)]))
+    assert it.sessions is not None
+    assert it.sessions.kept is None
+    assert "3 sessions of one request each." in about(it)
+
+
+def test_prompts_that_share_nothing_have_no_share_of_the_possible() -> None:
+    out = io.StringIO()
+    print_profile(profile(Trace([TraceRequest(1_000 * n, 512, 1, (n,)) for n in range(3)])), Console(file=out))
+    assert "100.0 %" not in out.getvalue()
+    assert "—" in out.getvalue()
 
 
 def test_a_profile_has_sessions_pauses_and_working_sets() -> None:

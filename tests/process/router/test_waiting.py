@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
-from tests.support.engine import Behaviour, Engine, Talk, usual
+import pytest
+from tests.support.engine import MODEL, Behaviour, Engine, Talk, usual
 
 from kvatlas.sim.server import Publisher
 
@@ -146,3 +148,82 @@ def test_a_client_that_leaves_while_it_waits_leaves_nothing_behind(
             releases[0].set()
             assert router.ask().status == 200
         wait_until(lambda: router.in_flight() == 0, "nothing is in flight")
+
+
+REPORT = """vllm:num_requests_waiting{{engine="0"}} {waiting}
+vllm:num_requests_running{{engine="0"}} 1
+vllm:kv_cache_usage_perc{{engine="0"}} 0.1
+"""
+
+
+def _until_released(release: threading.Event) -> Behaviour:
+    """The first request has no byte of its answer until then; all others are answered at once."""
+    first = threading.Lock()
+
+    async def act(talk: Talk) -> None:
+        if first.acquire(blocking=False):
+            while not release.is_set():
+                await asyncio.sleep(0.01)
+        await usual(talk)
+
+    return act
+
+
+@pytest.mark.parametrize("waiting", [None, 0, 1])
+def test_one_late_prompt_at_each_engine_stops_nothing(
+    engine: Engine, other: Engine, tokenizer: Path, waiting: int | None
+) -> None:
+    engines = (engine, other)
+    release = threading.Event()
+    for each in engines:
+        each.behaviour = _until_released(release)
+        each.answers["/v1/rerank"] = {"results": []}
+        if waiting is not None:
+            each.answers["/metrics"] = REPORT.format(waiting=waiting)
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue-timeout", "600")
+    with Router(*engines, flags=flags) as router:
+        late: list[ThreadedRequest] = []
+
+        def each_has_one() -> bool:
+            late.append(ThreadedRequest(router, prompt(f"picture {len(late)}") | {"stream": True}))
+            time.sleep(0.1)
+            return all(each.asked() for each in engines)
+
+        try:
+            wait_until(each_has_one, "each has one")
+            # Later than any queue of theirs would make them.
+            time.sleep(1.5)
+            assert [router.ask(prompt(f"short {n}")).status for n in range(4)] == [200] * 4
+            assert router.ask(prompt("stream") | {"stream": True}).status == 200
+            for path, body in [
+                ("/v1/embeddings", {"model": MODEL, "input": "a"}),
+                ("/v1/rerank", {"model": MODEL, "query": "a", "documents": ["b"]}),
+                ("/tokenize", {"model": MODEL, "prompt": "a"}),
+            ]:
+                assert router.ask(body, path=path).status == 200, path
+            assert not release.is_set()
+        finally:
+            release.set()
+            for one in late:
+                one.result()
+
+
+def test_a_wait_ends_with_the_request_sent(engine: Engine, other: Engine, tokenizer: Path) -> None:
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue-timeout", "0.5")
+    with Router(engine, other, flags=flags) as router, busy(router, engine, other):
+        for each in (engine, other):
+            each.behaviour = usual
+        assert router.ask(prompt("short")).status == 200
+        assert router.metric("kvatlas_router_decisions_waited_total") == 1
+
+
+def test_what_generates_nothing_does_not_wait(engine: Engine, other: Engine, tokenizer: Path) -> None:
+    flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), "--queue-timeout", "600")
+    with Router(engine, other, flags=flags) as router:
+        with busy(router, engine, other):
+            for each in (engine, other):
+                each.behaviour = usual
+            chat = ThreadedRequest(router, prompt("chat"))
+            wait_until(lambda: waiting(router) == 1, "what generates waits")
+            assert router.ask({"model": MODEL, "input": "a"}, path="/v1/embeddings").status == 200
+        assert chat.result().status == 200

@@ -4,6 +4,7 @@ import asyncio
 import random
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 
@@ -148,6 +149,48 @@ def test_vllm_announces_second_copies_and_sglang_does_not() -> None:
     assert asyncio.run(copies(ServerConfig(engine=FAST, dialect="sglang"))) == 2
 
 
+@pytest.mark.parametrize("dialect", ["vllm", "sglang"])
+def test_nothing_is_announced_before_it_is_computed(dialect: Literal["vllm", "sglang"]) -> None:
+    async def run() -> None:
+        slow = replace(FAST, prefill_rate=100.0, chunk=40)
+        async with EngineServer(ServerConfig(engine=slow, step=0.001, dialect=dialect)) as engine:
+            _, request = engine.submit(list(range(80)), 1)
+            before = 0  # readings before the first chunk was computed
+            while not request.over:
+                reader = Reader(FAST.block_size)
+                for frames in await asyncio.to_thread(replay, engine.replay_endpoint(0)):
+                    reader.apply(frames[-1])
+                depth = reader.index.find(tokens=list(range(80))).depth
+                assert depth * FAST.block_size <= request.computed
+                before += not request.computed
+            assert before
+            await settled(engine)
+            assert engine.match(list(range(80))).held == 20
+
+    asyncio.run(run())
+
+
+def test_copies_that_meet_within_a_step_are_announced_once_by_sglang() -> None:
+    # Two requests of one beginning, whose last blocks become copies of each other while a third is computed.
+    async def run() -> None:
+        slow = replace(FAST, prefill_rate=2_000.0)
+        async with EngineServer(ServerConfig(engine=slow, dialect="sglang", step=0.001)) as engine:
+            await asyncio.gather(
+                *(engine.complete([1, 2, 3, 4] * 5, 20) for _ in range(4)), engine.complete(list(range(200)), 1)
+            )
+            await settled(engine)
+            await check(engine, workload_of([1, 2, 3, 4] * 5))
+
+    asyncio.run(run())
+
+
+def workload_of(*prompts: list[int]) -> Workload:
+    """A workload that has sent some prompts."""
+    made = Workload(seed=4)
+    made.sent = [(prompt, None, None) for prompt in prompts]
+    return made
+
+
 def test_a_salt_is_seen_at_the_first_block_only_in_vllm() -> None:
     # The same tokens under another salt: nothing of theirs is found, though every later block looks alike on the wire.
     async def run() -> None:
@@ -167,6 +210,7 @@ def test_a_reset_is_refused_while_a_request_runs() -> None:
             rank, request = engine.submit(list(range(20)), 20)
             assert not engine.reset()
             rank.abort(request)
+            await settled(engine)
             assert engine.reset()
             assert engine.match(list(range(20))).held == 0
 
@@ -199,9 +243,11 @@ def test_an_aborted_request_gives_its_blocks_back() -> None:
             for rank, request in requests:
                 rank.abort(request)
             [rank] = engine.ranks
-            assert rank.core.pool.free == rank.core.pool.size
             assert rank.load == 0
+            assert rank.last_seq is None  # the step that computes the first prompt goes on
             await settled(engine)
+            assert rank.core.pool.free == rank.core.pool.size
+            assert rank.last_seq == 0
             await check(engine, Workload(seed=3))
 
     asyncio.run(run())

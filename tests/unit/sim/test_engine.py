@@ -95,12 +95,38 @@ def test_a_chunked_prefill_announces_each_chunk() -> None:
     mock, recorder = engine(chunk=8)
     mock.submit(request(0, [1, 2, 3, 4, 5], 21), 0)
     mock.run_until(7.9)
+    assert stores(recorder.events) == []
+    mock.run_until(8)
     assert stores(recorder.events) == [[1, 2]]
+    mock.run_until(20.9)
+    assert stores(recorder.events) == [[1, 2], [3, 4]]
     mock.drain()
     assert stores(recorder.events) == [[1, 2], [3, 4], [5]]
     parents = [event.parent for event in recorder.events if isinstance(event, Store)]
     names = request(0, [1, 2, 3, 4, 5], 21).block_hashes
     assert parents == [None, names[1], names[3]]
+
+
+def test_blocks_are_shared_before_they_are_announced() -> None:
+    mock, recorder = engine()
+    one = request(0, [1, 2], 9, output=30)
+    mock.submit(one, 0)
+    mock.run_until(8.9)  # its one step ends at 9 s
+    assert (mock.depth(one.block_hashes), mock.announced_depth(one.block_hashes), mock.told) == (2, 0, False)
+    assert recorder.events == []
+    mock.run_until(9)
+    assert (mock.announced_depth(one.block_hashes), mock.told) == (2, True)
+    assert stores(recorder.events) == [[1, 2]]
+
+
+def test_what_decoding_fills_during_a_chunk_is_announced_with_it() -> None:
+    mock, recorder = engine(prefill_rate=1.0)
+    mock.submit(request(0, [1], 4, output=9), 0)
+    mock.submit(request(1, [7, 8, 9], 12), 4)
+    mock.run_until(15.9)
+    assert stores(recorder.events) == [[1]]
+    mock.run_until(16)
+    assert stores(recorder.events) == [[1], [7, 8, 9], [1000], [1001]]
 
 
 def test_chunks_that_end_inside_a_block_announce_it_when_it_is_full() -> None:
@@ -328,9 +354,9 @@ def test_any_run_keeps_the_books(seed: int) -> None:
             assert all(parents[name] is None or parents[name] in present for name in present)
         index.apply(fresh)
         reference.apply(fresh)
-        assert +held == pool_holdings(mock)
+        assert not mock.told or +held == pool_holdings(mock)
         query = each.content_hashes[: each.prompt_tokens // SIZE]
-        true = mock.depth(each.block_hashes[: query.size])
+        true = mock.announced_depth(each.block_hashes[: query.size])
         assert index.find(content_hashes=query).depth == reference.find(content_hashes=query.tolist()).depth == true
     mock.drain()
     assert all(each.state in {State.FINISHED, State.REFUSED} for each in requests)

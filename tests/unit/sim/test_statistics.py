@@ -13,7 +13,6 @@ from kvatlas.sim import (
     TraceRequest,
     infinite_cache,
     make_request,
-    shared_cache,
     trace_statistics,
 )
 
@@ -44,17 +43,6 @@ def test_the_infinite_cache_is_an_engine_without_limits(size: int, seed: int) ->
         engine.submit(request, number * 1000.0)
         hits.append(request.hit_tokens)
     assert infinite_cache(requests, size) == hits
-
-
-def test_a_shared_cache_of_no_limits_is_the_infinite_cache() -> None:
-    requests = random_trace(9)
-    assert shared_cache(requests, 10_000_000) == sum(infinite_cache(requests, 512))
-    few = shared_cache(requests, 20 * 512)
-    assert 0 < few < shared_cache(requests, 40 * 512) < shared_cache(requests, 10_000_000)
-
-
-def test_a_shared_cache_leaves_out_what_does_not_fit() -> None:
-    assert shared_cache([TraceRequest(0, 5000, 1, tuple(range(10)))], 512) == 0
 
 
 def test_statistics() -> None:

@@ -100,9 +100,34 @@ def test_a_chunked_prefill_announces_each_chunk() -> None:
     mock, recorder = engine(chunk=8)
     mock.submit(request(0, [1, 2, 3, 4, 5], 21), 0)
     mock.run_until(0.9)
+    assert stores(recorder.events) == []
+    mock.run_until(1)
     assert stores(recorder.events) == [[1, 2]]
     mock.drain()
     assert stores(recorder.events) == [[1, 2], [3, 4], [5]]
+
+
+def test_requests_of_one_step_share_blocks_that_are_announced_at_its_end() -> None:
+    mock, recorder = engine(chunk=40)
+    mock.submit(request(0, [], 1), 0)  # so that the next two begin together
+    first, second = request(1, [1, 2], 9), request(2, [1, 2], 9)
+    mock.submit(first, 0.5)
+    mock.submit(second, 0.5)
+    mock.run_until(1.9)
+    assert (first.hit_tokens, second.hit_tokens) == (0, 8)
+    assert (mock.depth(first.block_hashes), mock.announced_depth(first.block_hashes)) == (2, 0)
+    assert stores(recorder.events) == []
+    mock.run_until(2)
+    assert stores(recorder.events) == [[1, 2]]
+    assert first.first_token == second.first_token == 2
+
+
+def test_what_a_dying_engine_computes_is_never_announced() -> None:
+    mock, recorder = engine()
+    mock.submit(request(0, [1, 2], 9), 0)
+    mock.die(0.5)
+    assert recorder.events == []
+    assert mock.told
 
 
 def test_decoding_announces_each_block_as_it_fills() -> None:
@@ -354,9 +379,9 @@ def test_any_run_keeps_the_books(seed: int) -> None:
         fresh = recorder.events[applied:]
         applied = len(recorder.events)
         index.apply(fresh)
-        assert holdings(recorder.events) == pool_holdings(mock)
+        assert not mock.told or holdings(recorder.events) == pool_holdings(mock)
         query = each.content_hashes[: each.prompt_tokens // SIZE]
-        assert index.find(content_hashes=query).depth == mock.depth(each.block_hashes[: query.size])
+        assert index.find(content_hashes=query).depth == mock.announced_depth(each.block_hashes[: query.size])
     mock.drain()
     assert all(each.state in {State.FINISHED, State.REFUSED} for each in requests)
     assert mock.pool.free == mock.pool.size

@@ -119,7 +119,7 @@ impl Decision {
         matches!(&*self.state(), State::Waits)
     }
 
-    /// str or None: The reason of a refusal: "no_worker", "queue_full", "queue_timeout", "displaced"; else None.
+    /// str or None: The reason of a refusal: "no_worker", "queue_full", "displaced"; else None.
     #[getter]
     fn refused(&self) -> Option<&'static str> {
         match &*self.state() {

@@ -262,6 +262,7 @@ impl Router {
             kind: None,
             max_tokens: max_tokens.map(|tokens| tokens.0),
             priority: priority.0,
+            at_once: false,
             answers: answers.0,
             waited: 0.0,
             number: 0,
@@ -588,8 +589,7 @@ impl Router {
             ("sessions", inner.router.sessions() as u64),
             ("refused_no_worker", counts.refused[0]),
             ("refused_queue_full", counts.refused[1]),
-            ("refused_queue_timeout", counts.refused[2]),
-            ("refused_displaced", counts.refused[3]),
+            ("refused_displaced", counts.refused[2]),
         ] {
             dict.set_item(name, count)?;
         }

@@ -84,9 +84,6 @@ pub(super) fn refused(why: core::Refusal) -> Refusal {
         core::Refusal::Displaced => {
             "all engines are fully loaded, the router's queue is full, and a request of higher priority took this one's place"
         }
-        core::Refusal::QueueTimeout => {
-            "all engines are fully loaded, and the request waited in the router for the longest time allowed"
-        }
     };
     let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
     Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))

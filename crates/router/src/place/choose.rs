@@ -339,6 +339,7 @@ fn request(known: &RequestFacts) -> core::Request<'_> {
         kind: known.turn.as_ref().map(|turn| turn.kind),
         max_tokens: known.max_tokens,
         priority: known.priority,
+        at_once: !known.generates,
         answers: known.answers,
         number: 0,
         waited: 0.0,

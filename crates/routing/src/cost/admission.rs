@@ -89,8 +89,6 @@ pub(super) struct Cache {
     pub(super) elapsed: f64,
     /// Seconds of prompts that others have sent there.
     pub(super) others: f64,
-    /// Weight of a second by which the prompt at the head is late.
-    pub(super) overdue: f64,
     /// Requests that run at once, at most, less those of other routers; infinite if nobody knows.
     pub(super) limit: f64,
 }
@@ -98,7 +96,8 @@ pub(super) struct Cache {
 /// A forecast of an engine's requests if no other comes.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Forecast {
-    /// Seconds until all prompts that are there are computed, and until the last of them begins.
+    /// Seconds until all prompts that are there are computed, if the first of them is not late, and until the last of them
+    /// begins.
     pub(super) computed: f64,
     begun: f64,
     /// Seconds until so many requests have ended that one more may run.
@@ -261,7 +260,7 @@ impl Engine {
                 .max(computed);
             let mut seconds = its.uncached / cache.rate;
             if nth == 0 {
-                seconds = (seconds - elapsed).max(0.0) + cache.overdue * (elapsed - seconds).max(0.0);
+                seconds = (seconds - elapsed).max(0.0);
             }
             used += blocks;
             computed = begun + seconds;
@@ -316,16 +315,7 @@ mod tests {
     }
 
     fn cache(used: f64) -> Cache {
-        Cache {
-            room: 100.0,
-            used,
-            block_size: 1e9,
-            rate: 1_000.0,
-            elapsed: 0.0,
-            others: 0.0,
-            overdue: 1.0,
-            limit: f64::INFINITY,
-        }
+        Cache { room: 100.0, used, block_size: 1e9, rate: 1_000.0, elapsed: 0.0, others: 0.0, limit: f64::INFINITY }
     }
 
     fn close(a: f64, b: f64) {

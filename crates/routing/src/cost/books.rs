@@ -6,6 +6,7 @@ use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
 use crate::cost::harm::{Outlook, foreign, least_queue, queue, to_compute};
 use crate::cost::idle::{IdlePrompts, Tail};
+use crate::cost::late::{Late, held};
 use crate::cost::limit::RunningLimit;
 use crate::cost::price::Prices;
 use crate::cost::slowness::{Load, Slowness};
@@ -156,6 +157,17 @@ impl Books {
         self.limits.get(candidates.worker[row] as usize).map_or(f64::INFINITY, RunningLimit::get)
     }
 
+    /// Returns what it says of the engine of a row that the prompt at the head of its queue, which could be computed for
+    /// `elapsed` seconds already, has no first token.
+    #[inline]
+    pub(super) fn late(&self, weights: &Weights, candidates: &Candidates, row: usize, elapsed: f64) -> Late {
+        if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
+            return Late::default();
+        }
+        let is_at_limit = candidates.reported_running[row] >= self.limit(candidates, row);
+        Late::of(weights, candidates, row, elapsed, self.block_size, is_at_limit)
+    }
+
     /// Returns what is the same for all of these candidates.
     pub(super) fn common(
         &self,
@@ -240,26 +252,32 @@ impl Books {
         let engine =
             self.engines.get(candidates.worker[row] as usize).filter(|_| is_full || common.is_scarce && !room.is_nan());
         let Some(engine) = engine else {
-            outlook.queue = queue(weights, candidates, row, candidates.head_elapsed[row]);
-            outlook.starts = outlook.queue;
+            let elapsed = candidates.head_elapsed[row];
+            let (queue, late) =
+                (queue(weights, candidates, row, elapsed), self.late(weights, candidates, row, elapsed));
+            outlook.queue = queue + late.cost;
+            outlook.starts = held(candidates, row, queue, elapsed) + late.held;
             return outlook;
         };
+        let elapsed = engine.elapsed(candidates.head_elapsed[row], now);
+        let late = self.late(weights, candidates, row, elapsed);
         let own = own(request, candidates, row);
         let step = step(engine, candidates, row);
         let used = candidates.used_blocks[row] + engine.grown(step, f64::from(request.block_size), now);
         let lacks_room = used + own > room && engine.requests() > 0;
         if is_full || lacks_room {
             let cache = cache(weights, request, candidates, row, engine, limit, now);
-            (outlook.queue, outlook.room) = engine.foresee(&cache, &self.answers, step, now, |forecast| {
-                (forecast.computed, forecast.wait_for_room(own, cache.room))
-            });
+            (outlook.queue, outlook.room, outlook.starts) =
+                engine.foresee(&cache, &self.answers, step, now, |forecast| {
+                    let room = forecast.wait_for_room(own, cache.room);
+                    (forecast.computed + late.cost, room, forecast.computed + late.held + room)
+                });
         }
-        outlook.starts = outlook.queue + outlook.room;
         if !lacks_room {
             // In the queue of an engine at its limit it has its turn, and nobody with less to compute goes before it.
-            let elapsed = engine.elapsed(candidates.head_elapsed[row], now);
-            outlook.starts = queue(weights, candidates, row, elapsed);
-            outlook.queue = if is_full { outlook.queue } else { outlook.starts };
+            let queue = queue(weights, candidates, row, elapsed);
+            outlook.starts = held(candidates, row, queue, elapsed) + late.held;
+            outlook.queue = if is_full { outlook.queue } else { queue + late.cost };
         }
         let worker = candidates.worker[row];
         let over = used + own + self.idle.blocks(worker) - room;
@@ -366,7 +384,6 @@ fn cache(
         rate,
         elapsed: engine.elapsed(candidates.head_elapsed[row], now),
         others: others + foreign(weights, candidates, row),
-        overdue: weights.overdue,
         limit: (limit - elsewhere).max(1.0),
     }
 }

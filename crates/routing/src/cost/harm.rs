@@ -53,7 +53,7 @@ impl Scene {
 pub(super) struct Outlook {
     pub(super) queue: f64,
     pub(super) room: f64,
-    /// Seconds until it would begin, if engines had no limit of running requests.
+    /// Seconds until it would begin, if engines had no limit of running requests: as far as that is reason to wait here.
     pub(super) starts: f64,
     pub(super) taken: f64,
     /// The time that its prompt takes there, in times of what it usually takes: more where much runs.
@@ -161,14 +161,13 @@ pub(super) fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candida
     f64::from(far) + weights.far * f64::from(host - far) + weights.host * f64::from(near - host)
 }
 
-/// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already.
+/// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already, without those
+/// by which it is late.
 #[inline]
 pub(super) fn queue(weights: &Weights, all: &Candidates, row: usize, elapsed: f64) -> f64 {
     let rate = all.prefill_rate[row];
     let head = all.head_tokens[row] / rate;
-    all.queued_tokens[row] / rate - elapsed.min(head)
-        + weights.overdue * (elapsed - head).max(0.0)
-        + foreign(weights, all, row)
+    all.queued_tokens[row] / rate - elapsed.min(head) + foreign(weights, all, row)
 }
 
 /// Seconds of prompts before this one, at least: as if the first of them were about to be computed.

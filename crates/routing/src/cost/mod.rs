@@ -19,6 +19,7 @@
 //! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
 //! | `slowness.rs` | how much longer an engine takes the more requests run there |
 //! | `admission.rs` | when an engine will begin with a prompt |
+//! | `late.rs` | what a prompt that is late says of its engine |
 //! | `price.rs` | what room costs those that come |
 //! | `idle.rs` | what ended a moment ago, and may be gone on from in another |
 //! | `limit.rs` | how many requests an engine runs at once |
@@ -31,6 +32,7 @@ mod books;
 mod demand;
 mod harm;
 mod idle;
+mod late;
 mod limit;
 mod price;
 mod slowness;
@@ -48,6 +50,7 @@ use crate::request::Request;
 use crate::rng::Rng;
 use books::Books;
 use harm::{Harm, NAMES, Scene, queue};
+use late::held;
 
 /// Costs that differ by less, in seconds, are equal: chance decides.
 const EQUAL: f64 = 1e-9;
@@ -221,10 +224,13 @@ impl Policy for Kvatlas {
     }
 
     fn has_room(&self, candidates: &Candidates) -> bool {
-        let hold = self.weights.hold;
-        hold <= 0.0
-            || (0..candidates.len())
-                .any(|row| queue(&self.weights, candidates, row, candidates.head_elapsed[row]) <= hold)
+        let Self { weights, books, .. } = self;
+        weights.hold <= 0.0
+            || (0..candidates.len()).any(|row| {
+                let elapsed = candidates.head_elapsed[row];
+                let late = books.late(weights, candidates, row, elapsed);
+                held(candidates, row, queue(weights, candidates, row, elapsed), elapsed) + late.held <= weights.hold
+            })
     }
 
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {

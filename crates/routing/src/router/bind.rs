@@ -33,8 +33,8 @@ struct PolicyAnswer {
 }
 
 impl Router {
-    /// Places requests that wait, as far as there is room, and refuses those that have waited too long. Every request
-    /// that waited is told of once.
+    /// Places requests that wait, as far as there is room, and those that have waited for the longest time allowed wherever
+    /// they may go. The outcome of each is returned once.
     pub fn bind(&mut self, now: f64) -> Vec<(RequestId, Outcome)> {
         self.bind_with(now, |_, _| ())
     }
@@ -98,8 +98,7 @@ impl Router {
 
     pub(super) fn try_waiting(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) {
         while let Some(number) = self.waiting.overdue(now) {
-            self.withdraw(number);
-            self.refuse_waiting(number, Refusal::QueueTimeout);
+            self.place_waiting(number, now);
         }
         if self.rests(now) {
             return;
@@ -116,7 +115,11 @@ impl Router {
 
     /// Places the one whose turn it is. False: there is no room for any of those looked at.
     fn place_one(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> bool {
-        let Some(number) = self.next(now, look_up) else { return false };
+        self.next(now, look_up).is_some_and(|number| self.place_waiting(number, now))
+    }
+
+    /// Places a request that waits. False: its policy lets it wait on.
+    fn place_waiting(&mut self, number: u64, now: f64) -> bool {
         let Some(mut ticket) = self.waiting.take(number) else { return false };
         self.fleet.aims(ticket.aim, None);
         self.waiting.set_aim(&mut ticket, None);

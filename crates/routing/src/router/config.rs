@@ -47,7 +47,7 @@ pub struct Config {
     pub output_tokens: f64,
     /// Requests that may wait in the router; more are refused. 0: none waits, and policies that would wait place.
     pub queue_limit: usize,
-    /// Seconds that a request may wait in the router.
+    /// Longest time that a request waits in the router, in seconds: then it is placed, whatever the policy says.
     pub queue_timeout: f64,
     /// The order in which waiting requests are placed.
     pub order: Order,

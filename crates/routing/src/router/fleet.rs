@@ -17,6 +17,9 @@ use crate::speed::{FleetSpeed, Speed};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
 const REFRESH: u32 = 16;
+/// Seconds after which a prompt at the head of a queue is late, beyond those that it should take to compute. Prompts that
+/// are computed in one step may have their first tokens in any order.
+const LATE: f64 = 1.0;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum State {
@@ -244,6 +247,14 @@ impl Fleet {
         if learnt {
             self.publish(at);
         }
+    }
+
+    /// Returns the request at the head of a row's queue if its prompt is so late that something else than the queue keeps
+    /// it from its first token.
+    pub(super) fn late_head(&self, at: u32, now: f64) -> Option<u64> {
+        let at = at as usize;
+        let &(request, uncached) = self.slots[at].queue.front()?;
+        (now - self.head_since[at] - uncached / self.rows.prefill_rate[at] > LATE).then_some(request)
     }
 
     /// Seconds until all prompts that are there should be computed.

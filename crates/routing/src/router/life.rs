@@ -36,11 +36,28 @@ impl Router {
         if let Some(leaf) = its.leaf {
             self.on_the_way.until(leaf, id.0, now + self.config.announced_within);
         }
+        let worker = its.worker;
         if !its.passed {
+            // What is computed behind it does not wait for it, so nothing does.
+            if let Some(late) = self.fleet.late_head(worker, now).filter(|head| computed && *head != id.0) {
+                self.pass(late, now);
+            }
+            let Some(its) = self.placed.get(&id.0) else { return };
             let how = if computed { ComputeTime::Now } else { ComputeTime::Unknown };
-            self.fleet.dequeue(its.worker, id.0, &its.share, how, now);
+            self.fleet.dequeue(worker, id.0, &its.share, how, now);
             self.policy.first_token(&its.placed(id), now);
         }
+        self.room.came_to(worker);
+    }
+
+    /// Takes a prompt out of the queue of its worker, as one that keeps no other from being computed.
+    fn pass(&mut self, number: u64, now: f64) {
+        let Some(its) = self.placed.get_mut(&number).filter(|its| its.first_token.is_none() && !its.passed) else {
+            return;
+        };
+        its.passed = true;
+        self.fleet.dequeue(its.worker, number, &its.share, ComputeTime::Unknown, now);
+        self.policy.first_token(&its.placed(RequestId(number)), now);
         self.room.came_to(its.worker);
     }
 
@@ -64,14 +81,7 @@ impl Router {
             && time.0 <= now
         {
             self.unseen.pop();
-            let Some(its) = self.placed.get_mut(&number) else { continue };
-            if its.first_token.is_some() || its.passed {
-                continue;
-            }
-            its.passed = true;
-            self.fleet.dequeue(its.worker, number, &its.share, ComputeTime::Unknown, now);
-            self.policy.first_token(&its.placed(RequestId(number)), now);
-            self.room.came_to(its.worker);
+            self.pass(number, now);
         }
     }
 

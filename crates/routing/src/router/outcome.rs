@@ -79,15 +79,13 @@ pub enum Refusal {
     NoWorker,
     /// All workers are fully loaded, and the queue is full.
     QueueFull,
-    /// The request waited for the longest time allowed.
-    QueueTimeout,
     /// The queue is full, and a request of higher priority took this one's place.
     Displaced,
 }
 
 impl Refusal {
     /// All of them.
-    pub const ALL: [Self; 4] = [Self::NoWorker, Self::QueueFull, Self::QueueTimeout, Self::Displaced];
+    pub const ALL: [Self; 3] = [Self::NoWorker, Self::QueueFull, Self::Displaced];
 
     /// The reason as one word, for bodies and metrics.
     #[must_use]
@@ -95,7 +93,6 @@ impl Refusal {
         match self {
             Self::NoWorker => "no_worker",
             Self::QueueFull => "queue_full",
-            Self::QueueTimeout => "queue_timeout",
             Self::Displaced => "displaced",
         }
     }
@@ -105,7 +102,7 @@ impl Refusal {
     pub fn status(self) -> u16 {
         match self {
             Self::QueueFull | Self::Displaced => 429,
-            Self::NoWorker | Self::QueueTimeout => 503,
+            Self::NoWorker => 503,
         }
     }
 }
@@ -166,7 +163,7 @@ pub struct Counts {
     /// Requests that waited in the router first.
     pub waited: u64,
     /// Requests refused, by reason, in the order of [`Refusal::ALL`].
-    pub refused: [u64; 4],
+    pub refused: [u64; Refusal::ALL.len()],
     /// Requests placed, by reason, in the order of [`ChoiceReason::ALL`].
     pub why: [u64; 7],
     /// Requests that finished.

@@ -122,7 +122,7 @@ impl Router {
         let guessed = self.guess(&request, now);
         let depths = guessed.as_ref().unwrap_or(depths);
         let outcome = match self.plan(&request, depths, allowed, now) {
-            Plan::Row { row, why } if why != ChoiceReason::Session && !self.comes_first(row) => {
+            Plan::Row { row, why } if why != ChoiceReason::Session && !request.at_once && !self.comes_first(row) => {
                 self.in_turn(&request, depths, allowed, binds, now)
             }
             Plan::Row { row, why } => Outcome::Placed(self.reserve(&request, row, why, now)),
@@ -305,18 +305,20 @@ impl Router {
             candidates = fleet.candidates(depths, Some(expected), (!who.is_empty()).then_some(who), now);
             choice = policy.choose(request, candidates, now);
         }
+        // The last word of a wait is to send the request, not to refuse it.
+        let may_wait = config.queue_limit > 0 && !request.at_once && request.waited < config.queue_timeout;
         let row = match choice {
             Choice::Row(row) if row < candidates.len() => row,
             Choice::Row(_) => {
                 counts.bad_rows += 1;
                 least_loaded(candidates)
             }
-            Choice::Wait if config.queue_limit > 0 && candidates.requests.iter().any(|requests| *requests > 0) => {
+            Choice::Wait if may_wait && candidates.requests.iter().any(|requests| *requests > 0) => {
                 return Plan::Wait { aim: None };
             }
             Choice::WaitFor { row, instead } if row.max(instead) < candidates.len() => {
-                // Where another could take it, it must not wait until it is refused.
-                if waiting.len() < config.queue_limit && request.waited < config.queue_timeout / 2.0 {
+                // Where another could take it, it does not wait for the longest time allowed.
+                if may_wait && waiting.len() < config.queue_limit && request.waited < config.queue_timeout / 2.0 {
                     return Plan::Wait { aim: Some(row) };
                 }
                 if waiting.none_for(candidates.worker[row]) { row } else { instead }

@@ -60,6 +60,7 @@ impl WaitingRequest {
             kind: self.kind,
             max_tokens: self.max_tokens,
             priority: self.priority,
+            at_once: false,
             answers: self.answers,
             number: self.number,
         }

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvatlas._tables import make_table
-from kvatlas._text import count, counted, percent, seconds, short
+from kvatlas._text import count, counted, percent, seconds, share, short
 from kvatlas.lab.capacity.live import LivePlan
 from kvatlas.lab.capacity.report import meaning_of
 
@@ -67,13 +67,13 @@ def about_limit(plan: LivePlan) -> list[str]:
 
 def cache_rows(plan: LivePlan) -> list[tuple[str, ...]]:
     """The hit rate by the size of the cache."""
-    most = plan.unlimited or 1.0
+    most = plan.unlimited or 0.0
     rows = [
         (
             f"{short(tokens)} tokens" + (" (the engines')" if tokens == plan.fleet_tokens else ""),
             percent(rate),
-            percent(min(rate / most, 1.0)),
+            share(min(rate, most), most),
         )
         for tokens, rate in plan.cache_rates()
     ]
-    return [*rows, ("no limit", percent(most), percent(1.0))]
+    return [*rows, ("no limit", percent(most), share(most, most))]

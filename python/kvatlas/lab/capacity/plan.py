@@ -15,7 +15,7 @@ from kvatlas._text import counted
 from kvatlas.lab.replay.config import ReplayConfig
 from kvatlas.lab.replay.results import PolicyResult, ReplayResult
 from kvatlas.lab.replay.runner import replay
-from kvatlas.lab.traffic.curve import HitCurve, hit_curve
+from kvatlas.sim.curve import HitCurve, hit_curve
 from kvatlas.sim.trace import Trace
 
 NOW = "as it is"

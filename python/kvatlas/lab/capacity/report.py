@@ -6,10 +6,11 @@ from rich.console import Console
 from rich.padding import Padding
 
 from kvatlas._tables import make_table
-from kvatlas._text import count, counted, percent, seconds, short
+from kvatlas._text import count, counted, percent, seconds, share, short
 from kvatlas.lab.capacity.plan import NOW, Bottleneck, CapacityPlan
 from kvatlas.lab.replay import summary
 from kvatlas.lab.replay.drive import Waits
+from kvatlas.lab.replay.report import between, busy, first_token, hits
 
 CACHE = ("cache of each engine", "all together", "one cache finds", "of the possible")
 VARIANTS = ("fleet", "cache hits", "TTFT mean", "change", "p99", "for room", "busy", "between p99")
@@ -98,11 +99,11 @@ def cache_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
             short(tokens) + (" (now)" if tokens == fleet.engine.cache_tokens else ""),
             short(tokens * fleet.engines),
             percent(rate),
-            percent(rate / most if most else 1.0),
+            share(rate, most),
         )
         for tokens, rate in plan.cache_rates()
     ]
-    return [*rows, ("no limit", "", percent(most), percent(1.0))]
+    return [*rows, ("no limit", "", percent(most), share(most, most))]
 
 
 def variant_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
@@ -111,13 +112,13 @@ def variant_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
     return [
         (
             row.name,
-            percent(row.result.hit_rate),
-            seconds(row.result.ttft.mean),
+            hits(row.result),
+            first_token(row.result, row.result.ttft.mean),
             "" if row.name == NOW or not base else _change(row.result.ttft.mean / base),
-            seconds(row.result.ttft.p99),
-            seconds(row.result.waits.room),
-            f"{100 * row.result.utilisation:.0f} %",
-            seconds(row.result.between.p99),
+            first_token(row.result, row.result.ttft.p99),
+            first_token(row.result, row.result.waits.room),
+            busy(row.result),
+            between(row.result, row.result.between.p99),
         )
         for row in plan.rows
     ]

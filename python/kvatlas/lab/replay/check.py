@@ -1,7 +1,8 @@
 """A check that the index is right: a sample of the answers is held against two oracles.
 
 - the **reference**: `kvatlas.reference.ReferenceIndex`, fed the same events;
-- the **engines**: what each simulated engine would find in its own pool at that moment.
+- the **engines**: what each simulated engine holds in its own pool at that moment, but for what the step that it is
+  computing changes, as it has not announced that yet.
 
 Checking is bounded. In memory: the reference follows no more engines than together hold `REFERENCE_BLOCKS` blocks (the
 other oracle covers all). In time: as the reference is slow, a sampled query is passed over while checking has taken
@@ -98,7 +99,7 @@ class Checker:
         for number, engine in enumerate(engines):
             worker = engine.worker
             its_names = rename(np.array(names, dtype=np.uint64), number).tolist() if own_names else names
-            true = engine.depth(its_names)
+            true = engine.announced_depth(its_names)
             self._compare(request, worker, "engine", true, got.get(worker, 0), len(query))
         for oracle, theirs, ours in (
             ("reference", reference, match),

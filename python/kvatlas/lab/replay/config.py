@@ -84,7 +84,7 @@ class ReplayConfig:
             raise ConfigError(f"check must be from 0 to 1, got {self.check}")
         if not self.check_seconds >= 0:
             raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
-        for name in ("slow", "joins", "dies"):
+        for name in ("slow", "joins", "dies", "hangs"):
             for number in getattr(self.scenario, name):
                 if number >= self.fleet.engines:
                     raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")

@@ -6,6 +6,7 @@ import heapq
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import Literal
 
 from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.delivery import Delivery
@@ -20,6 +21,7 @@ from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.stepped import SteppedEngine
 
+Change = Literal["joins", "dies", "hangs"]
 Find = Callable[[Hashes], IndexMatch]
 Look = Callable[[Request, Hashes, IndexMatch], None]
 
@@ -129,13 +131,21 @@ class Drive:
         ]
         self.limits = limits or Limits()
         self._delivery, self._find, self._prepare, self._pool = delivery, find, prepare, pool
+        self._scenario = scenario
         self._heap: list[tuple[float, int]] = []  # when an engine is due; entries that are no longer true are skipped
+        self._late: list[
+            tuple[float, int, int]
+        ] = []  # when a request reaches its engine's queue: its number, the engine's
         self._lives: dict[int, _Life] = {}
         self._freed = False
         self._now = 0.0
         self.ended: Callable[[int, float], None] | None = None  # told of each request that is over: number, time
-        self._changes = sorted(
-            [(at, n, True) for n, at in scenario.joins.items()] + [(at, n, False) for n, at in scenario.dies.items()]
+        self._changes: list[tuple[float, int, Change]] = sorted(
+            [
+                *((at, n, "joins") for n, at in scenario.joins.items()),
+                *((at, n, "dies") for n, at in scenario.dies.items()),
+                *((begin, n, "hangs") for n, (begin, _) in scenario.hangs.items()),
+            ]
         )
         for n in scenario.joins:
             placer.leaves(n, 0.0)
@@ -190,13 +200,17 @@ class Drive:
         while True:
             due = heap[0][0] if heap else math.inf
             change = self._changes[0][0] if self._changes else math.inf
-            now = min(due, change)
+            late = self._late[0][0] if self._late else math.inf
+            now = min(due, change, late)
             if now > time or now == math.inf:
                 break
             self._at(now)
             free = self._pool.free if self._pool is not None else 0
-            if change <= due:
+            if change <= now:
                 self._change(now)
+            elif late <= now:
+                _, number, n = heapq.heappop(self._late)
+                self._submit(self._lives[number].request, n, now)
             else:
                 _, n = heapq.heappop(heap)
                 engine = engines[n]
@@ -226,7 +240,8 @@ class Drive:
     def next_due(self) -> float:
         """A time before which nothing happens by itself; infinite: nothing will."""
         due = self._heap[0][0] if self._heap else math.inf
-        return min(due, self._changes[0][0]) if self._changes else due
+        change = self._changes[0][0] if self._changes else math.inf
+        return min(due, change, self._late[0][0] if self._late else math.inf)
 
     def wait_a_second(self) -> None:
         """Let a second pass in which no engine does anything: the router may keep requests for a time."""
@@ -285,10 +300,17 @@ class Drive:
             self._send(self._lives[request.number], engine, now)
 
     def _send(self, life: _Life, n: int, now: float) -> None:
-        request, engine = life.request, self.engines[n]
+        request = life.request
         life.engine, life.sent = n, now
         if self._prepare is not None:
             self._prepare(request, n)
+        if self._scenario.is_late(request.number):
+            heapq.heappush(self._late, (now + self._scenario.late_by, request.number, n))
+        else:
+            self._submit(request, n, now)
+
+    def _submit(self, request: Request, n: int, now: float) -> None:
+        engine = self.engines[n]
         if not engine.submit(request, now):
             self.outcome.refused += 1
             del self._lives[request.number]
@@ -299,14 +321,22 @@ class Drive:
             heapq.heappush(self._heap, (engine.due, n))
 
     def _change(self, now: float) -> None:
-        _, n, joins = heapq.heappop(self._changes)
-        if joins:
+        _, n, change = heapq.heappop(self._changes)
+        engine = self.engines[n]
+        if change == "joins":
             self.placer.joins(n, now)
             self._freed = True
             return
+        if change == "hangs":
+            engine.hang(now, self._scenario.hangs[n][1])
+            if engine.due is not None:
+                heapq.heappush(self._heap, (engine.due, n))
+            return
         self.placer.leaves(n, now)
-        lost = self.engines[n].die(now)
-        self._delivery.gone(self.engines[n].worker)
+        lost = engine.die(now)
+        lost += [self._lives[number].request for _, number, other in sorted(self._late) if other == n]
+        self._late = sorted(each for each in self._late if each[2] != n)
+        self._delivery.gone(engine.worker)
         for request in lost:
             self.placer.failed(request, now)
         for request in lost:

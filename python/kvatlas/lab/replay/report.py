@@ -8,7 +8,7 @@ from rich.padding import Padding
 from kvatlas import _text
 from kvatlas._tables import make_table
 from kvatlas.lab.replay import summary
-from kvatlas.lab.replay.results import ReplayResult
+from kvatlas.lab.replay.results import PolicyResult, ReplayResult
 
 ROUTING = ("policy", "cache hits", "busy", "peak", "TTFT mean", "p50", "p99", "between", "p99", "good")
 WAITS = ("policy", "TTFT mean", "in the router", "in the queue", "for room", "computing")
@@ -23,15 +23,13 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = [
         (
             p.policy + (" (partial)" if p.partial else ""),
-            _text.percent(p.hit_rate),
-            f"{100 * p.utilisation:.0f} %",
-            f"{p.spread.max_over_mean:.2f}",
-            _text.seconds(p.ttft.mean),
-            _text.seconds(p.ttft.p50),
-            _text.seconds(p.ttft.p99),
-            _text.seconds(p.between.mean),
-            _text.seconds(p.between.p99),
-            _text.percent(p.good),
+            hits(p),
+            busy(p),
+            f"{p.spread.max_over_mean:.2f}" if p.prefill_tokens else _text.NOTHING,
+            *(first_token(p, value) for value in (p.ttft.mean, p.ttft.p50, p.ttft.p99)),
+            between(p, p.between.mean),
+            between(p, p.between.p99),
+            _text.percent(p.good) if p.requests else _text.NOTHING,
         )
         for p in result.policies
     ]
@@ -40,12 +38,35 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     return rows
 
 
+def hits(p: PolicyResult) -> str:
+    """The hit rate of a policy."""
+    return _text.share(p.hit_tokens, p.prompt_tokens)
+
+
+def busy(p: PolicyResult) -> str:
+    """The share of the time that prompts took. All requests may have come at once: there is no such time then."""
+    return f"{100 * p.utilisation:.0f} %" if p.utilisation or not p.prefill_tokens else _text.NOTHING
+
+
+def first_token(p: PolicyResult, value: float) -> str:
+    """Seconds of the time to first token, or of a part of it."""
+    return _text.seconds(value) if p.first_tokens else _text.NOTHING
+
+
+def between(p: PolicyResult, value: float) -> str:
+    """Seconds between tokens. No request may have had two of them."""
+    return _text.seconds(value) if p.between.mean else _text.NOTHING
+
+
 def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
     """One row for each policy: what its requests waited for."""
     return [
         (
             p.policy,
-            *map(_text.seconds, (p.ttft.mean, p.waits.router, p.waits.queue, p.waits.room, p.waits.compute)),
+            *(
+                first_token(p, value)
+                for value in (p.ttft.mean, p.waits.router, p.waits.queue, p.waits.room, p.waits.compute)
+            ),
         )
         for p in result.policies
     ]

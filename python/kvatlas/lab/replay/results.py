@@ -101,7 +101,7 @@ class ReplayResult:
     loop: str  # "open" or "closed"
     statistics: TraceStatistics
     bound_rate: float  # hit rate of one infinite cache over the whole trace
-    shared_rate: float  # hit rate of one cache as large as all engines' together (in trace blocks)
+    shared_rate: float  # hit rate of one cache as large as all engines' together
     policies: list[PolicyResult] = field(default_factory=list)
     partial: bool = False
 

@@ -28,10 +28,11 @@ from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
 from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
 from kvatlas.lab.replay.sessions import session_slowdown, time_alone
 from kvatlas.reference import ReferenceIndex
+from kvatlas.sim.curve import hit_curve
 from kvatlas.sim.loop import choose_loop
 from kvatlas.sim.pool import BlockPool
 from kvatlas.sim.request import Request
-from kvatlas.sim.statistics import infinite_cache, shared_cache, trace_statistics
+from kvatlas.sim.statistics import infinite_cache, trace_statistics
 from kvatlas.sim.trace import Trace, check_block_size, make_request, use_own_names
 
 Progress = Callable[[str, int], None]  # policy, requests done
@@ -63,7 +64,6 @@ def replay(
         placers.insert(0, first)
     bound = infinite_cache(trace.requests, size, trace.block)
     prompts = sum(request.input_length for request in trace.requests)
-    shared = shared_cache(trace.requests, fleet.engines * fleet.engine.cache_tokens, trace.block)
     result = ReplayResult(
         version=kvatlas.__version__,
         trace=trace.name,
@@ -73,7 +73,7 @@ def replay(
         loop=loop,
         statistics=trace_statistics(trace, size),
         bound_rate=sum(bound) / prompts,
-        shared_rate=shared / prompts,
+        shared_rate=hit_curve(trace, size).rate(fleet.engines * fleet.engine.cache_tokens),
     )
     for placer in placers:
         index = make_index(size) if make_index else BlockIndex(block_size=size)

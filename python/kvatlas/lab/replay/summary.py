@@ -84,6 +84,10 @@ def conclusion(result: ReplayResult) -> list[str]:
     others = [p for p in done if p is not ours]
     if ours is None or not others:
         return []
+    refused = max(p.refused for p in done)
+    large = [f"{count(refused)} requests were too large for an engine's cache and were refused."] if refused else []
+    if not ours.first_tokens:
+        return large
     lines = [
         (
             f"With kvatlas, {percent(ours.hit_rate)} of all prompt tokens were found cached. "
@@ -100,10 +104,7 @@ def conclusion(result: ReplayResult) -> list[str]:
             f"With {_names(busy)}, prefill kept the engines busy more than 90 % of the time. "
             "So close to the limit, waiting times mostly reflect the length of the trace."
         )
-    refused = max(p.refused for p in done)
-    if refused:
-        lines.append(f"{count(refused)} requests were too large for an engine's cache and were refused.")
-    return lines
+    return lines + large
 
 
 def _compare_hits(ours: PolicyResult, other: PolicyResult) -> str:

@@ -147,6 +147,13 @@ _ALL = (
     Workload("slow", "mixed; one engine half as fast", _mixed, scenario=Scenario(slow={3: 2.0})),
     Workload("joining", "mixed; one engine joins after 100 s, empty", _mixed, scenario=Scenario(joins={3: 100.0})),
     Workload("dying", "mixed; one engine dies after 150 s", _mixed, scenario=Scenario(dies={3: 150.0})),
+    Workload("hanging", "mixed; one engine hangs from 100 to 130 s", _mixed, scenario=Scenario(hangs={3: (100, 130)})),
+    Workload(
+        "late",
+        "mixed; every fiftieth prompt reaches its engine's queue 12 s late",
+        _mixed,
+        scenario=Scenario(late=0.02),
+    ),
     Workload("delay-0.1", "mixed; events 0.1 s late", _mixed, scenario=Scenario(event_delay=0.1)),
     Workload("delay-0.5", "mixed; events 0.5 s late", _mixed, scenario=Scenario(event_delay=0.5)),
     Workload("delay-2", "mixed; events 2 s late", _mixed, scenario=Scenario(event_delay=2.0)),

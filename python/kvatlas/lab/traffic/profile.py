@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from kvatlas.lab.traffic.curve import HitCurve, hit_curve
+from kvatlas.sim.curve import HitCurve, hit_curve
 from kvatlas.sim.statistics import TraceStatistics, trace_statistics
 from kvatlas.sim.trace import Trace, TraceRequest
 
@@ -28,7 +28,9 @@ class Sessions:
     turns: dict[str, float]  # requests of a session: p10, p50, p90, p99, max
     pauses: dict[str, float] | None  # from an answer to the next request; None: the trace does not say
     between: dict[str, float] | None  # from a request to the next one of its session; None: all have one
-    kept: float  # share of the requests, but for first ones, whose prompt begins with all of the previous one's blocks
+    # Share of the requests, but for first ones, whose prompt begins with all of the previous one's blocks; None: all
+    # sessions have one request.
+    kept: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +95,7 @@ def _sessions(trace: Trace) -> Sessions | None:
         _quantiles([len(its) for its in turns.values()]),
         _quantiles(pauses) if pauses else None,
         _quantiles(between) if between else None,
-        kept / len(pairs) if pairs else 0.0,
+        kept / len(pairs) if pairs else None,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from kvatlas._tables import make_table
-from kvatlas._text import count, counted, duration, percent, seconds, short
+from kvatlas._text import count, counted, duration, percent, seconds, share, short
 from kvatlas.lab.traffic.profile import Profile
 
 _POINTS = ("p10", "p50", "p90", "p99", "max")
@@ -28,9 +28,12 @@ def about(it: Profile) -> list[str]:
         ),
     ]
     if it.sessions is not None:
+        sessions = counted(it.sessions.sessions, "session")
         lines.append(
-            f"{counted(it.sessions.sessions, 'session')}; in {percent(it.sessions.kept)} of their later requests the "
-            "prompt begins with the whole blocks of the one before."
+            f"{sessions} of one request each."
+            if it.sessions.kept is None
+            else f"{sessions}; in {percent(it.sessions.kept)} of their later requests the prompt begins with the whole "
+            "blocks of the one before."
         )
     if it.dependent:
         lines.append(f"{percent(it.dependent)} of the requests wait for others: a replay can be a closed loop.")
@@ -63,7 +66,7 @@ def print_profile(it: Profile, console: Console) -> None:
         console.print(make_table(columns, sets, console.width, title="Distinct prompt tokens used"))
     most = it.curve.most
     rates = [*((short(float(tokens)), rate) for tokens, rate in it.hit_rates.items()), ("no limit", most)]
-    sizes = [(name, percent(rate), percent(rate / most if most else 1.0)) for name, rate in rates]
+    sizes = [(name, percent(rate), share(rate, most)) for name, rate in rates]
     console.print(
         make_table(("room, tokens", "hits", "of the possible"), sizes, console.width, title="Hit rate of one cache")
     )

@@ -209,7 +209,9 @@ class RouterSection(Section):
     )
     queue_timeout: float = field(
         default=60.0,
-        metadata=about(ABOVE_0, "--queue-timeout", "Longest time that a request waits there before it is refused."),
+        metadata=about(
+            ABOVE_0, "--queue-timeout", "Longest time that a request waits there: then it is sent, wherever it may go."
+        ),
     )
     response_headers: Literal["on", "off"] = field(
         default="on",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -44,6 +45,7 @@ class Announcer:
         self.batch = Batch(dialect)
         self.core: Core | None = None
         self.copies = 0  # held, as announced
+        self._copies: Counter[int] = Counter()  # of each block, where only the first is announced
         self._names = names
         self._size = block_size
 
@@ -51,13 +53,14 @@ class Announcer:
         core = self.core
         if core is None or core.storing is None:
             raise RuntimeError("blocks stored by no request")
-        request, size = core.storing, self._size
+        (request, begin), size = core.storing, self._size
         runs = [(0, len(block_hashes))]
         if self.batch.engine == "sglang":
-            runs = _runs([core.pool.copies(name) == 1 for name in block_hashes])
+            runs = _runs([not self._copies[name] for name in block_hashes])
+            self._copies.update(block_hashes)
         for start, end in runs:
             before = block_hashes[start - 1] if start else parent
-            first = request.stored + start
+            first = begin + start
             self.copies += end - start
             self.batch.store(
                 Stored(
@@ -70,34 +73,42 @@ class Announcer:
             )
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
-        if self.batch.engine == "sglang" and self.core is not None:
-            copies = self.core.pool.copies
-            block_hashes = [name for name in dict.fromkeys(block_hashes) if not copies(name)]
+        if self.batch.engine == "sglang":
+            self._copies.subtract(block_hashes)
+            block_hashes = [name for name in dict.fromkeys(block_hashes) if not self._copies[name]]
+            for name in block_hashes:
+                del self._copies[name]
         if block_hashes:
             self.copies -= len(block_hashes)
             self.batch.remove([self._names.wire(name) for name in block_hashes])
 
     def clear(self, worker: str) -> None:
         self.copies = 0
+        self._copies.clear()
         self.batch.clear()
 
 
 class Core(Engine):
-    """The engine of the replay, which here also knows whose blocks it is storing, and can abort a request."""
+    """The engine of the replay, which here also knows whose blocks it is announcing, and can abort a request."""
 
     def __init__(self, worker: str, config: EngineConfig, sink: Announcer, listener: Listener) -> None:
         super().__init__(worker, config, sink, listener)
-        self.storing: ServedRequest | None = None
+        self.storing: tuple[ServedRequest, int] | None = None  # and the first of the blocks
         sink.core = self
 
     def abort(self, request: Request, now: float) -> None:
-        """Give a request up, as engines do when the client is gone. What it computed stays cached until reused."""
+        """Give a request up, as engines do when the client is gone. What it computed stays cached until reused.
+
+        A step is computed to its end: a prompt gives its blocks back only then.
+        """
         self.run_until(now)
+        if request is self._prefilling:
+            self.running.remove(request)
+            request.state = State.FINISHED
+            return
         if request.state is State.WAITING:
             self.waiting.remove(request)
-        elif request.state in (State.PREFILL, State.DECODE):
-            if request is self._prefilling:
-                self._prefilling = None
+        elif request.state is State.DECODE:
             self.running.remove(request)
             self.pool.release(request.blocks)
             request.blocks = []
@@ -105,6 +116,17 @@ class Core(Engine):
             return
         request.generation += 1
         request.state = State.FINISHED
+        self._admit(now)
+        self._announce_between_chunks()
+
+    def _chunk_done(self, request: Request, now: float) -> None:
+        if request.state is State.PREFILL:
+            super()._chunk_done(request, now)
+            return
+        self._prefilling = None
+        self._announce()
+        self.pool.release(request.blocks)
+        request.blocks = []
         self._admit(now)
 
     def receive(self, request: ServedRequest) -> bool:
@@ -123,12 +145,13 @@ class Core(Engine):
         self.pool.touch(held)
         blocks, removed = self.pool.take(missing)
         if removed:
-            self._sink.remove(self.worker, removed)
+            self._unsent.append(removed)
         request.blocks = [*held, *blocks]
         request.stored = len(held)
         self._store_full(request, count * size)
         self.pool.release(request.blocks)
         request.blocks, request.stored = [], 0
+        self._announce_between_chunks()
         return True
 
     def generated(self, request: Request, now: float) -> int:
@@ -146,10 +169,10 @@ class Core(Engine):
             done += max(min(made, left - 1, size - 1 - request.computed % size), 0)
         return max(done, 1)
 
-    def _store_full(self, request: Request, tokens: int) -> None:
+    def _announce_store(self, request: Request, start: int, end: int) -> None:
         if isinstance(request, ServedRequest):
-            self.storing = request
-        super()._store_full(request, tokens)
+            self.storing = request, start
+        super()._announce_store(request, start, end)
 
 
 def _runs(kept: Sequence[bool]) -> list[tuple[int, int]]:

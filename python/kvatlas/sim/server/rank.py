@@ -261,7 +261,7 @@ class Rank:
     @property
     def quiet(self) -> bool:
         """True if nothing is under way: no request, no event to publish, no batch to send."""
-        return not (self.load or self.announcer.batch.events or self.link.pending)
+        return self.core.told and not (self.load or self.announcer.batch.events or self.link.pending)
 
     @property
     def last_seq(self) -> int | None:

@@ -1,0 +1,103 @@
+//! What a prompt says of its engine that has no first token though it should be computed.
+//!
+//! It may wait in a queue that is longer than what is known of it: then others would wait there as well. Or something is
+//! odd about this one prompt, such as a picture that is slow to fetch or a schema that is slow to compile, and the engine
+//! serves others at once. What the engine itself reports decides. Where it says nothing, a late prompt makes its engine
+//! dearer than others for a while, but is hardly a reason to keep requests waiting in the router.
+
+use crate::candidates::Candidates;
+use crate::cost::weights::Weights;
+
+/// Seconds by which a late prompt makes its engine dearer than others, at most, if no report says that others wait too.
+const MOST_LATE: f64 = 5.0;
+/// Seconds for which one prompt that is computed keeps requests waiting in the router, at most: it may take longer than
+/// expected, or not be computed at all.
+const MOST_HELD: f64 = 10.0;
+/// The share of a cache in use, together with what a waiting prompt needs, from which on the prompt waits for room.
+const FULL: f64 = 0.9;
+
+/// What a late prompt at the head of an engine's queue counts, in seconds.
+#[derive(Debug, Clone, Copy, PartialEq, Default)]
+pub(super) struct Late {
+    /// Seconds by which a request that goes there is expected to begin later.
+    pub(super) cost: f64,
+    /// The part of them that is reason to keep a request waiting in the router.
+    pub(super) held: f64,
+}
+
+impl Late {
+    /// `elapsed`: seconds for which the prompt at the head could be computed. `is_at_limit`: the engine runs as many
+    /// requests as it ever does while others wait.
+    pub(super) fn of(
+        weights: &Weights,
+        all: &Candidates,
+        row: usize,
+        elapsed: f64,
+        block_size: f64,
+        is_at_limit: bool,
+    ) -> Self {
+        let head = all.head_tokens[row] / all.prefill_rate[row];
+        let late = weights.overdue * (elapsed - head).max(0.0);
+        let (waiting, age) = (all.reported_waiting[row], all.reported_age[row]);
+        if age < weights.report_age && waiting == 0.0 && age < elapsed - head {
+            // No queue, and this one was late already.
+            return Self::default();
+        }
+        if age < weights.report_age && waiting > 0.0 {
+            let needs = all.head_tokens[row] / (block_size.max(1.0) * all.capacity_blocks[row]);
+            let lacks_room = all.reported_kv_usage[row] + if needs.is_nan() { 0.0 } else { needs } >= FULL;
+            if lacks_room || is_at_limit {
+                return Self { cost: late, held: late };
+            }
+        }
+        // Where all prompts take longer than expected, they do so in proportion.
+        Self { cost: late.min(MOST_LATE), held: late.min(head).min(MOST_LATE) }
+    }
+}
+
+/// The part of the seconds of an engine's queue that is reason to keep a request waiting in the router: one prompt, which
+/// could be computed for `elapsed` seconds already, counts for a while only.
+#[inline]
+pub(super) fn held(all: &Candidates, row: usize, queue: f64, elapsed: f64) -> f64 {
+    if elapsed < MOST_HELD {
+        return queue;
+    }
+    queue - (all.head_tokens[row] / all.prefill_rate[row] - elapsed).max(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One engine, whose first prompt of 1 s could be computed for 13 s and is not.
+    fn late(report: impl FnOnce(&mut Candidates), is_at_limit: bool) -> (f64, f64) {
+        let mut all = Candidates::idle(1);
+        (all.prefill_rate[0], all.head_tokens[0], all.queued_tokens[0]) = (1_000.0, 1_000.0, 1_000.0);
+        (all.requests[0], all.waiting[0], all.capacity_blocks[0]) = (1, 1, 1_000.0);
+        all.reported_age[0] = 1.0;
+        report(&mut all);
+        let Late { cost, held } = Late::of(&Weights::default(), &all, 0, 13.0, 16.0, is_at_limit);
+        (cost, held)
+    }
+
+    #[test]
+    fn one_late_prompt_is_no_queue() {
+        assert_eq!(late(|_| (), false), (5.0, 1.0), "no report");
+        assert_eq!(late(|all| all.reported_waiting[0] = 0.0, false), (0.0, 0.0), "none waits");
+        let old = |all: &mut Candidates| (all.reported_waiting[0], all.reported_age[0]) = (0.0, 6.0);
+        assert_eq!(late(old, false), (5.0, 1.0), "said too long ago");
+        assert_eq!(late(|all| all.reported_waiting[0] = 1.0, false), (5.0, 1.0), "it may be this one that waits");
+    }
+
+    #[test]
+    fn a_prompt_that_waits_for_room_keeps_others_waiting() {
+        let full = |all: &mut Candidates| (all.reported_waiting[0], all.reported_kv_usage[0]) = (1.0, 0.95);
+        assert_eq!(late(full, false), (12.0, 12.0));
+        // 1,000 tokens are 63 of 1,000 blocks.
+        let nearly = |all: &mut Candidates| (all.reported_waiting[0], all.reported_kv_usage[0]) = (1.0, 0.85);
+        assert_eq!(late(nearly, false), (12.0, 12.0));
+        let half = |all: &mut Candidates| (all.reported_waiting[0], all.reported_kv_usage[0]) = (1.0, 0.5);
+        assert_eq!(late(half, false), (5.0, 1.0));
+        assert_eq!(late(half, true), (12.0, 12.0), "it runs as many as it ever does");
+    }
+}
