@@ -136,8 +136,8 @@ def use_own_names(request: Request, engine: int) -> None:
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """How a trace is to be read.
+class ReadOptions:
+    """Options of reading a trace.
 
     Attributes:
         skip_bad: Leave malformed lines out and count them.
@@ -162,10 +162,10 @@ def read_trace(
     `skip_bad`: leave malformed lines out and count them. `limit`: stop after so many requests. `unit`: of timestamps.
     Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
     """
-    return read_trace_as(Path(path), Reading(skip_bad, limit, unit))
+    return read_trace_as(Path(path), ReadOptions(skip_bad, limit, unit))
 
 
-def read_trace_as(path: Path, how: Reading) -> Trace:
+def read_trace_as(path: Path, how: ReadOptions) -> Trace:
     """Read a trace in a certain way. Raises `TraceError`."""
     with open_trace(path) as file:
         return parse_trace(_lines(file), name=path.name, where=str(path), how=how)
@@ -184,9 +184,9 @@ def open_trace(path: Path) -> Iterator[IO[bytes]]:
         raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: Reading | None = None) -> Trace:
+def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptions | None = None) -> Trace:
     """Read a trace from lines. `where` names the source in errors."""
-    how = how or Reading()
+    how = how or ReadOptions()
     trace = Trace([], name=name, block=how.block or TRACE_BLOCK)
     previous = 0
     number = 0

@@ -19,7 +19,7 @@ from kvatlas.lab.traffic.documents import documents
 from kvatlas.lab.traffic.schedule import schedule
 from kvatlas.lab.traffic.source import Conversion, Traffic
 from kvatlas.sim.forms import form_of, sessions_of
-from kvatlas.sim.trace import Reading, open_trace, other_format, parse_trace, read_trace_as
+from kvatlas.sim.trace import ReadOptions, open_trace, other_format, parse_trace, read_trace_as
 
 FORMATS = {
     "trace": "a trace that kvatlas replay reads: Mooncake's format, or Dynamo's agentic_mooncake",
@@ -162,7 +162,7 @@ def _documents(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _read_trace(paths: Sequence[Path], how: Conversion, kind: str) -> Traffic:
-    path, reading = paths[0], Reading(how.skip_bad, unit=how.unit, block=how.block, sort=True)
+    path, reading = paths[0], ReadOptions(how.skip_bad, unit=how.unit, block=how.block, sort=True)
     with open_trace(path) as file:
         array = file.read(1) == b"["
     if array:
