@@ -8,8 +8,8 @@ from typing import Any
 _OPERATIONS = ("resourceSpans", "resource_spans")
 _STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
 
-DYNAMO = "dynamo.request.trace.v1"
-"""The schema that each record of Dynamo's request trace names."""
+DYNAMO = ("dynamo.request.trace.v1", "dynamo.agent.trace.v1")
+"""The schemas of Dynamo's request trace, one of which each record names: the newer, and the older."""
 
 
 def form_of(row: object) -> str | None:
@@ -17,7 +17,7 @@ def form_of(row: object) -> str | None:
     if not isinstance(row, Mapping):
         return None
     event = row.get("event")
-    if row.get("schema") == DYNAMO or (isinstance(event, Mapping) and event.get("schema") == DYNAMO):
+    if row.get("schema") in DYNAMO or (isinstance(event, Mapping) and event.get("schema") in DYNAMO):
         return "dynamo"
     if {"t", "hashes"} <= row.keys():
         return "record"

@@ -200,7 +200,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
             continue
         try:
             row = _parse_object(line)
-            if "schema" in row and row["schema"] != DYNAMO and header is None and not trace.requests:
+            if "schema" in row and row["schema"] not in DYNAMO and header is None and not trace.requests:
                 header = parse_header(row, _number)
                 trace.block, trace.timed = header.block, False
                 continue

@@ -51,6 +51,19 @@ def test_requests_of_sessions_wait_for_each_other(tmp_path: Path) -> None:
     assert traffic.assumptions == ["1 records of other kinds than request_end were left out."]
 
 
+def test_older_records_name_programs(tmp_path: Path) -> None:
+    rows = [
+        row(0, 100, [1], 16, session_id="run", program_id="run:planner"),
+        row(500, 100, [1, 5], 32, session_id="run", program_id="run:reader", parent_program_id="run:planner"),
+        row(900, 100, [1, 2], 32, session_id="run", program_id="run:planner"),
+    ]
+    path = write(tmp_path / "t.jsonl", *(each | {"schema": "dynamo.agent.trace.v1"} for each in rows))
+    first, reader, second = read_traffic([path]).trace.requests
+    assert [each.session_id for each in (first, reader, second)] == ["run:planner", "run:reader", "run:planner"]
+    assert reader.after == (Dependency(first.id or 0, 400),)
+    assert set(second.after) == {Dependency(first.id or 0, 800), Dependency(reader.id or 0, 300)}
+
+
 def test_segments_are_read_together(tmp_path: Path) -> None:
     for number in range(2):
         text = json.dumps(row(1_000 * number, 5, [1, number + 2], 32)) + "\n"

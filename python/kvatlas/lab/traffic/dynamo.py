@@ -1,8 +1,8 @@
 """Dynamo's request trace (`DYN_REQUEST_TRACE=1`): a record for each request, with hashes of the blocks of its prompt.
 
-The records are of the schema `dynamo.request.trace.v1`, alone or below `event`. Those of the type `request_end` are
-requests; others (tools, payloads) are left out. Hashes stand for `replay.trace_block_size` tokens and all before them;
-the last one may be of a part of a block.
+The records are of the schema `dynamo.request.trace.v1`, or of an older one, alone or below `event`. Those of the type
+`request_end` are requests; others (tools, payloads) are left out. Hashes stand for `replay.trace_block_size` tokens and
+all before them; the last one may be of a part of a block.
 """
 
 from __future__ import annotations
@@ -18,8 +18,9 @@ from kvatlas.lab.traffic.turns import Turn, link_turns
 from kvatlas.sim.forms import DYNAMO
 from kvatlas.sim.trace import TraceRequest
 
-_SESSIONS = ("session_id", "trajectory_id", "program_id")
-_PARENTS = ("parent_session_id", "parent_trajectory_id", "parent_program_id")
+# A session may have several agents, each with a trajectory (a program, in older records) of its own.
+_SESSIONS = ("trajectory_id", "program_id", "session_id")
+_PARENTS = ("parent_trajectory_id", "parent_program_id", "parent_session_id")
 
 
 def read_requests(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, name: str, where: str) -> Traffic:
@@ -64,8 +65,8 @@ def _record(line: str) -> Mapping[str, Any]:
     except (ValueError, RecursionError):
         raise TraceError("not JSON") from None
     record = row.get("event", row) if isinstance(row, dict) else row
-    if not isinstance(record, dict) or record.get("schema") != DYNAMO:
-        raise TraceError(f"no record of the schema {DYNAMO}")
+    if not isinstance(record, dict) or record.get("schema") not in DYNAMO:
+        raise TraceError(f"no record of the schema {' or '.join(DYNAMO)}")
     return record
 
 
