@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 NOTHING = "—"
-"""What a table shows where nothing was counted, so that there is no mean and no share."""
+"""Mark in a table for a mean or a share of nothing."""
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:

@@ -11,6 +11,7 @@ import click
 from kvatlas.errors import ConfigError
 from kvatlas.sim.fleet import FleetConfig
 from kvatlas.sim.scheduler import EngineConfig
+from kvatlas.sim.times import UNITS
 
 POSITIVE = click.FloatRange(min=0, min_open=True)
 _DEFAULT = EngineConfig()
@@ -44,6 +45,15 @@ def cache_option(command: _F) -> _F:
 def request_rate_option(text: str, **how: Any) -> Callable[[_F], _F]:
     """--request-rate."""
     return click.option("--request-rate", type=POSITIVE, metavar="RATE", help=text, **how)
+
+
+def time_unit_option(command: _F) -> _F:
+    """--time-unit."""
+    return click.option(
+        "--time-unit",
+        type=click.Choice(tuple(UNITS)),
+        help="Unit of the trace's times that are numbers.  [default: what the format has, if that is plausible]",
+    )(command)
 
 
 def seed_option(command: _F) -> _F:

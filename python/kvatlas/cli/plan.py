@@ -15,7 +15,14 @@ from click.core import ParameterSource
 
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
-from kvatlas.cli.replay_options import fleet_options, named_trace, prepare_replay, results_options, traffic_options
+from kvatlas.cli.replay_options import (
+    fleet_options,
+    named_trace,
+    prepare_replay,
+    read_asked,
+    results_options,
+    traffic_options,
+)
 from kvatlas.cli.replay_results import write_results
 from kvatlas.cli.router_reader import RouterReader
 from kvatlas.cli.service_options import authenticates, ending, key_of, trust
@@ -24,7 +31,6 @@ from kvatlas.lab.capacity.live_report import print_live
 from kvatlas.lab.capacity.plan import CapacityPlan, as_json, make_variants, measure_plan
 from kvatlas.lab.capacity.plot import write_plot
 from kvatlas.lab.capacity.report import print_plan
-from kvatlas.sim import read_trace
 
 # What goes with --router.
 _LIVE = {"router", "key_file", "ca", "watch", "json_to"}
@@ -92,7 +98,7 @@ def _run(path: Path | None, options: dict[str, Any]) -> CapacityPlan:
     if made is None:
         if path is None:
             raise click.UsageError("Give a TRACE, --workload NAME, --decisions FILE or --router URL.")
-        made = read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
+        made = read_asked(path, options)
     host = options["host_tokens"]
     host = 4 * config.fleet.engine.cache_tokens if host is None else host
     variants = [] if options["quick"] else make_variants(config, host)

@@ -15,10 +15,12 @@ from kvatlas.cli.engine_options import (
     request_rate_option,
 )
 from kvatlas.cli.replay_options import (
+    OF_FILES,
     OF_GENERATED,
     fleet_options,
     named_trace,
     prepare_replay,
+    read_asked,
     results_options,
     traffic_options,
 )
@@ -31,7 +33,7 @@ from kvatlas.lab.replay.report import print_report
 from kvatlas.lab.replay.results import ReplayResult, as_json
 from kvatlas.lab.replay.runner import replay as run_replay
 from kvatlas.routing import policy_names
-from kvatlas.sim import Trace, WorkloadConfig, generate, read_trace, write_trace
+from kvatlas.sim import Trace, WorkloadConfig, generate, write_trace
 
 _CONFIG = ReplayConfig()
 _WORK = WorkloadConfig()
@@ -144,9 +146,10 @@ def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
                 raise click.UsageError(
                     f"--{flag.replace('_', '-')} only applies to generated traces: omit it or TRACE."
                 )
-        return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"])
-    if options["skip_bad"]:
-        raise click.UsageError("--skip-bad requires a TRACE file.")
+        return read_asked(path, options)
+    for flag in OF_FILES:
+        if options[flag]:
+            raise click.UsageError(f"--{flag.replace('_', '-')} requires a TRACE file.")
     names = ("requests", "request_rate", "agents", "zipf")
     given = {name: options[name] for name in names if options[name] is not None}
     trace = generate(WorkloadConfig(seed=options["seed"], **given))

@@ -10,7 +10,14 @@ from typing import Any, TypeVar
 import click
 from click.core import ParameterSource
 
-from kvatlas.cli.engine_options import POSITIVE, cache_option, engine_config, engines_option, seed_option
+from kvatlas.cli.engine_options import (
+    POSITIVE,
+    cache_option,
+    engine_config,
+    engines_option,
+    seed_option,
+    time_unit_option,
+)
 from kvatlas.cli.replay_results import check_results
 from kvatlas.lab.replay.config import POLICIES, ReplayConfig
 from kvatlas.lab.replay.decisions import Decisions, read_decisions
@@ -18,7 +25,7 @@ from kvatlas.lab.replay.runner import make_placer
 from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.lab.replay.workloads import TRACES, WORKLOADS, Workload, find_workload
 from kvatlas.routing import policy_names
-from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig
+from kvatlas.sim import TRACE_BLOCK, Trace, WorkloadConfig, read_trace
 from kvatlas.sim.fleet import MOST_ENGINES, FleetConfig
 from kvatlas.sim.hardware import HARDWARE, StepTime, find_hardware
 from kvatlas.sim.loop import LOOPS
@@ -28,6 +35,8 @@ _CONFIG = ReplayConfig()
 _WORK = WorkloadConfig()
 # Options of a trace that is generated.
 OF_GENERATED = ("request_rate", "agents", "zipf", "save_trace")
+# Options of a trace that is read.
+OF_FILES = ("time_unit", "skip_bad")
 _SECONDS = click.FloatRange(0)
 _BLOCK_SIZES = [size for size in range(1, TRACE_BLOCK + 1) if TRACE_BLOCK % size == 0]
 
@@ -153,9 +162,15 @@ def traffic_options(command: _F) -> _F:
             help=f"Use only the first N requests of TRACE, or generate N.  [default: all; {_WORK.requests}]",
         ),
         seed_option,
+        time_unit_option,
         click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines."),
     )
     return _all(options, command)
+
+
+def read_asked(path: Path, options: dict[str, Any]) -> Trace:
+    """The trace of a file. Raises `TraceError`."""
+    return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
 
 
 def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
@@ -164,7 +179,7 @@ def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | Non
         return None
     if path is not None or options["decisions"] is not None:
         raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
-    for flag in (*OF_GENERATED, "skip_bad"):
+    for flag in (*OF_GENERATED, *OF_FILES):
         if options.get(flag) not in (None, False):
             raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --workload.")
     return find_workload(options["workload"])
@@ -188,7 +203,7 @@ def read_record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
         return None
     if path is not None:
         raise click.UsageError("--workload, --decisions and TRACE are mutually exclusive.")
-    for flag in (*OF_GENERATED, "skip_bad"):
+    for flag in (*OF_GENERATED, *OF_FILES):
         if options.get(flag) not in (None, False):
             raise click.UsageError(f"--{flag.replace('_', '-')} does not apply to --decisions.")
     record = read_decisions(options["decisions"], model=options["model"])

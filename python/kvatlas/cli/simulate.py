@@ -23,6 +23,7 @@ from kvatlas.cli.engine_options import (
     request_rate_option,
     seed_option,
     speed_options,
+    time_unit_option,
 )
 from kvatlas.sim.loop import LOOPS
 from kvatlas.sim.scheduler import EngineConfig
@@ -160,6 +161,7 @@ def _faults(command: Callable[..., None]) -> Callable[..., None]:
     help="When requests of the trace are sent: at its times (open), or when those they wait for have ended, plus their "
     "pause (closed).  [default: closed if the trace says which requests wait for which]",
 )
+@time_unit_option
 @click.option("--skip-bad", is_flag=True, help="Skip malformed lines of the trace.")
 @request_rate_option("Send generated requests to the fleet: this many per second in total.")
 @click.option("--idle", is_flag=True, help="Send no requests.  [default]")
@@ -213,7 +215,11 @@ def _fleet(options: dict[str, Any]) -> Fleet:
     traffic = None
     if options["trace"] is not None:
         traffic = TrafficConfig(
-            trace=str(options["trace"]), loop=options["loop"], skip_bad=options["skip_bad"], seed=options["seed"]
+            trace=str(options["trace"]),
+            loop=options["loop"],
+            unit=options["time_unit"],
+            skip_bad=options["skip_bad"],
+            seed=options["seed"],
         )
         traffic.read()  # a trace that cannot be read is better told before anything starts
     elif options["request_rate"] is not None:
@@ -265,7 +271,7 @@ def _check(options: dict[str, Any]) -> None:
     if len(feeding) > 1:
         first, second = (f"--{flag.replace('_', '-')}" for flag in feeding[:2])
         raise click.UsageError(f"{first} and {second} are mutually exclusive.")
-    for flag in ("loop", "skip_bad"):
+    for flag in ("loop", "time_unit", "skip_bad"):
         if options[flag] and options["trace"] is None:
             raise click.UsageError(f"--{flag.replace('_', '-')} requires --trace.")
     if options["hash_bytes"] and options["dialect"] != "vllm":

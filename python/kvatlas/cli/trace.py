@@ -12,7 +12,7 @@ import click
 from click.core import ParameterSource
 
 from kvatlas.cli.console import check_output, console, exit_status, write_output
-from kvatlas.cli.engine_options import POSITIVE, seed_option
+from kvatlas.cli.engine_options import POSITIVE, seed_option, time_unit_option
 from kvatlas.cli.query import open_tokenizer
 from kvatlas.lab.traffic.profile import as_json, profile
 from kvatlas.lab.traffic.reading import FORMATS, read_traffic
@@ -25,12 +25,13 @@ _HOW = Conversion()
 # Formats that an option applies to, where it does not apply to all.
 _ONLY = {
     "columns": ("csv", "azure", "burstgpt"),
-    "block_size": ("csv", "openai", "vllm"),
-    "tokenizer": ("openai", "vllm"),
+    "time_unit": ("trace", "bailian", "csv", "azure", "burstgpt", "openai"),
+    "block_size": ("trace", "claude-logs", "bailian", "otel", "csv", "azure", "burstgpt", "openai", "vllm"),
+    "tokenizer": ("otel", "openai", "vllm"),
     "session_rate": ("claude-code",),
-    "longest_pause": ("claude-code",),
+    "longest_pause": ("claude-code", "claude-logs"),
     "seed": ("claude-code",),
-    "model": ("record", "claude-code", "burstgpt", "csv", "openai"),
+    "model": ("record", "claude-code", "claude-logs", "dynamo", "otel", "burstgpt", "csv", "openai"),
 }
 
 
@@ -53,8 +54,10 @@ _ONLY = {
     "--block-size",
     type=click.IntRange(1),
     metavar="TOKENS",
-    help="Tokens per block of a trace made of a table or a log.  [default: 512; 64 for logs]",
+    help="Tokens per block, where FILE does not say: what an id stands for, or what is to be made of a log.  "
+    "[default: 512; 64 for logs; 16 for bailian]",
 )
+@time_unit_option
 @click.option(
     "--tokenizer",
     metavar="NAME",
@@ -68,7 +71,7 @@ _ONLY = {
     default=_HOW.session_rate,
     show_default=True,
     metavar="RATE",
-    help="Claude Code sessions that begin in an hour.",
+    help="Recorded Claude Code sessions (claude-code) that begin in an hour.",
 )
 @click.option(
     "--longest-pause",
@@ -76,7 +79,7 @@ _ONLY = {
     default=_HOW.longest_pause,
     show_default=True,
     metavar="S",
-    help="Cut pauses inside Claude Code sessions to so many seconds.",
+    help="Cut pauses inside Claude Code sessions, recorded or logged, to so many seconds.",
 )
 @seed_option
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Use only the first N requests.  [default: all]")
@@ -87,7 +90,8 @@ def trace(files: tuple[Path, ...], **options: Any) -> None:
     """Describe the traffic in FILE: sizes, pauses, what repeats, and the hit rate of a cache of any size.
 
     FILE may be a trace, a router's record, or what others record: see --from. --save writes a trace that `kvatlas
-    replay` and `kvatlas plan` read. Several files only with Claude Code sessions, a file each.
+    replay` and `kvatlas plan` read. Claude Code's sessions and logs, Dynamo's traces and spans may be several files, or
+    a directory.
 
     Exit status: 0; 2 if FILE cannot be read or an argument is invalid.
     """
@@ -125,6 +129,7 @@ def _read(files: Sequence[Path], options: dict[str, Any]) -> Traffic:
         session_rate=options["session_rate"],
         longest_pause=options["longest_pause"],
         seed=options["seed"],
+        unit=options["time_unit"],
         skip_bad=options["skip_bad"],
         **_tokenizer(options["tokenizer"]),
     )

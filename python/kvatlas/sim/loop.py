@@ -23,9 +23,13 @@ def choose_loop(trace: Trace, loop: str | None) -> str:
     """
     chosen = loop or ("closed" if trace.closed else "open")
     if chosen == "closed" and not trace.closed:
-        raise ConfigError(f"{trace.name} does not say which requests wait for which: only the open loop can replay it")
+        raise ConfigError(
+            f"{trace.name} does not say which requests wait for which: only the open loop can replay it (--loop open)"
+        )
     if chosen == "open" and not trace.timed:
-        raise ConfigError(f"{trace.name} has no times but those of first requests: only the closed loop can replay it")
+        raise ConfigError(
+            f"{trace.name} has no times but those of first requests: only the closed loop can replay it (--loop closed)"
+        )
     return chosen
 
 

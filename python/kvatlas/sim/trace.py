@@ -2,12 +2,12 @@
 
     {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14, 15, ...]}
 
-`timestamp` is in milliseconds and does not go back; lengths are in tokens; `hash_ids` names the prompt's blocks of 512
-tokens, the last of which may be partial. Equal ids mean equal blocks. A line may have a `session_id`, a string or a
-number: the conversation that the prompt belongs to. It may also say which requests it waits for: see
-`kvatlas.sim.dependencies`. A file may be compressed with gzip. A smaller `block_size` cuts each trace block into
-equal parts, each with content of its own. A first line `{"block_size": 64}` says that ids stand for as many tokens
-instead of 512.
+`timestamp` is in milliseconds (or another unit, if that is said, or a date) and does not go back; lengths are in
+tokens; `hash_ids` names the prompt's blocks of 512 tokens, the last of which may be partial. Equal ids mean equal
+blocks. A line may have a `session_id`, a string or a number: the conversation that the prompt belongs to. It may also
+say which requests it waits for (`kvatlas.sim.dependencies`), and name its new blocks only (`kvatlas.sim.increments`). A
+file may be compressed with gzip. A smaller `block_size` cuts each trace block into equal parts, each with content of
+its own. A first line `{"block_size": 64}` says that ids stand for as many tokens instead of 512.
 
 Two things the format cannot say, so no replay of it can know: where two prompts part *inside* a trace block (the part
 they share is lost), and that a later prompt repeats an earlier output (its ids are new ones).
@@ -39,8 +39,12 @@ from kvatlas.sim.dependencies import (
     parse_header,
     parse_id,
 )
+from kvatlas.sim.forms import DYNAMO, form_of
 from kvatlas.sim.hashing import expand, output_blocks, rename
+from kvatlas.sim.increments import FIELD as PREFIX
+from kvatlas.sim.increments import Increments
 from kvatlas.sim.request import Request, cacheable_tokens
+from kvatlas.sim.times import UNITS, check_unit, is_number, parse_date, parse_time, unit_of_date
 
 TRACE_BLOCK = 512  # tokens
 
@@ -55,6 +59,8 @@ _COMPRESSED = {
     b"\xfd7zXZ": "compressed with xz",
     b"PK\x03\x04": "a ZIP archive",
 }
+_CONVERT = "`kvatlas trace FILE --save trace.jsonl` makes a trace of it"
+_NEEDED = {"timestamp", "input_length", "output_length", "hash_ids"}
 _WANTED = "what is wanted is JSON lines, an object for each request"
 
 
@@ -91,14 +97,20 @@ class Trace:
     def check_timed(self) -> Trace:
         """The trace itself. Raises `TraceError` if not all of its requests have a time."""
         if not self.timed:
-            raise TraceError(f"{self.name} has no times but those of first requests: kvatlas replay can replay it")
+            raise TraceError(
+                f"{self.name} has no times but those of first requests: kvatlas replay can replay it, and {_CONVERT}"
+            )
         return self
 
 
 def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
     """The number of blocks of `block_size` tokens in a trace block. Raises `ConfigError` if it is not whole."""
     if block_size < 1 or trace_block % block_size:
-        raise ConfigError(f"block size {block_size} does not divide {trace_block}, the tokens of a trace block")
+        sizes = [size for size in range(1, trace_block + 1) if trace_block % size == 0]
+        raise ConfigError(
+            f"block size {block_size} does not divide {trace_block}, the tokens of a trace block: --block-size may be "
+            f"{', '.join(map(str, sizes))}"
+        )
     return trace_block // block_size
 
 
@@ -123,15 +135,40 @@ def use_own_names(request: Request, engine: int) -> None:
     request.block_hashes = rename(names, engine).tolist()
 
 
-def read_trace(path: str | os.PathLike[str], *, skip_bad: bool = False, limit: int | None = None) -> Trace:
+@dataclass(frozen=True, slots=True)
+class ReadOptions:
+    """Options of reading a trace.
+
+    Attributes:
+        skip_bad: Leave malformed lines out and count them.
+        limit: Stop after so many requests.
+        unit: Unit of the timestamps, one of `kvatlas.sim.times.UNITS`. None: milliseconds, if that is plausible.
+        block: Tokens that an id stands for, unless the first line says so. None: 512.
+        sort: Take requests in any order, and put them in the order of their times.
+    """
+
+    skip_bad: bool = False
+    limit: int | None = None
+    unit: str | None = None
+    block: int | None = None
+    sort: bool = False
+
+
+def read_trace(
+    path: str | os.PathLike[str], *, skip_bad: bool = False, limit: int | None = None, unit: str | None = None
+) -> Trace:
     """Read a trace.
 
-    `skip_bad`: leave malformed lines out and count them. `limit`: stop after so many requests.
+    `skip_bad`: leave malformed lines out and count them. `limit`: stop after so many requests. `unit`: of timestamps.
     Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
     """
-    path = Path(path)
+    return read_trace_as(Path(path), ReadOptions(skip_bad, limit, unit))
+
+
+def read_trace_as(path: Path, how: ReadOptions) -> Trace:
+    """Read a trace in a certain way. Raises `TraceError`."""
     with open_trace(path) as file:
-        return parse_trace(_lines(file), name=path.name, where=str(path), skip_bad=skip_bad, limit=limit)
+        return parse_trace(_lines(file), name=path.name, where=str(path), how=how)
 
 
 @contextmanager
@@ -140,46 +177,51 @@ def open_trace(path: Path) -> Iterator[IO[bytes]]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise TraceError(f"{path} is a directory, not a trace file")
+            raise TraceError(f"{path} is a directory, not a trace file ({_CONVERT}, if there are logs in it)")
         with path.open("rb") as file:
             yield gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file  # type: ignore[misc]
     except (OSError, EOFError, zlib.error) as error:
         raise TraceError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
-def parse_trace(
-    lines: Iterable[bytes], *, name: str, where: str, skip_bad: bool = False, limit: int | None = None
-) -> Trace:
+def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptions | None = None) -> Trace:
     """Read a trace from lines. `where` names the source in errors."""
-    trace = Trace([], name=name)
+    how = how or ReadOptions()
+    trace = Trace([], name=name, block=how.block or TRACE_BLOCK)
     previous = 0
     number = 0
     header: Header | None = None
+    prompts = Increments()
+    numbers = False  # some times were numbers, of a unit that nothing told
     for number, line in enumerate(lines, 1):
-        if limit is not None and len(trace.requests) >= limit:
+        if how.limit is not None and len(trace.requests) >= how.limit:
             break
         if not line.strip():
             continue
         try:
             row = _parse_object(line)
-            if "schema" in row and header is None and not trace.requests:
+            if "schema" in row and row["schema"] not in DYNAMO and header is None and not trace.requests:
                 header = parse_header(row, _number)
                 trace.block, trace.timed = header.block, False
                 continue
             if row.keys() == {"block_size"} and not trace.requests:
                 trace.block = _number(row, "block_size", 1, 1 << 20)
                 continue
-            request = _parse_row(row, header, trace.block)
-            if header is None and request.timestamp < previous:
-                raise TraceError(f"timestamp {request.timestamp} is earlier than the previous one, {previous}")
+            request = _parse_row(row, header, trace.block, how.unit, prompts)
+            if header is None and request.timestamp < previous and not how.sort:
+                raise TraceError(
+                    f"timestamp {request.timestamp} is earlier than the previous one, {previous}: `kvatlas trace FILE "
+                    "--save trace.jsonl` puts requests in order"
+                )
         except TraceError as error:
             message = f"{where}, line {number}: {error}"
-            if not skip_bad:
+            if not how.skip_bad:
                 raise TraceError(message) from None
             trace.skipped += 1
             trace.first_skipped = trace.first_skipped or message
             continue
         previous = request.timestamp
+        numbers = numbers or type(row.get("timestamp")) is not str
         trace.requests.append(request)
     if not trace.requests:
         if trace.skipped:
@@ -187,6 +229,10 @@ def parse_trace(
                 f"no line of {where} is a request ({trace.skipped} skipped; the first: {trace.first_skipped})"
             )
         raise TraceError(f"{where} is empty" if number == 0 else f"{where} holds no requests")
+    if how.sort and header is None:
+        trace.requests.sort(key=lambda request: request.timestamp)
+    if header is None and numbers and how.unit is None:
+        check_unit([request.timestamp / 1000 for request in trace.requests], "ms", where)
     if trace.closed:
         check_dependencies(trace.requests, where)
     return trace
@@ -194,7 +240,7 @@ def parse_trace(
 
 def parse_line(line: bytes) -> TraceRequest:
     """Read one line of Mooncake's format. Raises `TraceError` that says what is wrong with it."""
-    return _parse_row(_parse_object(line), None, TRACE_BLOCK)
+    return _parse_row(_parse_object(line), None, TRACE_BLOCK, None, Increments())
 
 
 def _parse_object(line: bytes) -> dict[str, object]:
@@ -205,17 +251,20 @@ def _parse_object(line: bytes) -> dict[str, object]:
     try:
         row = json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise TraceError(f"not JSON: {other_format(line) or _brief(error)}") from None
+        advice = f" ({_CONVERT}, if it is a log)" if line.strip() == b"{" else ""
+        raise TraceError(f"not JSON: {other_format(line) or _brief(error)}{advice}") from None
     if not isinstance(row, dict):
         raise TraceError(f"a JSON object was expected, not {_kind(row)}")
     return row
 
 
-def _parse_row(row: dict[str, object], header: Header | None, block: int) -> TraceRequest:
-    if "timestamp" not in row and {"t", "worker", "hashes"} <= row.keys():
-        raise TraceError("a decision of a router's record, not a request of a trace: use --decisions")
+def _parse_row(
+    row: dict[str, object], header: Header | None, block: int, unit: str | None, prompts: Increments
+) -> TraceRequest:
+    if header is None and (not row.keys() >= _NEEDED or "chat_id" in row):
+        raise TraceError(_foreign(row))
     if header is None:
-        timestamp = _number(row, "timestamp", 0, 1 << 53)
+        timestamp = _timestamp(row, unit)
     else:
         timestamp = _number(row, "not_before_ms", 0, 1 << 53) if row.get("not_before_ms") is not None else 0
     input_length = _number(row, "input_length", 1, _MAX_TOKENS)
@@ -226,13 +275,64 @@ def _parse_row(row: dict[str, object], header: Header | None, block: int) -> Tra
     for position, value in enumerate(ids):
         if type(value) is not int or not 0 <= value < 1 << 64:
             raise TraceError(f"hash_ids[{position}] must be a whole number from 0 to 2**64 - 1, not {_show(value)}")
+    if PREFIX in row:
+        ids = prompts.spell_out(row, ids, input_length, block)
     full, needed = input_length // block, -(-input_length // block)
     if not full <= len(ids) <= needed:
-        raise TraceError(f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {block}")
+        raise TraceError(
+            f"{len(ids)} hash_ids for input_length {input_length}, which has {needed} blocks of {block}"
+            f"{_other_block(len(ids), input_length, block)}"
+        )
     session = parse_id(row, "session_id")
-    names = header.global_ids(row, ids) if header is not None else tuple(ids)
+    its = tuple(ids)
+    prompts.note(row, its)
+    names = header.global_ids(row, its) if header is not None else its
     own = parse_id(row, "id" if header is None else "request_id")
     return TraceRequest(timestamp, input_length, output_length, names, session, own, parse_after(row, _number))
+
+
+def _foreign(row: dict[str, object]) -> str:
+    """The reason why an object is no request of a trace, and what would help."""
+    form = form_of(row)
+    if form == "record":
+        return "a decision of a router's record, not a request of a trace: use --decisions"
+    if form is not None:
+        return f"no request of a trace, but of the form {form}: {_CONVERT}"
+    missing = next(
+        (name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row), "?"
+    )
+    return f"no {missing!r}: if it is called otherwise, `kvatlas trace FILE --columns {missing}=NAME,...` reads it"
+
+
+def _other_block(ids: int, length: int, block: int) -> str:
+    """Advice where the ids of a prompt stand for another number of tokens than they were taken to."""
+    likely = [size for size in (16, 32, 64, 128, 256, 512, 1_024, 2_048) if length // size <= ids <= -(-length // size)]
+    if not ids or not likely or block in likely:
+        return ""
+    return (
+        f": if an id stands for {likely[-1]} tokens, `kvatlas trace FILE --block-size {likely[-1]} --save trace.jsonl` "
+        "makes a trace that says so"
+    )
+
+
+def _timestamp(row: dict[str, object], unit: str | None) -> int:
+    """The time of a row, in milliseconds: of the unit, or a date. Raises `TraceError`."""
+    value = _field(row, "timestamp")
+    if isinstance(value, str) and (date := parse_date(value.strip())) is not None and not is_number(value):
+        return round(date * 1000)
+    if unit is None:
+        try:
+            return _number(row, "timestamp", 0, 1 << 53)
+        except TraceError as error:
+            if not is_number(value) or float(str(value)) < 0:
+                raise
+            likely = unit_of_date(float(str(value)))
+            units = f"--time-unit {likely}" if likely else f"--time-unit with {', '.join(UNITS)}"
+            raise TraceError(f"{error}: {units} says what it is, and fractions are read then") from None
+    time = round(parse_time(value, unit) * 1000) if is_number(value) else -1
+    if not 0 <= time <= 1 << 53:
+        raise TraceError(f"timestamp must be a number from 0, or a date, not {_show(value)}")
+    return time
 
 
 def other_format(line: bytes) -> str | None:
@@ -243,7 +343,7 @@ def other_format(line: bytes) -> str | None:
     if line.startswith(b"PAR1"):
         return f"the file is in Parquet; {_WANTED}"
     if line.strip() in (b"[", b"[{"):
-        return f"the file is a single JSON array; {_WANTED}"
+        return f"the file is a single JSON array; {_WANTED} ({_CONVERT})"
     if any(separator in line for separator in b",;\t") and not any(bracket in line for bracket in b"{}[]"):
         return "the file looks like CSV: `kvatlas trace FILE --save trace.jsonl` makes a trace of it"
     return None

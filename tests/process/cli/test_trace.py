@@ -71,14 +71,18 @@ def test_a_trace_with_small_blocks_is_replayed(run: Run, tmp_path: Path) -> None
         (("--from", "azure2"), "'azure2' is not one of"),
         (("--columns", "when=x"), "no field 'when'; it must be one of timestamp,"),
         (("--columns", "input_length"), "input_length needs a column: input_length=COLUMN"),
-        (("--block-size", 64), "--block-size does not apply to the format trace, but to csv, openai, vllm."),
+        (("--block-size", 64), "for input_length 1100, which has 18 blocks of 64: if an id stands for 512 tokens"),
+        (
+            ("--longest-pause", 4),
+            "--longest-pause does not apply to the format trace, but to claude-code, claude-logs.",
+        ),
         (("--session-rate", 4), "--session-rate does not apply to the format trace"),
         (("--save", "."), "it is a directory"),
         (("--save", "no/t.jsonl"), "there is no directory"),
         (("--save", "t.jsonl"), "t.jsonl is the trace: it would be overwritten."),
         (("--json", "no/t.json"), "there is no directory"),
         (("--from", "vllm"), "t.jsonl holds no requests"),
-        (("t.jsonl",), "2 files: only Claude Code sessions come in several"),
+        (("t.jsonl",), "2 files of the format trace: only claude-logs, claude-code, dynamo, otel come in several"),
         (("--tokenizer", "nowhere/at all"), "neither a path nor the name of a model"),
     ],
 )
@@ -86,6 +90,100 @@ def test_wrong_flags_are_refused(run: Run, trace: Path, flags: tuple[object, ...
     done = run("trace", "t.jsonl", *flags)
     assert done.returncode == 2
     assert message in " ".join(done.stderr.split())
+
+
+LOG = {
+    "type": "assistant",
+    "uuid": "u",
+    "sessionId": "s",
+    "timestamp": "2026-11-28T10:00:00Z",
+    "message": {"id": "m", "model": "x", "usage": {"input_tokens": 600, "output_tokens": 5}},
+}
+CHAT = {"chat_id": 1, "parent_chat_id": -1, "timestamp": 1.5, "input_length": 40, "output_length": 2}
+OTHERS = {
+    "claude-logs": LOG,
+    "bailian": {**CHAT, "hash_ids": [1, 2, 3]},
+    "dynamo": {
+        "schema": "dynamo.request.trace.v1",
+        "event_type": "request_end",
+        "event_time_unix_ms": 5,
+        "request": {"replay": {"trace_block_size": 16, "input_length": 40, "input_sequence_hashes": [1, 2, 3]}},
+    },
+    "otel": {"start_time": "2026-11-28T10:00:00Z", "attributes": {"gen_ai.usage.input_tokens": 600}},
+    "openai": {"time": 1, "messages": [{"role": "user", "content": "hello " * 100}]},
+    "claude-code": {"block_size": 64, "requests": [{"t": 0, "in": 64, "out": 2, "hash_ids": [1]}]},
+}
+
+
+@pytest.mark.parametrize("command", ["replay", "plan"])
+@pytest.mark.parametrize("form", OTHERS)
+def test_what_others_record_is_named_and_can_be_converted(run: Run, tmp_path: Path, form: str, command: str) -> None:
+    (tmp_path / "x.jsonl").write_text(json.dumps(OTHERS[form]) + "\n")
+    refused = run(command, "x.jsonl")
+    assert refused.returncode == 2
+    words = " ".join(refused.stderr.split())
+    assert f"of the form {form}: `kvatlas trace FILE --save trace.jsonl` makes a trace of it" in words
+    made = run("trace", "x.jsonl", "--save", "t.jsonl", "--json", "-")
+    assert made.returncode == 0, made.stderr
+    assert json.loads(made.stdout)["format"] == form
+    done = run(command, "t.jsonl", "--policy", "round-robin", "--block-size", 8, "--engines", 1)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("command", ["trace", "replay", "plan"])
+@pytest.mark.parametrize(("unit", "factor"), [("s", 1), ("us", 1_000_000), ("ns", 1_000_000_000)])
+def test_a_wrong_unit_is_noticed_by_every_command(
+    run: Run, tmp_path: Path, command: str, unit: str, factor: int
+) -> None:
+    (tmp_path / "t.jsonl").write_text("".join(LINE % (2 * n * factor, n) for n in range(30)))
+    more = () if command == "trace" else ("--policy", "round-robin", "--engines", 1, "--block-size", 512)
+    refused = run(command, "t.jsonl", *more)
+    assert refused.returncode == 2
+    assert f"--time-unit {unit} reads them so" in " ".join(refused.stderr.split())
+    done = run(command, "t.jsonl", "--time-unit", unit, *more)
+    assert done.returncode == 0, done.stderr
+    assert "30 requests in 58 seconds" in " ".join(done.stdout.split())
+
+
+@pytest.mark.parametrize("command", ["replay", "plan"])
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (LINE % (9, 3) + LINE % (5, 4), (), "`kvatlas trace FILE --save trace.jsonl` puts requests in order"),
+        (LINE.replace("1100", "80") % (0, 3), (), "if an id stands for 32 tokens, `kvatlas trace FILE --block-size 32"),
+        (LINE.replace("input_length", "tokens") % (0, 3), (), "`kvatlas trace FILE --columns input_length=NAME,...`"),
+        (LINE % (0, 3), ("--loop", "closed"), "only the open loop can replay it (--loop open)"),
+        (
+            '{"block_size": 24}\n' + LINE.replace("1100", "70") % (0, 3),
+            (),
+            "--block-size may be 1, 2, 3, 4, 6, 8, 12, 24",
+        ),
+    ],
+)
+def test_each_refusal_names_what_would_help(
+    run: Run, tmp_path: Path, command: str, text: str, flags: tuple[str, ...], message: str
+) -> None:
+    (tmp_path / "t.jsonl").write_text(text)
+    refused = run(command, "t.jsonl", *flags)
+    assert refused.returncode == 2
+    assert message in " ".join(refused.stderr.split())
+
+
+def test_a_folder_is_no_trace_but_may_be_made_one(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / "a.jsonl").write_text(json.dumps(LOG) + "\n")
+    refused = run("replay", "logs")
+    assert "is a directory, not a trace file (`kvatlas trace FILE --save" in " ".join(refused.stderr.split())
+    assert run("trace", "logs", "--save", "t.jsonl").returncode == 0
+    refused = run("trace", "logs", "--from", "vllm")
+    assert "is a directory: only claude-logs, claude-code, dynamo, otel come in one" in " ".join(refused.stderr.split())
+
+
+@pytest.mark.parametrize("command", ["replay", "plan"])
+def test_a_unit_without_a_trace_is_refused(run: Run, command: str) -> None:
+    refused = run(command, "--workload", "chat", "--time-unit", "s")
+    assert refused.returncode == 2
+    assert "--time-unit does not apply to --workload" in refused.stderr
 
 
 def test_no_such_file(run: Run) -> None:

@@ -9,13 +9,15 @@ from typing import Any, TypeVar
 
 import click
 
-from kvatlas.cli.engine_options import engine_config
+from kvatlas.cli.engine_options import engine_config, time_unit_option
 from kvatlas.lab.bench.config import PlanConfig
 from kvatlas.lab.bench.verdict import CLOCKS
 
 _PLAN = PlanConfig()
 _F = TypeVar("_F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
+OF_TRACE = ("time_unit", "skip_bad")
+"""Options of a trace that is read."""
 
 
 def _options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -92,6 +94,7 @@ plan_options = _options(
     click.option(
         "--requests", type=click.IntRange(1), metavar="N", help="Use only the first N requests of TRACE, or generate N."
     ),
+    time_unit_option,
     click.option("--skip-bad", is_flag=True, help="Skip and count malformed lines."),
 )
 

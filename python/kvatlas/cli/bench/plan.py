@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from kvatlas.cli.bench.options import FILE, PLAN_OPTIONS, plan_config, plan_options
+from kvatlas.cli.bench.options import FILE, OF_TRACE, PLAN_OPTIONS, plan_config, plan_options
 from kvatlas.cli.bench.running import CONTEXT, check_file, progress_bar
 from kvatlas.cli.console import console, exit_status
 
@@ -18,12 +18,15 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
     from kvatlas.sim import WorkloadConfig, generate, read_trace  # noqa: PLC0415 - slow to import
 
     if trace is not None:
-        read = read_trace(trace, skip_bad=options["skip_bad"], limit=options["requests"]).check_timed()
+        read = read_trace(
+            trace, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"]
+        ).check_timed()
         if read.skipped:
             click.echo(f"{read.skipped} malformed lines were skipped; the first: {read.first_skipped}", err=True)
         return read
-    if options["skip_bad"]:
-        raise click.UsageError("--skip-bad requires a TRACE file.")
+    for flag in OF_TRACE:
+        if options[flag]:
+            raise click.UsageError(f"--{flag.replace('_', '-')} requires a TRACE file.")
     return generate(WorkloadConfig(seed=int(options["seed"] or 0), requests=options["requests"] or 4_000))
 
 
@@ -33,9 +36,9 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
     from kvatlas.lab.bench.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
 
     if (path := options["plan"]) is not None:
-        given = [name for name in (*PLAN_OPTIONS, "requests") if options[name] is not None]
-        if trace is not None or options["skip_bad"] or given or options.get("save_plan"):
-            what = "TRACE" if trace is not None else f"--{(given or ['skip_bad'])[0].replace('_', '-')}"
+        given = [name for name in (*PLAN_OPTIONS, "requests", *OF_TRACE) if options[name] not in (None, False)]
+        if trace is not None or given or options.get("save_plan"):
+            what = "TRACE" if trace is not None else f"--{(given or ['save_plan'])[0].replace('_', '-')}"
             raise click.UsageError(f"--plan and {what} are mutually exclusive: the file contains the whole plan.")
         return Plan.load(str(path)), path
     config = plan_config(options)

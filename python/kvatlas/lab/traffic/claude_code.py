@@ -1,11 +1,12 @@
-"""Recorded Claude Code sessions, as github.com/callanjfox/kv-cache-tester publishes them: a JSON file for each session.
+"""Recorded Claude Code sessions, as github.com/callanjfox/kv-cache-tester publishes them: a JSON object each.
 
-A file has the session's requests with their prompt and answer lengths, ids of the prompt's full blocks, and times from
-the session's start; requests of sub-agents are nested in an entry of their own. Four things it leaves open:
+An object has the session's requests with their prompt and answer lengths, ids of the prompt's full blocks (with
+`prefix_len`, of those that the request before it did not have), and times from the session's start; requests of
+sub-agents are nested in an entry of their own. Four things it leaves open:
 
 - When sessions begin: by a Poisson process here.
-- What sessions have in common: ids are private to a session. Sessions of one model whose tool definitions have equally
-  many tokens are taken to share the blocks that these fill.
+- What sessions have in common: ids are private to a session, unless `hash_id_scope` is `global`. Sessions of one model
+  whose tool definitions have equally many tokens are taken to share the blocks that these fill.
 - How long some answers took: as on an idle engine then.
 - A sub-agent's entry has its end as `t`: it began `duration_ms` before. Those without a duration are left out.
 """
@@ -22,14 +23,11 @@ from kvatlas.errors import TraceError
 from kvatlas.lab.traffic.source import BadRows, Conversion, Ids, Traffic, make_trace
 from kvatlas.sim.dependencies import Dependency
 from kvatlas.sim.hardware import idle_seconds
+from kvatlas.sim.increments import FIELD as PREFIX
+from kvatlas.sim.increments import prefix_blocks
 from kvatlas.sim.trace import TraceRequest
 
 _LEAST_PAUSE = 0.05  # seconds
-
-
-def is_session(data: object) -> bool:
-    """True if `data` is a session of this format."""
-    return isinstance(data, dict) and {"requests", "block_size", "tool_tokens"} <= data.keys()
 
 
 def read_sessions(
@@ -113,6 +111,7 @@ class _Sessions:
             else:
                 place += 1
         now, ended, seen = begin, begin, set[int]()
+        whole: Sequence[int] = ()  # the ids of the prompt before, as the session has them
         name = -1
         for turn, request in enumerate(own):
             if turn:
@@ -143,7 +142,12 @@ class _Sessions:
                 now = ended + pause
                 after = tuple(Dependency(each, round(1000 * pause)) for each in waits)
             prompt, output = int(request["in"]), int(request["out"])
-            ids = self._names(scope, model, int(data["tool_tokens"]), request["hash_ids"], prompt)
+            given = list(map(int, request["hash_ids"]))
+            if request.get(PREFIX) is not None:
+                given = [*whole[: prefix_blocks(request[PREFIX], whole, given, prompt, self.block)], *given]
+            whole = given
+            space = "" if data.get("hash_id_scope") == "global" else scope
+            ids = self._names(space, model, int(data.get("tool_tokens") or 0), given, prompt)
             fresh = prompt - self.block * sum(each in seen for each in ids)
             seen.update(ids)
             name = len(self.rows)
@@ -156,6 +160,6 @@ class _Sessions:
         if len(ids) < full:
             raise ValueError(f"{len(ids)} hash_ids for a prompt of {prompt} tokens")
         return tuple(
-            self._ids.of((model, tools, place) if place < shared else (scope, int(value)))
+            self._ids.of((model, tools, place) if scope and place < shared else (scope, value))
             for place, value in enumerate(ids[:full])
         )

@@ -11,8 +11,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from kvatlas.errors import TraceError
-from kvatlas.lab.traffic.source import BadRows, Conversion, Traffic, make_trace, parse_time
+from kvatlas.lab.traffic.source import BadRows, Conversion, Traffic, make_trace
 from kvatlas.lab.traffic.text import Prompt, cut_prompts, text_of
+from kvatlas.sim.forms import request_of
+from kvatlas.sim.times import is_number, parse_time
 
 _BLOCK = 64  # tokens
 _TIMES = (
@@ -29,15 +31,11 @@ _TIMES = (
 _SESSIONS = ("session_id", "sessionId", "conversation_id", "thread_id", "prompt_cache_key")
 
 
-def has_request(row: object) -> bool:
-    """True if `row` has a request to OpenAI's API in it."""
-    return isinstance(row, dict) and _request(row) is not None
-
-
 def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) -> Traffic:
     """Read a log. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     prompts: list[Prompt] = []
+    numbers = False  # some times are numbers, of a unit that nothing tells
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -46,27 +44,19 @@ def read_log(lines: Iterable[str], how: Conversion, *, name: str, where: str) ->
                 row = json.loads(line)
             except (ValueError, RecursionError):
                 raise TraceError("not JSON") from None
-            if not isinstance(row, dict) or (request := _request(row)) is None:
+            if not isinstance(row, dict) or (request := request_of(row)) is None:
                 raise TraceError("no request with 'messages', 'prompt' or 'input'")
             if how.model is None or request.get("model", row.get("model")) == how.model:
-                prompts.append(_prompt(row, request, how))
+                answer = _answer(row)
+                time = _time(row, request, answer)
+                numbers = numbers or is_number(time)
+                prompts.append(_prompt(row, request, answer, parse_time(time, how.unit), how))
         except TraceError as error:
             bad.add(number, error)
     cut = cut_prompts(prompts, how.block or _BLOCK)
-    trace = make_trace(cut.rows, name, how.block or _BLOCK, where, bad)
+    guessed = "s" if numbers and how.unit is None else None
+    trace = make_trace(cut.rows, name, how.block or _BLOCK, where, bad, guessed)
     return Traffic(trace, "openai", cut.assumptions)
-
-
-def _request(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    for place in (row, row.get("request"), row.get("body"), row.get("input")):
-        if isinstance(place, dict):
-            if isinstance(place.get("body"), dict):
-                place = place["body"]  # noqa: PLW2901 - one level deeper
-            if isinstance(place.get("messages"), list) or isinstance(place.get("prompt"), (str, list)):
-                return place
-            if isinstance(place.get("input"), (str, list)):
-                return place
-    return None
 
 
 def _answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -77,9 +67,10 @@ def _answer(row: Mapping[str, Any]) -> Mapping[str, Any]:
     return row
 
 
-def _prompt(row: Mapping[str, Any], request: Mapping[str, Any], how: Conversion) -> Prompt:
-    answer = _answer(row)
-    made = Prompt(_time(row, request, answer))
+def _prompt(
+    row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[str, Any], at: float, how: Conversion
+) -> Prompt:
+    made = Prompt(at)
     usage = answer.get("usage") or row.get("usage") or {}
     if isinstance(usage, dict):
         usage = {**row, **usage}
@@ -131,11 +122,12 @@ def _text_of_answer(answer: Mapping[str, Any]) -> str:
     return text_of(answer.get("output") or "")
 
 
-def _time(row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[str, Any]) -> float:
+def _time(row: Mapping[str, Any], request: Mapping[str, Any], answer: Mapping[str, Any]) -> object:
     for place in (row, request, answer):
         for name in _TIMES:
             if place.get(name) is not None:
-                return parse_time(place[name])
+                value: object = place[name]
+                return value
     raise TraceError(f"no time: one of {', '.join(_TIMES)}")
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import chain, islice
@@ -14,15 +14,21 @@ from typing import Any
 from kvatlas._text import nearest
 from kvatlas.errors import TraceError
 from kvatlas.lab.replay.decisions import read_decisions
-from kvatlas.lab.traffic import claude_code, openai, tables, vllm
+from kvatlas.lab.traffic import bailian, claude_code, claude_logs, dynamo, openai, otel, tables, vllm
+from kvatlas.lab.traffic.documents import documents
 from kvatlas.lab.traffic.schedule import schedule
 from kvatlas.lab.traffic.source import Conversion, Traffic
-from kvatlas.sim.trace import open_trace, other_format, read_trace
+from kvatlas.sim.forms import form_of, sessions_of
+from kvatlas.sim.trace import ReadOptions, open_trace, other_format, parse_trace, read_trace_as
 
 FORMATS = {
     "trace": "a trace that kvatlas replay reads: Mooncake's format, or Dynamo's agentic_mooncake",
     "record": "a router's record (kvatlas router --record)",
+    "claude-logs": "Claude Code's own logs: .jsonl files, or a directory such as ~/.claude/projects",
     "claude-code": "Claude Code sessions of kv-cache-tester: files or a directory",
+    "dynamo": "Dynamo's request trace: files or a directory",
+    "bailian": "usage traces of Alibaba's Bailian",
+    "otel": "OpenTelemetry's gen_ai spans: OTLP in JSON, or a span a line; files or a directory",
     "azure": "Azure's LLM inference traces (CSV)",
     "burstgpt": "BurstGPT (CSV)",
     "openai": "a log of OpenAI's API: JSON lines with requests, and answers if there are any",
@@ -31,7 +37,13 @@ FORMATS = {
 }
 """The formats that can be read, each in a line."""
 
+SEVERAL = ("claude-logs", "claude-code", "dynamo", "otel")
+"""The formats that come in several files, or in a directory."""
+
+_CLAUDE = ("claude-logs", "claude-code")
+_OBJECTS = 50  # at the beginning, of which one may tell the format
 _LOOK = 400  # lines at the beginning that may tell the format
+_SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
 
 def read_traffic(
@@ -47,8 +59,14 @@ def read_traffic(
         raise TraceError(f"no format {kind!r}; {nearest(kind, FORMATS)}")
     if kind is None:
         kind = "csv" if how.columns is not None else detect_format(paths[0])
-    if kind != "claude-code" and len(paths) > 1:
-        raise TraceError(f"{len(paths)} files: only Claude Code sessions come in several")
+    elif kind in _CLAUDE:
+        # Both are sessions of Claude Code, and look quite different.
+        kind = found if (found := detect_format(paths[0])) in _CLAUDE else kind
+    if kind not in SEVERAL:
+        if len(paths) > 1:
+            raise TraceError(f"{len(paths)} files of the format {kind}: only {', '.join(SEVERAL)} come in several")
+        if paths[0].is_dir():
+            raise TraceError(f"{paths[0]} is a directory: only {', '.join(SEVERAL)} come in one (--from says which)")
     traffic = _READERS[kind](paths, how, kind)
     trace = traffic.trace
     if limit is not None and len(trace.requests) > limit:
@@ -59,23 +77,15 @@ def read_traffic(
 def detect_format(path: Path) -> str:
     """The format that a file or directory looks to be. Raises `TraceError` if it looks like none."""
     if path.is_dir():
-        return "claude-code"
+        found = (form for file in _files([path]) if (form := _form(file)) in SEVERAL)
+        return next(found, None) or "claude-code"
     with _open_text(path) as file:
         lines = [line for line in islice(file, _LOOK) if line.strip()]
     if not lines:
         raise TraceError(f"{path} is empty")
     first = lines[0]
-    if first.lstrip().startswith("["):
-        first = next(_lines(path))
-    row = _json(first)
-    if isinstance(row, dict):
-        if {"t", "hashes"} <= row.keys():
-            return "record"
-        if claude_code.is_session(row):
-            return "claude-code"
-        return "openai" if "hash_ids" not in row and openai.has_request(row) else "trace"
-    if first.lstrip().startswith("{") and claude_code.is_session(_json("".join(_all_lines(path)))):
-        return "claude-code"
+    if (form := _form(path)) is not None:
+        return form
     if any(vllm.is_log(line) for line in lines):
         return "vllm"
     if (known := tables.table_of(first)) is not None:
@@ -84,6 +94,31 @@ def detect_format(path: Path) -> str:
         return "csv"
     why = other_format(first.encode())
     raise TraceError(f"{path}: {why or 'no format that is known'}; --from takes {', '.join(FORMATS)}")
+
+
+def _form(path: Path) -> str | None:
+    """The form of a file's first objects. None: it has none."""
+    form = None
+    for _, text in islice(_documents(path), _OBJECTS):
+        row = _json(text)
+        if (found := form_of(row)) is not None:
+            return found
+        form = form or ("trace" if isinstance(row, dict) and row else None)
+    return form
+
+
+def _files(paths: Sequence[Path], suffixes: tuple[str, ...] = _SUFFIXES) -> list[Path]:
+    """Files, and those in directories and below."""
+    found = []
+    for path in paths:
+        if path.is_dir():
+            its = sorted(file for file in path.rglob("*") if file.name.endswith(suffixes) and file.is_file())
+            found += its
+        else:
+            found.append(path)
+    if not found:
+        raise TraceError(f"{paths[0]} has no .json files, and none that end in {', '.join(suffixes)}")
+    return found
 
 
 def _json(text: str) -> Any:
@@ -122,8 +157,18 @@ def _lines(path: Path) -> Iterator[str]:
     yield from map(json.dumps, items)
 
 
+def _documents(path: Path) -> Iterator[tuple[int, str]]:
+    return documents(_lines(path))
+
+
 def _read_trace(paths: Sequence[Path], how: Conversion, kind: str) -> Traffic:
-    trace = read_trace(paths[0], skip_bad=how.skip_bad)
+    path, reading = paths[0], ReadOptions(how.skip_bad, unit=how.unit, block=how.block, sort=True)
+    with open_trace(path) as file:
+        array = file.read(1) == b"["
+    if array:
+        trace = parse_trace(map(str.encode, _lines(path)), name=path.name, where=str(path), how=reading)
+    else:
+        trace = read_trace_as(path, reading)
     if trace.timed:
         return Traffic(trace, kind)
     return Traffic(
@@ -142,19 +187,51 @@ def _read_record(paths: Sequence[Path], how: Conversion, kind: str) -> Traffic:
 
 
 def _read_sessions(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
-    files = [file for path in paths for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])]
-    if not files:
-        raise TraceError(f"{paths[0]} has no .json files")
+    files = _files(paths)
 
-    def sessions() -> Iterator[tuple[str, dict[str, Any]]]:
+    def sessions() -> Iterator[tuple[str, Mapping[str, Any]]]:
         for file in files:
-            data = _json("".join(_all_lines(file)))
-            if claude_code.is_session(data):
-                yield file.stem, data
-            elif not how.skip_bad:
+            first: Mapping[str, Any] | None = None
+            count = 0
+            for count, one in enumerate(_sessions_of_file(file), 1):
+                # One that is alone in its file has the file's name; others have their own.
+                if first is not None:
+                    yield str(first.get("id", f"{file.stem}.1")), first
+                    first = None
+                if count == 1:
+                    first = one
+                else:
+                    yield str(one.get("id", f"{file.stem}.{count}")), one
+            if first is not None:
+                yield file.stem, first
+            if not count and not how.skip_bad:
                 raise TraceError(f"{file} is no Claude Code session of kv-cache-tester")
 
     return claude_code.read_sessions(sessions(), how, name=paths[0].name, where=str(paths[0]))
+
+
+def _sessions_of_file(file: Path) -> Iterator[Mapping[str, Any]]:
+    for _, text in _documents(file):
+        yield from sessions_of(_json(text))
+
+
+def _read_claude_logs(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
+    files = ((str(file), _all_lines(file)) for file in _files(paths, (".jsonl", ".jsonl.gz")))
+    return claude_logs.read_logs(files, how, name=paths[0].name, where=str(paths[0]))
+
+
+def _read_dynamo(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
+    files = ((str(file), _lines(file)) for file in _files(paths))
+    return dynamo.read_requests(files, how, name=paths[0].name, where=str(paths[0]))
+
+
+def _read_otel(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
+    files = ((str(file), _documents(file)) for file in _files(paths))
+    return otel.read_spans(files, how, name=paths[0].name, where=str(paths[0]))
+
+
+def _read_bailian(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
+    return bailian.read_chats(_lines(paths[0]), how, name=paths[0].name, where=str(paths[0]))
 
 
 def _read_table(paths: Sequence[Path], how: Conversion, kind: str) -> Traffic:
@@ -172,7 +249,11 @@ def _read_vllm(paths: Sequence[Path], how: Conversion, _kind: str) -> Traffic:
 _READERS: dict[str, Callable[[Sequence[Path], Conversion, str], Traffic]] = {
     "trace": _read_trace,
     "record": _read_record,
+    "claude-logs": _read_claude_logs,
     "claude-code": _read_sessions,
+    "dynamo": _read_dynamo,
+    "bailian": _read_bailian,
+    "otel": _read_otel,
     "azure": _read_table,
     "burstgpt": _read_table,
     "csv": _read_table,

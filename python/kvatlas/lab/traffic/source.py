@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from kvatlas.errors import TraceError
+from kvatlas.sim.times import check_unit
 from kvatlas.sim.trace import Trace, TraceRequest
 
 UNKNOWN_OUTPUT = 256
@@ -27,6 +26,7 @@ class Conversion:
         session_rate: Sessions that begin in an hour, for sources that do not say when.
         longest_pause: Pauses inside sessions are cut to so many seconds, for sources with pauses of people.
         seed: Seed of the beginnings.
+        unit: Unit of times that are numbers: one of `kvatlas.sim.times.UNITS`. None: what suits the source.
         skip_bad: Leave malformed rows out and count them.
     """
 
@@ -40,6 +40,7 @@ class Conversion:
     session_rate: float = 48.0
     longest_pause: float = 600.0
     seed: int = 0
+    unit: str | None = None
     skip_bad: bool = False
 
 
@@ -71,6 +72,11 @@ class Ids:
         return self._next - 1
 
 
+def go_on(before: Sequence[int], full: int, ids: Ids) -> tuple[int, ...]:
+    """The ids of a prompt of `full` blocks that begins with the blocks `before`: the others are new."""
+    return (*before[:full], *(ids.new() for _ in range(full - len(before))))
+
+
 class BadRows:
     """Counts the malformed rows of a source, or ends at the first."""
 
@@ -89,40 +95,30 @@ class BadRows:
 
 
 def make_trace(
-    requests: Iterable[tuple[float, TraceRequest]], name: str, block: int, where: str, bad: BadRows | None = None
+    requests: Iterable[tuple[float, TraceRequest]],
+    name: str,
+    block: int,
+    where: str,
+    bad: BadRows | None = None,
+    guessed: str | None = None,
 ) -> Trace:
-    """A trace of requests with their times in seconds, in order of time and from 0. Raises `TraceError`: none."""
+    """A trace of requests with their times in seconds, in order of time and from 0.
+
+    `guessed`: the unit that times were taken to be of; None: the source says it. Raises `TraceError`: there are none,
+    or the unit cannot be right.
+    """
     rows = sorted(requests, key=lambda row: row[0])
     if not rows:
         raise TraceError(
             f"{where} holds no requests" + (f" (the first skipped: {bad.first})" if bad and bad.first else "")
         )
+    if guessed is not None:
+        check_unit([at for at, _ in rows], guessed, where)
     begin = rows[0][0]
     made = [replace(request, timestamp=round(1000 * (at - begin))) for at, request in rows]
     return Trace(
         made, name=name, block=block, skipped=bad.count if bad else 0, first_skipped=bad.first if bad else None
     )
-
-
-def parse_time(text: object, per_second: float = 1.0) -> float:
-    """Seconds, from a number (`per_second` of them are one) or a date and time. Raises `TraceError`."""
-    if isinstance(text, bool) or text is None:
-        raise TraceError(f"{text!r} is no time")
-    value = str(text).strip()
-    try:
-        seconds = float(value) / per_second
-    except ValueError:
-        seconds = math.nan
-    if math.isfinite(seconds):
-        # Numbers of this size are milliseconds since 1970, or still smaller parts.
-        while seconds > 1e11:
-            seconds /= 1_000
-        return seconds
-    try:
-        when = dt.datetime.fromisoformat(value)
-    except ValueError:
-        raise TraceError(f"{value[:40]!r} is no time: a number of seconds or an ISO date is read") from None
-    return when.replace(tzinfo=when.tzinfo or dt.UTC).timestamp()
 
 
 def parse_count(text: object, name: str, least: int) -> int:

@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 from kvatlas._text import count, nearest
 from kvatlas.errors import TraceError
-from kvatlas.lab.traffic.source import BadRows, Conversion, Ids, Traffic, make_trace, parse_count, parse_time
+from kvatlas.lab.traffic.source import BadRows, Conversion, Ids, Traffic, go_on, make_trace, parse_count
 from kvatlas.sim.dependencies import Dependency
+from kvatlas.sim.times import is_number, parse_time
 from kvatlas.sim.trace import TRACE_BLOCK, TraceRequest
 
 FIELDS = {
@@ -101,12 +102,13 @@ def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: st
     if how.model is not None and model is None:
         raise TraceError(f"{where} has no column {_MODEL[0]!r}: its requests cannot be told apart by model")
     unanswered = 0
+    numbers = False  # some times are numbers, of a unit that nothing tells
     rows: list[_Row] = []
     for number, cells in table:
         if how.model is not None and cells.get(model or "") != how.model:
             continue
         try:
-            row = _parse(cells, columns, block)
+            row = _parse(cells, columns, block, how.unit)
         except TraceError as error:
             bad.add(number, error)
             continue
@@ -114,9 +116,11 @@ def _read(lines: Iterable[str], how: Conversion, kind: str, name: str, where: st
             unanswered += 1  # those that failed
             continue
         rows.append(row)
+        numbers = numbers or is_number(cells.get(columns.get("timestamp", "")))
     # Sessions follow the order of time, in which the rows need not be.
     rows.sort(key=lambda row: row.at)
-    trace = make_trace(_requests(rows, block), name, block, where, bad)
+    guessed = "s" if numbers and how.unit is None else None
+    trace = make_trace(_requests(rows, block), name, block, where, bad, guessed)
     return Traffic(trace, kind, _assumptions(columns, unanswered))
 
 
@@ -152,7 +156,7 @@ def _object(line: str) -> dict[str, object]:
     return row if isinstance(row, dict) else {}
 
 
-def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: int) -> _Row:
+def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: int, unit: str | None) -> _Row:
     """Read a row. Raises `TraceError`."""
 
     def cell(name: str) -> str:
@@ -164,7 +168,7 @@ def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: i
     def optional(name: str) -> str:
         return (cells.get(columns[name]) or "").strip() if name in columns else ""
 
-    at = parse_time(cell("timestamp")) if "timestamp" in columns else parse_time(cell("timestamp_ms"), 1000.0)
+    at = parse_time(cell("timestamp"), unit) if "timestamp" in columns else parse_time(cell("timestamp_ms"), "ms")
     prompt = parse_count(cell("input_length"), columns["input_length"], 1)
     output = parse_count(cell("output_length"), columns["output_length"], 0)
     ids = None
@@ -186,7 +190,7 @@ def _requests(rows: Iterable[_Row], block: int) -> Iterator[tuple[float, TraceRe
         after: tuple[Dependency, ...] = ()
         if names is None:
             before = prompts.get(row.session, ())[:full] if row.session is not None else ()
-            names = before + tuple(ids.new() for _ in range(full - len(before)))
+            names = go_on(before, full, ids)
         if row.session is not None:
             prompts[row.session] = names
             previous = ends.pop(row.session, None)
@@ -209,6 +213,8 @@ def _columns(how: Conversion, kind: str, there: list[str], where: str) -> dict[s
     for name in _REQUIRED:
         if name not in columns:
             raise TraceError(f"{where}: --columns must say which column is {name}")
+    if how.unit is not None and "timestamp_ms" in columns:
+        raise TraceError(f"{where}: --time-unit goes with the field timestamp; timestamp_ms is in milliseconds")
     if ("timestamp" in columns) == ("timestamp_ms" in columns):
         raise TraceError(f"{where}: --columns must say which column is timestamp, or timestamp_ms")
     for name, column in columns.items():

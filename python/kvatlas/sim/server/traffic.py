@@ -39,6 +39,7 @@ class TrafficConfig:
     trace: str | None = None
     loop: str | None = None  # of the trace: "open" or "closed"; None: closed if its requests wait for each other
     limit: int | None = None  # only the first so many of the trace
+    unit: str | None = None  # of the times; None: milliseconds, if that is plausible
     skip_bad: bool = False
     request_rate: float | None = None
     seed: int = 0
@@ -56,7 +57,7 @@ class TrafficConfig:
         """The trace, if it is one. Raises `TraceError`, and `ConfigError` for a loop that it cannot be sent in."""
         if self.trace is None:
             return None
-        trace = read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad)
+        trace = read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad, unit=self.unit)
         choose_loop(trace, self.loop)
         return trace
 

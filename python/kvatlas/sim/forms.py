@@ -1,0 +1,66 @@
+"""The forms of JSON in which others record traffic, each known by the fields of one of its objects."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+_OPERATIONS = ("resourceSpans", "resource_spans")
+_STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
+
+DYNAMO = ("dynamo.request.trace.v1", "dynamo.agent.trace.v1")
+"""The schemas of Dynamo's request trace, one of which each record names: the newer, and the older."""
+
+
+def form_of(row: object) -> str | None:
+    """The format, by its name at `kvatlas trace --from`, of a row that is none of Mooncake's; None: of none."""
+    if not isinstance(row, Mapping):
+        return None
+    event = row.get("event")
+    if row.get("schema") in DYNAMO or (isinstance(event, Mapping) and event.get("schema") in DYNAMO):
+        return "dynamo"
+    if {"t", "hashes"} <= row.keys():
+        return "record"
+    if {"chat_id", "hash_ids"} <= row.keys():
+        return "bailian"
+    if next(sessions_of(row), None) is not None:
+        return "claude-code"
+    if "hash_ids" not in row and request_of(row) is not None:
+        return "openai"
+    if is_log_entry(row):
+        return "claude-logs"
+    if any(name in row for name in _OPERATIONS) or ("attributes" in row and any(name in row for name in _STARTS)):
+        return "otel"
+    return None
+
+
+def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """The request to OpenAI's API that a row of a log is, or has in it. None: there is none."""
+    for place in (row, row.get("request"), row.get("body"), row.get("input")):
+        if isinstance(place, dict):
+            if isinstance(place.get("body"), dict):
+                place = place["body"]  # noqa: PLW2901 - one level deeper
+            if isinstance(place.get("messages"), list) or isinstance(place.get("prompt"), (str, list)):
+                return place
+            if isinstance(place.get("input"), (str, list)):
+                return place
+    return None
+
+
+def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
+    """The recorded sessions, with the blocks of their requests, that an object is or has a list of."""
+    if not isinstance(row, Mapping):
+        return
+    if {"requests", "block_size"} <= row.keys():
+        yield row
+        return
+    for value in row.values():
+        if isinstance(value, list):
+            yield from (
+                each for each in value if isinstance(each, Mapping) and {"requests", "block_size"} <= each.keys()
+            )
+
+
+def is_log_entry(row: object) -> bool:
+    """True for an entry of the logs that Claude Code keeps of its sessions."""
+    return isinstance(row, Mapping) and "type" in row and ("sessionId" in row or "leafUuid" in row)
