@@ -1,4 +1,4 @@
-"""Answers that are errors although their status says that all is well: another engine is asked, and the one is blamed."""
+"""Answers that are errors although their status says that all is well: another engine is asked, that one is blamed."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ WHOLE: dict[str, tuple[tuple[str, dict[str, Any]], Any]] = {
 @pytest.fixture(scope="module")
 def fleet() -> Iterator[tuple[Router, Engine, Engine]]:
     with Engine() as engine, Engine() as other:
-        flags = (*PLAIN, "--health-interval", "100ms", "--health-failures", "1000000", "--policy", "round-robin")
+        flags = (*PLAIN, "--health-interval", "100ms", "--health-failures", "1000")
         with Router(engine, other, flags=flags) as router:
             yield router, engine, other
 
@@ -468,7 +468,7 @@ def test_a_beginning_that_breaks_off_is_another_engine_s_to_answer(
 
 def test_hedged_requests_take_no_error_for_an_answer() -> None:
     with Engine(behaviour=usual) as engine, Engine(behaviour=usual) as other:
-        flags = (*PLAIN, "--hedge-after", "0.9", "--retries", "0", "--health-failures", "1000000")
+        flags = (*PLAIN, "--hedge-after", "0.9", "--retries", "0", "--health-failures", "1000")
         with Router(engine, other, flags=flags) as router:
             for _ in range(110):
                 assert ask(router, CHAT, True).status == 200
