@@ -87,8 +87,7 @@ def test_what_fails_after_a_comment_goes_to_another_engine(
         assert (answer.status, answer.broken) == (200, False)
         assert answer.events[-1] == b"[DONE]"
         assert b"error" not in answer.body
-    assert engine.asked() == 1
-    assert router.metric("kvatlas_router_retries_total") == 1
+    assert router.metric("kvatlas_router_retries_total") == engine.asked() >= 1
 
 
 @pytest.mark.parametrize("limit", ["--first-byte-timeout", "--stall-timeout"])
@@ -99,8 +98,8 @@ def test_an_engine_that_sends_nothing_else_is_given_up(engine: Engine, other: En
         answers = [router.ask(STREAMED) for _ in range(2)]
         assert [answer.events[-1] for answer in answers] == [b"[DONE]"] * 2
         reason = "stalled" if limit == "--stall-timeout" else "first_byte_timeout"
-        assert router.metric("kvatlas_router_engine_faults_total", reason=reason) == 1
-        wait_until(lambda: len(engine.given_up) == 1, "the engine's request is cancelled")
+        assert router.metric("kvatlas_router_engine_faults_total", reason=reason) == engine.asked() >= 1
+        wait_until(lambda: len(engine.given_up) == engine.asked(), "the engine's requests are cancelled")
         other.behaviour = engine.behaviour
         answer = router.ask(STREAMED)
         assert (answer.status, answer.error["code"]) == (504, "engine_timeout")
@@ -110,7 +109,7 @@ def test_white_space_is_no_answer_either(engine: Engine, other: Engine) -> None:
     engine.behaviour = keeps_open(b"\n", kind="application/json")
     with Router(engine, other, flags=(*QUICK, "--first-byte-timeout", "1s")) as router:
         assert [router.ask().json["choices"][0]["message"]["content"] for _ in range(2)] == ["ok"] * 2
-        assert engine.asked() == 1
+        assert router.metric("kvatlas_router_engine_faults_total", reason="first_byte_timeout") == engine.asked() >= 1
 
 
 @pytest.mark.parametrize("name", ["comment", "ping", "empty-lines", "no-data"])
@@ -129,7 +128,9 @@ def test_an_engine_that_sends_comments_is_not_silent(engine: Engine) -> None:
     with Router(engine, flags=(*QUICK, "--health-silence", "1s")) as router:
         made = router.connect()
         body = json.dumps(STREAMED).encode()
-        made.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+        made.sendall(
+            b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
+        )
         wait_until(lambda: router.metric("kvatlas_router_engine_requests_waiting") == 1, "it is at the engine")
         standings = set()
         asyncio.run(_look(router, standings))
