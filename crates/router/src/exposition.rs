@@ -333,7 +333,7 @@ impl Scrape {
                 count_of(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
             }
         }
-        let help = "Requests that an engine did not answer, or not completely, by reason";
+        let help = "Requests that an engine did not answer, or not completely, or with an error under a status of 2xx, by reason";
         let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
         for engine in engines.iter() {
             for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
@@ -383,7 +383,7 @@ impl Scrape {
         let counters: [(&str, &str, Getter); 7] = [
             (
                 "engine_broken_answers",
-                "Answers that broke off after part of them had been sent to the client",
+                "Answers that broke off, or ended with an error, after part of them had been sent to the client",
                 |engine| engine.counts.broken.load(Relaxed),
             ),
             ("engine_cancelled", "Requests that clients cancelled", |engine| engine.counts.cancelled.load(Relaxed)),

@@ -238,6 +238,44 @@ def test_a_busy_engine_is_left_alone_for_as_long_as_it_asks(router: Router, engi
     assert [worker["standing"] for worker in router.workers()] == ["busy", "up"]
 
 
+def date(seconds: float, form: str = "%a, %d %b %Y %H:%M:%S GMT") -> str:
+    """A date so far from now, as HTTP has them."""
+    return time.strftime(form, time.gmtime(time.time() + seconds))
+
+
+@pytest.mark.parametrize("status", ["503 Service Unavailable", "429 Too Many Requests"])
+@pytest.mark.parametrize(
+    "until",
+    [
+        date(3600),
+        date(3600, "%A, %d-%b-%y %H:%M:%S GMT"),
+        date(3600, "%a %b %e %H:%M:%S %Y"),
+        "Fri, 31 Dec 9999 23:59:59 GMT",
+        "  30  ",
+        "999999999999999999999999",
+    ],
+    ids=["imf", "rfc850", "asctime", "far", "spaces", "large"],
+)
+def test_a_busy_engine_may_say_until_when(
+    router: Router, engine: Engine, other: Engine, until: str, status: str
+) -> None:
+    engine.behaviour = reply(status, {"error": {"message": "full"}}, f"retry-after: {until}")
+    assert all(router.ask().status == 200 for _ in range(6))
+    assert engine.asked() == 1
+    assert [worker["standing"] for worker in router.workers()] == ["busy", "up"]
+    other.behaviour = engine.behaviour
+    answer = router.ask()
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+
+
+@pytest.mark.parametrize("until", [date(-60), "Thu, 01 Jan 1970 00:00:00 GMT", "-5", "0", "soon", "1.5", ""])
+def test_a_busy_engine_may_ask_for_no_pause(router: Router, engine: Engine, other: Engine, until: str) -> None:
+    engine.behaviour = reply("503 Service Unavailable", {"error": {"message": "full"}}, f"retry-after: {until}")
+    assert all(router.ask().status == 200 for _ in range(2))
+    assert engine.asked() == 1
+    assert [worker["standing"] for worker in router.workers()] == ["up", "up"]
+
+
 def test_when_all_are_busy_the_client_is_told_when_to_come_back(router: Router, engine: Engine, other: Engine) -> None:
     engine.behaviour = other.behaviour = reply(
         "503 Service Unavailable", {"error": {"message": "full"}}, "retry-after: 7"

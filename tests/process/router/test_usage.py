@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -99,6 +100,69 @@ def test_usage_is_asked_for_and_kept_from_who_did_not(
     assert answer.body == said + event(b"[DONE]")
     assert not answer.broken
     assert counted(router) == (165, 160)
+
+
+IDS = {"id": "chatcmpl-1", "object": "chat.completion.chunk"}
+
+
+@pytest.mark.parametrize("pause", [0.0, 0.01])
+@pytest.mark.parametrize("ends", ["\n", "\r\n"])
+@pytest.mark.parametrize(
+    "last",
+    [
+        json.dumps({**IDS, "usage": USAGE}),
+        json.dumps({"usage": USAGE}),
+        json.dumps({**IDS, "choices": None, "usage": USAGE}),
+        json.dumps({"usage": USAGE, "choices": [], **IDS}),
+        json.dumps({"usage": USAGE, "x": {"choices": [1]}, "timings": {"ms": 1.5}, "error": None}),
+        json.dumps({**IDS, "choices": [], "usage": USAGE}, indent=1).replace("\n", " "),
+        json.dumps({**IDS, "choices": [], "usage": USAGE}, separators=(",", ":")),
+        json.dumps({**IDS, "choices": [], "usage": {**USAGE, "cost": {"usd": 0.1}}, "service_tier": None}),
+    ],
+    ids=["no-choices", "nothing-else", "null", "other-order", "more", "spaces", "dense", "more-usage"],
+)
+def test_usage_is_hidden_in_every_form(router: Router, engine: Engine, last: str, ends: str, pause: float) -> None:
+    said = event(delta("a")) + event(delta("", "stop"))
+    whole = said + f"event: message\nid: 7\ndata:{last}\n\n".encode() + event(b"[DONE]")
+    whole, expected = (text.replace(b"\n", ends.encode()) for text in (whole, said + event(b"[DONE]")))
+    cut = len(whole) - len(last) - 40
+
+    async def act(talk: Talk) -> None:
+        await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream"))
+        for piece in (whole[:cut], whole[cut : cut + 25], whole[cut + 25 :]):
+            await talk.send(chunk(piece))
+            await asyncio.sleep(pause)
+        await talk.send(b"0\r\n\r\n")
+
+    engine.behaviour = act
+    answer = router.ask({"model": MODEL, "messages": MESSAGES, "stream": True})
+    assert answer.body == expected
+    assert counted(router) == (165, 160)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {**delta("a"), "usage": USAGE},
+        {**IDS, "choices": [], "usage": None},
+        {**IDS, "choices": [], "error": {"message": "x"}, "usage": USAGE},
+    ],
+    ids=["choices", "null", "error"],
+)
+def test_what_has_more_than_usage_is_not_hidden(router: Router, engine: Engine, said: dict[str, Any]) -> None:
+    whole = event(delta("a")) + b"event: message\nretry: 5\n" + event(said) + b"id: 9\n\n" + event(b"[DONE]")
+    engine.behaviour = events(whole)
+    assert router.ask({"model": MODEL, "messages": MESSAGES, "stream": True}).body == whole
+
+
+def test_usage_in_between_is_not_asked_for(router: Router, engine: Engine) -> None:
+    body = {"model": MODEL, "messages": MESSAGES, "stream": True}
+    router.ask({**body, "stream_options": {"continuous_usage_stats": True}})
+    asked = {"continuous_usage_stats": False, "include_usage": True}
+    assert engine.last.json == {**body, "stream_options": asked}, "an engine would say it only where the end does"
+    both = {"continuous_usage_stats": True, "include_usage": True}
+    router.ask({**body, "stream_options": both})
+    assert engine.last.json == {**body, "stream_options": both}
 
 
 def test_usage_that_was_asked_for_comes(router: Router, engine: Engine) -> None:

@@ -9,9 +9,9 @@ use super::fault::NAMES as FAULTS;
 pub(crate) struct Counts {
     /// Answers by the first digit of their status, from 1 on.
     pub(crate) answers: [AtomicU64; 5],
-    /// Requests that got no answer, by [`FAULTS`](super::FAULTS).
+    /// Requests that got no answer, or an error in place of one or at its end, by [`FAULTS`](super::FAULTS).
     pub(crate) faults: [AtomicU64; FAULTS.len()],
-    /// Answers that broke off in the middle.
+    /// Answers that broke off in the middle, or ended with an error.
     pub(crate) broken: AtomicU64,
     /// Requests that the client gave up.
     pub(crate) cancelled: AtomicU64,

@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     Stalled,
     /// The engine answered that it cannot take requests now: with this status.
     Busy(u16),
+    /// The engine answered with an error under a status that says that all is well: the error says this status.
+    Error(u16),
     /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
     Prefill {
         /// True if the request may have reached that engine.
@@ -41,7 +43,8 @@ impl Fault {
     /// True if the engine may have acted on the request, and nobody knows what came of it.
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Unsent => false,
+            // Of one that answered it is known what came of it.
+            Self::Connect(_) | Self::Unsent | Self::Error(_) => false,
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
@@ -57,7 +60,11 @@ impl Fault {
 
     /// True if either the engine or the request may be the cause.
     pub(crate) fn is_unclear(&self) -> bool {
-        self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. } | Self::Down)
+        match self {
+            // One that is only busy says so with these.
+            Self::Error(status) => !matches!(status, 429 | 503 | 529),
+            _ => self.may_have_been_sent() && !matches!(self, Self::Stale | Self::Prefill { .. } | Self::Down),
+        }
     }
 
     /// The fault's place among [`NAMES`].
@@ -73,12 +80,13 @@ impl Fault {
             Self::Busy(_) => 7,
             Self::Prefill { .. } => 8,
             Self::Down => 9,
+            Self::Error(_) => 10,
         }
     }
 }
 
 /// Names of all faults, in order of their numbers.
-pub(crate) const NAMES: [&str; 10] = [
+pub(crate) const NAMES: [&str; 11] = [
     "connect",
     "closed",
     "stale_connection",
@@ -89,6 +97,7 @@ pub(crate) const NAMES: [&str; 10] = [
     "busy",
     "prefill",
     "down",
+    "error",
 ];
 
 impl fmt::Display for Fault {
@@ -103,6 +112,9 @@ impl fmt::Display for Fault {
             Self::FirstByte => f.write_str("the engine did not answer in time"),
             Self::Stalled => f.write_str("the engine stopped sending in the middle of its answer"),
             Self::Down => f.write_str("the engine stopped answering, also when it was asked how it is"),
+            Self::Error(status) => {
+                write!(f, "the engine answered with an error (status {status}) in place of an answer")
+            }
             Self::Prefill { .. } => f.write_str("the prefill engine failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }

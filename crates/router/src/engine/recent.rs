@@ -42,13 +42,14 @@ impl Recent {
     pub(crate) fn look(&self, counts: &Counts, now: Instant) {
         let sum = |counts: &[std::sync::atomic::AtomicU64]| counts.iter().map(|count| count.load(Relaxed)).sum::<u64>();
         let (others, errors) = counts.answers.split_at(counts.answers.len() - 1);
-        // An answer that breaks off is a fault too, and so is one that says that the engine is busy.
+        // An answer that breaks off or ends with an error is a fault too, and so is one that says that the engine is busy.
         let failures = sum(&counts.faults).max(sum(errors));
-        let answers = sum(others);
+        let answers = sum(others).saturating_sub(counts.broken.load(Relaxed));
         let mut seen = lock(&self.seen);
         let is_new = (failures, answers) != (seen.failures, seen.answers);
         seen.failed += failures.saturating_sub(seen.failures);
-        seen.worked += answers.saturating_sub(seen.answers);
+        // One that was taken for an answer at its beginning may have broken off since.
+        seen.worked = (seen.worked + answers).saturating_sub(seen.answers);
         (seen.failures, seen.answers) = (failures, answers);
         let is_old = !is_new && seen.last.is_some_and(|last| now.duration_since(last) >= FORGETS_AFTER);
         if is_new || is_old {
@@ -104,6 +105,19 @@ mod tests {
         counts.answers[4].fetch_add(1_000_000, Relaxed);
         recent.look(&counts, now);
         assert!(recent.failing().is_some());
+    }
+
+    #[test]
+    fn answers_that_end_badly_did_not_work() {
+        let (recent, counts, now) = (Recent::default(), Counts::default(), Instant::now());
+        for _ in 0..4 {
+            counts.answers[1].fetch_add(1, Relaxed);
+            recent.look(&counts, now);
+            counts.broken.fetch_add(1, Relaxed);
+            counts.faults[10].fetch_add(1, Relaxed);
+            recent.look(&counts, now);
+        }
+        assert_eq!(recent.failing(), Some((4, 4)));
     }
 
     #[test]

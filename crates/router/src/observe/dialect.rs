@@ -24,6 +24,9 @@ pub(crate) struct AnswerFormat {
     pub(crate) dialect: Dialect,
     /// True if chunks with nothing but `usage` are kept from the client, who has not asked for them.
     pub(crate) hides_usage: bool,
+    /// True if an error in the answer is a failed attempt. It is not where an answer is about something else that failed,
+    /// such as a stored answer.
+    pub(crate) finds_errors: bool,
 }
 
 impl Dialect {
@@ -48,7 +51,7 @@ impl Dialect {
 
 impl Default for AnswerFormat {
     fn default() -> Self {
-        Self { dialect: Dialect::Chat, hides_usage: false }
+        Self { dialect: Dialect::Chat, hides_usage: false, finds_errors: false }
     }
 }
 

@@ -2,15 +2,15 @@
 
 use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem, memrchr};
-use serde::Deserialize;
-use serde::de::IgnoredAny;
 use serde_json::json;
 
 use super::dialect::{AnswerFormat, Dialect};
 use super::facts::AnswerFacts;
+use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::generated::is_generated;
+use super::opening::{Opening, is_ping, is_preamble, names_ping};
 use super::stop::Reason;
-use super::usage::{Scan, UsageNumbers, read_usage};
+use super::usage::{Scan, UsageNumbers, is_usage_alone, read_usage};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -28,12 +28,38 @@ pub(crate) struct Events {
     partial: BytesMut,
     /// The rest of a line that is too long to wait for its end.
     long: Option<Scan>,
+    /// What comes before anything that the client can use.
+    opening: Opening,
+    /// The lines of an event that came before its data, where that may be hidden.
+    fields: BytesMut,
+    /// The name that the open event has, where it means something.
+    name: Name,
+    /// True if more than comments came since this was asked last.
+    has_progress: bool,
     /// True if the last line that left was an empty one, so that no event is open.
     between: bool,
     /// True if the line that ends a hidden event has still to come.
     is_hiding: bool,
     /// True if the event that is open is the last one.
     is_last: bool,
+}
+
+/// The fate of a line.
+enum Fate {
+    Goes,
+    /// The line is kept from the client, and so are those of its event that have waited.
+    Hidden,
+    /// The line does what the data of its event does.
+    Waits,
+}
+
+/// The name of an event, as far as it means something.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Name {
+    #[default]
+    Any,
+    Error,
+    Ping,
 }
 
 impl Events {
@@ -46,6 +72,10 @@ impl Events {
             count: 0,
             partial: BytesMut::new(),
             long: None,
+            opening: Opening::default(),
+            fields: BytesMut::new(),
+            name: Name::Any,
+            has_progress: false,
             between: true,
             is_hiding: false,
             is_last: false,
@@ -57,7 +87,23 @@ impl Events {
     }
 
     pub(super) fn hides(&self) -> bool {
-        self.reading.hides_usage
+        self.reading.hides_usage || self.opening.has_dropped()
+    }
+
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.seen.failure
+    }
+
+    pub(super) fn take_progress(&mut self) -> bool {
+        std::mem::take(&mut self.has_progress)
+    }
+
+    pub(super) fn holds_event(&self) -> bool {
+        self.opening.holds_event()
+    }
+
+    pub(super) fn release(&mut self) -> Bytes {
+        self.opening.release()
     }
 
     pub(super) fn tokens(&self) -> u32 {
@@ -65,11 +111,14 @@ impl Events {
     }
 
     pub(super) fn rest(&mut self) -> Bytes {
-        self.partial.split().freeze()
+        let mut held = BytesMut::from(self.opening.release());
+        held.unsplit(self.fields.split());
+        held.unsplit(self.partial.split());
+        held.freeze()
     }
 
     pub(super) fn held_back(&self) -> usize {
-        self.partial.len()
+        self.fields.len() + self.partial.len()
     }
 
     pub(super) fn pass(&mut self, mut data: Bytes) -> Bytes {
@@ -77,6 +126,7 @@ impl Events {
             let end = memchr(b'\n', &data);
             let rest = end.map(|end| data.split_off(end + 1));
             scan.pass(&data);
+            self.has_progress = true;
             let Some(rest) = rest else { return data };
             self.told.merge(scan.told);
             self.long = None;
@@ -85,6 +135,7 @@ impl Events {
         }
         let Some(end) = memrchr(b'\n', &data) else {
             self.partial.extend_from_slice(&data);
+            self.has_progress |= self.partial.first() == Some(&b'd');
             // Nobody can wait for the end of that.
             return if self.partial.len() > MAX_LINE { self.let_go() } else { Bytes::new() };
         };
@@ -95,15 +146,18 @@ impl Events {
             lines = self.partial.split().freeze();
         }
         if !rest.is_empty() {
+            self.has_progress |= rest.first() == Some(&b'd');
             self.partial.extend_from_slice(&rest);
         }
-        self.look(lines)
+        let lines = self.look(lines);
+        self.opening.pass(lines)
     }
 
     /// Lets the beginning of a line go that is too long; its usage is looked for as the rest passes.
     fn let_go(&mut self) -> Bytes {
         let line = self.partial.split().freeze();
         self.between = false;
+        self.opening.end();
         if line.starts_with(b"data:") {
             self.count += 1;
             // What is that long has been generated, be it before.
@@ -113,7 +167,12 @@ impl Events {
         let mut scan = Scan::default();
         scan.pass(&line);
         self.long = Some(scan);
-        line
+        let mut fields = self.fields.split();
+        if fields.is_empty() {
+            return self.opening.pass(line);
+        }
+        fields.extend_from_slice(&line);
+        self.opening.pass(fields.freeze())
     }
 
     /// Looks at lines that are whole: those that go to the client.
@@ -123,60 +182,119 @@ impl Events {
         let mut at = 0;
         while let Some(end) = memchr(b'\n', &lines[at..]) {
             let line = &lines[at..=at + end];
-            let is_hidden = self.line(line);
-            match &mut kept {
-                Some(kept) if !is_hidden => kept.extend_from_slice(line),
-                None if is_hidden => kept = Some(BytesMut::from(&lines[..at])),
-                _ => {}
+            match (&mut kept, self.line(line)) {
+                (Some(kept), Fate::Goes) => {
+                    kept.unsplit(self.fields.split());
+                    kept.extend_from_slice(line);
+                }
+                (None, Fate::Goes) if !self.fields.is_empty() => {
+                    let mut made = BytesMut::from(&lines[..at]);
+                    made.unsplit(self.fields.split());
+                    made.extend_from_slice(line);
+                    kept = Some(made);
+                }
+                (None, Fate::Goes) => {}
+                (_, fate) => {
+                    kept.get_or_insert_with(|| BytesMut::from(&lines[..at]));
+                    match fate {
+                        Fate::Waits => self.fields.extend_from_slice(line),
+                        _ => self.fields.clear(),
+                    }
+                }
             }
             at += end + 1;
         }
         kept.map_or(lines, BytesMut::freeze)
     }
 
-    /// Looks at a line. True if it is kept from the client.
-    fn line(&mut self, line: &[u8]) -> bool {
+    /// Looks at a line.
+    fn line(&mut self, line: &[u8]) -> Fate {
         if matches!(line, b"\n" | b"\r\n") {
+            self.name = Name::Any;
             if std::mem::take(&mut self.is_last) {
                 (self.seen.over, self.seen.finished) = (true, true);
             }
             if std::mem::take(&mut self.is_hiding) {
-                return true;
+                return Fate::Hidden;
             }
             self.between = true;
-            return false;
+            return Fate::Goes;
         }
-        if line.starts_with(b"event:") {
-            // Of an event that is too long to wait for, this is all that is seen.
-            self.is_last = ends(&line[6..], self.reading.dialect);
-        }
-        let is_hidden = line.strip_prefix(b"data:").is_some_and(|data| self.data(data.trim_ascii()));
-        if is_hidden {
-            self.is_hiding = true;
-        } else {
+        if let Some(data) = line.strip_prefix(b"data:") {
+            if self.data(data.trim_ascii()) {
+                self.is_hiding = true;
+                return Fate::Hidden;
+            }
             self.between = false;
+            return Fate::Goes;
         }
-        is_hidden
+        if let Some(name) = line.strip_prefix(b"event:") {
+            // Of an event that is too long to wait for, this is all that is seen.
+            self.is_last = ends(name, self.reading.dialect);
+            self.name = match name.trim_ascii() {
+                b"error" => Name::Error,
+                name if names_ping(name) => Name::Ping,
+                _ => Name::Any,
+            };
+        }
+        if self.reading.hides_usage && !line.starts_with(b":") && self.fields.len() < MAX_LINE {
+            // Its data is what decides.
+            return Fate::Waits;
+        }
+        self.between = false;
+        Fate::Goes
     }
 
     /// Looks at the data of an event. True if it is kept from the client.
     fn data(&mut self, data: &[u8]) -> bool {
         if data == b"[DONE]" {
             self.seen.over = true;
+            self.has_progress = true;
+            self.opening.end();
+            return false;
+        }
+        if self.name != Name::Error && (self.name == Name::Ping || is_ping(data)) {
             return false;
         }
         self.count += 1;
-        if self.seen.events > 0 || is_generated(data, self.reading.dialect) {
-            self.seen.events = self.seen.events.saturating_add(1);
-        }
-        self.seen.finished |= self.reason.look(data, self.reading.dialect);
+        self.has_progress = true;
+        let is_end = self.reason.look(data, self.reading.dialect);
+        self.seen.finished |= is_end;
         self.is_last |= ends(data, self.reading.dialect);
+        let is_generated = self.seen.events > 0 || is_generated(data, self.reading.dialect);
+        if self.reading.finds_errors && self.fails(data, is_generated, is_end) {
+            return false;
+        }
+        if is_generated {
+            self.seen.events = self.seen.events.saturating_add(1);
+            self.opening.end();
+        } else if !self.opening.is_over() {
+            if is_preamble(data, self.reading.dialect) { self.opening.note_event() } else { self.opening.end() }
+        }
         let Some(usage) = read_usage(data) else { return false };
         self.told.merge(usage);
-        self.reading.hides_usage && has_no_choices(data)
+        self.reading.hides_usage && is_usage_alone(data)
+    }
+
+    /// Looks whether the data of an event is an error. `is_generated`: whether it looks like a part of the answer;
+    /// `is_end`: whether it says why the answer ends.
+    fn fails(&mut self, data: &[u8], is_generated: bool, is_end: bool) -> bool {
+        let is_first = !self.opening.is_over();
+        // Most data need not be read for that.
+        let may_be = is_first && !is_generated
+            || may_be_error(data)
+            || (is_end || self.reading.dialect == Dialect::Other) && may_be_aborted(data)
+            || self.is_last && memmem::find(data, b"response.failed").is_some();
+        let said = may_be.then(|| status_of(data)).flatten();
+        // An event of that name is an error, whatever its data looks like.
+        let Some(status) = said.or((self.name == Name::Error).then_some(500)) else { return false };
+        self.opening.end();
+        self.seen.failure.get_or_insert(Failure { status, is_first });
+        true
     }
 
     pub(super) fn last_words(&mut self, message: &str, code: &str) -> Bytes {
+        let held = self.opening.release();
         let open = if self.between { "" } else { "\n" };
         let (error, end) = match self.reading.dialect {
             Dialect::Responses => {
@@ -194,7 +312,8 @@ impl Events {
                 (json!({ "error": error }), "data: [DONE]\n\n")
             }
         };
-        Bytes::from(format!("{open}event: error\ndata: {error}\n\n{end}"))
+        let words = format!("{open}event: error\ndata: {error}\n\n{end}");
+        if held.is_empty() { words.into() } else { [&*held, words.as_bytes()].concat().into() }
     }
 }
 
@@ -209,15 +328,6 @@ fn ends(text: &[u8], dialect: Dialect) -> bool {
     dialect != Dialect::Chat && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
 }
 
-/// True if a chunk is of no choice.
-fn has_no_choices(data: &[u8]) -> bool {
-    #[derive(Deserialize)]
-    struct Chunk {
-        choices: Vec<IgnoredAny>,
-    }
-    serde_json::from_slice::<Chunk>(data).is_ok_and(|chunk| chunk.choices.is_empty())
-}
-
 #[cfg(test)]
 mod tests {
     use super::super::{Observer, Usage};
@@ -230,7 +340,7 @@ mod tests {
         {\"cached_tokens\":8}}}\n\ndata: [DONE]\n\n";
 
     fn stream(dialect: Dialect) -> Observer {
-        Observer::of(Some(b"text/event-stream; charset=utf-8"), AnswerFormat { dialect, hides_usage: false })
+        Observer::of(Some(b"text/event-stream; charset=utf-8"), AnswerFormat { dialect, ..AnswerFormat::default() })
     }
 
     #[test]

@@ -1,5 +1,6 @@
 //! The facts that an answer says of itself.
 
+use super::failure::Failure;
 use super::stop::Stop;
 use super::usage::Usage;
 
@@ -13,6 +14,8 @@ pub(crate) struct AnswerFacts {
     pub(crate) finished: bool,
     /// The reason for which it ended, if it said one that is known.
     pub(crate) stop: Option<Stop>,
+    /// The error that it is, or ends with.
+    pub(crate) failure: Option<Failure>,
     /// True if the answer is over by its own account.
     pub(crate) over: bool,
 }

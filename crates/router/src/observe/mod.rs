@@ -1,24 +1,28 @@
 //! Reads what an answer says of itself on its way to the client: how many tokens it has, how many were cached, why it
 //! ended.
 //!
-//! Nothing is parsed but the `usage` objects themselves, and the events of a stream up to the first token.
+//! Nothing is parsed but the `usage` objects themselves, the events of a stream up to the first token, and what may be an
+//! error.
 
 mod dialect;
 mod events;
 mod facts;
+mod failure;
 mod generated;
+mod opening;
 mod stop;
 mod usage;
+mod whole;
 
 use bytes::Bytes;
 
 pub(crate) use dialect::{AnswerFormat, Dialect};
 pub(crate) use events::Events;
 pub(crate) use facts::AnswerFacts;
-use stop::Reason;
+pub(crate) use failure::Failure;
 pub(crate) use stop::Stop;
-use usage::Scan;
 pub(crate) use usage::Usage;
+pub(crate) use whole::WholeAnswer;
 
 /// Looks at an answer while it passes.
 #[derive(Debug)]
@@ -31,22 +35,12 @@ pub(crate) enum Observer {
     Blind,
 }
 
-/// An answer that comes as a whole.
-#[derive(Debug)]
-pub(crate) struct WholeAnswer {
-    scan: Scan,
-    reason: Reason,
-    dialect: Dialect,
-}
-
 impl Observer {
     /// Makes the observer for an answer of this type.
     pub(crate) fn of(content_type: Option<&[u8]>, reading: AnswerFormat) -> Self {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
-            kind if starts(kind, b"application/json") => {
-                Self::Whole(WholeAnswer { scan: Scan::default(), reason: Reason::default(), dialect: reading.dialect })
-            }
+            kind if starts(kind, b"application/json") => Self::Whole(WholeAnswer::new(reading)),
             _ => Self::Blind,
         }
     }
@@ -55,12 +49,44 @@ impl Observer {
     pub(crate) fn pass(&mut self, data: Bytes) -> Bytes {
         match self {
             Self::Events(events) => events.pass(data),
-            Self::Whole(whole) => {
-                whole.scan.pass(&data);
-                whole.reason.pass(&data, whole.dialect);
-                data
-            }
+            Self::Whole(whole) => whole.pass(data),
             Self::Blind => data,
+        }
+    }
+
+    /// True if something of an answer has come since this was asked last: not comments, nor white space before it.
+    pub(crate) fn take_progress(&mut self) -> bool {
+        match self {
+            Self::Events(events) => events.take_progress(),
+            Self::Whole(whole) => whole.has_begun(),
+            Self::Blind => true,
+        }
+    }
+
+    /// True if a part of the answer is held back until it is known whether the answer is an error.
+    pub(crate) fn is_holding(&self) -> bool {
+        match self {
+            Self::Events(events) => events.holds_event(),
+            Self::Whole(whole) => whole.has_begun() && !whole.held_back().is_empty(),
+            Self::Blind => false,
+        }
+    }
+
+    /// Returns what is held back until it is known whether the answer is an error, which is not waited for any more.
+    pub(crate) fn release(&mut self) -> Bytes {
+        match self {
+            Self::Events(events) => events.release(),
+            Self::Whole(whole) => whole.release(),
+            Self::Blind => Bytes::new(),
+        }
+    }
+
+    /// The error that the answer is, or has come to.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        match self {
+            Self::Events(events) => events.failure(),
+            Self::Whole(whole) => whole.failure(),
+            Self::Blind => None,
         }
     }
 
@@ -73,7 +99,8 @@ impl Observer {
     pub(crate) fn rest(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.rest(),
-            _ => Bytes::new(),
+            Self::Whole(whole) => whole.rest(),
+            Self::Blind => Bytes::new(),
         }
     }
 
@@ -81,11 +108,12 @@ impl Observer {
     pub(crate) fn held_back(&self) -> usize {
         match self {
             Self::Events(events) => events.held_back(),
-            _ => 0,
+            Self::Whole(whole) => whole.held_back().len(),
+            Self::Blind => 0,
         }
     }
 
-    /// True if anything may be kept from the client.
+    /// True if anything is kept from the client, or may be.
     pub(crate) fn hides(&self) -> bool {
         matches!(self, Self::Events(events) if events.hides())
     }
@@ -94,10 +122,7 @@ impl Observer {
     pub(crate) fn seen(&self) -> AnswerFacts {
         match self {
             Self::Events(events) => events.seen(),
-            Self::Whole(whole) => {
-                let (usage, stop) = (whole.scan.told.usage(), whole.reason.stop());
-                AnswerFacts { usage, stop, finished: true, over: true, events: 0 }
-            }
+            Self::Whole(whole) => whole.seen(),
             Self::Blind => AnswerFacts::default(),
         }
     }
@@ -117,6 +142,12 @@ impl Observer {
             _ => None,
         }
     }
+}
+
+/// The error that a whole answer in JSON is.
+pub(crate) fn error_of(answer: &[u8]) -> Option<Failure> {
+    let may_be = failure::may_be_error(answer) || failure::may_be_aborted(answer);
+    may_be.then(|| failure::status_of(answer)).flatten().map(|status| Failure { status, is_first: true })
 }
 
 fn starts(kind: &[u8], wanted: &[u8]) -> bool {

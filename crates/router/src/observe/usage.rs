@@ -4,6 +4,7 @@ use std::sync::LazyLock;
 
 use memchr::memmem::{self, Finder};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::dialect::read;
@@ -68,6 +69,24 @@ impl UsageNumbers {
 pub(super) fn read_usage(text: &[u8]) -> Option<UsageNumbers> {
     let at = memmem::rfind(text, NAME)?;
     parse(&text[at + NAME.len()..]).ok()
+}
+
+/// True if a chunk that has usage has no choices, in whichever way it says so, and is no error.
+pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
+    #[derive(Deserialize)]
+    struct Chunk<'a> {
+        #[serde(borrow)]
+        usage: Option<&'a RawValue>,
+        #[serde(default)]
+        choices: Option<Vec<IgnoredAny>>,
+        #[serde(default)]
+        error: Option<IgnoredAny>,
+    }
+    serde_json::from_slice::<Chunk<'_>>(chunk).is_ok_and(|chunk| {
+        chunk.usage.is_some_and(|usage| usage.get() != "null")
+            && chunk.choices.is_none_or(|choices| choices.is_empty())
+            && chunk.error.is_none()
+    })
 }
 
 /// Looks for `usage` objects in JSON that passes piece by piece, of which nothing else is kept.

@@ -12,8 +12,11 @@ use super::flight::Flight;
 use super::leg::Leg;
 use crate::answer_engines::Name;
 use crate::engine::{Connection, Fault, Framing};
-use crate::observe::Observer;
+use crate::observe::{Failure, Observer};
 use crate::place::Placement;
+
+/// Time for which an answer is held back at most that may turn out to be an error: those come quickly.
+const HOLD: Duration = Duration::from_secs(1);
 
 /// The reason that a body ends before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
@@ -30,6 +33,8 @@ pub(crate) struct AnswerBody {
     flight: Flight,
     stall: Duration,
     timer: Option<Pin<Box<Sleep>>>,
+    /// The end of the time for which the answer is held back.
+    hold: Option<Pin<Box<Sleep>>>,
     heard: Instant,
     /// The prefill engine that works for the answer: it need not go on if the answer breaks off or is given up.
     prefill: Option<Leg>,
@@ -39,7 +44,7 @@ pub(crate) struct AnswerBody {
     first: Option<Bytes>,
     /// The data that has still to go out when the engine's part is over.
     last: Option<Bytes>,
-    /// True if a byte of the answer's body came.
+    /// True if something of the answer came: not comments.
     has_begun: bool,
     /// Reason why the answer broke off, until what came before has gone out.
     broken: Option<BodyError>,
@@ -65,6 +70,7 @@ impl AnswerBody {
             flight,
             stall,
             timer: None,
+            hold: None,
             heard: Instant::now(),
             prefill: None,
             name: None,
@@ -94,13 +100,40 @@ impl AnswerBody {
     }
 
     /// Waits until something of the answer can be passed on, or it is over. As long as this has not come to an end
-    /// the client knows nothing of the answer, and another engine can still give one.
+    /// the client knows nothing of the answer, and another engine can still give one: also if the answer
+    /// [is an error](Self::failure).
     ///
     /// # Errors
     /// The answer broke off before. Its flight goes on: [`AnswerBody::into_flight`].
     pub(crate) async fn begin(&mut self) -> Result<(), Fault> {
         self.first = std::future::poll_fn(|context| self.poll_piece(context)).await.transpose()?;
         Ok(())
+    }
+
+    /// The error that the answer began with, or is.
+    pub(crate) fn failure(&self) -> Option<Failure> {
+        self.observer.failure().filter(|failure| failure.is_first)
+    }
+
+    /// Notes that the engine has answered with this status, and with no error.
+    pub(crate) fn note_answered(&mut self, status: u16) {
+        self.flight.answered(status);
+    }
+
+    /// Ends an answer that broke off before anything of it could be passed on. True if there is something to pass on in
+    /// case that no other engine answers: events that said that work has begun.
+    pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
+        let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
+        self.flight.note_failure(fault);
+        if has_begun {
+            self.broken = self.broke(fault);
+        }
+        has_begun
+    }
+
+    /// True if less may go to the client than the engine sends.
+    pub(crate) fn hides(&self) -> bool {
+        self.observer.hides()
     }
 
     pub(crate) fn placement(&self) -> &Placement {
@@ -159,15 +192,23 @@ impl AnswerBody {
             };
             match connection.poll_data(context, &mut self.framing) {
                 Poll::Ready(Some(Ok(data))) => {
-                    self.heard = Instant::now();
-                    self.has_begun = true;
+                    let now = Instant::now();
                     if let Some(id) = self.name.as_mut().and_then(|name| name.look(&data)) {
                         self.flight.note_kept_answer(&id);
                     }
                     let data = self.observer.pass(data);
-                    self.flight.note_piece();
-                    self.flight.note_tokens(self.observer.tokens(), self.heard);
-                    if matches!(self.framing, Framing::Done | Framing::Length(0)) {
+                    if self.observer.take_progress() {
+                        self.heard = now;
+                        self.has_begun = true;
+                        self.flight.note_piece();
+                    } else {
+                        self.flight.note_sign_of_life();
+                    }
+                    match self.observer.failure() {
+                        Some(failure) => self.flight.note_error(failure),
+                        None => self.flight.note_tokens(self.observer.tokens(), now),
+                    }
+                    if matches!(self.framing, Framing::Done | Framing::Length(0)) && !self.is_empty() {
                         self.whole();
                     }
                     if !data.is_empty() {
@@ -175,15 +216,32 @@ impl AnswerBody {
                     }
                 }
                 // An engine that dies then would look the same.
-                Poll::Ready(None) if !self.has_begun && self.observer.expects_some() => {
+                Poll::Ready(None) if self.is_empty() => {
                     return Poll::Ready(Some(Err(Fault::Broken("it was closed before the answer's body".to_owned()))));
                 }
                 Poll::Ready(None) => self.whole(),
                 Poll::Ready(Some(Err(fault))) => return Poll::Ready(Some(Err(fault))),
+                Poll::Pending if self.observer.is_holding() && self.is_held_for_long(context) => {
+                    return Poll::Ready(Some(Ok(self.observer.release())));
+                }
                 Poll::Pending if self.stalls(context) => return Poll::Ready(Some(Err(Fault::Stalled))),
                 Poll::Pending => return Poll::Pending,
             }
         }
+    }
+
+    /// True if nothing of an answer came that cannot be empty.
+    fn is_empty(&self) -> bool {
+        !self.has_begun && self.observer.expects_some()
+    }
+
+    /// True if a beginning that may be of an error has been held back for long enough.
+    fn is_held_for_long(&mut self, context: &mut Context<'_>) -> bool {
+        let is_over = self.hold.get_or_insert_with(|| Box::pin(sleep(HOLD))).as_mut().poll(context).is_ready();
+        if is_over {
+            self.hold = None;
+        }
+        is_over
     }
 
     /// True if nothing came for too long.
@@ -207,31 +265,31 @@ impl AnswerBody {
         let Some(connection) = self.connection.take() else { return };
         let rest = self.observer.rest();
         self.last = (!rest.is_empty()).then_some(rest);
-        self.timer = None;
+        (self.timer, self.hold) = (None, None);
         if self.keep && connection.is_clean() {
             self.flight.engine().pool.put(self.shard, connection);
         }
+        self.flight.note_end(self.observer.seen());
         if let Some(prefill) = self.prefill.take()
             && !self.flight.is_refused()
         {
             prefill.let_finish();
         }
-        self.flight.note_end(self.observer.seen());
     }
 
     /// Ends an answer that broke off. None if the client is told in the answer itself.
     fn broke(&mut self, fault: &Fault) -> Option<BodyError> {
         self.connection = None;
-        self.timer = None;
+        (self.timer, self.hold) = (None, None);
         self.prefill = None;
         let seen = self.observer.seen();
-        if seen.over && matches!(self.observer, Observer::Events(_)) {
+        if (seen.over || seen.failure.is_some()) && matches!(self.observer, Observer::Events(_)) {
             // All was said; only the end of the transfer is missing.
             self.last = Some(self.observer.rest()).filter(|rest| !rest.is_empty());
             self.flight.note_end(seen);
             return None;
         }
-        self.flight.broke(fault, seen);
+        self.flight.broke(fault);
         let message = format!("engine {}: {fault}", self.flight.engine().name);
         match self.observer.last_words(&message, "engine_failed") {
             Some(last) => {

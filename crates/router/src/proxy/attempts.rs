@@ -106,11 +106,13 @@ impl Attempts {
 
     /// Notes that the request failed at an engine.
     pub(crate) fn lose(&mut self, engine: &Arc<Engine>, fault: &Fault) {
-        if fault.may_have_been_sent() {
-            self.lost += 1;
-            if *fault != Fault::Stale {
-                self.suspects.push(engine.clone());
-            }
+        self.lost += u32::from(fault.may_have_been_sent());
+        let is_suspect = match fault {
+            Fault::Error(_) => fault.is_unclear(),
+            _ => fault.may_have_been_sent() && *fault != Fault::Stale,
+        };
+        if is_suspect {
+            self.suspects.push(engine.clone());
         }
     }
 
@@ -159,6 +161,15 @@ mod tests {
         assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Closed), None);
         assert!(attempts.needs_new_connection() && !attempts.is_lost());
         assert_eq!(attempts.note_failure(&engine, &engine, &Fault::FirstByte), Some(LastAttempt::SentTwice));
+        let mut attempts = Attempts::new(true, 2);
+        for _ in 0..2 {
+            assert_eq!(
+                attempts.note_failure(&engine, &engine, &Fault::Error(500)),
+                None,
+                "it is known what came of it"
+            );
+        }
+        assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Error(500)), Some(LastAttempt::NoRetriesLeft));
         let mut attempts = Attempts::new(true, 0);
         assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Stale), None, "that was the connection's age");
         assert!(attempts.go_back() && attempts.tried().is_empty() && !attempts.go_back());

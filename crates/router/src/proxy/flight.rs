@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use crate::app::App;
 use crate::engine::{Engine, Fault};
-use crate::observe::{AnswerFacts, Usage};
+use crate::observe::{AnswerFacts, Failure, Usage};
 use crate::place::Placement;
 
 /// Tokens of a stream after which the decision core is told of them.
@@ -53,9 +53,14 @@ impl Flight {
         self.note_end(AnswerFacts::default());
     }
 
+    /// Notes that something came from the engine, be it a comment.
+    pub(crate) fn note_sign_of_life(&self) {
+        self.placement.engine.note_sign_of_life();
+    }
+
     /// Notes that a piece of the answer's body came.
     pub(crate) fn note_piece(&mut self) {
-        self.placement.engine.note_sign_of_life();
+        self.note_sign_of_life();
         if !self.has_byte {
             self.has_byte = true;
             self.placement.engine.counts.waiting.fetch_sub(1, Relaxed);
@@ -75,9 +80,9 @@ impl Flight {
         }
     }
 
-    /// Notes that the head of an answer came, with this status.
+    /// Notes that the engine has answered, with this status.
     pub(crate) fn answered(&mut self, status: u16) {
-        self.refused = status >= 400;
+        self.refused |= status >= 400;
         let class = usize::from(status / 100).clamp(1, 5) - 1;
         self.engine().counts.answers[class].fetch_add(1, Relaxed);
         self.engine().note_sign_of_life();
@@ -91,8 +96,21 @@ impl Flight {
         self.app.answer_engines.insert(id, &self.engine().name);
     }
 
+    /// Notes that the answer is an error, or has come to one.
+    pub(crate) fn note_error(&mut self, failure: Failure) {
+        self.refused = true;
+        if failure.is_of_the_request() {
+            return;
+        }
+        let fault = Fault::Error(failure.status);
+        if failure.is_first { self.note_failure(&fault) } else { self.broke(&fault) }
+    }
+
     /// Notes that the answer is whole.
     pub(crate) fn note_end(&mut self, seen: AnswerFacts) {
+        if let Some(failure) = seen.failure {
+            self.note_error(failure);
+        }
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
@@ -114,7 +132,7 @@ impl Flight {
     }
 
     /// Notes that the answer broke off.
-    pub(crate) fn broke(&mut self, fault: &Fault, _seen: AnswerFacts) {
+    pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);

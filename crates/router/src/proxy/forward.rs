@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_TYPE, HeaderMap};
-use hyper::{Request, Response};
+use hyper::{Method, Request, Response};
 use kvatlas_http::{BodyLimits, RequestBody, body};
 use kvatlas_prompt::Endpoint;
 
@@ -57,7 +57,9 @@ pub(crate) async fn forward(
 
     let named = known.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
     let body = named.map_or(body, Bytes::from);
-    let mut reading = AnswerFormat { dialect: Dialect::of(endpoint), hides_usage: false };
+    // An answer about what an engine keeps may tell of an error that was another request's.
+    let finds_errors = head.method == Method::POST && route.may_repeat(&head.method);
+    let mut reading = AnswerFormat { dialect: Dialect::of(endpoint), hides_usage: false, finds_errors };
     let asking = if known.lacks_usage && app.config.ask_usage {
         usage::ask_for_usage(&body, known.has_stream_options)
     } else {

@@ -20,7 +20,7 @@ use crate::app::App;
 use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
-use crate::observe::{AnswerFacts, AnswerFormat, Observer};
+use crate::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
 use crate::request_facts::RequestFacts;
 
 /// The state that prefill has come to before decode is asked.
@@ -222,6 +222,14 @@ async fn legwork(
     }
     if !status.is_success() {
         return Err(Fault::Busy(status.as_u16()));
+    }
+    match error_of(&body) {
+        Some(failure) if failure.is_of_the_request() => {
+            flight.note_end(AnswerFacts { failure: Some(failure), ..AnswerFacts::default() });
+            return Ok(PrefillResult::Refused(Verdict { status, headers, body }));
+        }
+        Some(failure) => return Err(Fault::Error(failure.status)),
+        None => {}
     }
     flight.note_piece();
     // It is asked for one token: its answer is that.

@@ -1,4 +1,4 @@
-//! Hedging: a streamed request whose first byte takes unusually long is sent to a second engine too, and the first answer
+//! Hedging: a streamed request whose answer takes unusually long to begin is sent to a second engine too, and the first answer
 //! wins. Off unless `hedge_after` is set.
 
 use std::sync::OnceLock;
@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::Response;
 
 use super::attempts::Attempts;
-use super::job::Job;
+use super::job::{Failed, Job};
 use crate::answer::Answer;
 use crate::app::App;
 use crate::refusal::Refusal;
@@ -60,16 +60,17 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
     };
     let other = OnceLock::new();
     let mut second = std::pin::pin!(job.run(Attempts::beside(engine.clone()), &other));
+    let is_failed = |answer: &Response<Answer>| answer.extensions().get::<Failed>().is_some();
     let failed = tokio::select! {
         answered = first.as_mut() => match answered {
-            Ok(answer) => {
+            Ok(answer) if !is_failed(&answer) => {
                 count(1);
                 return Ok(answer);
             }
-            Err(refusal) => refusal,
+            failed => failed,
         },
         answered = second.as_mut() => match answered {
-            Ok(answer) if !answer.status().is_server_error() => {
+            Ok(answer) if !answer.status().is_server_error() && !is_failed(&answer) => {
                 count(0);
                 return Ok(answer);
             }
@@ -79,7 +80,14 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
             }
         },
     };
-    let answered = second.await.map_err(|_| failed);
-    count(usize::from(answered.is_err()));
-    answered
+    match second.await {
+        Ok(answer) if !is_failed(&answer) => {
+            count(0);
+            Ok(answer)
+        }
+        _ => {
+            count(1);
+            failed
+        }
+    }
 }

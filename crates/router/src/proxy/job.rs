@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
@@ -54,6 +54,8 @@ impl Job<'_> {
         let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
+        // The last answer that an engine gave, which was an error: better than none.
+        let mut failed: Option<Response<Answer>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
             why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
@@ -65,7 +67,8 @@ impl Job<'_> {
                 Err(_) if attempts.go_back() => continue,
                 // Why the last one failed says more than that there is no other.
                 Err(refusal) => {
-                    return Err(last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last)));
+                    let refusal = last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last));
+                    return failed.ok_or(refusal);
                 }
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
@@ -102,7 +105,12 @@ impl Job<'_> {
             };
             let fault = match beside_prefill(answered, &mut prefill).await {
                 Ok((connection, answer)) => {
-                    flight.answered(answer.status.as_u16());
+                    // Of any other it is not known yet whether it is an answer.
+                    if answer.status.is_success() {
+                        flight.note_sign_of_life();
+                    } else {
+                        flight.answered(answer.status.as_u16());
+                    }
                     let pause = pause_wanted(&answer);
                     if let Some(pause) = pause {
                         engine.health.set_busy(pause);
@@ -125,7 +133,15 @@ impl Job<'_> {
                             passing = passing.kept();
                         }
                         match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
+                            Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {
+                                let fault = Fault::Error(passing.failure().map_or(500, |failure| failure.status));
+                                failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                fault
+                            }
                             Ok(()) => {
+                                if status.is_success() {
+                                    passing.note_answered(status.as_u16());
+                                }
                                 if !status.is_server_error() {
                                     attempts.answered();
                                 }
@@ -138,7 +154,9 @@ impl Job<'_> {
                                 return Ok(refused(app, verdict, passing.into_flight(), new_id.cloned(), headers));
                             }
                             Err(DecodeFailure::Failed(fault)) => {
-                                passing.into_flight().note_failure(&fault);
+                                if passing.give_up(&fault) {
+                                    failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                }
                                 fault
                             }
                         }
@@ -155,7 +173,8 @@ impl Job<'_> {
             let refusal = refuse_failed(&engine, &fault);
             let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
             if let Some(why) = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
-                return Err(give_up(why, refusal));
+                let refusal = give_up(why, refusal);
+                return failed.ok_or(refusal);
             }
             last = Some(refusal);
             app.counts.retries[fault.number()].fetch_add(1, Relaxed);
@@ -179,8 +198,19 @@ fn pause_wanted(answer: &Head) -> Option<Duration> {
     if !matches!(answer.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
     }
-    let seconds: u64 = answer.headers.get(RETRY_AFTER)?.to_str().ok()?.trim().parse().ok()?;
-    Some(Duration::from_secs(seconds).min(MAX_PAUSE))
+    wait_until(answer.headers.get(RETRY_AFTER)?.to_str().ok()?, SystemTime::now())
+}
+
+/// Returns the wait that a value of `Retry-After` means: seconds, or a date (RFC 9110, 10.2.3). None if it means none.
+fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
+    let value = value.trim();
+    let wait = if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
+        value.parse().map_or(MAX_PAUSE, Duration::from_secs)
+    } else {
+        // One that is over already asks for nothing.
+        httpdate::parse_http_date(value).ok()?.duration_since(now).ok()?
+    };
+    Some(wait.min(MAX_PAUSE))
 }
 
 /// Makes the answer that is passed on, and the head that stands before it.
@@ -194,14 +224,12 @@ fn pass(
 ) -> (AnswerBody, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
+    let reading = AnswerFormat { finds_errors: reading.finds_errors && status.is_success(), ..reading };
     let observer = if headers.contains_key(CONTENT_ENCODING) {
         Observer::of(None, reading)
     } else {
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
-    if observer.hides() {
-        headers.remove(CONTENT_LENGTH);
-    }
     let stall = app.config.upstream.stall_timeout;
     (AnswerBody::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
 }
@@ -213,10 +241,30 @@ fn respond(
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
+    if passing.hides() {
+        headers.remove(CONTENT_LENGTH);
+    }
     name(app, passing.placement(), new_id, asked, &mut headers);
     let mut response = Response::new(Answer::Passing(Box::new(passing)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
+    response
+}
+
+/// Marks an answer of which the router knows that it has failed, although its status says that all is well.
+#[derive(Clone, Copy)]
+pub(super) struct Failed;
+
+/// Makes the answer that a client gets if no engine has a better one.
+fn respond_failed(
+    app: &App,
+    told: (StatusCode, HeaderMap),
+    passing: AnswerBody,
+    new_id: Option<HeaderValue>,
+    asked: &HeaderMap,
+) -> Response<Answer> {
+    let mut response = respond(app, told, passing, new_id, asked);
+    response.extensions_mut().insert(Failed);
     response
 }
 
@@ -261,5 +309,37 @@ fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
             Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
         }
         _ => Refusal::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn how_long_an_engine_asks_to_be_left_alone() {
+        // 1994-11-06 08:49:37
+        let now = SystemTime::UNIX_EPOCH + Duration::from_secs(784_111_777);
+        for (value, wait) in [
+            ("0", Some(0)),
+            (" 7 ", Some(7)),
+            ("007", Some(7)),
+            ("3600", Some(60)),
+            ("99999999999999999999999999", Some(60)),
+            ("Sun, 06 Nov 1994 08:49:47 GMT", Some(10)),
+            ("Sunday, 06-Nov-94 08:49:47 GMT", Some(10)),
+            ("Sun Nov  6 08:49:47 1994", Some(10)),
+            (" Sun, 06 Nov 1994 08:49:47 GMT ", Some(10)),
+            ("Fri, 31 Dec 9999 23:59:59 GMT", Some(60)),
+            ("Sun, 06 Nov 1994 08:49:36 GMT", None),
+            ("Thu, 01 Jan 1970 00:00:00 GMT", None),
+            ("-7", None),
+            ("+7", None),
+            ("7.5", None),
+            ("soon", None),
+            ("", None),
+        ] {
+            assert_eq!(wait_until(value, now), wait.map(Duration::from_secs), "{value}");
+        }
     }
 }

@@ -18,6 +18,10 @@ pub(crate) fn ask_for_usage(body: &[u8], has_options: bool) -> Option<Bytes> {
         let given = fields.get("stream_options").and_then(|raw| serde_json::from_str(raw.get()).ok());
         let mut options: Map<String, Value> = given.unwrap_or_default();
         options.insert("include_usage".to_owned(), json!(true));
+        // Without the usage at the end there would have been none in between.
+        if let Some(continuous) = options.get_mut("continuous_usage_stats") {
+            *continuous = json!(false);
+        }
         return with(&fields, [("stream_options", options.into())]);
     }
     // All else stays as it is, byte for byte. There is another field, the one that asks for a stream.
@@ -49,6 +53,8 @@ mod tests {
             );
         }
         let more = asked(r#"{"stream_options":{"continuous_usage_stats":false}}"#, true);
+        assert_eq!(more, r#"{"stream_options":{"continuous_usage_stats":false,"include_usage":true}}"#);
+        let more = asked(r#"{"stream_options":{"continuous_usage_stats":true}}"#, true);
         assert_eq!(more, r#"{"stream_options":{"continuous_usage_stats":false,"include_usage":true}}"#);
     }
 }

@@ -1,0 +1,184 @@
+//! An answer that comes as a whole, in JSON.
+//!
+//! An error looks like any other answer until it is read. So an answer whose first name leaves that open is held back until
+//! it is there, as long as it is no longer than an error may be.
+
+use bytes::{Bytes, BytesMut};
+
+use super::dialect::AnswerFormat;
+use super::facts::AnswerFacts;
+use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
+use super::opening::MOST_HELD;
+use super::stop::Reason;
+use super::usage::Scan;
+
+/// An answer that comes as a whole.
+#[derive(Debug)]
+pub(crate) struct WholeAnswer {
+    format: AnswerFormat,
+    scan: Scan,
+    reason: Reason,
+    held: Held,
+    failure: Option<Failure>,
+    /// True if something came that is not white space.
+    has_begun: bool,
+}
+
+/// The beginning of an answer, which may be an error.
+#[derive(Debug)]
+enum Held {
+    /// One piece, as it came.
+    Piece(Bytes),
+    /// Several pieces.
+    Pieces(BytesMut),
+    /// Nothing is held any more: the answer goes to the client as it comes.
+    Over,
+}
+
+impl WholeAnswer {
+    pub(super) fn new(format: AnswerFormat) -> Self {
+        let held = if format.finds_errors { Held::Piece(Bytes::new()) } else { Held::Over };
+        Self { format, scan: Scan::default(), reason: Reason::default(), held, failure: None, has_begun: false }
+    }
+
+    pub(super) fn pass(&mut self, data: Bytes) -> Bytes {
+        self.scan.pass(&data);
+        self.reason.pass(&data, self.format.dialect);
+        self.has_begun = self.has_begun || !data.trim_ascii().is_empty();
+        match &mut self.held {
+            Held::Over => return data,
+            Held::Piece(first) if first.is_empty() => *first = data,
+            Held::Piece(first) => {
+                let mut pieces = BytesMut::from(&**first);
+                pieces.extend_from_slice(&data);
+                self.held = Held::Pieces(pieces);
+            }
+            Held::Pieces(pieces) => pieces.extend_from_slice(&data),
+        }
+        if self.held_back().len() > MOST_HELD || first_name(self.held_back()) == FirstName::OfAnswer {
+            return self.release();
+        }
+        Bytes::new()
+    }
+
+    /// Returns what was held back, at the end of an answer that is whole.
+    pub(super) fn rest(&mut self) -> Bytes {
+        let whole = self.release();
+        let is_worth_reading = match first_name(&whole) {
+            FirstName::OfError => true,
+            FirstName::OfBoth => may_be_error(&whole) || may_be_aborted(&whole),
+            FirstName::OfAnswer | FirstName::Unknown => false,
+        };
+        if is_worth_reading {
+            self.failure = status_of(&whole).map(|status| Failure { status, is_first: true });
+        }
+        whole
+    }
+
+    /// Returns what was held back, which is not looked at any more.
+    pub(super) fn release(&mut self) -> Bytes {
+        match std::mem::replace(&mut self.held, Held::Over) {
+            Held::Piece(piece) => piece,
+            Held::Pieces(pieces) => pieces.freeze(),
+            Held::Over => Bytes::new(),
+        }
+    }
+
+    pub(super) fn held_back(&self) -> &[u8] {
+        match &self.held {
+            Held::Piece(piece) => piece,
+            Held::Pieces(pieces) => pieces,
+            Held::Over => &[],
+        }
+    }
+
+    pub(super) fn has_begun(&self) -> bool {
+        self.has_begun
+    }
+
+    pub(super) fn failure(&self) -> Option<Failure> {
+        self.failure
+    }
+
+    pub(super) fn seen(&self) -> AnswerFacts {
+        let (usage, stop, failure) = (self.scan.told.usage(), self.reason.stop(), self.failure);
+        AnswerFacts { usage, stop, failure, finished: true, over: true, events: 0 }
+    }
+}
+
+/// The kind of answer that begins with a name.
+#[derive(Debug, PartialEq, Eq)]
+enum FirstName {
+    /// The name has not come as a whole.
+    Unknown,
+    /// An answer that is no error.
+    OfAnswer,
+    /// Either.
+    OfBoth,
+    /// An error, or a small answer.
+    OfError,
+}
+
+fn first_name(text: &[u8]) -> FirstName {
+    let Some(rest) = text.trim_ascii_start().strip_prefix(b"{") else {
+        return if text.trim_ascii().is_empty() { FirstName::Unknown } else { FirstName::OfAnswer };
+    };
+    let rest = rest.trim_ascii_start();
+    let Some(name) = rest.strip_prefix(b"\"") else {
+        return if rest.is_empty() { FirstName::Unknown } else { FirstName::OfAnswer };
+    };
+    match memchr::memchr(b'"', name).map(|end| &name[..end]) {
+        None => FirstName::Unknown,
+        Some(b"error" | b"message" | b"code" | b"type" | b"status" | b"param" | b"detail") => FirstName::OfError,
+        Some(b"id" | b"object" | b"created" | b"created_at" | b"model" | b"text" | b"meta_info") => FirstName::OfBoth,
+        Some(_) => FirstName::OfAnswer,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{Dialect, Observer};
+    use super::*;
+
+    fn observer() -> Observer {
+        let format = AnswerFormat { dialect: Dialect::Chat, hides_usage: false, finds_errors: true };
+        Observer::of(Some(b"application/json"), format)
+    }
+
+    #[test]
+    fn errors_are_found_however_they_are_cut() {
+        for (text, status) in [
+            (r#"{"error":{"message":"x","code":500}}"#, Some(500)),
+            ("  \n\n {\"error\" : {\"message\":\"x\",\"code\": 400 } }\n", Some(400)),
+            (r#"{"object":"error","message":"x","code":503}"#, Some(503)),
+            (r#"{"message":"x","type":"InternalServerError","code":500}"#, Some(500)),
+            (r#"{"id":"resp_1","object":"response","status":"failed","error":{"code":"server_error"}}"#, Some(500)),
+            (r#"{"id":"x","choices":[{"message":{"content":""},"finish_reason":"abort"}]}"#, Some(500)),
+            (r#"{"error":null,"id":"x","choices":[{"message":{"content":"\"error\""}}]}"#, None),
+            (r#"{"id":"x","choices":[{"message":{"content":"a"},"finish_reason":"stop"}]}"#, None),
+            (r#"{"data":[{"embedding":[0.1,0.2]}]}"#, None),
+            ("[0.5, 1]", None),
+        ] {
+            for cut in 1..=text.len() {
+                let mut observer = observer();
+                let mut out = Vec::new();
+                for piece in text.as_bytes().chunks(cut) {
+                    out.extend_from_slice(&observer.pass(Bytes::copy_from_slice(piece)));
+                }
+                out.extend_from_slice(&observer.rest());
+                assert_eq!(out, text.as_bytes());
+                assert_eq!(observer.failure().map(|failure| failure.status), status, "{text} in pieces of {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_begins_as_no_error_does_passes_at_once() {
+        for text in [r#"{"choices": [{"#, r#" {"data": [{"#, "[", "12", "\"text"] {
+            assert_eq!(observer().pass(Bytes::from_static(text.as_bytes())), text);
+        }
+        let mut long = observer();
+        assert!(long.pass(Bytes::from_static(br#"{"id":"x","text":""#)).is_empty());
+        assert!(!long.pass(Bytes::from(vec![b'x'; MOST_HELD])).is_empty(), "what is held is bounded");
+    }
+}
