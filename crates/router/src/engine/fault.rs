@@ -25,6 +25,8 @@ pub(crate) enum Fault {
     Stalled,
     /// The engine answered that it cannot take requests now: with this status.
     Busy(u16),
+    /// The engine answered that it has no such model.
+    NoModel,
     /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
     Prefill {
         /// True if the request may have reached that engine.
@@ -41,7 +43,7 @@ impl Fault {
     /// True if the engine may have acted on the request, and nobody knows what came of it.
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
-            Self::Connect(_) | Self::Unsent => false,
+            Self::Connect(_) | Self::Unsent | Self::NoModel => false,
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
@@ -73,12 +75,13 @@ impl Fault {
             Self::Busy(_) => 7,
             Self::Prefill { .. } => 8,
             Self::Down => 9,
+            Self::NoModel => 10,
         }
     }
 }
 
 /// Names of all faults, in order of their numbers.
-pub(crate) const NAMES: [&str; 10] = [
+pub(crate) const NAMES: [&str; 11] = [
     "connect",
     "closed",
     "stale_connection",
@@ -89,6 +92,7 @@ pub(crate) const NAMES: [&str; 10] = [
     "busy",
     "prefill",
     "down",
+    "no_model",
 ];
 
 impl fmt::Display for Fault {
@@ -103,6 +107,7 @@ impl fmt::Display for Fault {
             Self::FirstByte => f.write_str("the engine did not answer in time"),
             Self::Stalled => f.write_str("the engine stopped sending in the middle of its answer"),
             Self::Down => f.write_str("the engine stopped answering, also when it was asked how it is"),
+            Self::NoModel => f.write_str("the engine has no such model"),
             Self::Prefill { .. } => f.write_str("the prefill engine failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }

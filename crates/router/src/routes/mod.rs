@@ -20,6 +20,8 @@ use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 #[derive(Debug)]
 pub(crate) enum RouteMatch {
     Route(&'static Route),
+    /// Whoever may change engines may use the path so; for all others it is there for other methods only: these.
+    ForAdmins(&'static Route, Methods),
     /// There is such a path, for other methods: these.
     WrongMethod(Methods),
     Unknown,
@@ -28,8 +30,9 @@ pub(crate) enum RouteMatch {
 /// The route of a request. `listed`: the paths that the setting `forward` adds.
 pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch {
     let mut others = Methods(0);
-    // A slash at the end does not count.
-    let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path);
+    // True if the path has a row to itself, which says all of it.
+    let mut is_named = false;
+    let bare = bare(path);
     for route in ROUTES.iter().filter(|route| route.path.parameter(bare).is_some()) {
         if let Responder::Engine(forwarded) = route.to {
             // Whoever stands before the engine may make another path of it, which nobody has allowed.
@@ -46,19 +49,21 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
                 continue;
             }
         }
-        // A path that has a row is not what the rows for all the rest are about.
-        if others.0 > 0 && route.path.is_rest {
+        // A path that has a row to itself is not what the rows for all the rest are about.
+        if is_named && route.path.is_rest {
             break;
         }
         if route.methods.has(method) {
-            return RouteMatch::Route(route);
+            let has_others = route.is_unnamed() && others.0 > 0;
+            return if has_others { RouteMatch::ForAdmins(route, others) } else { RouteMatch::Route(route) };
         }
-        others.0 |= route.methods.0;
+        if !route.is_unnamed() {
+            others.0 |= route.methods.0;
+        }
+        is_named |= route.path.is_literal();
     }
-    if others.0 > 0 {
-        return RouteMatch::WrongMethod(others);
-    }
-    if is_listed(path, listed) && !climbs(path) {
+    let is_open = others.0 == 0 || (!is_named && ANY.has(method));
+    if is_open && is_listed(path, listed) && !climbs(path) {
         // However it is written: an engine decodes it.
         let plain = plain(path);
         let is_change = |it: &Route| it.wants == Access::Admin && !it.is_unnamed() && it.path.is(&plain);
@@ -66,7 +71,15 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
         let route = if changes { &LISTED_CHANGE } else { &LISTED };
         return if ANY.has(method) { RouteMatch::Route(route) } else { RouteMatch::WrongMethod(ANY) };
     }
+    if others.0 > 0 {
+        return RouteMatch::WrongMethod(others);
+    }
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
+}
+
+/// A path without the slash at its end, which does not count.
+pub(crate) fn bare(path: &str) -> &str {
+    path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }
 
 /// True if the setting `forward` has a path, or a beginning of it that ends in `*`.
@@ -103,6 +116,7 @@ mod tests {
         match find(&method, path, &listed) {
             RouteMatch::Unknown => "404".to_owned(),
             RouteMatch::WrongMethod(methods) => format!("405 {}", methods.list()),
+            RouteMatch::ForAdmins(_, methods) => format!("admins, else 405 {}", methods.list()),
             RouteMatch::Route(route) => match route.to {
                 Responder::Own(own) => format!("{own:?}({})", route.parameter(path)),
                 Responder::Engine(forwarded) => format!("{:?} {:?}", route.wants, forwarded.allowed),
@@ -122,6 +136,18 @@ mod tests {
             ("PROPFIND /v1/models", "405 GET, HEAD"),
             ("HEAD /v1/models", "Models()"),
             ("GET /v1/models/org/name", "Model(org/name)"),
+            ("GET /v1/models/org%2Fname/", "Model(org%2Fname)"),
+            ("GET /models/org%2Fname", "Model(org%2Fname)"),
+            ("GET /models/", "Models()"),
+            ("POST /models/load", "405 GET, HEAD"),
+            ("POST /v1/models/load", "admins, else 405 GET, HEAD"),
+            ("DELETE /v1/models/org/name", "admins, else 405 GET, HEAD"),
+            ("POST /v1/responses/compact", "admins, else 405 GET, HEAD, DELETE"),
+            ("PUT /v1/responses/resp_1/cancel", "admins, else 405 POST"),
+            ("POST /v1/responses/..", "404"),
+            ("POST /v1/models", "405 GET, HEAD"),
+            ("OPTIONS /v1/responses/compact", "405 GET, HEAD, DELETE"),
+            ("TRACE /v1/models/load", "405 GET, HEAD"),
             ("POST /v1/load_lora_adapter", "Admin ToAdmins"),
             ("POST /v1/load%5Flora_adapter", "Admin ToAdmins"),
             ("POST /v1//load_lora_adapter/", "Admin ToAdmins"),
@@ -160,6 +186,13 @@ mod tests {
             ("POST /v1/newer", &["/v1/new"], "Admin ToAdmins"),
             ("TRACE /custom/x", all, "405 GET, HEAD, POST, PUT, PATCH, DELETE"),
             ("GET /custom/../x", &["/custom/*"], "404"),
+            ("POST /v1/responses/compact", &["/v1/responses/compact"], "Ask Always"),
+            ("POST /v1/models/load", all, "Ask Always"),
+            ("POST /models/load", &["/models/load"], "Ask Always"),
+            ("POST /models/%2e%2e/sleep", all, "405 GET, HEAD"),
+            ("POST /v1/models", all, "405 GET, HEAD"),
+            ("GET /v1/responses/resp_1", all, "Ask Always"),
+            ("PUT /workers", all, "405 GET, HEAD"),
         ] {
             let (method, path) = asked.split_once(' ').expect("two words");
             assert_eq!(found(method, path, listed), wanted, "{asked} {listed:?}");
