@@ -49,9 +49,10 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
                 continue;
             }
         }
-        // A path that has a row to itself is not what the rows for all the rest are about.
-        if is_named && route.path.is_rest {
-            break;
+        // A path that has a row is not what the rows for all the rest are about; one that has only a row with a parameter
+        // may be a path that no row is about.
+        if others.0 > 0 && route.path.is_rest && (is_named || !route.is_unnamed()) {
+            continue;
         }
         if route.methods.has(method) {
             let has_others = route.is_unnamed() && others.0 > 0;
@@ -99,11 +100,19 @@ fn plain(path: &str) -> String {
 
 /// True if a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
 fn climbs(path: &str) -> bool {
-    let is_dots = |segment: &str| {
-        let lower = segment.to_ascii_lowercase().replace("%2e", ".");
-        matches!(lower.as_str(), "." | "..")
-    };
-    path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
+    if !path.contains(['.', '%']) {
+        return false;
+    }
+    let mut plain = path.to_ascii_lowercase();
+    // A server behind another one may decode it once more.
+    while plain.contains("%25") {
+        plain = plain.replace("%25", "%");
+    }
+    for (written, sign) in [("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/"), ("%3b", ";")] {
+        plain = plain.replace(written, sign);
+    }
+    // Some servers do not count what stands behind a semicolon.
+    plain.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
 #[cfg(test)]
@@ -162,6 +171,7 @@ mod tests {
             ("POST /engines/a%2Fb/drain", "Drain(a%2Fb)"),
             ("POST /engines/a/b/undrain/", "Undrain(a/b)"),
             ("DELETE /engines/a", "RemoveEngine(a)"),
+            ("GET /engines/a/drain", "405 POST"),
             ("PUT /engines/a", "405 DELETE"),
             ("PUT /engines", "405 GET, HEAD, POST"),
             ("OPTIONS /nowhere", "404"),
@@ -211,10 +221,24 @@ mod tests {
 
     #[test]
     fn paths_that_climb() {
-        for path in ["/v1/../x", "/v1/..", "/v1/./x", "/v1/%2e%2E/x", "/v1/.%2e/x", "/v1/a%2f..%2Fx", "/v1\\..\\x"] {
+        for path in [
+            "/v1/../x",
+            "/v1/..",
+            "/v1/./x",
+            "/v1/%2e%2E/x",
+            "/v1/.%2e/x",
+            "/v1/a%2f..%2Fx",
+            "/v1\\..\\x",
+            "/v1/..;/x",
+            "/v1/..%3Ba/x",
+            "/v1/%252e%25252e/x",
+            "/v1/a%5C..%5cx",
+        ] {
             assert!(climbs(path), "{path}");
         }
-        for path in ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1"] {
+        for path in
+            ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1", "/v1/a;b", "/v1/a..;x"]
+        {
             assert!(!climbs(path), "{path}");
         }
     }
