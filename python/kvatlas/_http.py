@@ -23,7 +23,7 @@ _KEY = re.compile(r"[!-~]+", re.ASCII)
 
 
 def checked_url(url: str) -> str:
-    """The base address of a server, without a trailing slash.
+    """The base address of a server, without a trailing slash, and without the `/v1` of an OpenAI client's base URL.
 
     Raises:
         ValueError: It is not one; the message says what is wrong.
@@ -36,9 +36,15 @@ def checked_url(url: str) -> str:
         raise ValueError(f"the scheme is missing or unknown{near}")
     if not host or not address.isprintable() or " " in address:
         raise ValueError("the host is missing")
-    if parts.query or parts.fragment:
+    if "?" in address or "#" in address:
         raise ValueError("it must not have a query or a fragment")
-    return address
+    base = parts.path.removesuffix("/v1").rstrip("/")
+    for segment in base.split("/")[1:]:
+        if segment.lower() == "v1":
+            raise ValueError(f"leave out what begins with /v1 in {parts.path!r}: kvatlas adds the paths itself")
+        if segment.lower().replace("%2e", ".") in ("", ".", ".."):
+            raise ValueError(f"the path {parts.path!r} has an empty part, or one of dots")
+    return f"{parts.scheme}://{parts.netloc}{base}"
 
 
 def is_bearer(key: str) -> bool:

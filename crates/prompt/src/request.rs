@@ -101,6 +101,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) output_config: Option<&'a RawValue>,
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
     pub(crate) truncation_side: Option<&'a RawValue>,
+    pub(crate) truncation: Option<&'a RawValue>,
     /// A chat that is given as tokens, beside its messages.
     pub(crate) input_ids: Option<&'a RawValue>,
     /// A name of SGLang's by which requests share blocks only with those of the same one.
@@ -152,6 +153,13 @@ impl<'a> Request<'a> {
     #[must_use]
     pub fn body_len(&self) -> usize {
         self.body_len
+    }
+
+    /// True if the request lets the engine cut its prompt, where that is too long.
+    #[must_use]
+    pub fn may_be_cut(&self) -> bool {
+        let is_auto = |raw| text(raw).is_some_and(|how| how == "auto");
+        is_there(self.parts.truncate_prompt_tokens) || is_auto(self.parts.truncation)
     }
 
     /// Returns the parts of the body that are not text; none if all of it is.
@@ -326,6 +334,7 @@ impl<'a> Fields<'a> {
             "output_config" => &mut parts.output_config,
             "truncate_prompt_tokens" => &mut parts.truncate_prompt_tokens,
             "truncation_side" => &mut parts.truncation_side,
+            "truncation" => &mut parts.truncation,
             "input_ids" => &mut parts.input_ids,
             "extra_key" => &mut parts.extra_key,
             _ => return None,

@@ -74,6 +74,7 @@ pub(crate) async fn snapshot(app: &App, request: Request<RequestBody>) -> Result
 
 /// Answers with one model of those that engines serve, by its name.
 pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
+    let name = decoded(name);
     let Value::Array(all) = state::models(app)["data"].take() else { return Err(Refusal::unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {

@@ -51,11 +51,13 @@ async fn tokens(
     known: &RequestFacts,
     dialect: Dialect,
 ) -> Result<Result<EngineTokens, Silence>, Refusal> {
-    let (model, has_media) = (known.model.clone(), known.media.is_some());
+    let (mut model, has_media) = (known.model.clone(), known.media.is_some());
     let Some(engine) = app.fleet.one_for(model.as_deref(), dialect) else {
         let said = Some("no engine of the model is up".to_owned());
         return Ok(Err(Silence { why_not: PromptFailure::NotAnswered, said }));
     };
+    let own_name = model.as_deref().and_then(|model| engine.models.load().own_name(model).map(str::to_owned));
+    model = own_name.or(model);
     // What is not text has no tokens there that its blocks are known by.
     let is_rendered = !has_media && !engine.lacks_render.load(Relaxed);
     let question = {
@@ -108,7 +110,8 @@ async fn ask_engine(engine: &Engine, question: &Question) -> Result<EngineTokens
     match tokio::time::timeout(PATIENCE, ask(engine, "POST", question.path, &question.body)).await {
         Ok(Ok((200, answer))) => {
             let tokens = tokenize_answer(&answer).ok_or(Answer::NoTokens)?;
-            Ok(EngineTokens { tokens, prompts: question.prompts, cut: question.cut })
+            let (prompts, cut, is_rendered) = (question.prompts, question.cut, question.is_render);
+            Ok(EngineTokens { tokens, prompts, cut, is_rendered })
         }
         Ok(Ok((status, _))) => Err(Answer::Status(status)),
         Ok(Err(_)) | Err(_) => Err(Answer::Nothing),

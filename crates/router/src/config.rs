@@ -110,6 +110,13 @@ pub struct EngineConfig {
     /// The models and adapters that it serves; asked for at `/v1/models` if empty.
     #[serde(default)]
     pub models: Vec<String>,
+    /// Further names by which clients may ask for its model: the engine gets such requests with its own name for it, unless
+    /// it lists the name itself.
+    #[serde(default)]
+    pub aliases: Vec<String>,
+    /// Adapters that it serves besides those that it lists.
+    #[serde(default)]
+    pub adapters: Vec<String>,
     /// The model's name in the index, if it is another one than that which clients use.
     #[serde(default)]
     pub model: Option<String>,
@@ -332,6 +339,8 @@ impl EngineConfig {
             name: None,
             url: url.to_owned(),
             models: Vec::new(),
+            aliases: Vec::new(),
+            adapters: Vec::new(),
             model: None,
             role: Role::Both,
             weight: one(),

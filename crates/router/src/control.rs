@@ -6,11 +6,10 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Duration;
 
 use kvatlas_routing::Load;
-use serde_json::Value;
 
 use crate::app::App;
 use crate::condition;
-use crate::engine::{Engine, HealthState, Kind, Model, Models, get, loads};
+use crate::engine::{Engine, HealthState, Kind, Models, get, loads};
 use crate::lock;
 
 /// Time between two looks at the engines.
@@ -112,6 +111,7 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
 async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
+    let mut is_warned = false;
     loop {
         let why_not = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
             // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
@@ -140,17 +140,19 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 app.places.is_back();
             }
         }
-        if well && engine.config.models.is_empty() {
-            let asked = tokio::time::timeout(health.timeout, get(&engine, "/v1/models")).await;
-            if let Ok(Ok((200, body))) = asked
-                && let Some(models) = models(&body)
-            {
-                if engine.models.load().names != models.names {
-                    let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
-                    tracing::info!(engine = &*engine.name, models = names.join(", "), "models of the engine");
-                    engine.models.store(Arc::new(models));
+        if well {
+            match ask_models(&app, &engine).await {
+                Ok(()) => (knows_models, is_warned) = (true, false),
+                Err(why) if !is_warned && engine.config.models.is_empty() => {
+                    is_warned = true;
+                    tracing::warn!(
+                        engine = &*engine.name,
+                        reason = why,
+                        "the engine does not say which models it serves, so that it gets requests only for models that \
+                         no other engine is known to serve, as far as it has not said it before: {why}"
+                    );
                 }
-                knows_models = true;
+                Err(_) => {}
             }
         }
         // Whoever was away may come back as another one.
@@ -190,12 +192,26 @@ async fn kind(engine: &Engine) -> Option<Kind> {
     (status < 500).then(|| Kind::vllm(&body))
 }
 
-fn models(body: &[u8]) -> Option<Models> {
-    let Value::Object(mut answer) = serde_json::from_slice(body).ok()? else { return None };
-    let Value::Array(cards) = answer.remove("data")? else { return None };
-    let model = |card: Value| {
-        let parent = card.get("parent").and_then(Value::as_str).map(str::to_owned);
-        Some(Model { name: card.get("id")?.as_str()?.to_owned(), parent, card })
+/// Asks an engine which models it serves, and how long their prompts may be. An error says in words why that is not known.
+async fn ask_models(app: &App, engine: &Engine) -> Result<(), String> {
+    let why_not = match tokio::time::timeout(app.config.health.timeout, get(engine, "/v1/models")).await {
+        Ok(Ok((200, body))) => match Models::read(&body) {
+            Some(said) => {
+                if engine.takes_list(said) {
+                    let models = engine.models.load();
+                    let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
+                    tracing::info!(engine = &*engine.name, models = names.join(", "), "models of the engine");
+                }
+                return Ok(());
+            }
+            None => "lists no models".to_owned(),
+        },
+        Ok(Ok((status @ (401 | 403), _))) => {
+            format!("returns status {status}: give the router the engine's key (--engine-key-file)")
+        }
+        Ok(Ok((status, _))) => format!("returns status {status}"),
+        Ok(Err(why)) => format!("fails: {why}"),
+        Err(_) => format!("is not answered within {:?}", app.config.health.timeout),
     };
-    Some(Models { names: cards.into_iter().filter_map(model).collect() })
+    Err(format!("GET /v1/models {why_not}"))
 }

@@ -90,6 +90,14 @@ async fn dispatch(
     let origins = &app.config.http.origins;
     let route = match routes::find(request.method(), path, &app.config.forward) {
         RouteMatch::Route(route) => route,
+        RouteMatch::ForAdmins(route, methods) if kind == ListenerKind::Main => {
+            if !app.gate.check(&request, Access::Admin).is_ok_and(|is_known| is_known) {
+                check(app, call, &request, Access::Ask)?;
+                return Err(Refusal::wrong_method(methods.list()));
+            }
+            route
+        }
+        RouteMatch::ForAdmins(..) => return Err(Refusal::unknown_path()),
         RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main && *request.method() == Method::OPTIONS => {
             return Ok(cors::options(methods, request.headers(), origins));
         }

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, HealthState};
+use crate::engine::{Engine, HealthState, Serving};
 use crate::error::Error;
 use crate::lock;
 
@@ -95,7 +95,7 @@ impl Fleet {
         }
         let mut counts = Dialect::ALL.map(|dialect| (0, dialect));
         for engine in self.engines.load().iter() {
-            if model.is_none_or(|model| engine.models.load().serves(model)) {
+            if engine.models.load().may_serve(model) {
                 for (count, dialect) in &mut counts {
                     *count += usize::from(engine.dialect() == *dialect);
                 }
@@ -110,8 +110,7 @@ impl Fleet {
     /// True if all engines that serve a model call images by the `uuid` that a request has for them.
     pub(crate) fn takes_image_ids(&self, model: Option<&str>) -> bool {
         let engines = self.engines.load();
-        let mut serving =
-            engines.iter().filter(|engine| model.is_none_or(|model| engine.models.load().serves(model))).peekable();
+        let mut serving = engines.iter().filter(|engine| engine.models.load().may_serve(model)).peekable();
         serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
     }
 
@@ -121,9 +120,11 @@ impl Fleet {
         let serving = engines.iter().filter(|engine| {
             engine.dialect() == dialect
                 && engine.health.standing() == HealthState::Up
-                && model.is_none_or(|model| engine.models.load().serves(model))
+                && engine.models.load().may_serve(model)
         });
-        serving.min_by_key(|engine| engine.counts.in_flight.load(Relaxed)).cloned()
+        // One that lists the model, where there is one.
+        let is_sure = |engine: &Engine| model.is_none_or(|it| engine.models.load().serving(it) == Serving::Listed);
+        serving.min_by_key(|engine| (!is_sure(engine), engine.counts.in_flight.load(Relaxed))).cloned()
     }
 
     /// True if prefill has engines of its own.

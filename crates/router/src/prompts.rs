@@ -81,6 +81,8 @@ pub(crate) struct EngineTokens {
     pub(crate) prompts: u32,
     /// The reason why they end before the prompt does.
     pub(crate) cut: Option<PromptFailure>,
+    /// True if the engine has made them of the request itself.
+    pub(crate) is_rendered: bool,
 }
 
 /// The reason why no engine told the tokens, and what it said instead.
@@ -205,6 +207,7 @@ impl Prompts {
             }
         };
         let is_response = endpoint == Endpoint::Responses;
+        let may_be_cut = request.may_be_cut();
         let mut known = RequestFacts {
             model: request.model.as_deref().map(str::to_owned),
             tokens: estimate(body),
@@ -221,8 +224,10 @@ impl Prompts {
             has_stream_options: request.has_stream_options,
             previous: request.previous_response.as_deref().filter(|_| is_response).map(str::to_owned),
             in_background: is_response && request.in_background,
+            may_be_cut,
             ..RequestFacts::default()
         };
+        known.note_lengths(endpoint);
         if !self.wants.hashes && !self.wants.text {
             if body.len() > LARGE {
                 self.weigh(&mut known, request.media());
@@ -264,6 +269,11 @@ impl Prompts {
         // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
         let is_one = prompted.prompts == 1 && request.answers == 1 && prompted.token_count() > 0;
         known.is_counted = is_one && prompted.whole && matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
+        known.is_exact = prompted.prompts == 1
+            && prompted.token_count() > 0
+            && prompted.whole
+            && !may_be_cut
+            && is_given_so(endpoint);
         if let Some(found) = &found {
             known.block_size = found.keyspace.block_size;
         }
@@ -281,7 +291,7 @@ impl Prompts {
             }
         }
         if !known.hashes.is_empty() && !others.is_empty() && !prompted.is_alike(body) {
-            known.is_counted = false;
+            (known.is_counted, known.is_exact) = (false, false);
             known.others = self.others(prompters, &others, endpoint, body, &known);
         }
         known.is_alike = prompted.is_alike(body);
@@ -328,6 +338,8 @@ impl Prompts {
                 // Of one text or chat the engine has counted all; of others, what it has not is estimated.
                 let is_all = told.prompts == 1 && told.cut.is_none();
                 known.tokens = if is_all { counted } else { known.tokens.max(counted) };
+                known.is_exact =
+                    is_all && counted > 0 && !known.may_be_cut && (told.is_rendered || is_given_so(endpoint));
                 let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
                     content_hashes(&told.tokens, size as usize, adapter, salt)
                 };
@@ -344,6 +356,7 @@ impl Prompts {
     /// Takes what an engine of another dialect told; nothing is known of the prompt there if it told nothing.
     pub(crate) fn take_other_dialect(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
         self.again.fetch_add(1, Relaxed);
+        known.is_exact = false;
         let Some(told) = told else { return known.others.push(DialectBlocks { dialect, hashes: Arc::default() }) };
         let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
             content_hashes(&told.tokens, size as usize, adapter, salt)
@@ -389,6 +402,11 @@ impl Prompts {
             );
         }
     }
+}
+
+/// True if engines make the prompt of a request at an endpoint of what it says, and of nothing that it is converted to.
+fn is_given_so(endpoint: Endpoint) -> bool {
+    matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings)
 }
 
 /// The tokens that the router makes of a request at a path, before an engine of a kind and version, if it does.

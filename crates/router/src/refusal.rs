@@ -21,6 +21,8 @@ pub(crate) struct Refusal {
     /// A name for it that stays.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
+    /// The field of the body that it is about, if it is about one.
+    param: Option<&'static str>,
     /// Time after which it is worth trying again.
     pub(crate) retry_after: Option<Duration>,
     /// True if the connection cannot be used any more.
@@ -37,7 +39,12 @@ impl Refusal {
     }
 
     pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
-        Self { status, code, message: message.into(), retry_after: None, closes: false, allow: None }
+        Self { status, code, message: message.into(), param: None, retry_after: None, closes: false, allow: None }
+    }
+
+    /// Returns the refusal with the field of the body that it is about.
+    pub(crate) fn about(self, field: &'static str) -> Self {
+        Self { param: Some(field), ..self }
     }
 
     pub(crate) fn bad(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
@@ -102,7 +109,7 @@ impl Refusal {
             _ => "invalid_request_error",
         };
         let mut body = serde_json::json!({
-            "error": { "message": self.message, "type": kind, "param": null, "code": self.code }
+            "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code }
         });
         if is_message {
             body["type"] = "error".into();

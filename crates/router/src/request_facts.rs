@@ -3,13 +3,15 @@
 use std::sync::Arc;
 
 use kvatlas_follow::state::Keyspace;
-use kvatlas_prompt::{Dialect, Pictures, PromptFailure};
+use kvatlas_prompt::{Dialect, Endpoint, Pictures, PromptFailure};
 use memchr::memmem;
 
 use crate::cache_reports::CacheReporter;
+use crate::config::Role;
 use crate::learn::PromptEvidence;
 use crate::media::ModelMedia;
 use crate::pictures::ExpandedPrompt;
+use crate::refusal::Refusal;
 use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
@@ -53,6 +55,14 @@ pub(crate) struct RequestFacts {
     pub(crate) pictured: Option<RequestPictures>,
     /// True if `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
     pub(crate) is_counted: bool,
+    /// True if `tokens` is surely what an engine makes of this prompt, and it may not cut it.
+    pub(crate) is_exact: bool,
+    /// True if it lets the engine cut its prompt.
+    pub(crate) may_be_cut: bool,
+    /// Tokens that its answer may need beside the prompt; none if it has no answer of tokens.
+    pub(crate) answer_room: Option<u32>,
+    /// The field of its body with the prompt.
+    pub(crate) prompt_field: &'static str,
     /// The answer that it goes on from.
     pub(crate) previous: Option<String>,
     /// True if an engine goes on with it when the client has left.
@@ -94,6 +104,52 @@ impl RequestFacts {
         Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
     }
 
+    /// Tokens that the context of an engine must have room for; 0 if they were not counted. An engine that computes the
+    /// prompt for another one generates a token, and one that embeds it none.
+    pub(crate) fn room(&self, role: Role) -> u32 {
+        match self.answer_room {
+            _ if !self.is_exact => 0,
+            Some(tokens) if role == Role::Prefill => self.tokens.saturating_add(tokens.min(1)),
+            Some(tokens) => self.tokens.saturating_add(tokens),
+            None => self.tokens,
+        }
+    }
+
+    /// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
+    pub(crate) fn too_long(&self, role: Role, most: u32) -> Refusal {
+        let (prompt, answer) = (self.tokens, self.room(role) - self.tokens);
+        // The words by which clients of both APIs know it, and shorten the prompt or the answer.
+        let message = if prompt.saturating_add(answer.min(1)) > most {
+            format!(
+                "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
+                 tokens, and the answer needs one of them: reduce the length of the prompt"
+            )
+        } else {
+            format!(
+                "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
+                 or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
+                 wants {} ({prompt} in the prompt, {answer} in the answer)",
+                u64::from(prompt) + u64::from(answer)
+            )
+        };
+        Refusal::bad("context_length_exceeded", message).about(self.prompt_field)
+    }
+
+    /// Notes the tokens that a request's answer may have to have, at an endpoint, and the field with its prompt.
+    pub(crate) fn note_lengths(&mut self, endpoint: Endpoint) {
+        self.answer_room = match endpoint {
+            Endpoint::Embeddings => None,
+            // vLLM gives such an answer what room there is.
+            Endpoint::Responses => Some(1),
+            Endpoint::Chat | Endpoint::Completions | Endpoint::Messages => Some(self.max_tokens.unwrap_or(1)),
+        };
+        self.prompt_field = match endpoint {
+            Endpoint::Chat | Endpoint::Messages => "messages",
+            Endpoint::Completions => "prompt",
+            Endpoint::Responses | Endpoint::Embeddings => "input",
+        };
+    }
+
     /// Returns what is known of a request without a prompt that is read: it is work all the same, of some tokens.
     pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
@@ -114,6 +170,7 @@ impl RequestFacts {
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
         self.tokens = if expanded.is_whole { counted } else { self.tokens.max(counted) };
         self.is_counted = expanded.is_whole && expanded.is_counted && self.answers == 1;
+        self.is_exact = false;
         self.pictured = Some(RequestPictures { pictures, expanded, before });
     }
 

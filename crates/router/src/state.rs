@@ -25,6 +25,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
         "standing": engine.health.standing().name(),
         "condition": lock(&engine.condition).as_ref().map(Condition::to_json),
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
+        "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,
         "ranks": app.places.rows_of(engine),
         "in_flight": counts.in_flight.load(Relaxed),
@@ -59,12 +60,17 @@ pub(crate) fn router(app: &App) -> Value {
     })
 }
 
-/// The models of all engines, each once, in the form in which one engine lists its own.
+/// The models of all engines, each once, in the form in which one engine lists its own, with the longest context that an
+/// engine has for it.
 pub(crate) fn models(app: &App) -> Value {
-    let mut seen = BTreeMap::new();
+    let mut seen: BTreeMap<String, Value> = BTreeMap::new();
     for engine in app.fleet.engines().iter() {
         for model in &engine.models.load().names {
-            seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
+            let shown = seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
+            let lengths = [&*shown, &model.card].map(|card| card["max_model_len"].as_u64());
+            if lengths[1] > lengths[0] {
+                shown["max_model_len"] = lengths[1].into();
+            }
         }
     }
     json!({ "object": "list", "data": seen.into_values().collect::<Vec<_>>() })

@@ -69,7 +69,7 @@ def test_changes_of_engines_need_the_admin_key(engine: Engine, tmp_path: Path) -
             assert router.ask({}, path=path, headers=bearer(ASK)).status == 403, path
             assert not posted(engine, path)
             assert router.ask({}, path=path, headers=bearer(ADMIN)).status == 200, path
-            assert posted(engine, path)
+            assert posted(engine, path.removesuffix("/") if path == "/v1/load_lora_adapter/" else path)
         engine.received.clear()
         for path in NEVER:
             assert router.ask({}, path=path, headers=bearer(ADMIN)).status == 404, path
@@ -107,6 +107,66 @@ def test_the_setting_forward_adds_paths(engine: Engine, tmp_path: Path) -> None:
             assert router.ask({}, path=path, headers=bearer(ADMIN)).status == 200, path
         for path in ("/custom", "/v1/new"):
             assert router.ask({}, path=path, headers=bearer(ASK)).status == 200, path
+
+
+HIDDEN = [
+    ("POST", "/v1/responses/compact", "GET, HEAD, DELETE"),
+    ("POST", "/v1/models/load", "GET, HEAD"),
+    ("POST", "/v1/models/org/name", "GET, HEAD"),
+    ("DELETE", "/v1/models/m", "GET, HEAD"),
+    ("PATCH", "/v1/responses/resp_1", "GET, HEAD, DELETE"),
+    ("GET", "/v1/responses/resp_1/cancel", "POST"),
+]
+
+
+@pytest.mark.parametrize(("method", "path", "allow"), HIDDEN)
+def test_a_row_with_a_parameter_hides_no_other_path(
+    engine: Engine, tmp_path: Path, method: str, path: str, allow: str
+) -> None:
+    engine.behaviour = engine.answers[path] = reply("200 OK", {"from": "the engine"})
+    with keyed(tmp_path, engine) as router:
+        assert request(router, method, path)[0] == 401
+        status, headers, _ = request(router, method, path, bearer(ASK))
+        assert (status, headers["allow"]) == (405, allow)
+        assert not [one for one in engine.received if one.path == path]
+        assert request(router, method, path, bearer(ADMIN), b"{}")[0] == 200
+        assert [(one.method, one.path) for one in engine.received if one.path == path] == [(method, path)]
+    with Router(engine, flags=(*PLAIN, "--forward", path)) as router:
+        assert request(router, method, path)[0] == 200
+        assert request(router, method, path + "/..")[0] in (404, 405)
+    with Router(engine) as router:
+        status, headers, _ = request(router, method, path)
+        assert (status, headers["allow"]) == (405, allow)
+
+
+def test_the_setting_forward_opens_what_own_rows_with_a_parameter_are_for(engine: Engine) -> None:
+    engine.behaviour = reply("200 OK", {})
+    with Router(engine, flags=(*PLAIN, "--forward", "/models/load")) as router:
+        assert router.ask({}, path="/models/load").status == 200
+        assert router.ask({}, path="/models/unload").status == 405
+
+
+SLASHES = [
+    ("/v1/chat/completions", CHAT),
+    ("/chat/completions", CHAT),
+    ("/v1/messages", CHAT),
+    ("/v1/rerank", {"model": MODEL, "query": "q", "documents": []}),
+    ("/v1/files", {}),
+    ("/tokenize", {"model": MODEL, "prompt": "a"}),
+]
+
+
+@pytest.mark.parametrize(("path", "body"), SLASHES)
+def test_a_slash_at_the_end_is_taken_off(plain: tuple[Router, Engine], path: str, body: dict[str, object]) -> None:
+    router, engine = plain
+    engine.behaviour = reply("200 OK", {})
+    for written, wanted in ((f"{path}/", path), (f"{path}/?a=/", f"{path}?a=/"), (path, path)):
+        assert router.ask(body, path=written).status == 200
+        assert engine.last.path == wanted
+    for opened in ("/..;/sleep", "/%2e%2e/sleep", "/..%2fsleep", "/%252e%252e/sleep", "%2f..%2fsleep", "/..\\sleep"):
+        before = engine.asked()
+        assert router.ask(body, path=path + opened).status in (400, 403, 404, 405), opened
+        assert engine.asked() == before, opened
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/models", "/v1/files/x", "/workers", "/nowhere", "/"])

@@ -119,7 +119,8 @@ def test_the_native_router_is_told_all_of_it() -> None:
     config = RouterConfig(engines=(Engine("http://a:8000", name="a", weight=2.0, aliases=("x",)),), router=own)
     told = config.router_for_native("/t", {"m": "/u"})
     assert json.loads(json.dumps(told)) == told
-    assert told["engines"] == [{"name": "a", "url": "http://a:8000", "role": "both", "weight": 2.0, "models": []}]
+    names: dict[str, list[str]] = {"models": [], "aliases": ["x"], "adapters": []}
+    assert told["engines"] == [{"name": "a", "url": "http://a:8000", "role": "both", "weight": 2.0, **names}]
     assert told["policy_options"] == {"bound": 2.0}
     assert (told["tokenizer"], told["tokenizers"]) == ("/t", {"m": "/u"})
     assert told["service"] is not None

@@ -27,6 +27,8 @@ pub(crate) enum Fault {
     Busy(u16),
     /// The engine answered with an error under a status that says that all is well: the error says this status.
     Error(u16),
+    /// The engine answered that it has no such model.
+    NoModel,
     /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
     Prefill {
         /// True if the request may have reached that engine.
@@ -44,7 +46,7 @@ impl Fault {
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
-            Self::Connect(_) | Self::Unsent | Self::Error(_) => false,
+            Self::Connect(_) | Self::Unsent | Self::NoModel | Self::Error(_) => false,
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
@@ -81,12 +83,13 @@ impl Fault {
             Self::Prefill { .. } => 8,
             Self::Down => 9,
             Self::Error(_) => 10,
+            Self::NoModel => 11,
         }
     }
 }
 
 /// Names of all faults, in order of their numbers.
-pub(crate) const NAMES: [&str; 11] = [
+pub(crate) const NAMES: [&str; 12] = [
     "connect",
     "closed",
     "stale_connection",
@@ -98,6 +101,7 @@ pub(crate) const NAMES: [&str; 11] = [
     "prefill",
     "down",
     "error",
+    "no_model",
 ];
 
 impl fmt::Display for Fault {
@@ -115,6 +119,7 @@ impl fmt::Display for Fault {
             Self::Error(status) => {
                 write!(f, "the engine answered with an error (status {status}) in place of an answer")
             }
+            Self::NoModel => f.write_str("the engine has no such model"),
             Self::Prefill { .. } => f.write_str("the prefill engine failed"),
             Self::Busy(status) => write!(f, "the engine takes no requests at present (status {status})"),
         }

@@ -15,6 +15,10 @@ pub(crate) struct Kind {
     pub(crate) takes_image_ids: bool,
     /// The port at which SGLang's prefill engines meet their decode engines.
     pub(crate) bootstrap_port: Option<u16>,
+    /// Tokens of the longest prompt with its answer, where SGLang was told them.
+    pub(crate) max_len: Option<u32>,
+    /// True if SGLang cuts prompts that are too long (`--allow-auto-truncate`).
+    pub(crate) cuts_prompts: bool,
 }
 
 impl Kind {
@@ -31,7 +35,8 @@ impl Kind {
         let version = said["version"].as_str();
         let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version);
         let takes_image_ids = version.is_some_and(takes_image_ids);
-        Self { handover: Handover::Vllm, dialect, takes_image_ids, bootstrap_port: None }
+        let handover = Handover::Vllm;
+        Self { handover, dialect, takes_image_ids, bootstrap_port: None, max_len: None, cuts_prompts: false }
     }
 
     /// Reads what was answered at one of these paths. None: it is not SGLang's.
@@ -42,7 +47,11 @@ impl Kind {
             let port = said["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
             let dialect = Dialect::of(kvatlas_prompt::Engine::Sglang, said["version"].as_str());
             let bootstrap_port = port.filter(|port| *port > 0);
-            Self { handover: Handover::Sglang, dialect, takes_image_ids: false, bootstrap_port }
+            let max_len = said["context_length"].as_u64().filter(|len| *len > 0);
+            let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+            let cuts_prompts = said["allow_auto_truncate"] == true;
+            let handover = Handover::Sglang;
+            Self { handover, dialect, takes_image_ids: false, bootstrap_port, max_len, cuts_prompts }
         })
     }
 }
@@ -62,12 +71,16 @@ mod tests {
     fn what_servers_say() {
         let kind = |bootstrap_port| {
             let (handover, dialect) = (Handover::Sglang, Dialect::Sglang);
-            Some(Kind { handover, dialect, takes_image_ids: false, bootstrap_port })
+            let (takes_image_ids, max_len, cuts_prompts) = (false, None, false);
+            Some(Kind { handover, dialect, takes_image_ids, bootstrap_port, max_len, cuts_prompts })
         };
         let prefill = br#"{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}"#;
         assert_eq!(Kind::sglang(prefill), kind(Some(8998)));
         assert_eq!(Kind::sglang(br#"{"kv_events": null, "disaggregation_bootstrap_port": 0}"#), kind(None));
         assert_eq!(Kind::sglang(br#"{"vllm_config": "{}"}"#), None);
+        let cuts = br#"{"kv_events": null, "context_length": 4096, "allow_auto_truncate": true}"#;
+        let cuts = Kind::sglang(cuts).expect("one of its");
+        assert_eq!((cuts.max_len, cuts.cuts_prompts), (Some(4096), true));
         assert_eq!(Kind::sglang(b"not found"), None);
         assert_eq!(Kind::vllm(br#"{"version": "0.30.2"}"#).dialect, Dialect::Vllm30);
         assert_eq!(Kind::vllm(b"not found").dialect, Dialect::default());

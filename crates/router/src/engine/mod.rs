@@ -10,6 +10,7 @@ mod fault;
 mod framing;
 mod health;
 mod kind;
+mod models;
 mod pool;
 mod questions;
 mod recent;
@@ -24,7 +25,6 @@ use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::HeaderValue;
 use kvatlas_prompt::Dialect;
 use kvatlas_routing::WorkerId;
-use serde_json::{Value, json};
 use tokio_rustls::rustls::ClientConfig;
 
 pub use self::address::Address;
@@ -38,6 +38,8 @@ pub(crate) use self::health::Health;
 pub use self::health::HealthState;
 pub(crate) use self::kind::Kind;
 use self::kind::takes_image_ids;
+pub use self::models::{Model, Models};
+pub(crate) use self::models::{Serving, denies_model};
 pub(crate) use self::pool::Pool;
 pub(crate) use self::questions::{ask, get, whole};
 pub(crate) use self::recent::Recent;
@@ -61,6 +63,8 @@ pub struct Engine {
     pub models: ArcSwap<Models>,
     /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
     pub(crate) is_known: AtomicBool,
+    /// True once the engine has counted other tokens of a prompt than the router.
+    pub(crate) makes_other_tokens: AtomicBool,
     /// The kind of engine that it says it is, once it has been asked.
     pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
@@ -85,39 +89,6 @@ pub struct Engine {
     pub(crate) header: HeaderValue,
 }
 
-/// The models and adapters that an engine serves.
-#[derive(Debug, Clone, Default)]
-pub struct Models {
-    /// Models and adapters in the engine's own order. Empty: nobody knows, and it takes any.
-    pub names: Vec<Model>,
-}
-
-/// A model or an adapter that an engine serves.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Model {
-    /// The name that clients use.
-    pub name: String,
-    /// For an adapter: the model that it adapts.
-    pub parent: Option<String>,
-    /// The entry in the engine's own `/v1/models`.
-    pub card: Value,
-}
-
-impl Models {
-    /// True if requests for `model` can go to the engine.
-    #[must_use]
-    pub fn serves(&self, model: &str) -> bool {
-        self.names.is_empty() || self.names.iter().any(|known| known.name == model)
-    }
-
-    /// The model behind a name: itself, or what it adapts.
-    #[must_use]
-    pub fn base<'a>(&'a self, model: &'a str) -> &'a str {
-        let known = self.names.iter().find(|known| known.name == model);
-        known.and_then(|known| known.parent.as_deref()).unwrap_or(model)
-    }
-}
-
 impl Engine {
     pub(crate) fn new(
         config: EngineConfig,
@@ -137,13 +108,8 @@ impl Engine {
             let wanted = "ranks must be a number from 1 to 1024, or a list of so many numbers in ascending order";
             return Err(Error::config(format!("engine {name}: {wanted}")));
         }
-        let card = |name: &String| Model {
-            name: name.clone(),
-            parent: None,
-            card: json!({ "id": name, "object": "model", "owned_by": "kvatlas" }),
-        };
         let is_known = AtomicBool::new(!config.models.is_empty());
-        let models = Models { names: config.models.iter().map(card).collect() };
+        let models = Models::new(&config, None);
         let common = all.upstream.key.as_ref().filter(|_| config.use_key != Some(false));
         let key = config.key.as_ref().or(common);
         Ok(Self {
@@ -151,6 +117,7 @@ impl Engine {
             lacks_render: AtomicBool::new(false),
             models: ArcSwap::from_pointee(models),
             is_known,
+            makes_other_tokens: AtomicBool::new(false),
             kind: ArcSwapOption::empty(),
             health: Arc::new(Health::new(&all.health)),
             is_unverified: AtomicBool::new(false),
@@ -193,7 +160,9 @@ impl Engine {
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
         self.lacks_render.store(old.lacks_render.load(Relaxed), Relaxed);
-        if self.config.models.is_empty() && old.config.models.is_empty() {
+        self.makes_other_tokens.store(old.makes_other_tokens.load(Relaxed), Relaxed);
+        let names = |config: &EngineConfig| (config.models.clone(), config.aliases.clone(), config.adapters.clone());
+        if names(&self.config) == names(&old.config) {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);
         }
@@ -222,6 +191,37 @@ impl Engine {
             (Some(version), None, Some(kind)) => kind.handover == Handover::Vllm && takes_image_ids(version),
             _ => false,
         }
+    }
+
+    /// Takes the engine's list of its models; what it denied a short while ago still counts. True if the list is news.
+    pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
+        let models = Models::new(&self.config, Some(said));
+        let is_new = self.models.load().names != models.names;
+        if is_new {
+            self.models.rcu(|before| models.clone().after(before));
+        }
+        is_new
+    }
+
+    /// Notes that the engine has answered that it has no such model.
+    pub(crate) fn note_denied(&self, model: &str) {
+        self.models.rcu(|before| before.denying(model));
+    }
+
+    /// Tokens of the longest prompt with its answer that the engine takes for a model; None if it has not said, or cuts
+    /// what is too long.
+    pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
+        let kind = self.kind.load();
+        if kind.as_ref().is_some_and(|kind| kind.cuts_prompts) {
+            return None;
+        }
+        self.models.load().max_len(model).or_else(|| kind.as_ref()?.max_len)
+    }
+
+    /// True unless a request is surely too long for the engine. `room`: the tokens that its context must have; 0 where
+    /// they were not counted.
+    pub(crate) fn has_room(&self, model: Option<&str>, room: u32) -> bool {
+        room == 0 || self.makes_other_tokens.load(Relaxed) || self.max_len(model).is_none_or(|most| room <= most)
     }
 
     /// The port at which it meets decode engines, if it is SGLang's.

@@ -7,7 +7,7 @@ use hyper::StatusCode;
 use kvatlas_routing as core;
 
 use crate::config::Role;
-use crate::engine::{Engine, HealthState};
+use crate::engine::{Engine, HealthState, Serving};
 use crate::fleet::Fleet;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
@@ -22,13 +22,20 @@ pub(super) fn candidates(
     let engines = fleet.engines();
     let model = known.model.as_deref();
     let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
-    let serves = |engine: &Engine| {
-        may(engine) && engine.does(role) && model.is_none_or(|model| engine.models.load().serves(model))
+    let room = known.room(role);
+    let serving = |engine: &Engine| {
+        let models = engine.models.load();
+        let has_room = || models.have_room(room) || engine.has_room(model, room);
+        match model {
+            _ if !may(engine) || !engine.does(role) || !has_room() => Serving::Not,
+            Some(model) => models.serving(model),
+            None => Serving::Listed,
+        }
     };
-    let with = |standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
+    let with = |how: Serving, standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         let mut failing: Vec<core::WorkerId> = Vec::new();
-        for engine in engines.iter().filter(|engine| serves(engine) && standing(engine.health.standing())) {
+        for engine in engines.iter().filter(|it| standing(it.health.standing()) && serving(it) == how) {
             let is_part = role != Role::Both && engine.config.role != Role::Both;
             let can_hand_over = !is_part || engine.handover().is_some();
             if can_hand_over && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
@@ -43,17 +50,29 @@ pub(super) fn candidates(
         ids.sort_unstable();
         ids
     };
-    let up = with(|standing| standing == HealthState::Up);
-    if !up.is_empty() {
-        return Ok(up);
+    let is_up = |standing| standing == HealthState::Up;
+    // Evidence against all of them is more likely to be wrong than all of them are: one has to be tried.
+    let is_doubted = |standing| matches!(standing, HealthState::Down | HealthState::Failing | HealthState::Silent);
+    for (how, standing) in [
+        (Serving::Listed, is_up as fn(HealthState) -> bool),
+        (Serving::Unknown, is_up),
+        (Serving::Listed, is_doubted),
+        (Serving::Unknown, is_doubted),
+        (Serving::Denied, is_up),
+        (Serving::Denied, is_doubted),
+    ] {
+        let found = with(how, standing);
+        if !found.is_empty() {
+            return Ok(found);
+        }
     }
-    // Evidence against all of them is more likely to be wrong than all of them are: somebody has to try.
-    let others = with(|standing| matches!(standing, HealthState::Down | HealthState::Failing | HealthState::Silent));
-    if !others.is_empty() {
-        return Ok(others);
-    }
-    let serving = || engines.iter().filter(|engine| serves(engine));
+    let serving = || engines.iter().filter(|engine| serving(engine) != Serving::Not);
     if serving().next().is_none() {
+        let too_long = engines.iter().filter(|engine| may(engine) && engine.does(role));
+        let too_long = too_long.filter(|engine| engine.models.load().may_serve(model));
+        if let Some(most) = too_long.filter_map(|engine| engine.max_len(model)).max() {
+            return Err(known.too_long(role, most));
+        }
         return Err(match model {
             Some(model) if !engines.is_empty() => {
                 let shown: String = model.chars().take(128).collect();
@@ -65,6 +84,18 @@ pub(super) fn candidates(
     }
     let pause = serving().map(|engine| engine.health.busy_for()).filter(|pause| !pause.is_zero()).min();
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
+}
+
+/// True if an engine that has not been asked may serve a request's model.
+pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, role: Role, asked: &[&Arc<Engine>]) -> bool {
+    let (Some(model), None) = (known.model.as_deref(), &known.only) else { return false };
+    fleet.engines().iter().any(|engine| {
+        let is_new = !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.does(role);
+        is_new
+            && engine.health.standing() != HealthState::Draining
+            && engine.has_room(known.model.as_deref(), known.room(role))
+            && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
+    })
 }
 
 /// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.

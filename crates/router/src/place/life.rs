@@ -72,6 +72,7 @@ impl Places {
 
     /// Logs once of each engine that it makes other tokens of prompts than the router.
     fn tell_mismatch(&self, placement: &Placement, counted: u32) {
+        placement.engine.makes_other_tokens.store(true, Relaxed);
         let engine = &placement.engine.name;
         if lock(&self.mismatched).insert(engine.clone()) {
             let tokens = placement.tokens.unwrap_or(0);

@@ -40,6 +40,7 @@ use crate::reuse::ReuseMeter;
 
 use waiter::Waiter;
 
+pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 

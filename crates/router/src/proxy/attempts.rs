@@ -15,6 +15,9 @@ use crate::counts::GIVEN_UP;
 use crate::engine::{Engine, Fault};
 use crate::refusal::Refusal;
 
+/// Engines that a request is tried at because others do not have its model.
+const MOST_WITHOUT: usize = 16;
+
 /// Number of times that a request is sent where it may have been acted on without an answer.
 const SENDS: u32 = 2;
 
@@ -82,6 +85,11 @@ impl Attempts {
         self.why_not(fault, self.lost + u32::from(fault.may_have_been_sent())).is_none()
     }
 
+    /// True if the request may be tried at one more engine after one that does not have its model.
+    pub(crate) fn may_look_further(&self) -> bool {
+        self.tried.len() < MOST_WITHOUT
+    }
+
     /// True if only a new connection will do: whether an engine got what was sent on a kept one cannot be known.
     pub(crate) fn needs_new_connection(&self) -> bool {
         !self.repeatable || self.lost > 0
@@ -99,7 +107,9 @@ impl Attempts {
         let why_not = self.why_not(fault, self.lost);
         self.stale = (*fault == Fault::Stale).then(|| engine.clone());
         // One that is sent again because a connection was old is no retry.
-        self.left = self.left.saturating_sub(u32::from(self.stale.is_none()));
+        // Nor does it cost one to learn that an engine has no such model.
+        let is_retry = self.stale.is_none() && *fault != Fault::NoModel;
+        self.left = self.left.saturating_sub(u32::from(is_retry));
         self.tried.push(engine.clone());
         why_not
     }
@@ -136,6 +146,7 @@ impl Attempts {
 
     fn why_not(&self, fault: &Fault, lost: u32) -> Option<LastAttempt> {
         match () {
+            () if *fault == Fault::NoModel => None,
             () if !self.repeatable && !matches!(fault, Fault::Connect(_)) => Some(LastAttempt::NotRepeatable),
             () if lost >= SENDS => Some(LastAttempt::SentTwice),
             () if self.left == 0 && *fault != Fault::Stale => Some(LastAttempt::NoRetriesLeft),

@@ -145,7 +145,10 @@ impl Flight {
     /// Notes that there is no answer.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
-            self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+            // It is no fault of an engine that it serves other models.
+            if *fault != Fault::NoModel {
+                self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
+            }
             self.hold_against(fault);
             self.app.places.fail(&self.placement);
             tracing::debug!(engine = &*self.engine().name, reason = fault.name(), "a request failed: {fault}");

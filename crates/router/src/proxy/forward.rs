@@ -9,8 +9,9 @@ use hyper::{Method, Request, Response};
 use kvatlas_http::{BodyLimits, RequestBody, body};
 use kvatlas_prompt::Endpoint;
 
+use super::adapters::{self, AdapterChange};
 use super::attempts::Attempts;
-use super::headers::{EngineRequest, REQUEST_ID, hide_keys};
+use super::headers::{EngineRequest, REQUEST_ID, hide_keys, take_off_slash};
 use super::hedging;
 use super::job::Job;
 use super::usage;
@@ -39,6 +40,9 @@ pub(crate) async fn forward(
     let endpoint = forwarded.endpoint;
     let (mut head, body) = request.into_parts();
     hide_keys(&mut head.headers, &mut head.uri, &app.gate);
+    if route.takes_off_slash() {
+        take_off_slash(&mut head.uri);
+    }
     let body = read(app, body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     let outgoing = EngineRequest {
@@ -48,6 +52,10 @@ pub(crate) async fn forward(
         id: new_id.as_ref(),
         plain: endpoint.is_some(),
     };
+    if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
+        let model = head.uri.query().and_then(of_query);
+        return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
+    }
     let mut known = look(app, &head.headers, head.uri.query(), forwarded, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
     let is_response = endpoint == Some(Endpoint::Responses);
@@ -74,7 +82,8 @@ pub(crate) async fn forward(
     let attempts = Attempts::new(repeatable, if known.only.is_none() { app.config.upstream.retries } else { 0 });
     let hedges_after =
         (repeatable && known.only.is_none() && known.streams && !split).then(|| hedging::wait(app)).flatten();
-    let job = Job { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, arrived };
+    let model = forwarded.model;
+    let job = Job { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, model, arrived };
     match hedges_after {
         None => job.run(attempts, &OnceLock::new()).await,
         Some(after) => hedging::run(&job, attempts, after).await,

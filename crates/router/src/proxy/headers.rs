@@ -13,6 +13,7 @@ use kvatlas_http::Gate;
 use percent_encoding::percent_decode;
 
 use crate::engine::Engine;
+use crate::routes::bare;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
@@ -63,10 +64,7 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, uri: &mut Uri, gate: &Gate) {
         // A key that has the sign which separates pairs is in none of them.
         let left = Some(pairs.join("&")).filter(|left| !left.is_empty() && !shows_key(left.as_bytes(), gate));
         let path = left.map_or_else(|| uri.path().to_owned(), |left| format!("{}?{left}", uri.path()));
-        let mut parts = std::mem::take(uri).into_parts();
-        // The path was read from a request, and so is what is left of the query.
-        parts.path_and_query = path.parse().ok();
-        *uri = Uri::from_parts(parts).unwrap_or_default();
+        set_path(uri, &path);
     }
     if gate.asks_for_key() {
         headers.remove(AUTHORIZATION);
@@ -76,6 +74,23 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, uri: &mut Uri, gate: &Gate) {
     for name in with_key {
         headers.remove(name);
     }
+}
+
+/// Takes the slash at the end of a request's path off: engines answer such a path with a redirection, which ends at the
+/// client, or not at all.
+pub(crate) fn take_off_slash(uri: &mut Uri) {
+    let bare = bare(uri.path());
+    if bare.len() < uri.path().len() {
+        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
+        set_path(uri, &path);
+    }
+}
+
+/// Gives a request another path and query, which are parts of those that it came with.
+fn set_path(uri: &mut Uri, path: &str) {
+    let mut parts = std::mem::take(uri).into_parts();
+    parts.path_and_query = path.parse().ok();
+    *uri = Uri::from_parts(parts).unwrap_or_default();
 }
 
 /// True if a text contains a key of the router, as it is or in an encoding that clients use for keys.
@@ -285,6 +300,21 @@ mod tests {
         left.sort_unstable();
         let harmless = ["content-security-policy", "x-content-type-options"];
         assert_eq!(left, ["authorization", "content-length", harmless[0], "host", harmless[1], "x-yours"]);
+    }
+
+    #[test]
+    fn slashes_at_the_end() {
+        for (given, wanted) in [
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
+            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
+            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
+            ("/", "/"),
+        ] {
+            let mut uri: Uri = given.parse().expect("a URI");
+            take_off_slash(&mut uri);
+            assert_eq!(uri.to_string(), wanted);
+        }
     }
 
     #[test]

@@ -19,11 +19,12 @@ use super::token_bodies;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::config::Role;
-use crate::engine::{Connection, Engine, Fault, Head};
+use crate::engine::{Connection, Engine, Fault, Head, whole};
 use crate::observe::{AnswerFormat, Observer};
-use crate::place::Placement;
+use crate::place::{Placement, may_be_served_elsewhere};
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
+use crate::routes::ModelAt;
 
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
@@ -39,6 +40,8 @@ pub(super) struct Job<'a> {
     pub(super) split: bool,
     pub(super) forwards_ids: bool,
     pub(super) is_response: bool,
+    /// Place where the body names the model.
+    pub(super) model: ModelAt,
     pub(super) arrived: Instant,
 }
 
@@ -50,7 +53,8 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, arrived } = self;
+        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, model, arrived } =
+            self;
         let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
@@ -74,6 +78,8 @@ impl Job<'_> {
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
             let mut flight = Flight::new(app.clone(), placement, arrived);
+            let renamed = rename(&engine, known, *model, outgoing.headers, body);
+            let body = renamed.as_ref().unwrap_or(body);
             let prepared = if split && flight.placement().uncached(known) > app.config.decode_alone {
                 let prepared =
                     handover::prepare(app, shard, outgoing, body, known, &engine, arrived, &mut attempts).await;
@@ -119,7 +125,23 @@ impl Job<'_> {
                     if answer.status.as_u16() >= 400 {
                         prefill = None;
                     }
-                    if is_worth_another(answer.status)
+                    if matches!(answer.status, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST)
+                        && attempts.may_look_further()
+                        && may_be_served_elsewhere(&app.fleet, known, role, &asked_so_far(&engine, attempts.tried()))
+                    {
+                        match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
+                            Ok(said) if said.denies_model() => {
+                                engine.note_denied(known.model.as_deref().unwrap_or_default());
+                                flight.note_failure(&Fault::NoModel);
+                                Fault::NoModel
+                            }
+                            Ok(said) => return Ok(refused(app, said, flight, new_id.cloned(), headers)),
+                            Err(fault) => {
+                                flight.note_failure(&fault);
+                                fault
+                            }
+                        }
+                    } else if is_worth_another(answer.status)
                         && attempts.may_go_on_after(&busy)
                         && has_other(app, &engine, attempts.tried())
                     {
@@ -176,10 +198,42 @@ impl Job<'_> {
                 let refusal = give_up(why, refusal);
                 return failed.ok_or(refusal);
             }
-            last = Some(refusal);
+            // If no other one can take it, the reason for that says more than that this one does not have the model.
+            if fault != Fault::NoModel {
+                last = Some(refusal);
+            }
             app.counts.retries[fault.number()].fetch_add(1, Relaxed);
         }
     }
+}
+
+/// The engines that were asked, with the last one.
+fn asked_so_far<'a>(engine: &'a Arc<Engine>, tried: &'a [Arc<Engine>]) -> Vec<&'a Arc<Engine>> {
+    tried.iter().chain([engine]).collect()
+}
+
+/// Reads an engine's refusal of a request as a whole.
+async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, answer: Head) -> Result<Verdict, Fault> {
+    let Head { status, headers, keep, framing } = answer;
+    let (connection, body) = whole(connection, framing).await.map_err(Fault::Broken)?;
+    if keep && connection.is_clean() {
+        engine.pool.put(shard, connection);
+    }
+    Ok(Verdict { status, headers, body })
+}
+
+/// Makes the body for an engine that knows the model by another name than the client; None if it knows it by the same.
+fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
+    if engine.config.aliases.is_empty() {
+        return None;
+    }
+    let models = engine.models.load();
+    let name = models.own_name(known.model.as_deref()?)?;
+    if headers.contains_key(CONTENT_ENCODING) {
+        return None;
+    }
+    let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+    at.renamed(kind, body, name).map(Bytes::from)
 }
 
 /// True if there is an engine that has not been asked.
@@ -302,6 +356,7 @@ fn name(app: &App, placement: &Placement, new_id: Option<HeaderValue>, asked: &H
 fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
     let message = format!("engine {}: {fault}", engine.name);
     match fault {
+        Fault::NoModel => Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message),
         Fault::FirstByte | Fault::Stalled | Fault::Down => {
             Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
         }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use hyper::header::HeaderMap;
 
-use crate::engine::{Engine, Fault};
+use crate::engine::{Engine, Fault, denies_model};
 
 /// A prefill engine at work. If it is dropped, the work ends there too.
 pub(crate) struct Leg {
@@ -26,6 +26,13 @@ pub(crate) struct Verdict {
     pub(super) status: StatusCode,
     pub(super) headers: HeaderMap,
     pub(super) body: Vec<u8>,
+}
+
+impl Verdict {
+    /// True if it says that there is no model of the name that the request has.
+    pub(super) fn denies_model(&self) -> bool {
+        denies_model(self.status.as_u16(), &self.body)
+    }
 }
 
 /// Reason why the decode engine's answer is not waited for any longer.

@@ -6,6 +6,7 @@
 //!                               └─▶ answer_body (on its way; `flight` counts) ◀┘
 //! ```
 
+mod adapters;
 mod answer_body;
 mod attempts;
 mod exchange;

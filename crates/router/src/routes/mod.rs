@@ -20,6 +20,8 @@ use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 #[derive(Debug)]
 pub(crate) enum RouteMatch {
     Route(&'static Route),
+    /// Whoever may change engines may use the path so; for all others it is there for other methods only: these.
+    ForAdmins(&'static Route, Methods),
     /// There is such a path, for other methods: these.
     WrongMethod(Methods),
     Unknown,
@@ -28,8 +30,9 @@ pub(crate) enum RouteMatch {
 /// The route of a request. `listed`: the paths that the setting `forward` adds.
 pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch {
     let mut others = Methods(0);
-    // A slash at the end does not count.
-    let bare = path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path);
+    // True if the path has a row to itself, which says all of it.
+    let mut is_named = false;
+    let bare = bare(path);
     for route in ROUTES.iter().filter(|route| route.path.parameter(bare).is_some()) {
         if let Responder::Engine(forwarded) = route.to {
             // Whoever stands before the engine may make another path of it, which nobody has allowed.
@@ -46,19 +49,22 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
                 continue;
             }
         }
-        // A path that has a row is not what the rows for all the rest are about.
-        if others.0 > 0 && route.path.is_rest {
-            break;
+        // A path that has a row is not what the rows for all the rest are about; one that has only a row with a parameter
+        // may be a path that no row is about.
+        if others.0 > 0 && route.path.is_rest && (is_named || !route.is_unnamed()) {
+            continue;
         }
         if route.methods.has(method) {
-            return RouteMatch::Route(route);
+            let has_others = route.is_unnamed() && others.0 > 0;
+            return if has_others { RouteMatch::ForAdmins(route, others) } else { RouteMatch::Route(route) };
         }
-        others.0 |= route.methods.0;
+        if !route.is_unnamed() {
+            others.0 |= route.methods.0;
+        }
+        is_named |= route.path.is_literal();
     }
-    if others.0 > 0 {
-        return RouteMatch::WrongMethod(others);
-    }
-    if is_listed(path, listed) && !climbs(path) {
+    let is_open = others.0 == 0 || (!is_named && ANY.has(method));
+    if is_open && is_listed(path, listed) && !climbs(path) {
         // However it is written: an engine decodes it.
         let plain = plain(path);
         let is_change = |it: &Route| it.wants == Access::Admin && !it.is_unnamed() && it.path.is(&plain);
@@ -66,7 +72,15 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
         let route = if changes { &LISTED_CHANGE } else { &LISTED };
         return if ANY.has(method) { RouteMatch::Route(route) } else { RouteMatch::WrongMethod(ANY) };
     }
+    if others.0 > 0 {
+        return RouteMatch::WrongMethod(others);
+    }
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
+}
+
+/// A path without the slash at its end, which does not count.
+pub(crate) fn bare(path: &str) -> &str {
+    path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }
 
 /// True if the setting `forward` has a path, or a beginning of it that ends in `*`.
@@ -86,11 +100,19 @@ fn plain(path: &str) -> String {
 
 /// True if a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
 fn climbs(path: &str) -> bool {
-    let is_dots = |segment: &str| {
-        let lower = segment.to_ascii_lowercase().replace("%2e", ".");
-        matches!(lower.as_str(), "." | "..")
-    };
-    path.contains(['.', '%']) && path.replace("%2f", "/").replace("%2F", "/").split(['/', '\\']).any(is_dots)
+    if !path.contains(['.', '%']) {
+        return false;
+    }
+    let mut plain = path.to_ascii_lowercase();
+    // A server behind another one may decode it once more.
+    while plain.contains("%25") {
+        plain = plain.replace("%25", "%");
+    }
+    for (written, sign) in [("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/"), ("%3b", ";")] {
+        plain = plain.replace(written, sign);
+    }
+    // Some servers do not count what stands behind a semicolon.
+    plain.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
 }
 
 #[cfg(test)]
@@ -103,6 +125,7 @@ mod tests {
         match find(&method, path, &listed) {
             RouteMatch::Unknown => "404".to_owned(),
             RouteMatch::WrongMethod(methods) => format!("405 {}", methods.list()),
+            RouteMatch::ForAdmins(_, methods) => format!("admins, else 405 {}", methods.list()),
             RouteMatch::Route(route) => match route.to {
                 Responder::Own(own) => format!("{own:?}({})", route.parameter(path)),
                 Responder::Engine(forwarded) => format!("{:?} {:?}", route.wants, forwarded.allowed),
@@ -122,6 +145,18 @@ mod tests {
             ("PROPFIND /v1/models", "405 GET, HEAD"),
             ("HEAD /v1/models", "Models()"),
             ("GET /v1/models/org/name", "Model(org/name)"),
+            ("GET /v1/models/org%2Fname/", "Model(org%2Fname)"),
+            ("GET /models/org%2Fname", "Model(org%2Fname)"),
+            ("GET /models/", "Models()"),
+            ("POST /models/load", "405 GET, HEAD"),
+            ("POST /v1/models/load", "admins, else 405 GET, HEAD"),
+            ("DELETE /v1/models/org/name", "admins, else 405 GET, HEAD"),
+            ("POST /v1/responses/compact", "admins, else 405 GET, HEAD, DELETE"),
+            ("PUT /v1/responses/resp_1/cancel", "admins, else 405 POST"),
+            ("POST /v1/responses/..", "404"),
+            ("POST /v1/models", "405 GET, HEAD"),
+            ("OPTIONS /v1/responses/compact", "405 GET, HEAD, DELETE"),
+            ("TRACE /v1/models/load", "405 GET, HEAD"),
             ("POST /v1/load_lora_adapter", "Admin ToAdmins"),
             ("POST /v1/load%5Flora_adapter", "Admin ToAdmins"),
             ("POST /v1//load_lora_adapter/", "Admin ToAdmins"),
@@ -136,6 +171,7 @@ mod tests {
             ("POST /engines/a%2Fb/drain", "Drain(a%2Fb)"),
             ("POST /engines/a/b/undrain/", "Undrain(a/b)"),
             ("DELETE /engines/a", "RemoveEngine(a)"),
+            ("GET /engines/a/drain", "405 POST"),
             ("PUT /engines/a", "405 DELETE"),
             ("PUT /engines", "405 GET, HEAD, POST"),
             ("OPTIONS /nowhere", "404"),
@@ -160,6 +196,13 @@ mod tests {
             ("POST /v1/newer", &["/v1/new"], "Admin ToAdmins"),
             ("TRACE /custom/x", all, "405 GET, HEAD, POST, PUT, PATCH, DELETE"),
             ("GET /custom/../x", &["/custom/*"], "404"),
+            ("POST /v1/responses/compact", &["/v1/responses/compact"], "Ask Always"),
+            ("POST /v1/models/load", all, "Ask Always"),
+            ("POST /models/load", &["/models/load"], "Ask Always"),
+            ("POST /models/%2e%2e/sleep", all, "405 GET, HEAD"),
+            ("POST /v1/models", all, "405 GET, HEAD"),
+            ("GET /v1/responses/resp_1", all, "Ask Always"),
+            ("PUT /workers", all, "405 GET, HEAD"),
         ] {
             let (method, path) = asked.split_once(' ').expect("two words");
             assert_eq!(found(method, path, listed), wanted, "{asked} {listed:?}");
@@ -178,10 +221,24 @@ mod tests {
 
     #[test]
     fn paths_that_climb() {
-        for path in ["/v1/../x", "/v1/..", "/v1/./x", "/v1/%2e%2E/x", "/v1/.%2e/x", "/v1/a%2f..%2Fx", "/v1\\..\\x"] {
+        for path in [
+            "/v1/../x",
+            "/v1/..",
+            "/v1/./x",
+            "/v1/%2e%2E/x",
+            "/v1/.%2e/x",
+            "/v1/a%2f..%2Fx",
+            "/v1\\..\\x",
+            "/v1/..;/x",
+            "/v1/..%3Ba/x",
+            "/v1/%252e%25252e/x",
+            "/v1/a%5C..%5cx",
+        ] {
             assert!(climbs(path), "{path}");
         }
-        for path in ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1"] {
+        for path in
+            ["/v1/files/a.b", "/v1/models/x..y", "/v1/...", "/v1/a%20b", "/v1/responses/%2e1", "/v1/a;b", "/v1/a..;x"]
+        {
             assert!(!climbs(path), "{path}");
         }
     }

@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 use memchr::memmem;
-use percent_encoding::percent_decode_str;
+use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 use serde_json::value::RawValue;
 
 /// Place where a body names the model, if its type does not say otherwise.
@@ -20,34 +20,73 @@ pub(crate) enum ModelAt {
 impl ModelAt {
     /// The model that a body of this type (`Content-Type`) names, if it names one.
     pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
+        match self.value(kind, body)? {
+            Named::Json(value) => serde_json::from_str(value).ok(),
+            Named::Form(value) => Some(value.to_owned()),
+            Named::Url(value) => decoded(value),
+        }
+    }
+
+    /// Makes the same body with another model's name.
+    pub(crate) fn renamed(self, kind: &str, body: &[u8], name: &str) -> Option<Vec<u8>> {
+        let (old, new) = match self.value(kind, body)? {
+            Named::Json(value) => (value, serde_json::to_string(name).ok()?),
+            Named::Form(value) => (value, name.to_owned()),
+            Named::Url(value) => (value, utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()),
+        };
+        let start = (old.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
+        let (before, behind) = (body.get(..start)?, body.get(start + old.len()..)?);
+        Some([before, new.as_bytes(), behind].concat())
+    }
+
+    /// The model's name as it is written in a body.
+    fn value<'b>(self, kind: &str, body: &'b [u8]) -> Option<Named<'b>> {
         if self == Self::Nowhere {
             return None;
         }
         let (name, parameters) = kind.split_once(';').unwrap_or((kind, ""));
         match name.trim().to_ascii_lowercase().as_str() {
-            "multipart/form-data" => form_field(body, parameter(parameters, "boundary").as_deref(), "model"),
-            "application/x-www-form-urlencoded" => of_query(std::str::from_utf8(body).ok()?),
-            _ if self == Self::Form && body.starts_with(b"--") => form_field(body, None, "model"),
-            _ => json_field(body),
+            "multipart/form-data" => {
+                form_field(body, parameter(parameters, "boundary").as_deref(), "model").map(Named::Form)
+            }
+            "application/x-www-form-urlencoded" => query_field(std::str::from_utf8(body).ok()?).map(Named::Url),
+            _ if self == Self::Form && body.starts_with(b"--") => form_field(body, None, "model").map(Named::Form),
+            _ => json_field(body).map(Named::Json),
         }
     }
 }
 
+/// A model's name as it is written in a body, which begins and ends where the body has it.
+enum Named<'b> {
+    /// With its quotes and escapes.
+    Json(&'b str),
+    Form(&'b str),
+    /// With bytes as `%XX`.
+    Url(&'b str),
+}
+
 /// The model that the query of a URL names.
 pub(crate) fn of_query(query: &str) -> Option<String> {
-    let value = query.split('&').find_map(|pair| pair.strip_prefix("model="))?;
+    decoded(query_field(query)?)
+}
+
+fn query_field(query: &str) -> Option<&str> {
+    query.split('&').find_map(|pair| pair.strip_prefix("model="))
+}
+
+fn decoded(value: &str) -> Option<String> {
     let plain = percent_decode_str(&value.replace('+', " ")).decode_utf8().ok()?.into_owned();
     Some(plain).filter(|model| !model.is_empty())
 }
 
 /// The field `model` of a JSON object: of a field that is there twice, engines take the last.
-fn json_field(body: &[u8]) -> Option<String> {
+fn json_field(body: &[u8]) -> Option<&str> {
     let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).ok()?;
-    serde_json::from_str(fields.get("model")?.get()).ok()
+    fields.get("model").map(|value| value.get())
 }
 
 /// A short field of a form (RFC 7578). `boundary`: what stands between its parts; else its first line says that.
-fn form_field(body: &[u8], boundary: Option<&str>, name: &str) -> Option<String> {
+fn form_field<'b>(body: &'b [u8], boundary: Option<&str>, name: &str) -> Option<&'b str> {
     let mark = match boundary {
         Some(boundary) => format!("--{boundary}").into_bytes(),
         None => body.split(|byte| *byte == b'\n').next()?.trim_ascii_end().to_vec(),
@@ -72,7 +111,7 @@ fn form_field(body: &[u8], boundary: Option<&str>, name: &str) -> Option<String>
         });
         let value = part[behind + length..].strip_suffix(b"\n")?;
         let value = value.strip_suffix(b"\r").unwrap_or(value);
-        is_it.then(|| std::str::from_utf8(value).ok().map(str::to_owned))?
+        is_it.then(|| std::str::from_utf8(value).ok())?
     })
 }
 
@@ -116,6 +155,22 @@ mod tests {
             ModelAt::Json.of(FORM, &form("Content-Disposition: form-data; name=\"model\"", "--")).as_deref(),
             Some("whisper")
         );
+    }
+
+    #[test]
+    fn other_names() {
+        let renamed = |at: ModelAt, kind: &str, body: &str| {
+            at.renamed(kind, body.as_bytes(), "a/\"b").map(|made| String::from_utf8(made).expect("text"))
+        };
+        let json = renamed(ModelAt::Json, "application/json", "{\"x\": 1.50, \"model\" :\"m\\u0020\",\n\"y\":[]}");
+        assert_eq!(json.as_deref(), Some("{\"x\": 1.50, \"model\" :\"a/\\\"b\",\n\"y\":[]}"));
+        let url = renamed(ModelAt::Json, "application/x-www-form-urlencoded", "a=b&model=org%2Fm&c=d");
+        assert_eq!(url.as_deref(), Some("a=b&model=a%2F%22b&c=d"));
+        let form = "--x\r\nContent-Disposition: form-data; name=\"model\"\r\n\r\nm\r\n--x--\r\n";
+        let made = renamed(ModelAt::Form, FORM, form);
+        assert_eq!(made, Some(form.replace("\r\nm\r\n", "\r\na/\"b\r\n")));
+        assert_eq!(renamed(ModelAt::Json, "", "{}"), None);
+        assert_eq!(renamed(ModelAt::Nowhere, "", "{\"model\": \"m\"}"), None);
     }
 
     #[test]

@@ -27,6 +27,11 @@ impl Pattern {
         Self { text, around, is_rest }
     }
 
+    /// True if the pattern is one path, without a parameter.
+    pub(super) const fn is_literal(&self) -> bool {
+        self.around.is_none()
+    }
+
     pub(super) fn is(&self, path: &str) -> bool {
         self.parameter(path).is_some()
     }

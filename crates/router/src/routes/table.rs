@@ -61,7 +61,7 @@ pub(crate) enum ForwardCondition {
 impl Route {
     /// The parameter in a path that matches, as it is written there.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
-        self.path.parameter(path.strip_suffix('/').unwrap_or(path)).unwrap_or_default()
+        self.path.parameter(super::bare(path)).unwrap_or_default()
     }
 
     /// True if a request may be sent again after an engine had it as a whole.
@@ -72,6 +72,11 @@ impl Route {
             Responder::Engine(forwarded) => forwarded.repeats || matches!(*method, Method::GET | Method::HEAD),
             Responder::Own(_) => false,
         }
+    }
+
+    /// True if an engine gets the path without a slash at its end: none of those that have a row of their own wants one.
+    pub(crate) fn takes_off_slash(&self) -> bool {
+        !self.path.text.is_empty() && !self.is_unnamed()
     }
 
     /// True for the row of the paths below `/v1/` that have no row of their own.
@@ -201,6 +206,7 @@ pub(super) static ROUTES: &[Route] = &[
     own(GET, "/v1/models", Ask, RouterAnswer::Models, "the models of all engines"),
     own(GET, "/models", Ask, RouterAnswer::Models, "the same"),
     own(GET, "/v1/models/{name*}", Ask, RouterAnswer::Model, "one of them"),
+    own(GET, "/models/{name*}", Ask, RouterAnswer::Model, "the same"),
     own(GET, "/workers", Ask, RouterAnswer::Workers, "engines and their state"),
     own(GET, "/engines", Ask, RouterAnswer::Workers, "the same"),
     own(GET, "/router", Ask, RouterAnswer::Router, "the router's own state"),

@@ -15,10 +15,14 @@ from kvatlas.router.config.serving import RouterHttpConfig
 from kvatlas.service.config import Config, Engine, ResolvedConfig
 from kvatlas.service.config.kinds import FROM_0, shown
 from kvatlas.service.config.read import LISTS, SECRETS, EntryKind, Schema, read_as, show_config
-from kvatlas.service.config.schema import SECTIONS
+from kvatlas.service.config.schema import ROUTER_COMMAND, SECTIONS
 from kvatlas.service.config.section import Section, about
 
 DEFAULT_BLOCK_SIZE = 16
+_FOLLOWS = (
+    "is for a router that follows events itself: leave it out, or leave out router.index, router.global_url and "
+    "router.no_events"
+)
 
 
 @dataclass(frozen=True)
@@ -29,7 +33,7 @@ class RouterConfig(Config):
         ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
     """
 
-    command: ClassVar[str] = "kvatlas router"
+    command: ClassVar[str] = ROUTER_COMMAND
 
     drain_timeout: float = field(
         default=60.0,
@@ -51,10 +55,35 @@ class RouterConfig(Config):
                 "leave out router.index, router.global_url and router.no_events, or give them to the service at "
                 "router.index"
             )
+        if not self.follows_events:
+            for section in ("streams", "limits", "adopt", "relay"):
+                given, usual = getattr(self, section), SECTIONS[section]()
+                for name in (each.name for each in dataclasses.fields(given)):
+                    if getattr(given, name) != getattr(usual, name):
+                        raise ConfigError(f"{section}.{name} {_FOLLOWS}")
         roles = {engine.role or "both" for engine in self.engines}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
             if role in roles and not roles & {other, "both"} and self.engines_file is None:
                 raise ConfigError(f"there are {role} engines but none for {other}: add --{other} URL")
+
+    def check_engine(self, engine: Engine) -> None:
+        if engine.shown_url != engine.url:
+            raise ConfigError(
+                f"engine {shown(engine.shown_url)}: the url must not hold a user or password: give the engine's key "
+                "instead (--engine-key-file)"
+            )
+
+    def without_effect(self, engine: Engine) -> dict[str, str]:
+        found = {}
+        if not self.follows_events:
+            names = ("events_port", "replay_port", "count_copies")
+            found = {name: _FOLLOWS for name in names if getattr(engine, name) is not None}
+        if engine.routing_group not in (None, self.routing_group):
+            found["routing_group"] = (
+                f"must be that of the router, {shown(self.routing_group)}, which looks for blocks there only: leave it "
+                "out, or set --routing-group"
+            )
+        return found
 
     @property
     def sends_requests(self) -> bool:
@@ -80,12 +109,12 @@ class RouterConfig(Config):
             "role": engine.role or "both",
             "weight": engine.weight,
             "model": engine.model or self.model,
-            "models": [name for name in (engine.model, *(engine.aliases or ()), *(engine.adapters or ())) if name],
+            "models": [engine.model] if engine.model else [],  # else it is asked
+            "aliases": list(engine.aliases or ()),
+            "adapters": list(engine.adapters or ()),
             "block_size": engine.block_size or self.block_size,
             "ranks": engine.ranks or (sorted(ranks) or None),
         }
-        if not engine.model:
-            about_it["models"] = []  # it is asked, all of it
         return {name: value for name, value in about_it.items() if value is not None}
 
     def router_for_native(

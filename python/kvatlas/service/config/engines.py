@@ -16,6 +16,7 @@ from kvatlas.service.config.kinds import PORT, Choice, Integer, Kind, Names, Num
 
 _RANK = Integer(0, (1 << 32) - 1)
 _BLOCK_SIZE = Integer(1, 1 << 20)
+_PASSWORD = re.compile(r"(?<=//)[^/?#]*@")
 _NAMED_URL = re.compile(r"([^=/?#]+)=(\w+://.*)", re.DOTALL)
 _BOUND = re.compile(r"bind://[0-9]{1,5}", re.ASCII)
 _ENDPOINT = re.compile(r"tcp://\S+:[0-9]{1,5}|ipc://.+", re.DOTALL | re.ASCII)
@@ -140,7 +141,7 @@ class Engine(_Entry):
         object.__setattr__(self, "url", url)
 
     def _called(self) -> str:
-        return f"engine {shown(self.url)}"
+        return f"engine {shown(_PASSWORD.sub('***@', self.url))}"
 
     @property
     def worker(self) -> str:

@@ -18,10 +18,14 @@ from kvatlas.service.config.kinds import (
     File,
     Integer,
     Text,
+    shown,
 )
 from kvatlas.service.config.section import DEFAULT_GROUP, Key, Section, about, keys_of
 from kvatlas.service.config.serving import HttpConfig, LimitsConfig, LogConfig
 from kvatlas.service.config.sharing import RelayConfig, SitesConfig, SnapshotConfig
+
+
+ROUTER_COMMAND = "kvatlas router"
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,10 @@ class Config(Section):
         object.__setattr__(self, "engines", tuple(map(Engine.of, self.engines)))
         object.__setattr__(self, "static_streams", tuple(map(Stream.of, self.static_streams)))
         check_names(self.engines, self.static_streams, shared=self.sends_requests)
+        for engine in self.engines:
+            self.check_engine(engine)
+            for name, why in self.without_effect(engine).items():
+                raise ConfigError(f"engine {shown(engine.shown_url)}: {name} {why}")
         for stream in self.static_streams:
             stream.check(model=self.model, block_size=self.block_size)
         kept = [f"snapshot.{name}" for name in ("dir", "peer") if getattr(self.snapshot, name) is not None]
@@ -120,6 +128,25 @@ class Config(Section):
     def follows_events(self) -> bool:
         """True if the engines' events are followed here."""
         return True
+
+    def check_engine(self, engine: Engine) -> None:
+        """Check that an engine can be used as it is given.
+
+        Raises:
+            ConfigError: It cannot.
+        """
+
+    def without_effect(self, engine: Engine) -> dict[str, str]:
+        """The settings of an engine that would change nothing here, each with the reason.
+
+        They are refused where they are set for this command, and named in the log if they come from the file of engines,
+        which several commands may share.
+        """
+        return {
+            name: f"is for {ROUTER_COMMAND}, which sends requests: leave it out"
+            for name in ("role", "weight")
+            if getattr(engine, name) is not None
+        }
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
         """The configuration of the native service: each section by its name."""

@@ -52,8 +52,13 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
             raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
     try:
         check_names(engines, streams, shared=config.sends_requests)
+        for engine in engines:
+            config.check_engine(engine)
     except ConfigError as error:
         raise ConfigError(f"{path}: {error}") from None
+    for engine in engines:
+        for name, why in config.without_effect(engine).items():
+            logger.warning("%s: engine %s: %s has no effect here: it %s", path, engine.shown_url, name, why)
     return [*engines, *streams]
 
 
