@@ -47,10 +47,13 @@ pub(super) fn candidates(
     if !up.is_empty() {
         return Ok(up);
     }
-    // Evidence against all of them is more likely to be wrong than all of them are: somebody has to try.
-    let others = with(|standing| matches!(standing, HealthState::Down | HealthState::Failing | HealthState::Silent));
-    if !others.is_empty() {
-        return Ok(others);
+    // Evidence against all of them is more likely to be wrong than all of them are: somebody has to try. Those that are
+    // seen to live come first.
+    let alive = |standing| matches!(standing, HealthState::Busy | HealthState::Silent | HealthState::Failing);
+    for others in [with(alive), with(|standing| standing == HealthState::Down)] {
+        if !others.is_empty() {
+            return Ok(others);
+        }
     }
     let serving = || engines.iter().filter(|engine| serves(engine));
     if serving().next().is_none() {

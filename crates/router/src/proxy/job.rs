@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::observe::{AnswerFormat, Observer};
-use crate::place::Placement;
+use crate::place::{EngineWait, Placement};
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
@@ -54,15 +54,26 @@ impl Job<'_> {
         let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
+        // Its place among those that wait because no engine is up, if it did.
+        let mut waited: Option<EngineWait<'_>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
             why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
             let role = if split { Role::Decode } else { Role::Both };
-            let placement = match app.places.choose(app, shard, known, role, attempts.tried()).await {
+            let choosing = app.places.choose(app, shard, known, role, attempts.tried());
+            let chosen = match &waited {
+                None => choosing.await,
+                Some(place) => place.in_turn(Box::pin(choosing)).await,
+            };
+            let placement = match chosen {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
+                Err(refusal) if attempts.is_unsent() && refusal.is_for_want_of_engines() => {
+                    self.wait_for_engine(&mut waited, &mut attempts, role, last.take(), refusal).await?;
+                    continue;
+                }
                 // Why the last one failed says more than that there is no other.
                 Err(refusal) => {
                     return Err(last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last)));
@@ -102,6 +113,9 @@ impl Job<'_> {
             };
             let fault = match beside_prefill(answered, &mut prefill).await {
                 Ok((connection, answer)) => {
+                    if let Some(place) = waited.take() {
+                        place.placed();
+                    }
                     flight.answered(answer.status.as_u16());
                     let pause = pause_wanted(&answer);
                     if let Some(pause) = pause {
@@ -154,12 +168,51 @@ impl Job<'_> {
             };
             let refusal = refuse_failed(&engine, &fault);
             let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
-            if let Some(why) = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
-                return Err(give_up(why, refusal));
+            let why_not = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault);
+            if let Some(place) = waited.take_if(|_| !fault.is_of_connecting()) {
+                place.placed();
+            }
+            match why_not {
+                None => {}
+                // With more retries it would find that there is no other.
+                Some(LastAttempt::NoRetriesLeft)
+                    if fault.is_of_connecting() && !app.places.has_up(app, known, role, attempts.tried()) =>
+                {
+                    let why = refusal.clone();
+                    self.wait_for_engine(&mut waited, &mut attempts, role, Some(refusal), why).await?;
+                    continue;
+                }
+                Some(why) => return Err(give_up(why, refusal)),
             }
             last = Some(refusal);
             app.counts.retries[fault.number()].fetch_add(1, Relaxed);
         }
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Waits until an engine is up, as none could be reached; `last`: why the last one failed; `why`: why there is none.
+    async fn wait_for_engine(
+        &self,
+        waited: &mut Option<EngineWait<'a>>,
+        attempts: &mut Attempts,
+        role: Role,
+        last: Option<Refusal>,
+        why: Refusal,
+    ) -> Result<(), Refusal> {
+        let app: &'a App = self.app;
+        let failed = last.is_some();
+        let refused = last.unwrap_or(why);
+        // What an answer goes on from is at one engine, and gone with it.
+        let result = match self.known.only {
+            None => Box::pin(app.places.no_engine.wait(waited, app, &self.known, role, refused)).await,
+            Some(_) => Err(refused),
+        };
+        if result.is_err() && failed {
+            app.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
+        }
+        attempts.start_over();
+        result
     }
 }
 
