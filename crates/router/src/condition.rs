@@ -75,7 +75,12 @@ pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
             Some(Condition { ill: Trouble::Down | Trouble::Silent, .. }) => {}
             // It works, or does what it was told.
             Some(Condition { ill: ill @ (Trouble::Busy | Trouble::Asleep), reason }) => {
-                tracing::info!(engine = &*engine.name, condition = ill.name(), "the engine is {}: {reason}", ill.name());
+                tracing::info!(
+                    engine = &*engine.name,
+                    condition = ill.name(),
+                    "the engine is {}: {reason}",
+                    ill.name()
+                );
             }
             Some(Condition { ill, reason }) => tracing::warn!(
                 engine = &*engine.name,

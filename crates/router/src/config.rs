@@ -247,7 +247,7 @@ pub struct HealthConfig {
     /// Time between two questions to an engine; 0 to ask none.
     #[serde(with = "seconds")]
     pub interval: Duration,
-    /// Time within which a question must be answered.
+    /// Time within which a question must be answered, by an engine that is not busy.
     #[serde(with = "seconds")]
     pub timeout: Duration,
     /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.

@@ -199,7 +199,10 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         engine.is_known.store(true, Relaxed);
         // An engine that is starting is asked more often, so that it is used as soon as it can be.
         let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
-        let soon = !well || !knows_kind || engine.health.sleep.is_asleep() || (engine.config.models.is_empty() && !knows_models);
+        let soon = !well
+            || !knows_kind
+            || engine.health.sleep.is_asleep()
+            || (engine.config.models.is_empty() && !knows_models);
         let pause = if soon { pause.min(Duration::from_secs(1)) } else { pause };
         let least = pause.min(LEAST_PAUSE);
         tokio::time::sleep(least).await;

@@ -87,7 +87,12 @@ def as_closing(engine: Engine, scheduler: Scheduler) -> None:
 
 def as_blocked(engine: Engine, scheduler: Scheduler) -> None:
     """Its whole process has no time for others."""
-    about = {"/health": 200, "/metrics": "", "/version": {"version": "0.33.0"}, "/v1/models": engine.answers["/v1/models"]}
+    about = {
+        "/health": 200,
+        "/metrics": "",
+        "/version": {"version": "0.33.0"},
+        "/v1/models": engine.answers["/v1/models"],
+    }
     for path, said in about.items():
         then = said if callable(said) else OK if isinstance(said, int) else reply("200 OK", said)
         engine.answers[path] = scheduler.free(then)

@@ -70,7 +70,9 @@ impl Trouble {
             Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
             Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
             Self::Misconfigured => "leave out --block-size, or set it to the size of the engine's blocks",
-            Self::Busy => "nothing, unless it lasts: it works, and gets new requests when it answers, or if no other can",
+            Self::Busy => {
+                "nothing, unless it lasts: it works, and gets new requests when it answers, or if no other can"
+            }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
             Self::Partial => {
                 "give the engine a replay socket with a larger buffer; it passes when the cache turns over"

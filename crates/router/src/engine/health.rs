@@ -189,6 +189,10 @@ impl Health {
         if failures < self.config.failures && !was_trial {
             return false;
         }
+        if !was_trial && self.open_until.load(Relaxed) > millis() {
+            // It is left alone already: this one was sent before that, or as no other engine was better.
+            return false;
+        }
         let times = self.opened.fetch_add(1, Relaxed).min(16);
         self.leave_alone(self.config.open.saturating_mul(1 << times).min(self.config.open_max));
         !was_trial
@@ -332,6 +336,7 @@ mod tests {
         health.note_answer();
         assert!(!health.note_failure() && health.note_failure());
         assert_eq!(health.standing(), HealthState::Failing);
+        assert!((0..9).all(|_| !health.note_failure()), "those that were on their way say nothing new");
         std::thread::sleep(Duration::from_millis(350));
         assert_eq!(health.standing(), HealthState::Up);
         health.sent();

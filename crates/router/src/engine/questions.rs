@@ -25,12 +25,7 @@ pub(crate) async fn ask(engine: &Engine, method: &str, path: &str, body: &[u8]) 
 }
 
 /// The head of what an engine answers to a question, and the connection on which its body comes.
-async fn begin(
-    engine: &Engine,
-    method: hyper::Method,
-    path: &str,
-    body: &[u8],
-) -> Result<(Connection, Head), Fault> {
+async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) -> Result<(Connection, Head), Fault> {
     let mut connection = engine.new_connection().await?;
     let key = engine.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
     let kind = if body.is_empty() { "" } else { "content-type: application/json\r\n" };

@@ -14,8 +14,8 @@ use hyper::StatusCode;
 use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
-use super::outage::Outage;
 use super::Places;
+use super::outage::Outage;
 use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Engine, HealthState};
@@ -135,55 +135,6 @@ impl NoEngine {
         }
         is_free
     }
-
-    /// Waits until an engine may take a request, for which there was none because of `why`. `place`: its place in the
-    /// queue, which it gets here the first time.
-    ///
-    /// # Errors
-    /// The request is not to wait, or has waited for as long as it may: this is its refusal.
-    pub(crate) async fn wait<'a>(
-        &'a self,
-        place: &mut Option<EngineWait<'a>>,
-        app: &App,
-        known: &RequestFacts,
-        role: Role,
-        why: Refusal,
-    ) -> Result<(), Refusal> {
-        let states = || states(&app.fleet, known, role);
-        if place.is_none() {
-            // They have said when to come back.
-            if availability(&app.fleet, known, role) == Availability::Paused {
-                return Err(why);
-            }
-            self.outage.begin(self.patience, states);
-            if self.patience.is_zero() {
-                self.outage.refuse();
-                return Err(if all_asleep(&app.fleet, known, role) { refusal(&app.fleet, known, role, "") } else { why });
-            }
-            *place = self.enter();
-        }
-        let Some(place) = place.as_mut() else {
-            self.ended[FULL].fetch_add(1, Relaxed);
-            self.outage.refuse();
-            let more = format!("; {} requests wait for one already, and no more may (router.queue)", self.most);
-            return Err(refusal(&app.fleet, known, role, &more));
-        };
-        let until = place.started + self.patience;
-        place.give_up_turn();
-        loop {
-            if timeout_at(until.into(), place.turn.notified()).await.is_err() {
-                place.outcome = TIMEOUT;
-                self.outage.refuse();
-                let more = format!("; the request waited for {:?} (router.wait_for_engine)", self.patience);
-                return Err(refusal(&app.fleet, known, role, &more));
-            }
-            match availability(&app.fleet, known, role) {
-                Availability::Up => return Ok(()),
-                Availability::Doubtful if self.may_scout(place.number) => return Ok(()),
-                _ => place.pass_on(),
-            }
-        }
-    }
 }
 
 const PLACED: usize = 0;
@@ -237,12 +188,66 @@ impl Drop for EngineWait<'_> {
 }
 
 impl Places {
-    /// True if an engine works, as far as is known, that a request has not been tried at.
-    pub(crate) fn has_up(&self, app: &App, known: &RequestFacts, role: Role, tried: &[Arc<Engine>]) -> bool {
-        let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
-        let engines = app.fleet.engines();
-        let mut serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, role));
-        serving.any(|engine| availability_of(engine) == Availability::Up)
+    /// True if requests may wait for an engine.
+    pub(crate) fn may_wait(&self) -> bool {
+        !self.no_engine.patience.is_zero()
+    }
+
+    /// Waits until an engine may take a request, for which there was none because of `why`. `place`: its place in the
+    /// queue, which it gets here the first time; `tried`: engines that did not take it.
+    ///
+    /// # Errors
+    /// The request is not to wait, or has waited for as long as it may: this is its refusal.
+    pub(crate) async fn wait_for_engine<'a>(
+        &'a self,
+        place: &mut Option<EngineWait<'a>>,
+        app: &App,
+        known: &RequestFacts,
+        role: Role,
+        tried: &[Arc<Engine>],
+        why: Refusal,
+    ) -> Result<(), Refusal> {
+        let (room, fleet) = (&self.no_engine, &app.fleet);
+        if place.is_none() {
+            // They have said when to come back.
+            if availability(fleet, known, role, &[]) == Availability::Paused {
+                return Err(why);
+            }
+            let is_outage = availability(fleet, known, role, tried) != Availability::Up;
+            if is_outage {
+                room.outage.begin(room.patience, || states(fleet, known, role));
+            }
+            if room.patience.is_zero() {
+                room.outage.refuse();
+                return Err(if all_asleep(fleet, known, role) { refusal(fleet, known, role, "") } else { why });
+            }
+            *place = room.enter();
+        }
+        let Some(place) = place.as_mut() else {
+            room.ended[FULL].fetch_add(1, Relaxed);
+            room.outage.refuse();
+            let more = format!("; {} requests wait for one already, and no more may (router.queue)", room.most);
+            return Err(refusal(fleet, known, role, &more));
+        };
+        let until = place.started + room.patience;
+        place.give_up_turn();
+        if availability(fleet, known, role, tried) == Availability::Up {
+            // There are others, which it had no retries left for.
+            room.call();
+        }
+        loop {
+            if timeout_at(until.into(), place.turn.notified()).await.is_err() {
+                place.outcome = TIMEOUT;
+                room.outage.refuse();
+                let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
+                return Err(refusal(fleet, known, role, &more));
+            }
+            match availability(fleet, known, role, &[]) {
+                Availability::Up => return Ok(()),
+                Availability::Doubtful if room.may_scout(place.number) => return Ok(()),
+                _ => place.pass_on(),
+            }
+        }
     }
 }
 
@@ -296,9 +301,11 @@ enum Availability {
     None,
 }
 
-fn availability(fleet: &Fleet, known: &RequestFacts, role: Role) -> Availability {
+/// The availability of engines that could take a request, without those that were tried.
+fn availability(fleet: &Fleet, known: &RequestFacts, role: Role, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
-    let serving = engines.iter().filter(|engine| could_take(engine, known, role));
+    let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
+    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, role));
     serving.map(|engine| availability_of(engine)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
 }
 

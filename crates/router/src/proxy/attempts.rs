@@ -60,8 +60,10 @@ pub(crate) struct Attempts {
     /// Engines that were asked in vain, and those of them to which there was no connection.
     tried: Vec<Arc<Engine>>,
     unreachable: Vec<Arc<Engine>>,
-    /// True if the last attempt, or that there was none, is no reason against another one: nothing was sent.
+    /// True if nothing was sent the last time, or there was none.
     is_unsent: bool,
+    /// True if another engine works on the request.
+    is_beside: bool,
     /// Engines that have failed if another one answers.
     suspects: Vec<Arc<Engine>>,
     /// The engine that closed a kept connection the last time: it may be well.
@@ -79,6 +81,7 @@ impl Attempts {
             tried: Vec::new(),
             unreachable: Vec::new(),
             is_unsent: true,
+            is_beside: false,
             suspects: Vec::new(),
             stale: None,
         }
@@ -86,7 +89,7 @@ impl Attempts {
 
     /// One attempt at another engine than this one, which still works on the request.
     pub(crate) fn beside(engine: Arc<Engine>) -> Self {
-        Self { tried: vec![engine], is_unsent: false, ..Self::new(true, 0) }
+        Self { tried: vec![engine], is_beside: true, ..Self::new(true, 0) }
     }
 
     /// Engines that are not asked again.
@@ -140,9 +143,10 @@ impl Attempts {
         self.lost >= SENDS
     }
 
-    /// True if the request has not been tried, or the last engine that was tried could not be reached.
-    pub(crate) fn is_unsent(&self) -> bool {
-        self.is_unsent
+    /// True if the request may wait for an engine: it has not been tried, or the last engine that was tried could not be
+    /// reached.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.is_unsent && !self.is_beside
     }
 
     /// Lets engines that could not be reached be tried again, as if they had not been.
@@ -204,14 +208,14 @@ mod tests {
     fn what_could_not_be_reached_is_tried_again() {
         let (one, other, refused) = (engine(), engine(), Fault::Connect(String::new()));
         let mut attempts = Attempts::new(true, 1);
-        assert!(attempts.is_unsent());
+        assert!(attempts.may_wait());
         assert_eq!(attempts.note_failure(&one, &one, &Fault::Closed), None);
-        assert!(!attempts.is_unsent());
+        assert!(!attempts.may_wait());
         let why = attempts.note_failure(&other, &other, &refused);
-        assert!(why == Some(LastAttempt::NoRetriesLeft) && attempts.is_unsent());
+        assert!(why == Some(LastAttempt::NoRetriesLeft) && attempts.may_wait());
         attempts.start_over();
         assert!(attempts.tried().len() == 1 && Arc::ptr_eq(&attempts.tried()[0], &one));
-        assert!(!Attempts::beside(one).is_unsent(), "the other engine works on it");
+        assert!(!Attempts::beside(one).may_wait(), "the other engine works on it");
     }
 
     #[test]

@@ -70,7 +70,7 @@ impl Job<'_> {
             let placement = match chosen {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
-                Err(refusal) if attempts.is_unsent() && refusal.is_for_want_of_engines() => {
+                Err(refusal) if attempts.may_wait() && refusal.is_for_want_of_engines() => {
                     self.wait_for_engine(&mut waited, &mut attempts, role, last.take(), refusal).await?;
                     continue;
                 }
@@ -174,10 +174,8 @@ impl Job<'_> {
             }
             match why_not {
                 None => {}
-                // With more retries it would find that there is no other.
-                Some(LastAttempt::NoRetriesLeft)
-                    if fault.is_of_connecting() && !app.places.has_up(app, known, role, attempts.tried()) =>
-                {
+                // Nothing was sent: it may be tried again, if not at once.
+                Some(LastAttempt::NoRetriesLeft) if attempts.may_wait() && app.places.may_wait() => {
                     let why = refusal.clone();
                     self.wait_for_engine(&mut waited, &mut attempts, role, Some(refusal), why).await?;
                     continue;
@@ -205,7 +203,9 @@ impl<'a> Job<'a> {
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
         let result = match self.known.only {
-            None => Box::pin(app.places.no_engine.wait(waited, app, &self.known, role, refused)).await,
+            None => {
+                Box::pin(app.places.wait_for_engine(waited, app, &self.known, role, attempts.tried(), refused)).await
+            }
             Some(_) => Err(refused),
         };
         if result.is_err() && failed {
