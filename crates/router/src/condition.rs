@@ -14,8 +14,11 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
     let recent = engine.recent.failing();
     match engine.health.standing() {
         HealthState::Down => {
-            let why = lock(&engine.why_down).clone();
+            let why = lock(&engine.why_not).clone();
             return said(Trouble::Down, why.unwrap_or_else(|| "it does not answer".to_owned()));
+        }
+        HealthState::Asleep => {
+            return said(Trouble::Asleep, format!("it says so itself: {}", engine.health.sleep.source()));
         }
         HealthState::Failing if recent.is_none() => {
             return said(Trouble::Failing, "several requests in a row failed".to_owned());
@@ -26,7 +29,12 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
     if let Some((failed, all)) = recent {
         return said(Trouble::Failing, format!("{failed} of the last {all} requests failed"));
     }
-    of_events(service, engine)
+    let of_events = of_events(service, engine);
+    if engine.health.standing() == HealthState::Busy && of_events.as_ref().is_none_or(|it| it.ill > Trouble::Busy) {
+        let why = lock(&engine.why_not).clone();
+        return said(Trouble::Busy, why.unwrap_or_else(|| "it does not answer in time".to_owned()));
+    }
+    of_events
 }
 
 /// Returns the worst thing that is known of an engine's events.
@@ -65,6 +73,15 @@ pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
         match &now {
             // Said by whoever asked it.
             Some(Condition { ill: Trouble::Down | Trouble::Silent, .. }) => {}
+            // It works, or does what it was told.
+            Some(Condition { ill: ill @ (Trouble::Busy | Trouble::Asleep), reason }) => {
+                tracing::info!(
+                    engine = &*engine.name,
+                    condition = ill.name(),
+                    "the engine is {}: {reason}",
+                    ill.name()
+                );
+            }
             Some(Condition { ill, reason }) => tracing::warn!(
                 engine = &*engine.name,
                 condition = ill.name(),

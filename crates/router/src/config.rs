@@ -56,6 +56,9 @@ pub struct Config {
     /// Time that a request may wait in the router.
     #[serde(with = "seconds")]
     pub queue_timeout: Duration,
+    /// Time that a request waits in the router if no engine is up; 0 to refuse it at once.
+    #[serde(with = "seconds")]
+    pub wait_for_engine: Duration,
     /// True if what engines hold is predicted from what was sent to them, as their events are not to be had.
     pub no_events: bool,
     /// A `tokenizer.json`, or a directory with one and a chat template; `engine` to ask the engine's `/tokenize`; none
@@ -251,7 +254,7 @@ pub struct HealthConfig {
     /// Time between two questions to an engine; 0 to ask none.
     #[serde(with = "seconds")]
     pub interval: Duration,
-    /// Time within which a question must be answered.
+    /// Time within which a question must be answered, by an engine that is not busy.
     #[serde(with = "seconds")]
     pub timeout: Duration,
     /// Failures in a row after which an engine is left out: questions, connections, requests that another one answered.

@@ -3,17 +3,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvatlas_routing::Load;
 
 use crate::app::App;
 use crate::condition;
-use crate::engine::{Engine, HealthState, Kind, Models, get, loads};
+use crate::engine::{Engine, HealthState, Kind, Models, SLEEP_PATH, get, is_asleep, loads, read_sleep};
+use crate::health_check::{self, is_from_gateway};
 use crate::lock;
 
 /// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
+
+/// Time until an engine that did not say whether it sleeps is asked again.
+const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
 
 /// The least time between two questions to an engine, however often requests fail there.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -37,6 +41,8 @@ pub(crate) async fn run(app: Arc<App>) {
         });
         for engine in engines.iter() {
             engine.pool.sweep();
+            let (stillness, last) = engine.stillness();
+            engine.signs.look(last, if engine.is_at_work() { stillness } else { Duration::ZERO });
             let silence = app.config.health.silence;
             let silent = !silence.is_zero() && engine.silence() > silence;
             if engine.health.set_silent(silent) {
@@ -47,6 +53,7 @@ pub(crate) async fn run(app: Arc<App>) {
             }
         }
         trust(&app, &engines);
+        app.places.no_engine.look();
         engines.iter().for_each(|engine| condition::look(app.service.as_ref(), engine));
         tokio::time::sleep(TICK).await;
     }
@@ -63,6 +70,9 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
     for engine in engines {
         let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
         let streams = keyspace.map(|keyspace| keyspace.streams_of(&engine.name)).unwrap_or_default();
+        if let Some(ago) = streams.iter().filter_map(|(_, stream)| stream.status.silence()).min() {
+            engine.signs.note_ago(ago);
+        }
         let is_unverified = streams.iter().any(|(_, stream)| stream.status.unverified.load(Relaxed));
         engine.is_unverified.store(is_unverified, Relaxed);
         for (place, rank) in engine.config.ranks.numbers().enumerate() {
@@ -88,12 +98,25 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
     let mut pause = health.load_interval;
     loop {
         let asked = tokio::time::timeout(health.timeout, get(&engine, "/metrics")).await;
-        let loads = match &asked {
-            Ok(Ok((200, body))) => loads(&String::from_utf8_lossy(body)),
+        let (loads, sleeps) = match &asked {
+            Ok(Ok((200, body))) => {
+                let text = String::from_utf8_lossy(body);
+                (loads(&text), is_asleep(&text))
+            }
             _ => Default::default(),
         };
+        if let Ok(Ok((status, _))) = &asked {
+            if !is_from_gateway(*status) {
+                engine.signs.note();
+            }
+            engine.signs.note_reported(loads.values().filter_map(|load| Some(load.running? + load.waiting?)).sum());
+            if engine.health.sleep.note_metrics(sleeps) {
+                app.places.is_back();
+            }
+        }
         // One without metrics of a known kind is asked seldom.
-        pause = if loads.is_empty() { (pause * 2).min(Duration::from_secs(60)) } else { health.load_interval };
+        let is_known = !loads.is_empty() || sleeps.is_some();
+        pause = if is_known { health.load_interval } else { (pause * 2).min(Duration::from_secs(60)) };
         // Some count their ranks from 0 in metrics, whatever their numbers are.
         let ranks = &engine.config.ranks;
         let are_numbers = loads.keys().all(|rank| ranks.place(*rank).is_some());
@@ -112,18 +135,15 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
     let mut is_warned = false;
+    let mut asks_for_sleep_at = Instant::now();
     loop {
-        let why_not = match tokio::time::timeout(health.timeout, get(&engine, &health.path)).await {
-            // One that does not know the question is there; one that is dead says 503 (vLLM), or nothing.
-            Ok(Ok((status, _))) if status < 500 => None,
-            Ok(Ok((status, _))) => Some(format!("GET {} returns status {status}", health.path)),
-            Ok(Err(why)) => Some(why),
-            Err(_) => Some(format!("GET {} is not answered within {:?}", health.path, health.timeout)),
-        };
+        let found = health_check::ask(&app, &engine).await;
+        let why_not = found.why_not();
         let well = why_not.is_none();
-        lock(&engine.why_down).clone_from(&why_not);
-        if !health.interval.is_zero() && engine.health.note_check(well) {
-            match &why_not {
+        *lock(&engine.why_not) = why_not.map(str::to_owned);
+        let was_down = engine.health.is_down();
+        if !health.interval.is_zero() && engine.health.note_check(&found) {
+            match why_not {
                 Some(why) => {
                     tracing::warn!(engine = &*engine.name, reason = why, "the engine is down: {why}");
                     if app.fleet.engines().iter().all(|engine| engine.health.standing() == HealthState::Down) {
@@ -133,9 +153,12 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                         );
                     }
                 }
-                None => tracing::info!(engine = &*engine.name, "the engine is back"),
+                None if was_down => tracing::info!(engine = &*engine.name, "the engine is back"),
+                None => {}
             }
-            app.tokens.forget(&engine);
+            if was_down || !well {
+                app.tokens.forget(&engine);
+            }
             if well {
                 app.places.is_back();
             }
@@ -166,10 +189,22 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 knows_kind = true;
             }
         }
+        if well && asks_for_sleep_at <= Instant::now() {
+            let asked = tokio::time::timeout(health.timeout, get(&engine, SLEEP_PATH)).await;
+            let said = asked.ok().and_then(Result::ok).and_then(|(status, body)| read_sleep(status, &body));
+            if engine.health.sleep.note_route(said) {
+                app.places.is_back();
+            }
+            // Most do not have it, and log each question.
+            asks_for_sleep_at = Instant::now() + if said.is_some() { Duration::ZERO } else { NO_ROUTE_PAUSE };
+        }
         engine.is_known.store(true, Relaxed);
         // An engine that is starting is asked more often, so that it is used as soon as it can be.
         let pause = if health.interval.is_zero() { Duration::from_secs(5) } else { health.interval };
-        let soon = !well || !knows_kind || (engine.config.models.is_empty() && !knows_models);
+        let soon = !well
+            || !knows_kind
+            || engine.health.sleep.is_asleep()
+            || (engine.config.models.is_empty() && !knows_models);
         let pause = if soon { pause.min(Duration::from_secs(1)) } else { pause };
         let least = pause.min(LEAST_PAUSE);
         tokio::time::sleep(least).await;

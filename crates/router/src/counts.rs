@@ -9,6 +9,7 @@ use std::time::Duration;
 use hyper::StatusCode;
 
 use crate::lock;
+use crate::log_budget::LogBudget;
 
 /// Upper bounds of the buckets for times, in seconds.
 pub(crate) const SECONDS: [f64; 16] =
@@ -102,6 +103,9 @@ pub(crate) struct Counts {
     pub(crate) retries: [AtomicU64; crate::engine::FAULTS.len()],
     /// Requests that got no answer and were not sent again, by [`GIVEN_UP`].
     pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
+    /// Lines of the log on these, and on answers that broke off.
+    pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
+    pub(crate) broken_lines: LogBudget,
     /// Requests that were taken apart, by what prefill came to.
     pub(crate) handovers: [AtomicU64; 3],
     /// Requests that were sent to a second engine, by [`HEDGES`].
@@ -162,6 +166,8 @@ impl Counts {
             refused: Refusals::default(),
             retries: Default::default(),
             given_up: Default::default(),
+            given_up_lines: Default::default(),
+            broken_lines: LogBudget::default(),
             handovers: Default::default(),
             hedges: Default::default(),
             open_hedges: AtomicUsize::new(0),

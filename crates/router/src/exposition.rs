@@ -24,20 +24,11 @@ use crate::external_index::ExternalIndex;
 use crate::global;
 use crate::lock;
 use crate::peers;
-use crate::place::{OFF_BY, OFF_WHY};
+use crate::place::{OFF_BY, OFF_WHY, WAIT_OUTCOMES};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::sessions::Source;
 
 const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
-const STANDINGS: [HealthState; 6] = [
-    HealthState::Up,
-    HealthState::Down,
-    HealthState::Failing,
-    HealthState::Silent,
-    HealthState::Busy,
-    HealthState::Draining,
-];
-
 /// The text that Prometheus reads.
 pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     let mut registry = Registry::with_prefix("kvatlas_router");
@@ -274,7 +265,18 @@ impl Scrape {
                 count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
             }
         }
-        gauge(encoder, "queue", "Requests that wait in the router", summary.waiting as u64)?;
+        gauge(encoder, "queue", "Requests that wait in the router for room at an engine", summary.waiting as u64)?;
+        gauge(
+            encoder,
+            "queue_for_engine",
+            "Requests that wait in the router because no engine is up (wait_for_engine)",
+            places.no_engine.len() as u64,
+        )?;
+        let help = "Requests that no engine was up for, by how their wait ended: placed at an engine, timeout, full (as many waited as may), or left (the client did, or it was refused for another reason)";
+        let mut family = describe(encoder, "waits_for_engine", help, MetricType::Counter)?;
+        for (outcome, count) in WAIT_OUTCOMES.iter().zip(&places.no_engine.ended) {
+            count_of(&mut family, &[("outcome", *outcome)], count.load(Relaxed))?;
+        }
         gauge(
             encoder,
             "predicted_blocks",
@@ -347,9 +349,9 @@ impl Scrape {
             MetricType::Gauge,
         )?;
         for engine in engines.iter() {
-            let now = engine.health.standing();
-            for standing in STANDINGS {
-                let labels = [("engine", &*engine.name), ("standing", standing.name())];
+            let now = engine.health.standing().name();
+            for standing in HealthState::NAMES {
+                let labels = [("engine", &*engine.name), ("standing", standing)];
                 family.encode_family(&labels)?.encode_gauge(&i64::from(now == standing))?;
             }
         }

@@ -137,7 +137,7 @@ impl Fleet {
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
-        let is_well = |standing| matches!(standing, HealthState::Up | HealthState::Silent);
+        let is_well = |standing| matches!(standing, HealthState::Up | HealthState::Silent | HealthState::Busy);
         let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
         let engines = self.engines.load();
         let is_settled = |role: Role| {

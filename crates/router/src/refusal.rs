@@ -63,6 +63,11 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
+    /// True if it says that no engine takes requests.
+    pub(crate) fn is_for_want_of_engines(&self) -> bool {
+        matches!(self.code, "no_worker" | "no_engines")
+    }
+
     /// Returns the refusal with the connection closed after it.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }

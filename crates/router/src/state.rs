@@ -48,7 +48,8 @@ pub(crate) fn router(app: &App) -> Value {
     json!({
         "policy": places.policy,
         "in_flight": places.in_flight,
-        "queued": places.waiting,
+        "queued": places.waiting + places.waiting_for_engine,
+        "waiting_for_engine": places.waiting_for_engine,
         "requests": counts.all_requests(),
         "connections": app.front.connections(),
         "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),

@@ -41,7 +41,7 @@ fn an_engine_that_is_not_there_costs_nothing() {
     let (gone, good) = (Server::start("m"), Server::start("m"));
     let address = gone.address();
     drop(gone);
-    let router = router(&[&good], json!({}));
+    let router = router(&[&good], json!({ "wait_for_engine": 0.0 }));
     router.set_engine(&json!({ "name": "gone", "url": format!("http://{address}") }).to_string()).expect("an engine");
     let mut client = Client::to(router.address());
     for _ in 0..4 {

@@ -7,7 +7,8 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 /** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
 export function health(row) {
   if (["down", "failing", "silent"].includes(row.up)) return "bad";
-  if (row.condition) return ["refusing", "partial"].includes(row.condition.name) ? "busy" : "bad";
+  if (row.up === "asleep") return "off";
+  if (row.condition) return ["busy", "refusing", "partial"].includes(row.condition.name) ? "busy" : "bad";
   if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";

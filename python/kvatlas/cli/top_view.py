@@ -14,11 +14,27 @@ from rich.text import Text
 
 from kvatlas._text import counted, milliseconds, nanoseconds, percent, seconds, short
 
-_STANDINGS = {"up": "green", "busy": "yellow", "draining": "yellow", "refusing": "yellow", "partial": "yellow"}
+_STANDINGS = {
+    "up": "green",
+    "busy": "yellow",
+    "asleep": "yellow",
+    "draining": "yellow",
+    "refusing": "yellow",
+    "partial": "yellow",
+}
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
 _ROWS = 64  # engines shown
 _ADVISED = 8  # engines of which it is said what to do
-_CONDITIONS = ("down", "failing", "silent", "misconfigured", "refusing", "partial")  # the worst first
+_CONDITIONS = (  # the worst first
+    "down",
+    "asleep",
+    "failing",
+    "silent",
+    "misconfigured",
+    "busy",
+    "refusing",
+    "partial",
+)
 
 
 @dataclass(frozen=True, slots=True)

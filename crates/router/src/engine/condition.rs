@@ -14,9 +14,11 @@ const REFUSED_LATELY: Duration = Duration::from_secs(600);
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Trouble {
     Down,
+    Asleep,
     Failing,
     Silent,
     Misconfigured,
+    Busy,
     Refusing,
     Partial,
 }
@@ -35,16 +37,26 @@ pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
     /// All kinds, the worst first.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Down, Self::Failing, Self::Silent, Self::Misconfigured, Self::Refusing, Self::Partial];
+    pub(crate) const ALL: [Self; 8] = [
+        Self::Down,
+        Self::Asleep,
+        Self::Failing,
+        Self::Silent,
+        Self::Misconfigured,
+        Self::Busy,
+        Self::Refusing,
+        Self::Partial,
+    ];
 
     /// The name in answers and logs, which is the anchor of its entry in the runbook.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Down => "down",
+            Self::Asleep => "asleep",
             Self::Failing => "failing",
             Self::Silent => "silent",
             Self::Misconfigured => "misconfigured",
+            Self::Busy => "busy",
             Self::Refusing => "refusing",
             Self::Partial => "partial",
         }
@@ -54,9 +66,13 @@ impl Trouble {
     pub(crate) fn advice(self) -> &'static str {
         match self {
             Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",
+            Self::Asleep => "wake it with POST /wake_up at the engine; it is used again when it says that it is awake",
             Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
             Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
             Self::Misconfigured => "leave out --block-size, or set it to the size of the engine's blocks",
+            Self::Busy => {
+                "nothing, unless it lasts: it works, and gets new requests when it answers, or if no other can"
+            }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
             Self::Partial => {
                 "give the engine a replay socket with a larger buffer; it passes when the cache turns over"

@@ -83,7 +83,7 @@ impl Connection {
         let stream = match tokio::time::timeout(timeout, connect).await {
             Ok(Ok(stream)) => stream,
             Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
-            Err(_) => return Err(Fault::Connect("it took too long".to_owned())),
+            Err(_) => return Err(Fault::ConnectTimeout),
         };
         Ok(Self { stream, rest: BytesMut::new(), unsent: SendFailure::Nothing, idle_since: Instant::now(), served: 0 })
     }

@@ -7,6 +7,8 @@ use std::fmt;
 pub(crate) enum Fault {
     /// There is no connection to be had.
     Connect(String),
+    /// A connection was not there in time: the engine may be too busy to take it.
+    ConnectTimeout,
     /// The connection ended before the answer began.
     Closed,
     /// A connection that had been open for a while was closed before the answer began: the engine may be well.
@@ -46,7 +48,7 @@ impl Fault {
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
-            Self::Connect(_) | Self::Unsent | Self::NoModel | Self::Error(_) => false,
+            Self::Connect(_) | Self::ConnectTimeout | Self::Unsent | Self::NoModel | Self::Error(_) => false,
             // A gateway in front of an engine says so of one that closed the connection.
             Self::Busy(status) => matches!(status, 500 | 502 | 504),
             Self::Prefill { sent } => *sent,
@@ -58,6 +60,11 @@ impl Fault {
             | Self::Stalled
             | Self::Down => true,
         }
+    }
+
+    /// True if there was no connection to the engine.
+    pub(crate) fn is_of_connecting(&self) -> bool {
+        matches!(self, Self::Connect(_) | Self::ConnectTimeout)
     }
 
     /// True if either the engine or the request may be the cause.
@@ -72,7 +79,7 @@ impl Fault {
     /// The fault's place among [`NAMES`].
     pub(crate) fn number(&self) -> usize {
         match self {
-            Self::Connect(_) => 0,
+            Self::Connect(_) | Self::ConnectTimeout => 0,
             Self::Closed => 1,
             Self::Stale | Self::Unsent => 2,
             Self::Broken(_) => 3,
@@ -108,6 +115,7 @@ impl fmt::Display for Fault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Connect(why) => write!(f, "no connection to the engine: {why}"),
+            Self::ConnectTimeout => f.write_str("no connection to the engine: it took too long"),
             Self::Closed | Self::Stale | Self::Unsent => {
                 f.write_str("the engine closed the connection without an answer")
             }

@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use tokio::sync::Notify;
 
+use super::sleep::Sleep;
 use crate::clock::millis;
 use crate::config::HealthConfig;
 
@@ -21,13 +22,20 @@ pub enum HealthState {
     Failing,
     /// The engine has requests and has not said a byte for long.
     Silent,
-    /// The engine asked to be left alone for a while.
+    /// The engine works, and does not answer when asked how it is.
     Busy,
+    /// The engine asked to be left alone for a while.
+    Paused,
+    /// The engine has put its weights away until it is woken.
+    Asleep,
     /// An operator takes the engine out.
     Draining,
 }
 
 impl HealthState {
+    /// All names, each once.
+    pub const NAMES: [&str; 7] = ["up", "down", "failing", "silent", "busy", "asleep", "draining"];
+
     /// The name in answers and metrics.
     #[must_use]
     pub fn name(self) -> &'static str {
@@ -36,8 +44,33 @@ impl HealthState {
             Self::Down => "down",
             Self::Failing => "failing",
             Self::Silent => "silent",
-            Self::Busy => "busy",
+            // Both take no more at present.
+            Self::Busy | Self::Paused => "busy",
+            Self::Asleep => "asleep",
             Self::Draining => "draining",
+        }
+    }
+}
+
+/// The outcome of a question to an engine how it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// The engine is well.
+    Well,
+    /// The engine works, and did not answer in time. That is no reason to take away what it works on.
+    Busy(String),
+    /// The engine said that it is not well, or could not be reached: twice in a row, that is death.
+    Unwell(String),
+    /// The engine is dead.
+    Dead(String),
+}
+
+impl Finding {
+    /// The reason why the engine is not well.
+    pub(crate) fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::Well => None,
+            Self::Busy(why) | Self::Unwell(why) | Self::Dead(why) => Some(why),
         }
     }
 }
@@ -58,8 +91,11 @@ pub(crate) struct Health {
     open_until: AtomicU64,
     /// True if a request is out to see if the engine works again.
     trial: AtomicBool,
-    /// Questions that were not answered in a row.
-    unanswered: AtomicU32,
+    /// Questions in a row that found it unwell.
+    unwell: AtomicU32,
+    /// True if it has not answered the last question in time, and works.
+    late: AtomicBool,
+    pub(crate) sleep: Sleep,
     down: AtomicBool,
     /// Number of times that the engine went down. `went_down` wakes those who wait for that.
     downs: AtomicU32,
@@ -79,7 +115,9 @@ impl Health {
             opened: AtomicU32::new(0),
             open_until: AtomicU64::new(0),
             trial: AtomicBool::new(false),
-            unanswered: AtomicU32::new(0),
+            unwell: AtomicU32::new(0),
+            late: AtomicBool::new(false),
+            sleep: Sleep::default(),
             down: AtomicBool::new(false),
             downs: AtomicU32::new(0),
             went_down: Notify::new(),
@@ -95,11 +133,15 @@ impl Health {
             HealthState::Draining
         } else if self.down.load(Relaxed) {
             HealthState::Down
+        } else if self.sleep.is_asleep() {
+            HealthState::Asleep
         } else if self.is_open(now) {
             HealthState::Failing
         } else if self.silent.load(Relaxed) {
             HealthState::Silent
         } else if self.busy_until.load(Relaxed) > now {
+            HealthState::Paused
+        } else if self.late.load(Relaxed) {
             HealthState::Busy
         } else {
             HealthState::Up
@@ -147,6 +189,10 @@ impl Health {
         if failures < self.config.failures && !was_trial {
             return false;
         }
+        if !was_trial && self.open_until.load(Relaxed) > millis() {
+            // It is left alone already: this one was sent before that, or as no other engine was better.
+            return false;
+        }
         let times = self.opened.fetch_add(1, Relaxed).min(16);
         self.leave_alone(self.config.open.saturating_mul(1 << times).min(self.config.open_max));
         !was_trial
@@ -178,21 +224,49 @@ impl Health {
         self.trial.store(false, Relaxed);
     }
 
-    /// Notes whether the engine was well when asked. True if that changes something.
-    pub(crate) fn note_check(&self, well: bool) -> bool {
-        if well {
-            self.unanswered.store(0, Relaxed);
-            self.doubts.store(0, Relaxed);
-            return self.down.swap(false, Relaxed);
+    /// Notes that a question is not answered in time by an engine that works. True if that is new.
+    pub(crate) fn note_late(&self) -> bool {
+        !self.late.swap(true, Relaxed)
+    }
+
+    /// Notes what came of a question. True if the engine goes down or is up again by that.
+    pub(crate) fn note_check(&self, found: &Finding) -> bool {
+        match found {
+            Finding::Well => {
+                self.unwell.store(0, Relaxed);
+                self.doubts.store(0, Relaxed);
+                let was_late = self.late.swap(false, Relaxed);
+                self.down.swap(false, Relaxed) || was_late
+            }
+            Finding::Busy(_) => {
+                self.unwell.store(0, Relaxed);
+                self.note_late();
+                false
+            }
+            Finding::Unwell(_) => {
+                let times = self.unwell.fetch_add(1, Relaxed) + 1;
+                let is_doubted = self.doubts.load(Relaxed) >= self.config.failures;
+                (is_doubted || times >= self.config.failures.min(2)) && self.go_down()
+            }
+            Finding::Dead(_) => self.go_down(),
         }
-        let unanswered = self.unanswered.fetch_add(1, Relaxed) + 1;
-        let is_doubted = self.doubts.load(Relaxed) >= self.config.failures;
-        let goes_down = (is_doubted || unanswered >= self.config.failures.min(2)) && !self.down.swap(true, Relaxed);
-        if goes_down {
-            self.downs.fetch_add(1, Release);
-            self.went_down.notify_waiters();
+    }
+
+    /// Notes that the engine is dead. True if that is new.
+    fn go_down(&self) -> bool {
+        if self.down.swap(true, Relaxed) {
+            return false;
         }
-        goes_down
+        self.late.store(false, Relaxed);
+        self.sleep.forget();
+        self.downs.fetch_add(1, Release);
+        self.went_down.notify_waiters();
+        true
+    }
+
+    /// True if the engine is down.
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Relaxed)
     }
 
     /// Number of times that the engine went down so far.
@@ -234,6 +308,27 @@ mod tests {
         Health::new(&HealthConfig { failures, open, ..HealthConfig::default() })
     }
 
+    fn unwell() -> Finding {
+        Finding::Unwell("503".to_owned())
+    }
+
+    #[test]
+    fn late_answers_of_an_engine_that_works_are_no_death() {
+        let health = health(2, Duration::from_secs(1));
+        let busy = Finding::Busy("late".to_owned());
+        assert!(health.note_late() && !health.note_late());
+        for _ in 0..9 {
+            assert!(!health.note_check(&unwell()) && !health.note_check(&busy));
+            assert_eq!((health.standing(), health.downs()), (HealthState::Busy, 0));
+        }
+        assert!(health.note_check(&Finding::Well) && !health.note_check(&Finding::Well));
+        assert_eq!(health.standing(), HealthState::Up);
+        assert!(health.note_check(&Finding::Dead("gone".to_owned())));
+        assert_eq!((health.standing(), health.downs()), (HealthState::Down, 1));
+        assert!(!health.note_check(&busy));
+        assert_eq!(health.standing(), HealthState::Down, "only an answer shows that it is well");
+    }
+
     #[test]
     fn failures_in_a_row_leave_it_alone_and_one_request_tries_again() {
         let health = health(2, Duration::from_millis(300));
@@ -241,6 +336,7 @@ mod tests {
         health.note_answer();
         assert!(!health.note_failure() && health.note_failure());
         assert_eq!(health.standing(), HealthState::Failing);
+        assert!((0..9).all(|_| !health.note_failure()), "those that were on their way say nothing new");
         std::thread::sleep(Duration::from_millis(350));
         assert_eq!(health.standing(), HealthState::Up);
         health.sent();
@@ -282,22 +378,23 @@ mod tests {
         health.doubt();
         health.doubt();
         assert_eq!(health.standing(), HealthState::Up);
-        assert!(!health.note_check(true) && !health.note_check(false), "one answer missing is none too many");
-        assert!(!health.note_check(true));
+        assert!(!health.note_check(&Finding::Well) && !health.note_check(&unwell()), "once may be chance");
+        assert!(!health.note_check(&Finding::Well));
         health.doubt();
         health.doubt();
-        assert!(health.note_check(false));
+        assert!(health.note_check(&unwell()));
         assert_eq!(health.standing(), HealthState::Down);
     }
 
     #[test]
     fn questions_drain_and_pauses() {
         let health = health(3, Duration::from_secs(1));
-        assert!(!health.note_check(false) && health.note_check(false) && !health.note_check(false));
+        let checked = |found: Finding| health.note_check(&found);
+        assert!(!checked(unwell()) && checked(unwell()) && !checked(unwell()));
         assert_eq!(health.standing(), HealthState::Down);
-        assert!(health.note_check(true) && !health.note_check(true));
+        assert!(checked(Finding::Well) && !checked(Finding::Well));
         health.set_busy(Duration::from_secs(9));
-        assert_eq!(health.standing(), HealthState::Busy);
+        assert_eq!(health.standing(), HealthState::Paused);
         assert!(health.busy_for() > Duration::from_secs(8));
         health.set_draining(true);
         assert_eq!(health.standing(), HealthState::Draining);

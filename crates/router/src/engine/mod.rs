@@ -15,6 +15,8 @@ mod pool;
 mod questions;
 mod recent;
 mod reported;
+mod signs;
+mod sleep;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -34,16 +36,18 @@ pub(crate) use self::connection::Connection;
 pub(crate) use self::counts::Counts;
 pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::framing::Framing;
-pub(crate) use self::health::Health;
 pub use self::health::HealthState;
+pub(crate) use self::health::{Finding, Health};
 pub(crate) use self::kind::Kind;
 use self::kind::takes_image_ids;
 pub use self::models::{Model, Models};
 pub(crate) use self::models::{Serving, denies_model};
 pub(crate) use self::pool::Pool;
-pub(crate) use self::questions::{ask, get, whole};
+pub(crate) use self::questions::{ask, get, status, whole};
 pub(crate) use self::recent::Recent;
-pub(crate) use self::reported::loads;
+pub(crate) use self::reported::{is_asleep, loads};
+pub(crate) use self::signs::Signs;
+pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
@@ -73,8 +77,9 @@ pub struct Engine {
     pub(crate) counts: Arc<Counts>,
     /// Counts of how the engine's last requests ended.
     pub(crate) recent: Arc<Recent>,
-    /// Reason why the engine is down, if it is.
-    pub(crate) why_down: Arc<Mutex<Option<String>>>,
+    pub(crate) signs: Arc<Signs>,
+    /// Reason why the engine is down or busy, if it is.
+    pub(crate) why_not: Arc<Mutex<Option<String>>>,
     /// The worst thing that is known of the engine, as seen last.
     pub(crate) condition: Mutex<Option<Condition>>,
     pub(crate) refused: Mutex<RefusedEvents>,
@@ -123,7 +128,8 @@ impl Engine {
             is_unverified: AtomicBool::new(false),
             counts: Arc::default(),
             recent: Arc::default(),
-            why_down: Arc::default(),
+            signs: Arc::default(),
+            why_not: Arc::default(),
             condition: Mutex::default(),
             refused: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
@@ -154,7 +160,8 @@ impl Engine {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
         self.recent = old.recent.clone();
-        self.why_down = old.why_down.clone();
+        self.signs = old.signs.clone();
+        self.why_not = old.why_not.clone();
         self.condition = Mutex::new(lock(&old.condition).clone());
         self.refused = Mutex::new(lock(&old.refused).clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
@@ -275,6 +282,17 @@ impl Engine {
         if self.counts.last_byte.load(Relaxed) != now {
             self.counts.last_byte.store(now, Relaxed);
         }
+    }
+
+    /// True if the engine has requests, of this router or, as its metrics say, of others.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
+    }
+
+    /// Returns the time for which nothing at all has come from the engine, and the time of what came last.
+    pub(crate) fn stillness(&self) -> (Duration, u64) {
+        let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
+        (Duration::from_millis(millis().saturating_sub(last)), last)
     }
 
     /// Returns the time for which the engine has had requests and said nothing.

@@ -41,6 +41,21 @@ pub(crate) fn loads(text: &str) -> BTreeMap<u32, Load> {
     loads
 }
 
+/// Reads in an engine's metrics whether it is asleep. None: they do not say. It is not as long as one of its ranks is
+/// awake.
+pub(crate) fn is_asleep(text: &str) -> Option<bool> {
+    let (mut is_awake, mut is_asleep) = (false, false);
+    for line in text.lines().filter(|line| line.starts_with("vllm:engine_sleep_state")) {
+        let Some((_, labels, value)) = parts(line).filter(|(name, ..)| *name == "vllm:engine_sleep_state") else {
+            continue;
+        };
+        let state = label(labels, "sleep_state").filter(|_| value > 0.0);
+        is_awake |= state == Some("awake");
+        is_asleep |= state.is_some_and(|state| state != "awake");
+    }
+    (is_awake || is_asleep).then_some(!is_awake)
+}
+
 /// Splits a line into its name, its labels without their braces, and its value.
 fn parts(line: &str) -> Option<(&str, &str, f64)> {
     let (name, rest) = match line.find('{') {
@@ -74,6 +89,28 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn engines_that_sleep() {
+        let said = |states: &[(&str, u8)]| -> String {
+            let line = |(state, value): &(&str, u8)| {
+                format!("vllm:engine_sleep_state{{engine=\"0\",model_name=\"m\",sleep_state=\"{state}\"}} {value}.0\n")
+            };
+            states.iter().map(line).collect()
+        };
+        for (states, expected) in [
+            (&[("awake", 1), ("weights_offloaded", 0), ("discard_all", 0)][..], Some(false)),
+            (&[("awake", 0), ("weights_offloaded", 1), ("discard_all", 0)], Some(true)),
+            (&[("awake", 0), ("weights_offloaded", 0), ("discard_all", 1)], Some(true)),
+            (&[("awake", 1), ("weights_offloaded", 1)], Some(false)),
+            // As before the first sleep of some versions.
+            (&[("awake", 0), ("weights_offloaded", 0), ("discard_all", 0)], None),
+            (&[], None),
+        ] {
+            assert_eq!(is_asleep(&said(states)), expected, "{states:?}");
+        }
+        assert_eq!(is_asleep("<html>vllm:engine_sleep_state</html>\nvllm:engine_sleep_state{broken 1\n"), None);
+    }
 
     #[test]
     fn vllm_and_sglang() {

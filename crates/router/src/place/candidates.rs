@@ -51,15 +51,20 @@ pub(super) fn candidates(
         ids
     };
     let is_up = |standing| standing == HealthState::Up;
-    // Evidence against all of them is more likely to be wrong than all of them are: one has to be tried.
-    let is_doubted = |standing| matches!(standing, HealthState::Down | HealthState::Failing | HealthState::Silent);
+    // Evidence against all of them is more likely to be wrong than all of them are: one has to be tried. Those that are
+    // seen to live come first.
+    let is_alive = |standing| matches!(standing, HealthState::Busy | HealthState::Silent | HealthState::Failing);
+    let is_down = |standing| standing == HealthState::Down;
     for (how, standing) in [
         (Serving::Listed, is_up as fn(HealthState) -> bool),
         (Serving::Unknown, is_up),
-        (Serving::Listed, is_doubted),
-        (Serving::Unknown, is_doubted),
+        (Serving::Listed, is_alive),
+        (Serving::Listed, is_down),
+        (Serving::Unknown, is_alive),
+        (Serving::Unknown, is_down),
         (Serving::Denied, is_up),
-        (Serving::Denied, is_doubted),
+        (Serving::Denied, is_alive),
+        (Serving::Denied, is_down),
     ] {
         let found = with(how, standing);
         if !found.is_empty() {

@@ -44,6 +44,7 @@ impl Places {
     /// Tells those who wait that an engine that requests can find now is new, or can be used again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
+        self.no_engine.call();
     }
 
     /// Removes an engine that is gone.
@@ -62,6 +63,7 @@ impl Places {
             }
         }
         core.fleet_changed();
+        self.no_engine.call();
     }
 
     /// Takes in what an engine says of the load of its rank at this place.

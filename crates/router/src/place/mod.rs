@@ -7,6 +7,7 @@
 //! | `holding.rs` | which engines hold a prompt |
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
 //! | `placement.rs` | a request's place at an engine |
+//! | `no_engine.rs`, `outage.rs` | requests that wait because no engine is up, and what the log says of that |
 //! | `life.rs` | what becomes of it there |
 //! | `engines.rs` | engines come, go and report |
 
@@ -15,6 +16,8 @@ mod choose;
 mod engines;
 mod holding;
 mod life;
+mod no_engine;
+mod outage;
 mod placement;
 mod waiter;
 mod waiting;
@@ -42,6 +45,7 @@ use waiter::Waiter;
 
 pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
+pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
@@ -55,6 +59,8 @@ pub(crate) struct Places {
     core: Mutex<Core>,
     /// Calls the task that places those who wait.
     room: Notify,
+    /// Requests for which no engine is up.
+    pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
     /// The file that decisions are written to, if there is one.
     pub(crate) recorder: Option<Recorder>,
@@ -82,6 +88,8 @@ pub(crate) struct Summary {
     pub(crate) policy: String,
     pub(crate) in_flight: usize,
     pub(crate) waiting: usize,
+    /// Requests that wait because no engine is up.
+    pub(crate) waiting_for_engine: usize,
     pub(crate) predicted_blocks: usize,
     /// Prompts on their way that found no room among the predictions.
     pub(crate) predictions_dropped: u64,
@@ -113,6 +121,7 @@ impl Places {
                 tickets: HashMap::new(),
             }),
             room: Notify::new(),
+            no_engine: NoEngine::new(config.wait_for_engine, config.queue),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             mismatched: Mutex::default(),
@@ -139,6 +148,7 @@ impl Places {
             policy: self.policy.clone(),
             in_flight: core.router.in_flight(),
             waiting: core.router.waiting(),
+            waiting_for_engine: self.no_engine.len(),
             predicted_blocks: core.router.predicted_blocks(),
             predictions_dropped: core.router.predictions_dropped(),
             sessions: core.router.sessions(),

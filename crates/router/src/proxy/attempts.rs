@@ -38,11 +38,13 @@ impl LastAttempt {
     /// Counts and logs a request that gets no answer from an engine. `id`: its name.
     pub(crate) fn count(self, app: &App, id: Option<&HeaderValue>, why: &Refusal) {
         app.counts.given_up[self as usize].fetch_add(1, Relaxed);
+        let Some(left_out) = app.counts.given_up_lines[self as usize].take() else { return };
         let id = id.and_then(|id| id.to_str().ok());
         let reason = GIVEN_UP[self as usize];
         tracing::warn!(
             request_id = id,
             reason,
+            left_out,
             "no engine answered a request, and it is not sent again: {}",
             why.message
         );
@@ -56,8 +58,15 @@ pub(crate) struct Attempts {
     left: u32,
     /// Number of times that the request was sent and not answered.
     lost: u32,
-    /// Engines that were asked in vain.
+    /// Number of times that it may be tried again in all.
+    retries: u32,
+    /// Engines that were asked in vain, and those of them to which there was no connection.
     tried: Vec<Arc<Engine>>,
+    unreachable: Vec<Arc<Engine>>,
+    /// True if nothing was sent the last time, or there was none.
+    is_unsent: bool,
+    /// True if another engine works on the request.
+    is_beside: bool,
     /// Engines that have failed if another one answers.
     suspects: Vec<Arc<Engine>>,
     /// The engine that closed a kept connection the last time: it may be well.
@@ -67,12 +76,23 @@ pub(crate) struct Attempts {
 impl Attempts {
     /// `retries`: how often it may be tried after the first time.
     pub(crate) fn new(repeatable: bool, retries: u32) -> Self {
-        Self { repeatable, left: retries, lost: 0, tried: Vec::new(), suspects: Vec::new(), stale: None }
+        Self {
+            repeatable,
+            left: retries,
+            lost: 0,
+            retries,
+            tried: Vec::new(),
+            unreachable: Vec::new(),
+            is_unsent: true,
+            is_beside: false,
+            suspects: Vec::new(),
+            stale: None,
+        }
     }
 
     /// One attempt at another engine than this one, which still works on the request.
     pub(crate) fn beside(engine: Arc<Engine>) -> Self {
-        Self { tried: vec![engine], ..Self::new(true, 0) }
+        Self { tried: vec![engine], is_beside: true, ..Self::new(true, 0) }
     }
 
     /// Engines that are not asked again.
@@ -111,6 +131,10 @@ impl Attempts {
         let is_retry = self.stale.is_none() && *fault != Fault::NoModel;
         self.left = self.left.saturating_sub(u32::from(is_retry));
         self.tried.push(engine.clone());
+        self.is_unsent = fault.is_of_connecting();
+        if self.is_unsent {
+            self.unreachable.push(engine.clone());
+        }
         why_not
     }
 
@@ -131,6 +155,19 @@ impl Attempts {
         self.lost >= SENDS
     }
 
+    /// True if the request may wait for an engine: it has not been tried, or the last engine that was tried could not be
+    /// reached.
+    pub(crate) fn may_wait(&self) -> bool {
+        self.is_unsent && !self.is_beside
+    }
+
+    /// Lets engines that could not be reached be tried again, as if they had not been.
+    pub(crate) fn start_over(&mut self) {
+        let unreachable = std::mem::take(&mut self.unreachable);
+        self.tried.retain(|engine| !unreachable.iter().any(|other| Arc::ptr_eq(engine, other)));
+        self.left = self.retries;
+    }
+
     /// Lets the engine that closed a kept connection be asked once more, as nobody else can take the request. False if
     /// there is no such engine.
     pub(crate) fn go_back(&mut self) -> bool {
@@ -147,7 +184,7 @@ impl Attempts {
     fn why_not(&self, fault: &Fault, lost: u32) -> Option<LastAttempt> {
         match () {
             () if *fault == Fault::NoModel => None,
-            () if !self.repeatable && !matches!(fault, Fault::Connect(_)) => Some(LastAttempt::NotRepeatable),
+            () if !self.repeatable && !fault.is_of_connecting() => Some(LastAttempt::NotRepeatable),
             () if lost >= SENDS => Some(LastAttempt::SentTwice),
             () if self.left == 0 && *fault != Fault::Stale => Some(LastAttempt::NoRetriesLeft),
             () => None,
@@ -187,6 +224,20 @@ mod tests {
         assert_eq!(attempts.note_failure(&engine, &engine, &Fault::Stale), Some(LastAttempt::SentTwice));
         let mut attempts = Attempts::new(true, 0);
         assert_eq!(attempts.note_failure(&engine, &engine, &refused), Some(LastAttempt::NoRetriesLeft));
+    }
+
+    #[test]
+    fn what_could_not_be_reached_is_tried_again() {
+        let (one, other, refused) = (engine(), engine(), Fault::Connect(String::new()));
+        let mut attempts = Attempts::new(true, 1);
+        assert!(attempts.may_wait());
+        assert_eq!(attempts.note_failure(&one, &one, &Fault::Closed), None);
+        assert!(!attempts.may_wait());
+        let why = attempts.note_failure(&other, &other, &refused);
+        assert!(why == Some(LastAttempt::NoRetriesLeft) && attempts.may_wait());
+        attempts.start_over();
+        assert!(attempts.tried().len() == 1 && Arc::ptr_eq(&attempts.tried()[0], &one));
+        assert!(!Attempts::beside(one).may_wait(), "the other engine works on it");
     }
 
     #[test]

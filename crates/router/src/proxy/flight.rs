@@ -138,7 +138,10 @@ impl Flight {
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             self.hold_against(fault);
             self.app.places.fail(&self.placement);
-            tracing::warn!(engine = &*self.engine().name, reason = fault.name(), "an answer broke off: {fault}");
+            if let Some(left_out) = self.app.counts.broken_lines.take() {
+                let engine = &*self.engine().name;
+                tracing::warn!(engine, reason = fault.name(), left_out, "an answer broke off: {fault}");
+            }
         }
     }
 
@@ -159,7 +162,7 @@ impl Flight {
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {
-            Fault::Connect(_) => engine.blame(),
+            fault if fault.is_of_connecting() => engine.blame(),
             fault if fault.is_unclear() => engine.health.doubt(),
             _ => engine.health.unknown(),
         }

@@ -21,7 +21,7 @@ use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head, whole};
 use crate::observe::{AnswerFormat, Observer};
-use crate::place::{Placement, may_be_served_elsewhere};
+use crate::place::{EngineWait, Placement, may_be_served_elsewhere};
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 use crate::routes::ModelAt;
@@ -60,15 +60,26 @@ impl Job<'_> {
         let mut last: Option<Refusal> = None;
         // The last answer that an engine gave, which was an error: better than none.
         let mut failed: Option<Response<Answer>> = None;
+        // Its place among those that wait because no engine is up, if it did.
+        let mut waited: Option<EngineWait<'_>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
             why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
             let role = if split { Role::Decode } else { Role::Both };
-            let placement = match app.places.choose(app, shard, known, role, attempts.tried()).await {
+            let choosing = app.places.choose(app, shard, known, role, attempts.tried());
+            let chosen = match &waited {
+                None => choosing.await,
+                Some(place) => place.in_turn(Box::pin(choosing)).await,
+            };
+            let placement = match chosen {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
+                Err(refusal) if failed.is_none() && attempts.may_wait() && refusal.is_for_want_of_engines() => {
+                    self.wait_for_engine(&mut waited, &mut attempts, role, last.take(), refusal).await?;
+                    continue;
+                }
                 // Why the last one failed says more than that there is no other.
                 Err(refusal) => {
                     let refusal = last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last));
@@ -111,6 +122,9 @@ impl Job<'_> {
             };
             let fault = match beside_prefill(answered, &mut prefill).await {
                 Ok((connection, answer)) => {
+                    if let Some(place) = waited.take() {
+                        place.placed();
+                    }
                     // Of any other it is not known yet whether it is an answer.
                     if answer.status.is_success() {
                         flight.note_sign_of_life();
@@ -194,9 +208,24 @@ impl Job<'_> {
             };
             let refusal = refuse_failed(&engine, &fault);
             let suspect = awaited.filter(|_| matches!(fault, Fault::Prefill { .. }));
-            if let Some(why) = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault) {
-                let refusal = give_up(why, refusal);
-                return failed.ok_or(refusal);
+            let why_not = attempts.note_failure(&engine, suspect.as_ref().unwrap_or(&engine), &fault);
+            if let Some(place) = waited.take_if(|_| !fault.is_of_connecting()) {
+                place.placed();
+            }
+            match why_not {
+                None => {}
+                // Nothing was sent: it may be tried again, if not at once.
+                Some(LastAttempt::NoRetriesLeft)
+                    if failed.is_none() && attempts.may_wait() && app.places.may_wait() =>
+                {
+                    let why = refusal.clone();
+                    self.wait_for_engine(&mut waited, &mut attempts, role, Some(refusal), why).await?;
+                    continue;
+                }
+                Some(why) => {
+                    let refusal = give_up(why, refusal);
+                    return failed.ok_or(refusal);
+                }
             }
             // If no other one can take it, the reason for that says more than that this one does not have the model.
             if fault != Fault::NoModel {
@@ -204,6 +233,34 @@ impl Job<'_> {
             }
             app.counts.retries[fault.number()].fetch_add(1, Relaxed);
         }
+    }
+}
+
+impl<'a> Job<'a> {
+    /// Waits until an engine is up, as none could be reached; `last`: why the last one failed; `why`: why there is none.
+    async fn wait_for_engine(
+        &self,
+        waited: &mut Option<EngineWait<'a>>,
+        attempts: &mut Attempts,
+        role: Role,
+        last: Option<Refusal>,
+        why: Refusal,
+    ) -> Result<(), Refusal> {
+        let app: &'a App = self.app;
+        let failed = last.is_some();
+        let refused = last.unwrap_or(why);
+        // What an answer goes on from is at one engine, and gone with it.
+        let result = match self.known.only {
+            None => {
+                Box::pin(app.places.wait_for_engine(waited, app, &self.known, role, attempts.tried(), refused)).await
+            }
+            Some(_) => Err(refused),
+        };
+        if result.is_err() && failed {
+            app.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
+        }
+        attempts.start_over();
+        result
     }
 }
 

@@ -82,7 +82,7 @@ impl PageSource for PageState {
             "waiting": { "draining": leaving },
             "requests": counts.all_requests(),
             "in_flight": summary.in_flight,
-            "waiting_here": summary.waiting,
+            "waiting_here": summary.waiting + summary.waiting_for_engine,
             "errors": counts.refused.errors(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
@@ -108,7 +108,7 @@ impl PageSource for PageState {
             "t": SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u64),
             "requests": tenth(now.requests.saturating_sub(before.requests) as f64 / seconds),
             "in_flight": summary.in_flight,
-            "waiting_here": summary.waiting,
+            "waiting_here": summary.waiting + summary.waiting_for_engine,
             "hit_real": share(now.reported.saturating_sub(before.reported), prompt),
             "hit_predicted": share(now.expected.saturating_sub(before.expected), prompt),
             // What one cache of the engines' size could hold of the last hour's prompts; any cache, if that is not known.

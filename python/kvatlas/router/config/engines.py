@@ -71,7 +71,12 @@ class HealthConfig(Section):
     )
     timeout: float = field(
         default=2.0,
-        metadata=about(ABOVE_0, "--health-timeout", "Time within which an engine must answer a health check."),
+        metadata=about(
+            ABOVE_0,
+            "--health-timeout",
+            "Time within which an engine must answer a health check. One that has requests is busy after it, and keeps "
+            "them; one that has none is down after twice that time.",
+        ),
     )
     failures: int = field(
         default=3,

@@ -213,6 +213,15 @@ class RouterSection(Section):
             ABOVE_0, "--queue-timeout", "Longest time that a request waits there: then it is sent, wherever it may go."
         ),
     )
+    wait_for_engine: float = field(
+        default=30.0,
+        metadata=about(
+            FROM_0,
+            "--wait-for-engine",
+            "Time that a request waits for an engine if none is up: none is known yet, all refuse connections, or all are "
+            "asleep. 0 refuses it at once.",
+        ),
+    )
     response_headers: Literal["on", "off"] = field(
         default="on",
         metadata=about(
