@@ -7,7 +7,7 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 /** What is wrong with a row: `bad`, `busy` (it will pass), `off` or `good`. */
 export function health(row) {
   if (["down", "failing", "silent"].includes(row.up)) return "bad";
-  if (row.condition) return ["refusing", "partial"].includes(row.condition.name) ? "busy" : "bad";
+  if (row.condition) return ["refusing", "denying", "partial"].includes(row.condition.name) ? "busy" : "bad";
   if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";
@@ -19,8 +19,9 @@ export function health(row) {
 
 /** What is wrong with the events of a stream that is read, in a word; none if nothing is. */
 export function complaint(row) {
-  const refused = row.refused ?? {};
-  if (refused.block_size) return "misconfigured";
+  // A block that is not full cannot be used, and need not be.
+  const { partial_block: partial, ...refused } = row.refused ?? {};
+  if ((refused.block_size || partial) && !row.blocks) return "misconfigured";
   if (Object.values(refused).some((count) => count > 0)) return "refusing";
   return row.partial ? "partial" : null;
 }

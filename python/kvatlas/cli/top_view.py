@@ -18,7 +18,7 @@ _STANDINGS = {"up": "green", "busy": "yellow", "draining": "yellow", "refusing":
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
 _ROWS = 64  # engines shown
 _ADVISED = 8  # engines of which it is said what to do
-_CONDITIONS = ("down", "failing", "silent", "misconfigured", "refusing", "partial")  # the worst first
+_CONDITIONS = ("down", "failing", "silent", "misconfigured", "refusing", "denying", "partial")  # the worst first
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ pub(crate) enum Trouble {
     Silent,
     Misconfigured,
     Refusing,
+    Denying,
     Partial,
 }
 
@@ -35,8 +36,8 @@ pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
     /// All kinds, the worst first.
-    pub(crate) const ALL: [Self; 6] =
-        [Self::Down, Self::Failing, Self::Silent, Self::Misconfigured, Self::Refusing, Self::Partial];
+    pub(crate) const ALL: [Self; 7] =
+        [Self::Down, Self::Failing, Self::Silent, Self::Misconfigured, Self::Refusing, Self::Denying, Self::Partial];
 
     /// The name in answers and logs, which is the anchor of its entry in the runbook.
     pub(crate) fn name(self) -> &'static str {
@@ -46,6 +47,7 @@ impl Trouble {
             Self::Silent => "silent",
             Self::Misconfigured => "misconfigured",
             Self::Refusing => "refusing",
+            Self::Denying => "denying",
             Self::Partial => "partial",
         }
     }
@@ -56,8 +58,13 @@ impl Trouble {
             Self::Down => "check that the engine runs and that the router reaches it; it is used again when it answers",
             Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
             Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
-            Self::Misconfigured => "leave out --block-size, or set it to the size of the engine's blocks",
+            Self::Misconfigured => {
+                "set --block-size to the size of the blocks in the engine's events, or topic to its topic, or leave them out"
+            }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
+            Self::Denying => {
+                "look whether its prefix cache is on, and its version announces what it frees; it counts by the share that it had"
+            }
             Self::Partial => {
                 "give the engine a replay socket with a larger buffer; it passes when the cache turns over"
             }
