@@ -576,6 +576,7 @@ class Stored:
         locality: "LOCAL" or "REMOTE", of an offloaded block. Remote blocks have the tier "external".
         ownership: Which secondary offload tier has the block.
         lookahead: For each block the tokens after it, where the engine's names depend on them.
+        reused: True if the blocks were hit, not written: there are no more copies of them than before.
 
     Raises:
         InvalidTypeError: An argument is of the wrong type.
@@ -601,6 +602,7 @@ class Stored:
         locality: str | None = None,
         ownership: str | None = None,
         lookahead: Iterable[Sequence[SupportsIndex]] | None = None,
+        reused: bool = False,
     ) -> Stored: ...
     __hash__: ClassVar[None]  # type: ignore[assignment]
     def __eq__(self, other: object, /) -> bool: ...
@@ -655,6 +657,9 @@ class Stored:
     @property
     def lookahead(self) -> tuple[tuple[int, ...], ...] | None:
         """tuple of tuple of int, or None: The tokens after each block."""
+    @property
+    def reused(self) -> bool:
+        """bool: True if the blocks were hit, not written."""
 
 @final
 class Removed:
@@ -1003,6 +1008,15 @@ class RouterServer:
         Returns:
             bool: Whether it was reported.
         """
+    def other_block_size(self, worker: str) -> int | None:
+        """The size that most blocks of a worker's events have, if that is not the one it is registered with.
+
+        Args:
+            worker: The worker's name.
+
+        Returns:
+            int or None: The number of tokens in a block; None if the size is right or not known.
+        """
     def engines(self) -> str:
         """The engines and configured streams that discovery follows.
 
@@ -1148,6 +1162,15 @@ class Service:
 
         Returns:
             bool: Whether it was reported.
+        """
+    def other_block_size(self, worker: str) -> int | None:
+        """The size that most blocks of a worker's events have, if that is not the one it is registered with.
+
+        Args:
+            worker: The worker's name.
+
+        Returns:
+            int or None: The number of tokens in a block; None if the size is right or not known.
         """
     def engines(self) -> str:
         """The engines and configured streams that discovery follows.

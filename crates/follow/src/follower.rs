@@ -204,6 +204,15 @@ impl Follower {
         self.fleet.forget(worker, rank)
     }
 
+    /// The size that most blocks of a worker's events have, if that is not the one of its registration.
+    #[must_use]
+    pub fn other_block_size(&self, worker: &str) -> Option<u32> {
+        let keyspaces = self.fleet.keyspaces();
+        let streams = keyspaces.iter().flat_map(|keyspace| keyspace.streams_of(worker));
+        let sizes = streams.filter(|(_, stream)| stream.status.has_other_size());
+        sizes.filter_map(|(_, stream)| stream.status.other_size()).max_by_key(|its| its.1).map(|(size, _)| size)
+    }
+
     /// Loads a snapshot of another service from a file, where `snapshot.from_peer` has streams wait for one. `url`: where it
     /// is from. Returns the number of streams in it.
     ///

@@ -215,6 +215,18 @@ impl RouterServer {
         Ok(py.detach(|| service.forget_engine(worker, rank)))
     }
 
+    /// The size that most blocks of a worker's events have, if that is not the one it is registered with.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///
+    /// Returns:
+    ///     int or None: The number of tokens in a block; None if the size is right or not known.
+    fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
+        let service = self.inner.service()?;
+        py.detach(|| service.other_block_size(worker))
+    }
+
     /// The engines and configured streams that discovery follows.
     ///
     /// Returns:

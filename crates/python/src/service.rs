@@ -127,6 +127,17 @@ impl Service {
         py.detach(|| self.inner.follower().forget_engine(worker, rank))
     }
 
+    /// The size that most blocks of a worker's events have, if that is not the one it is registered with.
+    ///
+    /// Args:
+    ///     worker: The worker's name.
+    ///
+    /// Returns:
+    ///     int or None: The number of tokens in a block; None if the size is right or not known.
+    fn other_block_size(&self, py: Python<'_>, worker: &str) -> Option<u32> {
+        py.detach(|| self.inner.follower().other_block_size(worker))
+    }
+
     /// The engines and configured streams that discovery follows.
     ///
     /// Returns:

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use kvatlas_follow::Follower;
 
-use crate::engine::{Condition, Engine, HealthState, Trouble};
+use crate::engine::{CacheBelief, Condition, Engine, HealthState, Trouble};
 use crate::lock;
 
 /// The worst thing that is known of an engine now; none if all is well.
@@ -30,6 +30,10 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
         return said(Trouble::Failing, format!("{failed} of the last {all} requests failed"));
     }
     let of_events = of_events(service, engine);
+    let of_events = match of_events {
+        Some(Condition { ill, .. }) if ill < Trouble::Denying => of_events,
+        _ => of_cache(engine).or(of_events),
+    };
     if engine.health.standing() == HealthState::Busy && of_events.as_ref().is_none_or(|it| it.ill > Trouble::Busy) {
         let why = lock(&engine.why_not).clone();
         return said(Trouble::Busy, why.unwrap_or_else(|| "it does not answer in time".to_owned()));
@@ -37,25 +41,57 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
     of_events
 }
 
+/// Returns what is wrong with what an engine has cached, by its own reports.
+fn of_cache(engine: &Engine) -> Option<Condition> {
+    let beliefs = lock(&engine.beliefs);
+    let (had, expected, prompts) = beliefs.values().find_map(CacheBelief::denied)?;
+    let reason = format!(
+        "it had {had} of the {expected} blocks of the last {prompts} prompts that it should hold, and announced no removal"
+    );
+    Some(Condition { ill: Trouble::Denying, reason })
+}
+
 /// Returns the worst thing that is known of an engine's events.
 fn of_events(service: Option<&Follower>, engine: &Engine) -> Option<Condition> {
     let keyspaces = service?.fleet().keyspaces();
     let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty())?;
     let (mut refused, mut wrong_size, mut lost, mut is_partial) = (0, 0, 0, false);
+    let (mut other_size, mut is_other_size, mut other_topics) = (None, false, 0);
     for (_, stream) in keyspace.streams_of(&engine.name) {
         let status = &stream.status;
-        refused += status.refused().iter().sum::<u64>();
-        wrong_size += status.refused_for_their_size();
+        let (others, partial) = (status.refused_for_their_size(), status.refused_as_partial());
+        // Blocks that are not full cannot be used, and need not be.
+        let not_needed = if status.has_other_size() { 0 } else { partial };
+        refused += status.refused().iter().sum::<u64>() - not_needed;
+        wrong_size += others + partial - not_needed;
+        other_size = other_size.or(status.other_size());
+        is_other_size |= status.has_other_size();
+        if status.counters.batches.load(Relaxed) == 0 {
+            other_topics += status.counters.other_topic_batches.load(Relaxed);
+        }
         lost += status.counters.lost_batches.load(Relaxed);
         is_partial |= status.partial.load(Relaxed);
     }
     let said = |ill, reason: String| Some(Condition { ill, reason });
-    if lock(&engine.refused).is_new(refused) {
-        if wrong_size > 0 {
-            let size = keyspace.block_size;
-            let reason =
-                format!("{wrong_size} events have blocks of another size than {size}, which is set or announced");
+    if other_topics > 0 {
+        return said(
+            Trouble::Misconfigured,
+            format!("{other_topics} batches have another topic than the one that is set"),
+        );
+    }
+    if refused > 0 && lock(&engine.refused).is_new(refused) {
+        let size = keyspace.block_size;
+        let its = other_size.map_or(0, |(its, _)| its);
+        if is_other_size {
+            let reason = format!(
+                "{wrong_size} events have blocks of another size than {size}, which is set or announced: most have {its}"
+            );
             return said(Trouble::Misconfigured, reason);
+        }
+        if wrong_size > 0 {
+            let reason =
+                format!("{wrong_size} events have blocks of another size, {its}, among those of {size} tokens");
+            return said(Trouble::Refusing, reason);
         }
         return said(Trouble::Refusing, format!("{refused} of its events could not be used"));
     }

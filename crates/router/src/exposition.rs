@@ -284,7 +284,7 @@ impl Scrape {
             summary.predicted_blocks as u64,
         )?;
         gauge(encoder, "sessions", "Sessions that stay with an engine (session_ttl)", summary.sessions as u64)?;
-        let help = "Difference in tokens between what an engine had cached and what was expected; as_expected: less than a block; template_mismatch: engine and router count different numbers of prompt tokens";
+        let help = "Difference in tokens between what an engine had cached and what was expected; as_expected: less than a block; evicted_meanwhile: less than the index had, and removals came since; less_than_known: less, and none came; template_mismatch: engine and router count different numbers of prompt tokens";
         let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
         for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
             let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);

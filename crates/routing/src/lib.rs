@@ -49,6 +49,6 @@ pub use policy_table::{PolicyTable, by_name};
 pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
-    ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome, Refusal,
-    RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, Work, WorkerId,
+    Belief, ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome,
+    Refusal, RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, Work, WorkerId,
 };

@@ -8,7 +8,7 @@ import { bytes, count, duration, percent, perSecond, rate, whole } from "./forma
 export function health(row) {
   if (["down", "failing", "silent"].includes(row.up)) return "bad";
   if (row.up === "asleep") return "off";
-  if (row.condition) return ["busy", "refusing", "partial"].includes(row.condition.name) ? "busy" : "bad";
+  if (row.condition) return ["busy", "refusing", "denying", "partial"].includes(row.condition.name) ? "busy" : "bad";
   if (row.up === "draining" || row.state === "stopped") return "off";
   if (["stale", "limited", "unreadable", "unreachable", "unusable", "refused", "no_events", "conflict"].includes(row.state)) {
     return "bad";
@@ -20,8 +20,9 @@ export function health(row) {
 
 /** What is wrong with the events of a stream that is read, in a word; none if nothing is. */
 export function complaint(row) {
-  const refused = row.refused ?? {};
-  if (refused.block_size) return "misconfigured";
+  // A block that is not full cannot be used, and need not be.
+  const { partial_block: partial, ...refused } = row.refused ?? {};
+  if ((refused.block_size || partial) && !row.blocks) return "misconfigured";
   if (Object.values(refused).some((count) => count > 0)) return "refusing";
   return row.partial ? "partial" : null;
 }

@@ -64,6 +64,8 @@ impl<N> Default for StoredOf<N> {
             salt: None,
             bare: false,
             extra_keys: Vec::new(),
+            adapter_digest: None,
+            reused: false,
             group: None,
             kind: None,
             window: None,
@@ -99,7 +101,7 @@ impl<N> From<Cleared> for EventOf<N> {
     }
 }
 
-/// Consecutive blocks of one chain were cached; one copy of each.
+/// Consecutive blocks of one chain were cached; one copy of each, unless they were hit.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct StoredOf<N> {
     /// The engine's names of the blocks, parents first. May be empty.
@@ -126,6 +128,10 @@ pub struct StoredOf<N> {
     /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (number of the block in this event,
     /// key), in order of the blocks.
     pub extra_keys: Vec<(u32, Key)>,
+    /// The digest of the adapter's weights, where the engine tells adapters of one name apart by it.
+    pub adapter_digest: Option<AdapterDigest>,
+    /// True if the blocks were hit, not written: the engine has no more copies of them than before.
+    pub reused: bool,
     /// The cache group.
     pub group: Option<u32>,
     /// Kind of attention that the group is for.
@@ -140,6 +146,15 @@ pub struct StoredOf<N> {
     pub session_id: Option<Box<str>>,
     /// The tokens after each block, where the engine's names depend on them.
     pub lookahead: Option<Vec<Vec<u32>>>,
+}
+
+/// Digest of an adapter's weights among the extra keys of a store.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct AdapterDigest {
+    /// The digest, as sent.
+    pub text: Box<str>,
+    /// False if it may as well be a cache salt: it looks like a digest, and the event has nothing to tell them apart.
+    pub is_sure: bool,
 }
 
 /// Blocks were evicted; one copy of each.

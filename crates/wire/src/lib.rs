@@ -39,7 +39,7 @@ mod reader;
 
 pub use decode::{Decoder, decode};
 pub use error::{Error, Reason, RefusedEvent};
-pub use event::{Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Stored, StoredOf};
+pub use event::{AdapterDigest, Batch, BatchOf, Cleared, Event, EventOf, Removed, RemovedOf, Stored, StoredOf};
 pub use hybrid::Hybrid;
 pub use identity::Identity;
 pub use keys::Key;

@@ -140,7 +140,8 @@ fn blocks_that_do_not_fit_are_left_out() {
         store(&[], None, 1, &json!({"token_ids": [1, 2]})),
         store(&[], None, 1, &json!({"block_size": 0, "token_ids": []})),
     ]));
-    assert_eq!(stream.refused(), [(Reason::BlockSize, 3), (Reason::TokenCount, 3), (Reason::NoContent, 1)]);
+    let refused = [(Reason::BlockSize, 2), (Reason::TokenCount, 3), (Reason::NoContent, 1), (Reason::PartialBlock, 1)];
+    assert_eq!(stream.refused(), refused);
     assert_eq!((stream.held(), stream.tally.events, stream.tally.stored_blocks), (0, 2, 0));
 }
 
@@ -418,4 +419,131 @@ fn stores_without_a_place_for_salts() {
         stream.send(&json!([with_place]));
         assert_eq!((stream.held(), stream.reader.shows_salts()), (1, Some(true)), "{with_place}");
     }
+}
+
+/// What an engine in full report mode announces of a hit (proposed for vLLM in vllm-project/vllm#51699).
+fn reused(names: &[i64], parent: Option<i64>, first: u32) -> Value {
+    store(names, parent, first, &json!({"origin": "REUSED"}))
+}
+
+#[test]
+fn what_was_hit_has_no_more_copies() {
+    let mut stream = Stream::new();
+    stream.send(&json!([plain(&[10, 11, 12], None, 1)]));
+    stream.send(&json!([reused(&[10, 11], None, 1), reused(&[10, 11, 12], None, 1)]));
+    assert_eq!((stream.plain(&SIX), stream.tally.reused_blocks), (3, 5));
+    stream.send(&json!([remove(&[12], &json!({})), remove(&[11], &json!({}))]));
+    assert_eq!(stream.plain(&SIX), 1);
+    // A second copy that was written stays one: a hit takes none away.
+    stream.send(&json!([store(&[10], None, 1, &json!({"origin": "NEW"})), reused(&[10], None, 1)]));
+    stream.send(&json!([remove(&[10], &json!({}))]));
+    assert_eq!(stream.plain(&SIX), 1);
+    stream.send(&json!([remove(&[10], &json!({}))]));
+    assert_eq!((stream.plain(&SIX), stream.held()), (0, 0));
+    // Of what was never announced a hit shows that it is held, once.
+    stream.send(&json!([reused(&[10, 11], None, 1), reused(&[10], None, 1)]));
+    assert_eq!(stream.plain(&SIX), 2);
+    stream.send(&json!([remove(&[11], &json!({})), remove(&[10], &json!({}))]));
+    assert_eq!(stream.held(), 0);
+}
+
+#[test]
+fn what_was_hit_under_a_salt_keeps_it_as_long_as_its_copies() {
+    let mut stream = Stream::new();
+    let salted = |origin: &str| store(&[10], None, 1, &json!({"extra_keys": [["tenant"]], "origin": origin}));
+    stream.send(&json!([salted("NEW"), salted("NEW"), salted("REUSED"), remove(&[10], &json!({}))]));
+    stream.send(&json!([plain(&[11], Some(10), 3)]));
+    assert_eq!(stream.depth(&SIX, None, Some("tenant")), 2);
+}
+
+const DIGEST: &str = "9b2d6c1f0a7e4835b6d09c8e7f61a2349b2d6c1f0a7e4835b6d09c8e7f61a234";
+const OTHER: &str = "sha256:00ff6c1f0a7e4835b6d09c8e7f61a234";
+
+fn adapted(names: &[i64], parent: Option<i64>, first: u32, keys: &Value) -> Value {
+    store(names, parent, first, &json!({"lora_name": "sql", "extra_keys": keys}))
+}
+
+#[test]
+fn digests_of_adapters_are_no_salts() {
+    let forms = [
+        json!([["sql", DIGEST], ["sql", DIGEST]]),
+        json!([["lora", "sql", "lora_identity", DIGEST], ["lora", "sql", "lora_identity", DIGEST]]),
+        json!([[["lora", "sql"], ["lora_identity", DIGEST]], [["lora", "sql"], ["lora_identity", DIGEST]]]),
+    ];
+    for keys in forms {
+        let mut stream = Stream::new();
+        stream
+            .send(&json!([adapted(&[10, 11], None, 1, &keys), adapted(&[12], Some(11), 5, &json!([["sql", DIGEST]]))]));
+        assert_eq!(stream.depth(&SIX, Some("sql"), None), 3, "{keys}");
+        assert_eq!((stream.tally.adapter_digests, stream.tally.unsure_keys), (2, 0), "{keys}");
+        assert!(!stream.reader.upper_bound());
+    }
+}
+
+#[test]
+fn a_digest_and_a_salt_are_told_apart() {
+    let mut stream = Stream::new();
+    let both = json!([["sql", DIGEST, "tenant"], ["sql", DIGEST]]);
+    stream.send(&json!([adapted(&[10, 11], None, 1, &both), adapted(&[12], Some(11), 5, &json!([["sql", DIGEST]]))]));
+    assert_eq!(stream.depth(&SIX, Some("sql"), Some("tenant")), 3);
+    assert_eq!(stream.depth(&SIX, Some("sql"), None), 0);
+    // One block may have either; here the engine has shown that it tells digests.
+    stream.send(&json!([adapted(&[20], None, 7, &json!([["sql", DIGEST]]))]));
+    assert_eq!((stream.depth(&[7, 8], Some("sql"), None), stream.tally.unsure_keys), (1, 0));
+    // And here that it does not, so what looks like a digest is a salt, which stands in the first block alone.
+    let mut stream = Stream::new();
+    stream.send(&json!([adapted(&[10, 11], None, 1, &json!([["sql", DIGEST], ["sql"]]))]));
+    stream.send(&json!([adapted(&[20], None, 7, &json!([["sql", DIGEST]]))]));
+    assert_eq!(stream.depth(&SIX, Some("sql"), Some(DIGEST)), 2);
+    assert_eq!(stream.depth(&[7, 8], Some("sql"), Some(DIGEST)), 1);
+    assert_eq!((stream.tally.adapter_digests, stream.tally.unsure_keys), (0, 0));
+}
+
+#[test]
+fn what_may_be_a_digest_or_a_salt_is_marked() {
+    let mut stream = Stream::new();
+    stream.send(&json!([adapted(&[10], None, 1, &json!([["sql", DIGEST]]))]));
+    assert_eq!((stream.depth(&SIX, Some("sql"), None), stream.tally.unsure_keys), (1, 1));
+    // Without an adapter there is no digest of one.
+    stream.send(&json!([store(&[20], None, 7, &json!({"extra_keys": [[DIGEST]]}))]));
+    assert_eq!(stream.depth(&[7, 8], None, Some(DIGEST)), 1);
+    assert_eq!(stream.tally.unsure_keys, 1);
+}
+
+#[test]
+fn an_adapter_that_is_loaded_anew_makes_depths_bounds() {
+    let mut stream = Stream::new();
+    stream.send(&json!([adapted(&[10, 11], None, 1, &json!([["sql", DIGEST], ["sql", DIGEST]]))]));
+    assert!(!stream.reader.upper_bound());
+    stream.send(&json!([adapted(&[20, 21], None, 1, &json!([["sql", OTHER], ["sql", OTHER]]))]));
+    assert!(stream.reader.upper_bound());
+}
+
+#[test]
+fn a_block_that_is_not_full_costs_itself() {
+    let mut stream = Stream::new();
+    // Two full ones and a part of a third.
+    stream.send(&json!([store(&[10, 11, 12], None, 1, &json!({"token_ids": [1, 2, 3, 4, 5]}))]));
+    assert_eq!((stream.plain(&SIX), stream.held()), (2, 2));
+    // Parts alone, of the index's size and of a smaller one.
+    stream.send(&json!([store(&[20], Some(11), 5, &json!({"token_ids": [5]}))]));
+    stream.send(&json!([store(&[21], Some(11), 5, &json!({"token_ids": [5], "block_size": 1}))]));
+    assert_eq!((stream.plain(&SIX), stream.held()), (2, 2));
+    assert_eq!(stream.refused(), [(Reason::PartialBlock, 3)]);
+    assert_eq!(stream.reader.other_size(), None);
+    // The full one takes its place.
+    stream.send(&json!([remove(&[12], &json!({})), plain(&[13], Some(11), 5)]));
+    assert_eq!(stream.plain(&SIX), 3);
+}
+
+#[test]
+fn the_size_that_most_blocks_have_is_known() {
+    let mut stream = Stream::new();
+    let sized = |names: &[i64], size: u32| {
+        let tokens: Vec<u32> = (1..=size * names.len() as u32).collect();
+        store(names, None, 1, &json!({"block_size": size, "token_ids": tokens}))
+    };
+    stream.send(&json!([sized(&[1], 1), sized(&[2, 3, 4], 8), sized(&[5], 4)]));
+    assert_eq!(stream.reader.other_size(), Some((8, 3)));
+    assert_eq!(stream.refused(), [(Reason::BlockSize, 2), (Reason::PartialBlock, 1)]);
 }

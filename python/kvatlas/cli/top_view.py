@@ -33,6 +33,7 @@ _CONDITIONS = (  # the worst first
     "misconfigured",
     "busy",
     "refusing",
+    "denying",
     "partial",
 )
 

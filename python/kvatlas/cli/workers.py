@@ -26,7 +26,7 @@ from kvatlas.errors import UnreachableError
 _COUNTERS = ("gaps", "lost", "refused", "unlinked")
 _RUNBOOK = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md"
 _ADVICE = {
-    "misconfigured": "its blocks have another size than --block-size, or than it announces: leave the option out",
+    "misconfigured": "its blocks have another size than --block-size: leave the option out, or set it to their size",
     "refusing": "some of its events could not be used: `kvatlas decode` shows them",
     "partial": "events were missed: give it a replay socket with a larger buffer",
 }
@@ -213,9 +213,12 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 def _doubt(stream: StreamStatus) -> str | None:
     """The reason, in a word, that a stream's words are not the whole truth, the worst first; None if they are."""
-    if stream.refused.get("block_size"):
+    # A block that is not full cannot be used, and need not be.
+    partial = stream.refused.get("partial_block", 0)
+    refused = sum(stream.refused.values()) - partial
+    if stream.refused.get("block_size", 0) + partial > stream.counters.get("stored_blocks", 0):
         return "misconfigured"
-    if any(stream.refused.values()):
+    if refused:
         return "refusing"
     return "partial" if stream.partial else "unverified" if stream.unverified else None
 

@@ -178,7 +178,7 @@ class AsyncClient:
             routing_group: Its routing group.
             rank: Its data-parallel rank.
             replay_endpoint: The replay socket, which is asked for lost batches.
-            topic: The prefix of the topics to subscribe to; empty for all.
+            topic: The topic of its batches, compared as a whole; empty for any.
             count_copies: Whether a block announced n times is held until it is removed n times. False for engines that
                 announce blocks again without holding another copy of them.
             aliases: Other names of the model that queries may give; those registered before if None.

@@ -199,7 +199,7 @@ class StreamStatus:
         rank: The rank it is registered under.
         endpoint: The endpoint of the events.
         replay_endpoint: The endpoint of the replay socket.
-        topic: The prefix of the topics subscribed to.
+        topic: The topic of its batches; empty for any.
         count_copies: Whether repeated announcements of a block are counted as copies.
         state: "connecting", "replaying", "live", "gap", "stale", "conflict", "stopped", "limited" (a limit of the
             service is reached, and nothing of the stream is held) or "unreadable" (events of unknown types keep

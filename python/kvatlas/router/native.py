@@ -67,6 +67,9 @@ class EngineRegistry:
     def forget_engine(self, worker: str, rank: int | None = None, /) -> bool:
         return False
 
+    def other_block_size(self, worker: str, /) -> int | None:
+        return None
+
     def release(self, hold: str, /) -> bool:
         return False
 

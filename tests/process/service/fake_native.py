@@ -27,6 +27,7 @@ class FakeNative:
         self.states: list[tuple[str, str]] = []
         self.announced_by: dict[str, str | None] = {}
         self.forbidden: set[str] = set()
+        self.other_sizes: dict[str, int] = {}
         self.closed = False
         self.reloads = 0
         self.drained: float | None = None
@@ -76,6 +77,9 @@ class FakeNative:
     def forget_engine(self, worker: str, rank: int | None = None) -> bool:
         with self._lock:
             return self.reports.pop((worker, rank), None) is not None
+
+    def other_block_size(self, worker: str) -> int | None:
+        return self.other_sizes.get(worker)
 
     def engines(self) -> str:
         listed = [

@@ -50,7 +50,7 @@ def test_every_field_is_there() -> None:
     assert stored.extra_keys == ((("image", 3), b"\x01\x02"), None, ("odd",), ((b"\x94\x01\x02\x03\x04",),))
     assert (stored.group_idx, stored.kind, stored.window) == (1, "mamba", 64)
     assert (stored.locality, stored.ownership, stored.session_id) == ("LOCAL", "tier-2", "s")
-    assert stored.lookahead == ((1,), (2,), (3,), ())
+    assert (stored.lookahead, stored.reused) == (((1,), (2,), (3,), ()), False)
     assert isinstance(removed, Removed)
     assert (removed.block_hashes, removed.tier, removed.medium, removed.group_idx) == ((7,), "gpu", None, None)
     assert cleared == Cleared()
@@ -86,6 +86,17 @@ def test_a_store_is_made_of_its_own_fields() -> None:
         others: dict[str, Any] = {other: getattr(stored, other) for other in optional if other != name}
         less = Stored(stored.block_hashes, stored.parent, stored.tokens, stored.block_size, **others)
         assert (less == stored) == (getattr(stored, name) is None)
+
+
+def test_what_was_hit() -> None:
+    (stored,) = decoded({**STORED, "origin": "REUSED"}).events
+    assert isinstance(stored, Stored)
+    assert stored.reused
+    assert repr(stored).endswith("reused=True)")
+    assert decode_batch(encode_batch([stored], timestamp=0)).events == (stored,)
+    (stored,) = decoded({**STORED, "origin": "NEW"}).events
+    assert isinstance(stored, Stored)
+    assert not stored.reused
 
 
 def test_pairs() -> None:

@@ -49,7 +49,8 @@ pub struct Registration {
     pub endpoint: Endpoint,
     /// The endpoint where the engine answers for lost events.
     pub replay_endpoint: Option<Endpoint>,
-    /// The prefix of the topics to subscribe to, empty for all. Of an engine that connects to us: its topic.
+    /// The topic of the engine's batches, compared as a whole; empty for any. Of an engine that connects to us, an empty
+    /// one is a topic like others.
     pub topic: String,
     /// True if a block announced n times is held until it is removed n times. Some engines announce a block again
     /// without holding another copy of it.

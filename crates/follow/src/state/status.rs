@@ -2,7 +2,7 @@
 //!
 //! Numbers are atomics without order among them: a reader may see one of them a batch ahead of another.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvatlas_wire::Reason;
@@ -49,6 +49,12 @@ counters! {
     group_blocks,
     /// Blocks stored with the content hash of other tokens seen shortly before: lookups by content hash cannot tell them apart.
     collisions,
+    /// Blocks in stores that were hit, not written: they have no more copies than before.
+    reused_blocks,
+    /// Stores whose extra keys have a digest of their adapter.
+    adapter_digests,
+    /// Strings in stores' extra keys that may be a digest of the adapter or a cache salt; taken for a digest.
+    unsure_keys,
     /// Stores that continue a block named 0 that the engine does not hold: their blocks do not count.
     zero_parents,
     /// Clears announced by the engine.
@@ -81,6 +87,8 @@ counters! {
     // check_words: the text is the help of a metric
     /// How often batches of one connection contradicted each other, as if two engines published there.
     contradictions,
+    /// Batches left out because their topic is not the stream's.
+    other_topic_batches,
     /// Messages that are not three frames with an eight-byte sequence number.
     malformed_messages,
     /// Payloads that are not a valid batch.
@@ -145,6 +153,9 @@ pub struct StreamStatus {
     /// Counts of what happened.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
+    /// Tokens in a block of the most frequent size besides the index's, and the blocks of that size.
+    other_size: AtomicU32,
+    other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
     /// The outcome of what a snapshot had of the stream, if one had anything.
     snapshot: Mutex<Option<SnapshotOutcome>>,
@@ -175,6 +186,8 @@ impl Default for StreamStatus {
             buffered: AtomicU64::new(0),
             counters: Counters::default(),
             refused: Reason::ALL.iter().map(|_| AtomicU64::new(0)).collect(),
+            other_size: AtomicU32::new(0),
+            other_size_blocks: AtomicU64::new(0),
             errors: Mutex::default(),
             snapshot: Mutex::default(),
             failing: AtomicBool::new(false),
@@ -273,6 +286,30 @@ impl StreamStatus {
     #[must_use]
     pub fn refused_for_their_size(&self) -> u64 {
         self.refused()[Reason::BlockSize as usize]
+    }
+
+    /// Events left out because their block is not full, or may be of another size.
+    #[must_use]
+    pub fn refused_as_partial(&self) -> u64 {
+        self.refused()[Reason::PartialBlock as usize]
+    }
+
+    /// The size of which the most blocks were left out as it is not the index's, and how many these are.
+    #[must_use]
+    pub fn other_size(&self) -> Option<(u32, u64)> {
+        let blocks = self.other_size_blocks.load(Relaxed);
+        (blocks > 0).then(|| (self.other_size.load(Relaxed), blocks))
+    }
+
+    /// True if the stream has more blocks of another size than of the index's.
+    #[must_use]
+    pub fn has_other_size(&self) -> bool {
+        self.other_size_blocks.load(Relaxed) > self.counters.stored_blocks.load(Relaxed)
+    }
+
+    pub(crate) fn set_other_size(&self, size: u32, blocks: u64) {
+        self.other_size.store(size, Relaxed);
+        self.other_size_blocks.store(blocks, Relaxed);
     }
 
     /// The limit that the stream has reached: until it begins anew, nothing of it is held.

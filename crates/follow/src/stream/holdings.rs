@@ -27,6 +27,9 @@ thread_local! {
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
+/// Reasons to leave an event out that are no fault of anybody's.
+const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
+
 /// Blocks that a stream has brought into the index, and the state of their readers.
 pub(crate) struct Holdings {
     pub(crate) keyspace: Arc<Keyspace>,
@@ -47,6 +50,10 @@ pub(crate) struct Holdings {
     pub(super) warned: bool,
     /// True if the log was told of parents that are no blocks.
     pub(super) warned_of_parents: bool,
+    /// True if the log was told of topics that are not the stream's.
+    pub(super) warned_of_topics: bool,
+    /// True if the log was told of blocks of another size.
+    pub(super) warned_of_sizes: bool,
     /// Blocks forgotten since the log was told.
     pub(super) forgotten: u64,
     /// Number of times that all was forgotten.
@@ -85,6 +92,8 @@ impl Holdings {
             schemes: context.schemes.clone(),
             warned: false,
             warned_of_parents: false,
+            warned_of_topics: false,
+            warned_of_sizes: false,
             forgotten: 0,
             clears: 0,
             had: HashMap::new(),
@@ -181,6 +190,8 @@ impl Holdings {
         if let Some(hybrid) = reader.hybrid() {
             keyspace.hybrids().set(&stream.worker, rank, Some(hybrid));
         }
+        let is_other_size = tally.refused_for(Reason::BlockSize) > 0 || tally.refused_for(Reason::PartialBlock) > 0;
+        let other_size = reader.other_size().filter(|_| is_other_size);
         let (is_upper_bound, shows_salts) = (reader.upper_bound(), reader.shows_salts());
         if is_upper_bound != status.upper_bound.load(Relaxed) {
             let any = is_upper_bound || self.readers.values().any(Reader::upper_bound);
@@ -190,8 +201,10 @@ impl Holdings {
         }
         self.note_salts(shows_salts);
         self.pending.tally += tally;
-        let left_out =
-            Reason::ALL.iter().find(|reason| **reason != Reason::OtherGroup && tally.refused_for(**reason) > 0);
+        if let Some((size, blocks)) = other_size {
+            self.note_other_size(size, blocks);
+        }
+        let left_out = Reason::ALL.iter().find(|reason| !EXPECTED.contains(*reason) && tally.refused_for(**reason) > 0);
         if let Some(reason) = left_out.filter(|_| batch.refused.is_empty() && status.last_error().is_none()) {
             status.set_error(format!("an event is left out: {reason}"));
         }
@@ -260,6 +273,56 @@ impl Holdings {
         }
     }
 
+    /// Notes that blocks of another size than the index's were refused: most of them have this one.
+    fn note_other_size(&mut self, size: u32, blocks: u64) {
+        let status = &self.stream.status;
+        status.set_other_size(size, blocks);
+        let stored = status.counters.stored_blocks.load(Relaxed) + self.pending.tally.stored_blocks;
+        if self.warned_of_sizes || blocks <= stored {
+            return;
+        }
+        self.warned_of_sizes = true;
+        let (worker, rank, indexed) = (&*self.stream.worker, self.stream.registration.rank, self.keyspace.block_size);
+        tracing::warn!(
+            worker,
+            rank,
+            "the engine's events have blocks of {size} tokens, and the size that is set or announced is {indexed}: blocks of \
+             another size than {indexed} are left out"
+        );
+    }
+
+    /// Notes a batch of another topic, which is left out. That is as it should be where several engines publish behind
+    /// one address; if nothing else has come, the topic that is set is likely to be wrong.
+    pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
+        let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
+        if self.warned_of_topics || self.pending.batches > 0 || status.counters.batches.load(Relaxed) > 0 {
+            return;
+        }
+        self.warned_of_topics = true;
+        let its = String::from_utf8_lossy(its);
+        status.set_error(format!(
+            "batches of topic {its:?} are left out: the topic of this stream is {topic:?}, the whole of it"
+        ));
+        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+        tracing::warn!(
+            worker,
+            rank,
+            "batches of topic {its:?} are left out, and none has come of {topic:?}, the topic of this stream: set it to the \
+             whole topic of the engine, or leave it out"
+        );
+    }
+
+    /// Notes that a stream that takes any topic has brought a second one.
+    pub(crate) fn note_several_topics(&mut self, first: &[u8], second: &[u8]) {
+        let (first, second) = (String::from_utf8_lossy(first), String::from_utf8_lossy(second));
+        let what = format!("batches of several topics come here, such as {first:?} and {second:?}");
+        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+        if !std::mem::replace(&mut self.warned_of_topics, true) {
+            tracing::warn!(worker, rank, "{what}: set the topic of the engine whose stream this is");
+        }
+        self.stream.status.set_error(what);
+    }
+
     /// Tells the status what the batches since the last call came to.
     pub(crate) fn tell(&mut self) {
         let status = &self.stream.status;
@@ -286,7 +349,8 @@ impl Holdings {
     }
 
     fn verdict<N>(&self, rank: u32, batch: &BatchOf<N>, tally: &Tally) -> Verdict {
-        let missed = tally.refused_total();
+        // A block that is not full is not missed.
+        let missed = tally.refused_total() - tally.refused_for(Reason::PartialBlock);
         let is_blind = |reader: &Reader| reader.hybrid().is_some_and(|hybrid| hybrid.is_blind());
         let cleared = batch.events.iter().any(|event| matches!(event, EventOf::Cleared(_)));
         match (missed, cleared) {

@@ -127,8 +127,10 @@ impl InboundStream {
     }
 }
 
-/// Returns what a connection has brought: a batch, or bad frames if its topic is another one.
+/// Returns what a connection has brought: a batch, if its topic is the stream's.
 fn batch(connection: &Connection, topic: &[u8], payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
-    let is_ours = connection.head().back(1) == Some(topic);
-    if is_ours { live_batch(connection.head(), payload) } else { TransportEvent::BadFrames }
+    match (live_batch(connection.head(), payload), connection.head().back(1)) {
+        (TransportEvent::Live { .. }, Some(its)) if its != topic => TransportEvent::OtherTopic(its.into()),
+        (event, _) => event,
+    }
 }

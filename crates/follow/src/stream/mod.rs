@@ -26,6 +26,7 @@ mod state_copier;
 mod task;
 #[cfg(test)]
 mod task_tests;
+mod topics;
 mod transport;
 mod zmq_transport;
 #[cfg(test)]

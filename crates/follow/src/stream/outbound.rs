@@ -9,7 +9,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::address::Address;
-use super::frames::live_batch;
+use super::topics::LiveTopics;
 use super::transport::TransportEvent;
 use crate::config::StreamConfig;
 use crate::context::StreamContext;
@@ -29,6 +29,7 @@ pub(super) struct OutboundStream {
     /// Address at which the engine is, or was last.
     at: Option<String>,
     topic: String,
+    topics: LiveTopics,
     config: StreamConfig,
     room: Room,
     timer: Pin<Box<Sleep>>,
@@ -42,6 +43,7 @@ impl OutboundStream {
             address: Address::new(&registration.endpoint),
             at: None,
             topic: registration.topic.clone(),
+            topics: LiveTopics::default(),
             config: context.config.clone(),
             room: context.room(),
             timer: Box::pin(sleep_until(Instant::now())),
@@ -57,10 +59,14 @@ impl OutboundStream {
     /// Drops the connection with all that is on its way, and makes another.
     pub(super) fn reconnect(&mut self) {
         self.stage = Stage::Pause;
+        self.topics = LiveTopics::default();
         self.timer.as_mut().reset(Instant::now());
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+        if let Some(incoming) = self.topics.next() {
+            return Poll::Ready(incoming);
+        }
         loop {
             match &mut self.stage {
                 Stage::Pause => {
@@ -86,7 +92,7 @@ impl OutboundStream {
                             self.pause = self.config.reconnect_min;
                             TransportEvent::Connected
                         }
-                        Event::Message(payload) => live_batch(connection.head(), payload),
+                        Event::Message(payload) => self.topics.read(&self.topic, connection.head(), payload),
                         Event::Ended(why) => self.end(why),
                     });
                 }
@@ -98,6 +104,7 @@ impl OutboundStream {
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         let was_open = matches!(&self.stage, Stage::Up(connection) if connection.is_open());
         self.stage = Stage::Pause;
+        self.topics = LiveTopics::default();
         self.timer.as_mut().reset(Instant::now() + self.pause);
         self.pause = (self.pause * 2).clamp(self.config.reconnect_min, self.config.reconnect_max);
         if was_open { TransportEvent::Disconnected(why) } else { TransportEvent::Unreachable(why) }

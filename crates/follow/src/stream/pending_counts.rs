@@ -36,6 +36,9 @@ impl PendingCounts {
         add(&counters.removed_blocks, tally.removed_blocks);
         add(&counters.group_events, tally.group_events);
         add(&counters.group_blocks, tally.group_blocks);
+        add(&counters.reused_blocks, tally.reused_blocks);
+        add(&counters.adapter_digests, tally.adapter_digests);
+        add(&counters.unsure_keys, tally.unsure_keys);
         add(&counters.collisions, tally.collisions);
         add(&counters.clears, tally.clears);
         for (reason, count) in tally.refused.iter().enumerate().filter(|(_, count)| **count > 0) {

@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::address::Address;
-use super::frames::reply;
+use super::topics::ReplayTopics;
 use super::transport::TransportEvent;
 use crate::config::StreamConfig;
 use crate::context::StreamContext;
@@ -24,6 +24,8 @@ enum Stage {
 pub(super) struct Replay {
     stage: Stage,
     address: Address,
+    topic: String,
+    topics: ReplayTopics,
     config: StreamConfig,
     room: Room,
     /// A question not sent yet.
@@ -34,10 +36,13 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    pub(super) fn new(address: Address, context: &StreamContext) -> Self {
+    /// `topic`: the stream's, empty if it takes any.
+    pub(super) fn new(address: Address, topic: &str, context: &StreamContext) -> Self {
         Self {
             stage: Stage::Closed,
             address,
+            topic: topic.to_owned(),
+            topics: ReplayTopics::default(),
             config: context.config.clone(),
             room: context.room(),
             question: None,
@@ -54,6 +59,7 @@ impl Replay {
     pub(super) fn cancel(&mut self) {
         self.question = None;
         self.stage = Stage::Closed;
+        self.topics = ReplayTopics::default();
         self.timer.as_mut().reset(Instant::now());
     }
 
@@ -63,6 +69,9 @@ impl Replay {
         cx: &mut Context<'_>,
         live: Option<(&Address, &str)>,
     ) -> Poll<TransportEvent<Vec<u8>>> {
+        if let Some(incoming) = self.topics.next() {
+            return Poll::Ready(incoming);
+        }
         loop {
             match &mut self.stage {
                 Stage::Closed => {
@@ -94,7 +103,9 @@ impl Replay {
                     }
                     match ready!(connection.poll(cx)) {
                         Event::Open => self.pause = self.config.reconnect_min,
-                        Event::Message(payload) => return Poll::Ready(reply(connection.head(), payload)),
+                        Event::Message(payload) => {
+                            return Poll::Ready(self.topics.read(&self.topic, connection.head(), payload));
+                        }
                         Event::Ended(why) => return Poll::Ready(self.end(why)),
                     }
                 }
@@ -105,6 +116,7 @@ impl Replay {
     /// A question that was sent is not sent again: its deadline passes.
     fn end(&mut self, why: String) -> TransportEvent<Vec<u8>> {
         self.stage = Stage::Closed;
+        self.topics = ReplayTopics::default();
         self.timer.as_mut().reset(Instant::now() + self.pause);
         self.pause = (self.pause * 2).clamp(self.config.reconnect_min, self.config.reconnect_max);
         TransportEvent::Unreachable(why)

@@ -346,6 +346,11 @@ fn take_in<T: Transport>(
         }
         TransportEvent::Alone => machine.alone(),
         TransportEvent::Unreachable(why) => status.set_error(why),
+        TransportEvent::OtherTopic(its) => {
+            status.counters.other_topic_batches.fetch_add(1, Relaxed);
+            hands.holdings.note_other_topic(&its);
+        }
+        TransportEvent::SeveralTopics(first, second) => hands.holdings.note_several_topics(&first, &second),
         TransportEvent::BadFrames => {
             status.counters.malformed_messages.fetch_add(1, Relaxed);
             status.set_error("a message does not consist of topic, 8-byte sequence number and payload".to_owned());

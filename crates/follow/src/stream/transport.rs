@@ -21,6 +21,10 @@ pub(crate) enum TransportEvent<P> {
     Reply { seq: u64, payload: P },
     /// The answer is complete.
     ReplyEnd,
+    /// A batch of another topic than the stream's, with its topic. It is left out.
+    OtherTopic(Box<[u8]>),
+    /// A second topic on the connection of a stream that takes any, after the first. Batches of both are read.
+    SeveralTopics(Box<[u8]>, Box<[u8]>),
     /// Something that is no batch by its frames alone.
     BadFrames,
 }

@@ -50,7 +50,10 @@ impl ZmqTransport {
             None => LiveConnection::Dialled(Box::new(OutboundStream::new(registration, context))),
             Some(route) => LiveConnection::Bound(Box::new(InboundStream::new(route))),
         };
-        let replay = registration.replay_endpoint.as_ref().map(|endpoint| Replay::new(Address::new(endpoint), context));
+        let replay = registration
+            .replay_endpoint
+            .as_ref()
+            .map(|endpoint| Replay::new(Address::new(endpoint), &registration.topic, context));
         Self {
             live,
             replay,

@@ -36,6 +36,7 @@ use crate::scalars::{TierName, optional_string};
 ///     locality: "LOCAL" or "REMOTE", of an offloaded block. Remote blocks have the tier "external".
 ///     ownership: Which secondary offload tier has the block.
 ///     lookahead: For each block the tokens after it, where the engine's names depend on them.
+///     reused: True if the blocks were hit, not written: there are no more copies of them than before.
 ///
 /// Raises:
 ///     InvalidTypeError: An argument is of the wrong type.
@@ -52,10 +53,10 @@ impl Stored {
     #[new]
     #[pyo3(signature = (block_hashes, parent, tokens, block_size, *, tier=TierName(Tier::Gpu), medium=None, lora=None,
                         salt=None, extra_keys=None, group_idx=None, kind=None, window=None, session_id=None, lora_id=None,
-                        locality=None, ownership=None, lookahead=None))]
+                        locality=None, ownership=None, lookahead=None, reused=false))]
     #[pyo3(text_signature = "(block_hashes, parent, tokens, block_size, *, tier='gpu', medium=None, lora=None, \
                              salt=None, extra_keys=None, group_idx=None, kind=None, window=None, session_id=None, \
-                             lora_id=None, locality=None, ownership=None, lookahead=None)")]
+                             lora_id=None, locality=None, ownership=None, lookahead=None, reused=False)")]
     #[expect(clippy::too_many_arguments, reason = "the signature is Python's")]
     fn new(
         block_hashes: &Object<'_>,
@@ -75,6 +76,7 @@ impl Stored {
         locality: Option<&Object<'_>>,
         ownership: Option<&Object<'_>>,
         lookahead: Option<&Object<'_>>,
+        reused: bool,
     ) -> PyResult<Self> {
         let (tokens, bigrams) = tokens_or_pairs(tokens)?;
         let it = wire::Stored {
@@ -96,6 +98,8 @@ impl Stored {
             session_id: optional_string(session_id, "session_id")?.map(Into::into),
             lookahead: lookahead.map(token_lists).transpose()?,
             bare: false,
+            adapter_digest: None,
+            reused,
         };
         if let Some((block, _)) = it.extra_keys.last().filter(|(block, _)| *block as usize >= it.block_hashes.len()) {
             let message = format!("extra_keys has keys for block {block}, but there are {}", it.block_hashes.len());
@@ -222,6 +226,12 @@ impl Stored {
         PyTuple::new(py, all).map(Some)
     }
 
+    /// bool: True if the blocks were hit, not written.
+    #[getter]
+    fn reused(&self) -> bool {
+        self.it.reused
+    }
+
     /// The fields that say something; the tokens by their number.
     fn __repr__(slf: &Bound<'_, Self>) -> PyResult<String> {
         let it = &slf.get().it;
@@ -249,6 +259,9 @@ impl Stored {
                 "ownership",
             ],
         )?;
+        if it.reused {
+            text += ", reused=True";
+        }
         Ok(text + ")")
     }
 }

@@ -20,6 +20,7 @@ pub(crate) enum Trouble {
     Misconfigured,
     Busy,
     Refusing,
+    Denying,
     Partial,
 }
 
@@ -37,7 +38,7 @@ pub(crate) struct RefusedEvents(u64, Option<Instant>);
 
 impl Trouble {
     /// All kinds, the worst first.
-    pub(crate) const ALL: [Self; 8] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Down,
         Self::Asleep,
         Self::Failing,
@@ -45,6 +46,7 @@ impl Trouble {
         Self::Misconfigured,
         Self::Busy,
         Self::Refusing,
+        Self::Denying,
         Self::Partial,
     ];
 
@@ -58,6 +60,7 @@ impl Trouble {
             Self::Misconfigured => "misconfigured",
             Self::Busy => "busy",
             Self::Refusing => "refusing",
+            Self::Denying => "denying",
             Self::Partial => "partial",
         }
     }
@@ -69,11 +72,16 @@ impl Trouble {
             Self::Asleep => "wake it with POST /wake_up at the engine; it is used again when it says that it is awake",
             Self::Failing => "look into the engine's log: requests reach it, and it cannot answer them",
             Self::Silent => "look into the engine's log: it hangs, or works on what it will not finish",
-            Self::Misconfigured => "leave out --block-size, or set it to the size of the engine's blocks",
+            Self::Misconfigured => {
+                "set --block-size to the size of the blocks in the engine's events, or topic to its topic, or leave them out"
+            }
             Self::Busy => {
                 "nothing, unless it lasts: it works, and gets new requests when it answers, or if no other can"
             }
             Self::Refusing => "`kvatlas decode` shows the events; a newer version of kvatlas may know them",
+            Self::Denying => {
+                "look whether its prefix cache is on, and its version announces what it frees; it counts by the share that it had"
+            }
             Self::Partial => {
                 "give the engine a replay socket with a larger buffer; it passes when the cache turns over"
             }

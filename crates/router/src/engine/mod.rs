@@ -2,6 +2,7 @@
 
 mod address;
 mod answer_head;
+mod cache_belief;
 mod chunked;
 mod condition;
 mod connection;
@@ -18,6 +19,7 @@ mod reported;
 mod signs;
 mod sleep;
 
+use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -31,6 +33,7 @@ use tokio_rustls::rustls::ClientConfig;
 
 pub use self::address::Address;
 pub(crate) use self::answer_head::Head;
+pub(crate) use self::cache_belief::CacheBelief;
 pub(crate) use self::condition::{Condition, RefusedEvents, Trouble};
 pub(crate) use self::connection::Connection;
 pub(crate) use self::counts::Counts;
@@ -83,6 +86,8 @@ pub struct Engine {
     /// The worst thing that is known of the engine, as seen last.
     pub(crate) condition: Mutex<Option<Condition>>,
     pub(crate) refused: Mutex<RefusedEvents>,
+    /// Belief in what each rank is said to hold, by its number, as far as it has reported.
+    pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
@@ -132,6 +137,7 @@ impl Engine {
             why_not: Arc::default(),
             condition: Mutex::default(),
             refused: Mutex::default(),
+            beliefs: Mutex::default(),
             pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
             tls,
             connect_timeout: all.upstream.connect_timeout,

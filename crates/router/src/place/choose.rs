@@ -9,6 +9,7 @@ use kvatlas_routing as core;
 use tokio::sync::mpsc;
 
 use super::candidates::{candidates, keeper, refused};
+use super::held_then::HeldThen;
 use super::holding::look_up;
 use super::waiter::{News, Waiter};
 use super::{Core, Placement, Places};
@@ -292,6 +293,13 @@ impl Places {
             self.decisions.push(record.clone());
             record
         });
+        let is_held = decision.cached_tokens > 0 || decision.held_blocks.is_some_and(|blocks| blocks > 0);
+        let held_then =
+            known.keyspace.as_ref().filter(|_| is_held && engine.config.role == Role::Both).and_then(|keyspace| {
+                // What is on its way may be there or not.
+                let blocks = decision.held_blocks.filter(|_| decision.predicted_tokens == 0);
+                HeldThen::new(keyspace, &engine.name, decision.rank, blocks)
+            });
         Some(Placement {
             rank: engine.config.ranks.header(decision.rank, engine.config.rank_header),
             // What one engine has written for another is in nobody's cache yet.
@@ -302,6 +310,8 @@ impl Places {
                 .and_then(|telling| telling.sent(&engine.name, decision.rank)),
             engine,
             id: decision.id,
+            worker: decision.worker,
+            held_then,
             cached: decision.cached_tokens,
             predicted: decision.predicted_tokens,
             uncached: decision.uncached_tokens,

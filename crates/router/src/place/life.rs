@@ -30,10 +30,14 @@ impl Places {
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
+        let belief = placement.judge(&seen.usage, cached_of(placement, &seen.usage));
         {
             let mut core = self.core();
             let now = seconds();
             core.router.finish(placement.id, usage, now);
+            if let Some(belief) = belief {
+                core.router.set_belief(placement.worker, belief);
+            }
             let blocks = output.unwrap_or(0) / placement.block_size.max(1);
             if let Some(unheard) = &mut core.unheard {
                 unheard.ended(placement.id.0, blocks as usize, now);

@@ -7,10 +7,12 @@ use std::time::Instant;
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
 
+use super::held_then::HeldThen;
 use crate::decisions::{Outcome, Record};
 use crate::engine::Engine;
 use crate::global::Claim;
 use crate::learn::SentPrompt;
+use crate::lock;
 use crate::media::ModelMedia;
 use crate::observe::{AnswerFacts, Stop, Usage};
 use crate::request_facts::RequestFacts;
@@ -28,8 +30,14 @@ const WHY: HeaderName = HeaderName::from_static("x-kvatlas-reason");
 pub(crate) const OFF_BY: [u32; 8] = [0, 16, 64, 256, 1024, 4096, 16_384, 65_536];
 
 /// Reasons why what an engine had cached was not what was expected.
-pub(crate) const OFF_WHY: [&str; 5] =
-    ["as_expected", "evicted_meanwhile", "not_yet_announced", "more_than_known", "template_mismatch"];
+pub(crate) const OFF_WHY: [&str; 6] = [
+    "as_expected",
+    "evicted_meanwhile",
+    "not_yet_announced",
+    "more_than_known",
+    "template_mismatch",
+    "less_than_known",
+];
 
 /// An engine that takes a request. It is reserved there until one of the ways to end it is called.
 pub(crate) struct Placement {
@@ -37,6 +45,7 @@ pub(crate) struct Placement {
     /// Number by which requests name the engine's data-parallel rank, if it has several.
     pub(crate) rank: Option<u32>,
     pub(super) id: core::RequestId,
+    pub(super) worker: core::WorkerId,
     pub(super) cached: u32,
     pub(super) predicted: u32,
     pub(super) why: &'static str,
@@ -49,6 +58,8 @@ pub(crate) struct Placement {
     pub(super) claim: Mutex<Option<Claim>>,
     /// Knowledge that the index may gain by the answer.
     pub(super) sent: Option<SentPrompt>,
+    /// What the index said that the engine holds, if that is known.
+    pub(super) held_then: Option<HeldThen>,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
     /// The parts of the prompt that are not text: the answer may tell how many tokens those are.
@@ -99,10 +110,29 @@ impl Placement {
             _ if is_mismatch => 4,
             _ if off < self.block_size => 0,
             std::cmp::Ordering::Less if off <= self.predicted => 2,
-            std::cmp::Ordering::Less => 1,
+            // Without a removal nothing was evicted.
+            std::cmp::Ordering::Less if self.held_then.as_ref().is_some_and(HeldThen::may_be_gone) => 1,
+            std::cmp::Ordering::Less => 5,
             _ => 3,
         };
         (why, off)
+    }
+
+    /// Returns how far what the engine is said to hold is believed after its report of what it had cached of the prompt;
+    /// None if that cannot be compared.
+    pub(super) fn judge(&self, usage: &Usage, cached: Option<u32>) -> Option<core::Belief> {
+        let held_then = self.held_then.as_ref()?;
+        let (held, cached) = (held_then.blocks.filter(|held| *held > 0)?, cached?);
+        let is_comparable = self.media.is_none() && self.tokens.is_some() && self.tokens == usage.prompt;
+        let had = cached / self.block_size.max(1);
+        // What it lacks may have been removed meanwhile.
+        if !is_comparable || had < held && held_then.may_be_gone() {
+            return None;
+        }
+        let mut beliefs = lock(&self.engine.beliefs);
+        let belief = beliefs.entry(self.worker).or_default();
+        belief.note(held, had);
+        Some(belief.belief())
     }
 
     /// Notes in the request's session that its answer has ended.

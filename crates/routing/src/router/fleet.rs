@@ -7,6 +7,7 @@ use kvatlas_index::View;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
+use crate::router::belief::{Belief, Beliefs};
 use crate::router::config::Config;
 use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
@@ -67,6 +68,7 @@ pub(super) struct Fleet {
     speed: FleetSpeed,
     /// Rows of those that may take a request, where that is not all.
     chosen: Candidates,
+    pub(super) beliefs: Beliefs,
     pub(super) up: usize,
 }
 
@@ -82,6 +84,7 @@ impl Fleet {
             free: Vec::new(),
             speed: FleetSpeed::new(config.prefill_rate, config.step_time),
             chosen: Candidates::default(),
+            beliefs: Beliefs::default(),
             up: 0,
         }
     }
@@ -120,6 +123,7 @@ impl Fleet {
         self.reported[at as usize] = f64::NAN;
         self.head_since[at as usize] = f64::INFINITY;
         self.publish_speed(at as usize);
+        self.beliefs.set(WorkerId(at), Belief::default());
         self.up += 1;
         WorkerId(at)
     }
@@ -385,6 +389,7 @@ impl Fleet {
             for (depth, used) in rows.shared_blocks.iter_mut().zip(&expected.used) {
                 *depth = *used;
             }
+            self.beliefs.doubt(&mut self.rows, expected.usable);
         }
         let Some(who) = who else { return &self.rows };
         self.chosen.gather(&self.rows, who);

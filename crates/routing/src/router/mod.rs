@@ -1,5 +1,6 @@
 //! [`Router`]: keeps what is known of the workers, asks a policy, and reserves in the same step.
 
+mod belief;
 mod bind;
 mod config;
 mod explain;
@@ -21,6 +22,7 @@ mod workers;
 use std::cmp::Reverse;
 use std::collections::{BinaryHeap, HashMap};
 
+pub use belief::Belief;
 pub use config::{Config, Order};
 pub use explain::Explanation;
 pub use lookup::Lookup;

@@ -68,6 +68,9 @@ pub struct Decision {
     pub uncached_tokens: u32,
     /// The part of `cached_tokens` that the index does not show yet.
     pub predicted_tokens: u32,
+    /// Blocks of the prompt that can be taken from the worker's cache by what the index says, whether that is believed or
+    /// not; none where a part of them is on other tiers than the device.
+    pub held_blocks: Option<u32>,
     /// The reason why the request goes there.
     pub why: ChoiceReason,
 }

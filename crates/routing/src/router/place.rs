@@ -235,7 +235,8 @@ impl Router {
     pub(super) fn expect(&mut self, request: &Request<'_>, depths: &Depths, now: f64) {
         let Self { fleet, expected, on_the_way, .. } = self;
         expected.clear(fleet.slots.len());
-        let ExpectedBlocks { held: predicted, used } = expected;
+        expected.usable = request.usable_blocks();
+        let ExpectedBlocks { held: predicted, used, .. } = expected;
         // What an index that cannot be trusted says announces nothing.
         let trusted = |worker: u32| fleet.rows().trusted.get(worker as usize).is_some_and(|trusted| *trusted);
         let held = |worker| if trusted(worker) { depths.get(worker).device } else { 0 };
@@ -356,6 +357,7 @@ impl Router {
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks);
         let cold = held.copied().all(|blocks| blocks == 0);
         let uncached = request.uncached(depth);
+        let held_blocks = fleet.held_on_device(worker).map(|held| held.min(request.usable_blocks()));
         let predicted_tokens = request.uncached(known) - uncached;
 
         let answers = f64::from(request.answers);
@@ -420,6 +422,7 @@ impl Router {
             cached_tokens: cached,
             uncached_tokens: uncached,
             predicted_tokens,
+            held_blocks,
             why,
         }
     }

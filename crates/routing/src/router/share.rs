@@ -27,6 +27,8 @@ pub(super) struct Share {
 pub(super) struct ExpectedBlocks {
     pub(super) held: Vec<u32>,
     pub(super) used: Vec<u32>,
+    /// Blocks of the prompt that can be taken from a cache.
+    pub(super) usable: u32,
 }
 
 impl ExpectedBlocks {

@@ -124,6 +124,8 @@ fn stored<N: BlockName>(it: &mut StoredOf<N>, field: Field, cursor: &mut Cursor<
         Field::Salt => it.salt = text(cursor, field)?.and_then(extra::salt).map(Into::into),
         Field::Session => it.session_id = text(cursor, field)?.map(Into::into),
         Field::Lookahead => it.lookahead = lookahead(cursor)?,
+        // Proposed for vLLM (vllm-project/vllm#51699): NEW or REUSED.
+        Field::Origin => it.reused = text(cursor, field)?.is_some_and(|origin| origin.eq_ignore_ascii_case("reused")),
         Field::ExtraKeys => cursor.skip()?,
     }
     Ok(())

@@ -5,11 +5,22 @@
 //! a string is the LoRA name if it equals it and comes first, and the salt in the first block otherwise; any other
 //! string is kept as a key that nobody can mistake for nothing. Tagged tuples, as the engine hashes them, are taken
 //! as well: their shapes are different.
+//!
+//! # Digests of adapters
+//!
+//! Two adapters of one name, loaded one after the other, have different blocks. An open proposal (vllm-project/vllm#48352,
+//! seen in November 2026) puts a digest of the adapter's weights beside its name, in every block; how it would be shown in
+//! events is not settled. So a string after the name is taken for a digest
+//! - under the tag `lora_identity`;
+//! - if it stands in a block where no salt can stand: after the first, or after a parent;
+//! - if it looks like one and the event has one block only: it may be a salt, and is marked as unsure.
+//!
+//! A digest is no part of a block's contents here, as those who ask know adapters by name.
 
 use super::fault::Fault;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
-use crate::event::StoredOf;
+use crate::event::{AdapterDigest, StoredOf};
 use crate::keys::Key;
 
 /// Prefix that one integration puts before the salts that it hands to the engine.
@@ -21,10 +32,14 @@ pub(crate) fn salt(shown: &str) -> Option<&str> {
     (!salt.is_empty()).then_some(salt)
 }
 
+/// Digits of a digest in hexadecimal, at least.
+const DIGITS: usize = 32;
+
 /// One key as sent.
 enum RawKey<'a> {
     Text(&'a str),
     Lora(&'a str),
+    Digest(&'a str),
     Salt(&'a str),
     Key(Key),
 }
@@ -36,6 +51,9 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
         Value::Array(blocks) => blocks,
         other => return Err(wrong(&format!("must be an array or nil, found {}", other.kind()))),
     };
+    // A string after the adapter's name in the first block: what it is shows in the second one, if there is any.
+    let mut after_name: Option<&str> = None;
+    let mut is_elsewhere = false;
     for block in 0..blocks {
         let start = *cursor;
         let keys = match cursor.value()? {
@@ -47,24 +65,80 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
                 1
             }
         };
+        let (mut tag, mut after) = (None, 0);
         for at in 0..keys {
             let key = sent(cursor)?;
             if block >= stored.block_hashes.len() {
                 return Err(wrong(&format!("are for {blocks} blocks, but there are {}", stored.block_hashes.len())));
             }
-            understand(key, block, at, stored);
+            let key = match key {
+                RawKey::Text(text) if tag.is_some() => tagged(tag.take(), text),
+                RawKey::Text(text) if is_tag(text, at, keys, stored) => {
+                    tag = Some(text);
+                    continue;
+                }
+                RawKey::Text(name) if at == 0 && stored.lora.as_deref() == Some(name) => RawKey::Lora(name),
+                key => key,
+            };
+            match key {
+                RawKey::Lora(_) => {
+                    after = at + 1;
+                    understand(key, block, stored);
+                }
+                RawKey::Text(text) if after > 0 && after == at && looks_like_digest(text) => {
+                    if block > 0 || stored.parent.is_some() {
+                        is_elsewhere |= after_name == Some(text);
+                        note_digest(stored, text, true);
+                    } else {
+                        after_name = Some(text);
+                    }
+                }
+                _ => understand(key, block, stored),
+            }
         }
+    }
+    match after_name {
+        Some(text) if stored.salt.as_deref() == salt(text) => {}
+        // There is one salt at most.
+        Some(text) if is_elsewhere || stored.salt.is_some() => note_digest(stored, text, true),
+        Some(text) if blocks == 1 => note_digest(stored, text, false),
+        Some(text) => understand(RawKey::Salt(text), 0, stored),
+        None => {}
     }
     Ok(())
 }
 
-fn understand<N>(key: RawKey<'_>, block: usize, at: usize, stored: &mut StoredOf<N>) {
+/// True if a string says what the next one is, as engines' own tuples do.
+fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
+    let is_known = text == "lora" && at == 0 || text == "lora_identity" && at > 0;
+    is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
+}
+
+/// The key that follows a tag of its own.
+fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
+    match tag {
+        Some("lora") => RawKey::Lora(text),
+        _ => RawKey::Digest(text),
+    }
+}
+
+/// True of hexadecimal digits as a hash function has them, with its name before them or not.
+fn looks_like_digest(text: &str) -> bool {
+    let digits = text.rsplit_once(':').map_or(text, |(_, digits)| digits);
+    digits.len() >= DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())
+}
+
+fn note_digest<N>(stored: &mut StoredOf<N>, text: &str, is_sure: bool) {
+    stored.adapter_digest.get_or_insert_with(|| AdapterDigest { text: text.into(), is_sure });
+}
+
+fn understand<N>(key: RawKey<'_>, block: usize, stored: &mut StoredOf<N>) {
     let key = match key {
         RawKey::Lora(name) => {
             stored.lora.get_or_insert_with(|| name.into());
             return;
         }
-        RawKey::Text(name) if at == 0 && stored.lora.as_deref() == Some(name) => return,
+        RawKey::Digest(text) => return note_digest(stored, text, true),
         RawKey::Salt(shown) | RawKey::Text(shown) => {
             let salt = salt(shown);
             let new = stored.salt.is_none() && block == 0;
@@ -106,6 +180,8 @@ fn tuple<'a>(mut inside: Cursor<'a>, parts: usize) -> Result<Option<RawKey<'a>>,
     if parts == 2 {
         return Ok(match (first, second) {
             ("cache_salt", Value::Text(salt)) => text(Value::Text(salt)).map(RawKey::Salt),
+            ("lora", Value::Text(name)) => text(Value::Text(name)).map(RawKey::Lora),
+            ("lora_identity", Value::Text(digest)) => text(Value::Text(digest)).map(RawKey::Digest),
             ("prompt_embeds", Value::Bytes(digest)) => Some(RawKey::Key(Key::Embeds(digest.into()))),
             (identifier, offset) => integer(offset).map(|offset| item(identifier, offset)),
         });

@@ -18,6 +18,7 @@ pub(crate) enum Field {
     Salt,
     Session,
     Lookahead,
+    Origin,
 }
 
 /// The order of the positional form, after the tag.
@@ -64,6 +65,7 @@ impl Field {
             b"cache_salt" => Self::Salt,
             b"session_id" => Self::Session,
             b"lookahead_token_ids" => Self::Lookahead,
+            b"origin" => Self::Origin,
             _ => return None,
         })
     }
@@ -86,6 +88,7 @@ impl Field {
             Self::Salt => "cache_salt",
             Self::Session => "session_id",
             Self::Lookahead => "lookahead_token_ids",
+            Self::Origin => "origin",
         }
     }
 }

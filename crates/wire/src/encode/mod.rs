@@ -122,7 +122,8 @@ fn vllm(out: &mut Out, it: &Stored) {
         + usize::from(it.locality.is_some())
         + usize::from(it.ownership.is_some())
         + usize::from(it.session_id.is_some())
-        + usize::from(it.lookahead.is_some());
+        + usize::from(it.lookahead.is_some())
+        + usize::from(it.reused);
     // The class has more than 15 fields, and its encoder does not look at how many there are now.
     out.byte(0xde);
     out.raw(&(8 + optional as u16).to_be_bytes());
@@ -141,6 +142,9 @@ fn vllm(out: &mut Out, it: &Stored) {
         out.array(all.len());
         all.iter().for_each(|after| out.tokens(after));
     });
+    if it.reused {
+        out.entry("origin", |out| out.text("REUSED"));
+    }
 }
 
 fn sglang(out: &mut Out, it: &Stored) {
@@ -260,7 +264,8 @@ fn extra_keys(out: &mut Out, it: &Stored) {
         keys = rest;
         let lora = it.lora.as_deref();
         let salt = it.salt.as_deref().filter(|_| block == 0 && it.parent.is_none());
-        let all = own.len() + usize::from(lora.is_some()) + usize::from(salt.is_some());
+        let digest = it.adapter_digest.as_ref().filter(|_| lora.is_some());
+        let all = own.len() + usize::from(lora.is_some()) + usize::from(digest.is_some()) + usize::from(salt.is_some());
         if all == 0 {
             out.byte(0xc0);
             continue;
@@ -268,6 +273,9 @@ fn extra_keys(out: &mut Out, it: &Stored) {
         out.array(all);
         if let Some(lora) = lora {
             out.text(lora);
+        }
+        if let Some(digest) = digest {
+            out.text(&digest.text);
         }
         let items = own.iter().take_while(|(_, key)| matches!(key, Key::Item { .. })).count();
         own[..items].iter().for_each(|(_, it)| key(out, it));

@@ -1,7 +1,9 @@
 //! Applying batches to the index.
 
+mod adapters;
 mod groups;
 mod salts;
+mod sizes;
 mod state;
 mod tally;
 
@@ -9,8 +11,10 @@ use std::sync::{Arc, LazyLock};
 
 use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier};
 
+use self::adapters::Adapters;
 use self::groups::Groups;
 use self::salts::Salts;
+use self::sizes::OtherSizes;
 pub use self::state::{ReaderState, SaltedBlock};
 pub use self::tally::Tally;
 use crate::compact::Recorder;
@@ -39,6 +43,12 @@ pub struct Reader {
     looks_ahead: bool,
     /// True if events have a place for salts; none while that is not known.
     shows_salts: Option<bool>,
+    /// Digests of the adapters, as far as the engine tells them.
+    adapters: Adapters,
+    /// Sizes of blocks that were refused.
+    other_sizes: OtherSizes,
+    /// True if a block of the index's size was ever stored.
+    has_stored: bool,
     /// Recorder of the changes, if they are written down.
     recorder: Option<Box<Recorder>>,
     /// Scratch space, kept for its memory.
@@ -76,6 +86,9 @@ impl Reader {
             hybrid: None,
             looks_ahead: false,
             shows_salts: None,
+            adapters: Adapters::default(),
+            other_sizes: OtherSizes::default(),
+            has_stored: false,
             recorder: None,
             scratch: Scratch::default(),
         }
@@ -187,12 +200,13 @@ impl Reader {
     /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
     /// Mamba, a second group with full attention), unless groups are followed and all of them say what they need; and for speculative decoding with lookahead, where the engine
     /// tells apart blocks of equal tokens by the tokens after them: there the last block of an answer may be one that
-    /// the engine has only before other tokens.
+    /// the engine has only before other tokens. And for an adapter that was loaded anew under its name: blocks of the one
+    /// before count as the new one's, as long as they are held.
     #[must_use]
     pub fn upper_bound(&self) -> bool {
         // Of what nothing is known is no bound.
         let known = self.hybrid.as_ref().is_some_and(|hybrid| hybrid.is_exact() || hybrid.is_blind());
-        self.looks_ahead || self.groups.several && !known
+        self.looks_ahead || self.adapters.has_changed() || self.groups.several && !known
     }
 
     /// True if the engine tells the salts of blocks and what else belongs to them besides tokens and adapter; false if
@@ -233,24 +247,34 @@ impl Reader {
             return self.store_by_name(it, index, worker, rank, tally);
         }
         if it.block_size != self.block_size {
-            return Err(Reason::BlockSize);
+            return Err(self.refuse_size(it));
         }
-        if it.block_hashes.len().checked_mul(it.block_size as usize) != Some(it.tokens.len()) {
-            return Err(Reason::TokenCount);
+        let size = it.block_size as usize;
+        let full = match it.block_hashes.len().checked_mul(size) {
+            Some(tokens) if tokens == it.tokens.len() => it.block_hashes.len(),
+            // The last block is not full, so no prompt can be found by it.
+            Some(tokens) if tokens > it.tokens.len() && tokens - it.tokens.len() < size => it.block_hashes.len() - 1,
+            _ => return Err(Reason::TokenCount),
+        };
+        if full == 0 {
+            return Err(Reason::PartialBlock);
         }
         // Some engines add the place when there is something to be put there.
         self.shows_salts = Some(!it.bare || self.shows_salts == Some(true));
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
         let Scratch { names: room, contents } = &mut self.scratch;
-        let names = N::block_hashes(&it.block_hashes, room);
+        let names = &N::block_hashes(&it.block_hashes, room)[..full];
         let parent = it.parent.as_ref().map(N::block_hash);
-        let salt = salt_of(&self.salts, it, parent, names);
+        let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
         contents.resize(names.len(), 0);
         tally.collisions += contents_of(&self.identity, it, salt.as_deref(), contents);
         let tier = it.tier();
-        let store = if self.count_copies { Changes::store } else { Changes::store_once };
+        // What was hit has no more copies than before.
+        let counts = self.count_copies && !it.reused;
+        let store = if counts { Changes::store } else { Changes::store_once };
         store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
-        let count_copies = self.count_copies && index.config().count_copies;
+        self.has_stored = true;
+        let count_copies = counts && index.config().count_copies;
         if let Some(recorder) = &mut self.recorder {
             recorder.store(tier, parent, names, contents, !count_copies);
         }
@@ -259,7 +283,27 @@ impl Reader {
             hybrid.store(parent, names, contents, tier, it.group.is_none(), count_copies);
         }
         tally.stored_blocks += names.len() as u64;
+        tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
+        if full < it.block_hashes.len() {
+            tally.refuse(Reason::PartialBlock, 1);
+        }
         Ok(())
+    }
+
+    /// A store of blocks of another size than the index's: a part of a block, as engines whose hashes are finer than
+    /// their blocks store at the end of a prompt, or blocks that cannot be used.
+    fn refuse_size<N: BlockName>(&mut self, it: &StoredOf<N>) -> Reason {
+        let may_be_part = (1..self.block_size).contains(&it.block_size) && it.block_hashes.len() == 1;
+        if !may_be_part || !self.has_stored {
+            self.other_sizes.add(it.block_size, it.block_hashes.len() as u64);
+        }
+        if may_be_part { Reason::PartialBlock } else { Reason::BlockSize }
+    }
+
+    /// The size that most blocks have of those that were refused for it, and how many these are.
+    #[must_use]
+    pub fn other_size(&self) -> Option<(u32, u64)> {
+        self.other_sizes.most()
     }
 
     /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
@@ -272,6 +316,11 @@ impl Reader {
         rank: u32,
         tally: &mut Tally,
     ) -> Result<(), Reason> {
+        if it.reused {
+            // A hit of what is known, or of what cannot be known.
+            tally.reused_blocks += it.block_hashes.len() as u64;
+            return Ok(());
+        }
         let tier = it.tier();
         let names = &mut self.scratch.names;
         names.clear();
@@ -343,20 +392,21 @@ impl Reader {
             return Err(Reason::OtherGroup);
         }
         let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
-        let count_copies = self.count_copies && index.config().count_copies;
+        let count_copies = self.count_copies && !it.reused && index.config().count_copies;
         let hybrid = self.hybrid.get_or_insert_with(|| seeded(index, worker, rank));
         hybrid.store_other(it, names, it.tier(), count_copies);
         if self.groups.only_others() && it.block_size > 0 {
             let hybrid = hybrid.clone();
-            self.link_other(it, &hybrid, count_copies);
+            self.link_other(it, &hybrid, count_copies, tally);
         }
         tally.group_events += 1;
         tally.group_blocks += it.block_hashes.len() as u64;
+        tally.reused_blocks += if it.reused { it.block_hashes.len() as u64 } else { 0 };
         Ok(())
     }
 
     /// In models without full attention, the groups that there are have to say what their blocks contain.
-    fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool) {
+    fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool, tally: &mut Tally) {
         let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
         let parent = it.parent.as_ref().map(N::block_hash);
         if it.block_size != self.block_size || !fills {
@@ -365,7 +415,7 @@ impl Reader {
         self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
         let Scratch { names: room, contents } = &mut self.scratch;
         let names = N::block_hashes(&it.block_hashes, room);
-        let salt = salt_of(&self.salts, it, parent, names);
+        let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
         contents.resize(names.len(), 0);
         contents_of(&self.identity, it, salt.as_deref(), contents);
         hybrid.link_other(parent, names, Some(contents));
@@ -373,10 +423,10 @@ impl Reader {
     }
 }
 
-/// The salt of an event's blocks.
-fn salt_of<N>(salts: &Salts, it: &StoredOf<N>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
-    match (&it.salt, parent) {
-        (Some(shown), _) => Some((&**shown).into()),
+/// The salt of an event's blocks, of which the event shows this one.
+fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
+    match (shown, parent) {
+        (Some(shown), _) => Some(shown.into()),
         // A name means one content, salt included, so what is held under it already tells as well.
         (None, Some(parent)) => salts.of(parent).or_else(|| names.first().and_then(|&name| salts.of(name))),
         (None, None) => None,
@@ -399,7 +449,8 @@ fn seeded(index: &mut Changes<'_>, worker: &str, rank: u32) -> Arc<Hybrid> {
 fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
     let lora = it.adapter();
     let space = Space { lora: lora.as_deref(), salt };
-    identity.words_of(&it.tokens, it.block_size as usize, space, &it.extra_keys, contents)
+    let size = it.block_size as usize;
+    identity.words_of(&it.tokens[..contents.len() * size], size, space, &it.extra_keys, contents)
 }
 
 /// For readers that nobody has given one: one for the process, so that a reader costs no memory of its own for it.

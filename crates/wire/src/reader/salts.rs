@@ -46,7 +46,7 @@ impl Salts {
                 *salted = new();
             }
             let copies = &mut salted.copies[tier as usize];
-            *copies = if count_copies { copies.saturating_add(1) } else { 1 };
+            *copies = if count_copies { copies.saturating_add(1) } else { (*copies).max(1) };
         }
     }
 

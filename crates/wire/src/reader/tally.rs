@@ -20,6 +20,12 @@ pub struct Tally {
     pub group_events: u64,
     /// Blocks in the stores among those.
     pub group_blocks: u64,
+    /// Blocks in the stores among them that were hit, not written.
+    pub reused_blocks: u64,
+    /// Stores among them that have a digest of their adapter.
+    pub adapter_digests: u64,
+    /// Digests among those that may be salts.
+    pub unsure_keys: u64,
     /// Blocks in the stores that are called as other blocks were, as far as that was noticed.
     pub collisions: u64,
     /// Events left out, by reason in the order of [`Reason::ALL`].
@@ -63,6 +69,9 @@ impl AddAssign for Tally {
         self.clears += other.clears;
         self.group_events += other.group_events;
         self.group_blocks += other.group_blocks;
+        self.reused_blocks += other.reused_blocks;
+        self.adapter_digests += other.adapter_digests;
+        self.unsure_keys += other.unsure_keys;
         self.collisions += other.collisions;
         for (sum, more) in self.refused.iter_mut().zip(other.refused) {
             *sum += more;

@@ -121,7 +121,8 @@ fn codes_are_stable_and_different() {
             "token_count",
             "no_content",
             "other_group",
-            "index_full"
+            "index_full",
+            "partial_block"
         ]
     );
     for (at, reason) in Reason::ALL.iter().enumerate() {

@@ -157,7 +157,7 @@ class RoundTrip:
             lag = f", events visible after {max(lags):.1f} ms" if lags else ""
             report.add("index", "ok", f"all {wanted} usable blocks of the prompt were found{lag}")
             return
-        if any(stream.refused.get("block_size") for stream in streams):
+        if any(stream.refused.get("block_size") or stream.refused.get("partial_block") for stream in streams):
             given = "set here" if self._config.block_size or one.entry.block_size else "that it announces"
             report.add(
                 "block size",

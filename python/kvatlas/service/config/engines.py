@@ -178,7 +178,7 @@ class Stream(_Entry):
             port of the service (`streams.bind`).
         replay_endpoint: The replay socket, which is asked for lost batches.
         rank: The worker's data-parallel rank.
-        topic: The prefix of the topics to subscribe to, empty for all. With `bind://`, the engine's whole topic.
+        topic: The engine's topic, compared as a whole; empty for any. With `bind://`, empty is a topic like others.
         model: The model, if not the general one.
         block_size: Tokens in a block, if not the general one.
         routing_group: Its routing group, if not the general one.

@@ -19,6 +19,7 @@ from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
 from kvatlas.service.config.engines import Engine, Stream
 from kvatlas.service.discovery.probe import EngineDescription, Prober, Source
+from kvatlas.service.discovery.sizes import EmittedSizes
 from kvatlas.service.native import Native, about_stream, registration
 
 logger = logging.getLogger("kvatlas.discovery")
@@ -225,6 +226,7 @@ class EngineFollower(Follower):
         watcher: Watcher | None = None,
         *,
         registers: bool = True,
+        sizes: EmittedSizes | None = None,
     ) -> None:
         """Make a follower.
 
@@ -236,6 +238,7 @@ class EngineFollower(Follower):
             pace: Tells the seconds between two looks.
             watcher: Is told of the engine, too.
             registers: False if its streams are given by hand, so that what it says of them is of no concern.
+            sizes: The block sizes that events were found to have, shared by the followers of all engines.
         """
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
         self.registers = registers
@@ -244,9 +247,15 @@ class EngineFollower(Follower):
         self.engine = engine
         self._prober = prober
         self._pace = pace
+        self._sizes = EmittedSizes() if sizes is None else sizes
+        self._group = engine.routing_group or config.routing_group
+        # What whoever runs this has set stays.
+        self._is_size_set = bool(engine.block_size or config.block_size)
+        self._said: EngineDescription | None = None  # as the engine describes itself
         self._found: EngineDescription | None = None
         self._registered: dict[int, Source] = {}
         self._light = 0
+        self._other_size: int | None = None
 
     async def look(self) -> EngineDescription | None:
         light, self._light = self._light, 0  # after a failure all is asked anew: the engine may be another one
@@ -255,10 +264,39 @@ class EngineFollower(Follower):
         except DiscoveryError:
             await self._tell(None)
             raise
+        self._said = found or self._said
+        found = await self._with_size(found)
         if found is not None:
             await self._tell(found)
         self._light = light
         return found
+
+    async def _with_size(self, found: EngineDescription | None) -> EngineDescription | None:
+        """What is to be registered, with the block size of the events: that counts for more than what is announced."""
+        if self._said is None or self._is_size_set or not self.registers:
+            return found
+        if self._found is not None:
+            await self._note_size(self._found, self._said)
+        wanted = self._sizes.apply(self._said, self._group)
+        is_other = self._found is not None and self._found.block_size != wanted.block_size
+        return wanted if found is not None or is_other else None
+
+    async def _note_size(self, registered: EngineDescription, said: EngineDescription) -> None:
+        size = await asyncio.to_thread(self.native.other_block_size, self.name)
+        if size is None or size == registered.block_size:
+            return
+        if self._sizes.note((said.model, self._group), size, self.name):
+            logger.warning(
+                "%s: announces blocks of %d tokens, and its events have blocks of %d: %d is taken for model %s",
+                *(self.shown, said.block_size, size, size, said.model),
+            )
+        elif size != self._other_size:
+            logger.warning(
+                "%s: its events have blocks of %d tokens, and those of other engines of model %s have %d: give it a "
+                "routing group of its own",
+                *(self.shown, size, said.model, registered.block_size),
+            )
+        self._other_size = size
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
         if self.registers:
@@ -270,6 +308,7 @@ class EngineFollower(Follower):
 
     async def left(self) -> None:
         await super().left()
+        self._sizes.forget(self.name)
         if self._watcher is not None:
             await asyncio.to_thread(self._watcher.left, self.engine)
 
@@ -299,7 +338,7 @@ class EngineFollower(Follower):
                 endpoint=source.endpoint,
                 model=found.model,
                 block_size=found.block_size,
-                routing_group=self.engine.routing_group or self.config.routing_group,
+                routing_group=self._group,
                 rank=rank,
                 replay_endpoint=source.replay_endpoint,
                 topic=source.topic,

@@ -15,6 +15,7 @@ from kvatlas.service.config.toml import parse_toml
 from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower, Watcher
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
+from kvatlas.service.discovery.sizes import EmittedSizes
 from kvatlas.service.native import Native
 
 logger = logging.getLogger("kvatlas.discovery")
@@ -82,6 +83,7 @@ class Discovery:
             self._content = self._seen = _read(self._file)
             self._listed = read_engines(self._content, self._file, config)
         self._followers: dict[Name, tuple[Entry, Follower, asyncio.Task[None]]] = {}
+        self._sizes = EmittedSizes()
         self._leaving: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
 
@@ -170,7 +172,9 @@ class Discovery:
             if self.watcher is not None:
                 self.watcher.listed(entry, by_hand)
             follower = EngineFollower(
-                self._native, self._config, prober, entry, self.pace, self.watcher, registers=not by_hand
+                *(self._native, self._config, prober, entry, self.pace, self.watcher),
+                registers=not by_hand,
+                sizes=self._sizes,
             )
         else:
             follower = StreamFollower(self._native, self._config, entry)

@@ -1,0 +1,133 @@
+//! Belief in what the index says that workers hold: less than all of it, where their own reports have said so.
+
+use crate::candidates::Candidates;
+use crate::router::fleet::Fleet;
+use crate::router::outcome::WorkerId;
+
+/// Share of its known blocks that a worker is expected to take from its cache.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct Belief {
+    /// Blocks that the worker computes anew at the end of what it holds, each time: engines with a drafting head may
+    /// drop the last block that matches.
+    pub shortfall: u32,
+    /// Share of the others that it is expected to have, 0 to 1.
+    pub share: f64,
+}
+
+impl Default for Belief {
+    fn default() -> Self {
+        Self { shortfall: 0, share: 1.0 }
+    }
+}
+
+impl Belief {
+    /// Returns the blocks that are expected to be taken from a cache which holds so many, of a prompt of which so many can be.
+    #[must_use]
+    pub fn expected(&self, held: u32, usable: u32) -> u32 {
+        let rest = held.min(usable).saturating_sub(self.shortfall);
+        (f64::from(rest) * self.share.clamp(0.0, 1.0)).floor() as u32
+    }
+}
+
+/// Beliefs by worker, and what the index said of those that are doubted.
+#[derive(Debug, Default)]
+pub(super) struct Beliefs {
+    all: Vec<Belief>,
+    /// Number of workers that are doubted.
+    doubted: usize,
+    /// Blocks on the device and on any tier, before they were doubted.
+    held: Vec<(u32, u32)>,
+}
+
+impl Beliefs {
+    pub(super) fn set(&mut self, id: WorkerId, belief: Belief) {
+        let at = id.0 as usize;
+        if self.all.len() <= at {
+            self.all.resize_with(at + 1, Belief::default);
+        }
+        let before = std::mem::replace(&mut self.all[at], belief);
+        let is_doubted = |belief: Belief| usize::from(belief != Belief::default());
+        self.doubted = self.doubted + is_doubted(belief) - is_doubted(before);
+    }
+
+    /// Lowers what rows say that workers hold, of a prompt of which so many blocks can be taken from a cache.
+    pub(super) fn doubt(&mut self, rows: &mut Candidates, usable: u32) {
+        self.held.clear();
+        if self.doubted == 0 {
+            return;
+        }
+        self.held.extend(rows.device_blocks.iter().copied().zip(rows.any_blocks.iter().copied()));
+        for (at, belief) in self.all.iter().enumerate().filter(|(_, belief)| **belief != Belief::default()) {
+            let columns =
+                [&mut rows.device_blocks, &mut rows.host_blocks, &mut rows.any_blocks, &mut rows.predicted_blocks];
+            for column in columns {
+                if let Some(blocks) = column.get_mut(at) {
+                    *blocks = belief.expected(*blocks, usable);
+                }
+            }
+        }
+    }
+
+    /// The blocks that the index said a worker holds on its device and on any tier.
+    pub(super) fn held(&self, rows: &Candidates, worker: u32) -> (u32, u32) {
+        let at = worker as usize;
+        self.held.get(at).copied().unwrap_or_else(|| (rows.device_blocks[at], rows.any_blocks[at]))
+    }
+}
+
+impl super::Router {
+    /// Says how much of what the index says of a worker is believed.
+    pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
+        if self.fleet.slot(worker).is_some() {
+            self.fleet.beliefs.set(worker, belief);
+        }
+    }
+}
+
+impl Fleet {
+    /// Blocks that the index said a worker holds of the last prompt, where all of them are on its device.
+    pub(super) fn held_on_device(&self, worker: u32) -> Option<u32> {
+        let (device, any) = self.beliefs.held(self.rows(), worker);
+        (device == any).then_some(device)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::{Belief, Config, Depth, Depths, Options, Outcome, Request, Router, by_name};
+
+    fn placed(router: &mut Router, tokens: u32) -> crate::Decision {
+        let hashes: Vec<u64> = (0..u64::from(tokens / 16)).collect();
+        let request = Request { tokens, block_size: 16, content_hashes: &hashes, ..Request::default() };
+        let mut depths = Depths::unknown();
+        depths.begin();
+        depths.set(0, Depth { device: 8, host: 8, any: 8 });
+        let Outcome::Placed(decision) = router.choose(&request, &depths, 0.0) else { unreachable!() };
+        router.fail(decision.id, 0.0);
+        decision
+    }
+
+    #[test]
+    fn what_is_expected_is_what_is_believed_and_what_is_held_is_kept() {
+        let mut router = Router::new(Config::default(), by_name("random", Options::default(), 0).unwrap());
+        let worker = router.add_worker("a", 0, 1.0, 0.0);
+        let expected = |router: &mut Router, tokens| {
+            let decision = placed(router, tokens);
+            (decision.cached_tokens / 16, decision.held_blocks)
+        };
+        assert_eq!(expected(&mut router, 200), (8, Some(8)));
+        router.set_belief(worker, Belief { shortfall: 1, share: 1.0 });
+        assert_eq!(expected(&mut router, 200), (7, Some(8)));
+        // The last block that can be used is the one that is dropped.
+        assert_eq!(expected(&mut router, 96), (4, Some(5)));
+        router.set_belief(worker, Belief { shortfall: 0, share: 0.5 });
+        assert_eq!(expected(&mut router, 200), (4, Some(8)));
+        router.set_belief(worker, Belief::default());
+        assert_eq!(expected(&mut router, 200), (8, Some(8)));
+        // Whoever has its number next is believed.
+        router.set_belief(worker, Belief { shortfall: 3, share: 0.0 });
+        router.remove_worker(worker, 0.0);
+        assert_eq!(router.add_worker("b", 0, 1.0, 0.0), worker);
+        assert_eq!(expected(&mut router, 200), (8, Some(8)));
+    }
+}
