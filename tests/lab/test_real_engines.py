@@ -130,7 +130,7 @@ def test_versions_have_releases() -> None:
 
 @pytest.mark.parametrize(("product", "version"), [("vLLM", "0.33.0"), ("SGLang", "0.5.23")])
 def test_the_newest_engines_are_installed_from_versions_that_go_together(product: Product, version: str) -> None:
-    """What they ask for has no upper bounds, so that they could not be installed after another package's release."""
+    """Engines ask for packages without upper bounds, so they could not be installed after a release of one."""
     pins = pinned(product, version)
     assert pins is not None
     versions = dict(pin.split("==") for pin in pins)

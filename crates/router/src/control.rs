@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use kvatlas_routing::Load;
 use serde_json::Value;
@@ -49,6 +49,7 @@ pub(crate) async fn run(app: Arc<App>) {
         }
         trust(&app, &engines);
         engines.iter().for_each(|engine| condition::look(app.service.as_ref(), engine));
+        app.prompts.unread.look(Instant::now());
         tokio::time::sleep(TICK).await;
     }
 }
@@ -137,6 +138,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             }
             app.tokens.forget(&engine);
             if well {
+                engine.side_routes.forget();
                 app.places.is_back();
             }
         }
@@ -159,6 +161,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             let asked = tokio::time::timeout(health.timeout, kind(&engine)).await;
             if let Ok(Some(kind)) = asked {
                 engine.kind.store(Some(Arc::new(kind)));
+                engine.side_routes.forget();
                 app.fleet.compare_dialects();
                 app.places.is_back();
                 knows_kind = true;

@@ -103,7 +103,7 @@ pub(crate) struct Counts {
     /// Requests that got no answer and were not sent again, by [`GIVEN_UP`].
     pub(crate) given_up: [AtomicU64; GIVEN_UP.len()],
     /// Requests that were taken apart, by what prefill came to.
-    pub(crate) handovers: [AtomicU64; 3],
+    pub(crate) handovers: [AtomicU64; 4],
     /// Requests that were sent to a second engine, by [`HEDGES`].
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
     /// Requests that are at two engines now.

@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, HealthState};
+use crate::engine::{Engine, HealthState, Turn};
 use crate::error::Error;
 use crate::lock;
 
@@ -33,6 +33,14 @@ pub(crate) struct Dialects {
     pub(crate) others: Vec<Dialect>,
 }
 
+/// The engines to ask about a prompt.
+pub(crate) struct ToAsk {
+    /// The one with the fewest requests of those whose route is of use.
+    pub(crate) now: Option<Arc<Engine>>,
+    /// Engines that are asked beside the request, to see whether their route is of use again.
+    pub(crate) due: Vec<Arc<Engine>>,
+}
+
 /// The one that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
@@ -47,6 +55,13 @@ pub(crate) struct FleetChange {
     pub(crate) added: Arc<Engine>,
     /// The engine of that name that it replaces.
     pub(crate) replaced: Option<Arc<Engine>>,
+}
+
+impl ToAsk {
+    /// True if there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.now.is_none() && self.due.is_empty()
+    }
 }
 
 impl Fleet {
@@ -118,12 +133,33 @@ impl Fleet {
     /// An engine that serves a model, prepares its chats in this way and is up: the one with the fewest requests.
     pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
-        let serving = engines.iter().filter(|engine| {
-            engine.dialect() == dialect
-                && engine.health.standing() == HealthState::Up
-                && model.is_none_or(|model| engine.models.load().serves(model))
-        });
+        let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
         serving.min_by_key(|engine| engine.counts.in_flight.load(Relaxed)).cloned()
+    }
+
+    /// The one of these engines to ask at a path, if it is not `other`, and those whose route there is due to be tried.
+    pub(crate) fn to_ask(
+        &self,
+        model: Option<&str>,
+        dialect: Dialect,
+        path: &str,
+        other: Option<&Arc<Engine>>,
+    ) -> ToAsk {
+        let engines = self.engines.load();
+        let mut best: Option<(usize, &Arc<Engine>)> = None;
+        let mut due = Vec::new();
+        for engine in engines.iter().filter(|engine| engine.prepares(model, dialect)) {
+            if other.is_some_and(|other| Arc::ptr_eq(engine, other)) {
+                continue;
+            }
+            let in_flight = engine.counts.in_flight.load(Relaxed);
+            match engine.side_routes.of(path).turn() {
+                Turn::Now if best.is_none_or(|(fewest, _)| in_flight < fewest) => best = Some((in_flight, engine)),
+                Turn::Trial => due.push(engine.clone()),
+                Turn::Now | Turn::No => {}
+            }
+        }
+        ToAsk { now: best.map(|(_, engine)| engine.clone()), due }
     }
 
     /// True if prefill has engines of its own.

@@ -61,6 +61,7 @@ mod server;
 mod sessions;
 mod state;
 mod ui;
+mod unread;
 
 pub use config::Config;
 pub use error::Error;

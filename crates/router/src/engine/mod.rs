@@ -14,6 +14,7 @@ mod pool;
 mod questions;
 mod recent;
 mod reported;
+mod side_route;
 
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
@@ -42,6 +43,7 @@ pub(crate) use self::pool::Pool;
 pub(crate) use self::questions::{ask, get, whole};
 pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::loads;
+pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
@@ -55,8 +57,8 @@ pub struct Engine {
     pub address: Address,
     /// The engine's settings.
     pub config: EngineConfig,
-    /// True once the engine has said that it renders no Messages and Responses.
-    pub(crate) lacks_render: AtomicBool,
+    /// The routes at which the engine is asked about prompts.
+    pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
     /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
@@ -148,7 +150,7 @@ impl Engine {
         let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
-            lacks_render: AtomicBool::new(false),
+            side_routes: Arc::default(),
             models: ArcSwap::from_pointee(models),
             is_known,
             kind: ArcSwapOption::empty(),
@@ -192,7 +194,7 @@ impl Engine {
         self.refused = Mutex::new(lock(&old.refused).clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
-        self.lacks_render.store(old.lacks_render.load(Relaxed), Relaxed);
+        self.side_routes = old.side_routes.clone();
         if self.config.models.is_empty() && old.config.models.is_empty() {
             self.models.store(old.models.load_full());
             self.is_known.store(old.is_known.load(Relaxed), Relaxed);
@@ -211,6 +213,15 @@ impl Engine {
             (None, Some(kind)) if kind.handover == handover => kind.dialect,
             (version, _) => Dialect::of(handover.kind(), version.as_deref()),
         }
+    }
+
+    /// True if it can be asked what its like make of prompts for a model: it is up, prepares chats in this way, and does
+    /// more than computing prompts.
+    pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
+        self.config.role != Role::Prefill
+            && self.dialect() == dialect
+            && self.health.standing() == HealthState::Up
+            && model.is_none_or(|model| self.models.load().serves(model))
     }
 
     /// True if it calls images by the `uuid` that a request has for them, by the version that it says it is, or that it is
@@ -241,11 +252,6 @@ impl Engine {
     pub(crate) async fn new_connection(&self) -> Result<Connection, Fault> {
         self.counts.connections.fetch_add(1, Relaxed);
         Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
-    }
-
-    /// True if the engine does such work.
-    pub(crate) fn does(&self, role: Role) -> bool {
-        self.config.role == role || self.config.role == Role::Both || role == Role::Both
     }
 
     /// Notes that a request goes to the engine.

@@ -6,32 +6,31 @@ use std::time::Duration;
 use hyper::StatusCode;
 use kvatlas_routing as core;
 
-use crate::config::Role;
+use crate::config::Handover;
 use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
+use super::Task;
+
 /// The ranks of engines that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
     known: &RequestFacts,
-    role: Role,
+    task: Task,
     tried: &[Arc<Engine>],
 ) -> Result<Vec<core::WorkerId>, Refusal> {
     let engines = fleet.engines();
     let model = known.model.as_deref();
     let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
-    let serves = |engine: &Engine| {
-        may(engine) && engine.does(role) && model.is_none_or(|model| engine.models.load().serves(model))
-    };
+    let has_model = |engine: &Engine| model.is_none_or(|model| engine.models.load().serves(model));
+    let serves = |engine: &Engine| may(engine) && engine.is_for(task) && has_model(engine);
     let with = |standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         let mut failing: Vec<core::WorkerId> = Vec::new();
         for engine in engines.iter().filter(|engine| serves(engine) && standing(engine.health.standing())) {
-            let is_part = role != Role::Both && engine.config.role != Role::Both;
-            let can_hand_over = !is_part || engine.handover().is_some();
-            if can_hand_over && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
+            if engine.can_do(task) && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
                 let of = if engine.recent.is_failing() { &mut failing } else { &mut ids };
                 of.extend(engine.ids.get().into_iter().flatten());
             }
@@ -54,6 +53,11 @@ pub(super) fn candidates(
     }
     let serving = || engines.iter().filter(|engine| serves(engine));
     if serving().next().is_none() {
+        if engines.iter().any(|engine| may(engine) && has_model(engine)) {
+            let message = "all engines that could take this request only compute prompts (prefill) or only go on from \
+                           them (decode), and the other half is missing: add engines of that role, or some that do both";
+            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_pair", message));
+        }
         return Err(match model {
             Some(model) if !engines.is_empty() => {
                 let shown: String = model.chars().take(128).collect();
@@ -62,6 +66,11 @@ pub(super) fn candidates(
             }
             _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_engines", "the router has no engines"),
         });
+    }
+    // Engines that are being asked what they are may turn out to be able to.
+    let is_sglang = |engine: &Arc<Engine>| engine.handover() == Some(Handover::Sglang);
+    if task == Task::Alone && serving().all(|engine| !engine.can_do(task) && is_sglang(engine)) {
+        return Err(cannot_be_split());
     }
     let pause = serving().map(|engine| engine.health.busy_for()).filter(|pause| !pause.is_zero()).min();
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
@@ -74,6 +83,14 @@ pub(super) fn keeper(fleet: &Fleet, known: &RequestFacts) -> Option<core::Worker
         return None;
     }
     engine.ids.get()?.first().copied()
+}
+
+/// Makes the refusal that a client gets whose request SGLang's pairs of engines cannot share, where there are no others.
+fn cannot_be_split() -> Refusal {
+    let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
+                   chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
+                   conversation (no previous_response_id). Add an engine that does both (--engine) for other requests";
+    Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
 /// Makes the refusal that a client gets when the decision core places its request nowhere.

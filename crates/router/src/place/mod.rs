@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `candidates.rs` | who may take a request |
+//! | `candidates.rs`, `task.rs` | who may take a request |
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
 //! | `holding.rs` | which engines hold a prompt |
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
@@ -16,6 +16,7 @@ mod engines;
 mod holding;
 mod life;
 mod placement;
+mod task;
 mod waiter;
 mod waiting;
 
@@ -42,6 +43,7 @@ use waiter::Waiter;
 
 pub(crate) use choose::Outlook;
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
+pub(crate) use task::Task;
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;

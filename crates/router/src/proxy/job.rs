@@ -18,10 +18,9 @@ use super::leg::{DecodeFailure, Verdict, beside_prefill};
 use super::token_bodies;
 use crate::answer::Answer;
 use crate::app::App;
-use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head};
 use crate::observe::{AnswerFormat, Observer};
-use crate::place::Placement;
+use crate::place::{Placement, Task};
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
@@ -36,7 +35,9 @@ pub(super) struct Job<'a> {
     pub(super) body: Bytes,
     pub(super) known: RequestFacts,
     pub(super) reading: AnswerFormat,
-    pub(super) split: bool,
+    pub(super) task: Task,
+    /// True if vLLM goes on from another engine's blocks for such a request.
+    pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
     pub(super) is_response: bool,
     pub(super) arrived: Instant,
@@ -50,36 +51,46 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, arrived } = self;
-        let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
+        let Self { app, shard, outgoing, body, known, reading, task, takes_over, forwards_ids, is_response, arrived } =
+            self;
+        let (app, shard, forwards_ids, arrived) = (*app, *shard, *forwards_ids, *arrived);
+        let mut task = *task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
+        let mut unpaired: Option<Refusal> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
             why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
-            let role = if split { Role::Decode } else { Role::Both };
-            let placement = match app.places.choose(app, shard, known, role, attempts.tried()).await {
+            let placement = match app.places.choose(app, shard, known, task, attempts.tried()).await {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
                 // Why the last one failed says more than that there is no other.
                 Err(refusal) => {
+                    let refusal = unpaired.unwrap_or(refusal);
                     return Err(last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last)));
                 }
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
             let mut flight = Flight::new(app.clone(), placement, arrived);
-            let prepared = if split && flight.placement().uncached(known) > app.config.decode_alone {
-                let prepared =
-                    handover::prepare(app, shard, outgoing, body, known, &engine, arrived, &mut attempts).await;
-                app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
-                prepared
-            } else {
-                PrefillState::Alone
+            let prefill_by = match task {
+                Task::Generate => {
+                    handover::prefill_by(app, &engine, *takes_over, || flight.placement().uncached(known))
+                }
+                _ => None,
             };
-            if forwards_ids && !matches!(prepared, PrefillState::Alone) {
+            let prepared = match prefill_by {
+                Some(by) => {
+                    let prepared =
+                        handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts).await;
+                    app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+                    prepared
+                }
+                None => PrefillState::Alone,
+            };
+            if forwards_ids && matches!(prepared, PrefillState::Body(_) | PrefillState::Meanwhile(..)) {
                 app.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
@@ -87,6 +98,13 @@ impl Job<'_> {
                 PrefillState::Alone => (body.clone(), None),
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
+                PrefillState::Refused(refusal) => {
+                    flight.note_refusal_elsewhere();
+                    // Without a prefill engine, only one that does both can take it.
+                    task = Task::Alone;
+                    unpaired = Some(refusal);
+                    continue;
+                }
             };
             // What goes wrong at a prefill engine is not the decode engine's fault.
             let awaited = prefill.as_ref().map(|leg| leg.engine.clone());
