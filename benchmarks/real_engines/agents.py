@@ -23,6 +23,9 @@ TEMPLATE = (
 SCHEMA = {"type": "object", "properties": {"path": {"type": "string"}}, "required": ["path"]}
 BILLING = "x-anthropic-billing-header: cc_version=2.1.197; cc_entrypoint=cli; cch={seed};"
 
+ENGINE = "tokens by the engine"  # the router's default
+OWN = "tokens by the router"
+
 Step = tuple[str, str, str, str]  # what is asked, the path that a tool is called with, its answer, what is said then
 
 
@@ -33,8 +36,8 @@ def write(place: Path) -> Path:
     return model.write(place, model.PLAIN, {"tokenizer_config.json": tokenizer})
 
 
-def sessions(prober: RoutedProber, server: Server, seed: int) -> None:
-    """A few sessions in each form, of which each turn goes on from the one before."""
+def sessions(prober: RoutedProber, server: Server, seed: int, how: str) -> None:
+    """A few sessions in each form, of which each turn goes on from the one before. `how` the router reads them."""
     random_ = random.Random(seed)
 
     def words(most: int) -> str:
@@ -51,8 +54,8 @@ def sessions(prober: RoutedProber, server: Server, seed: int) -> None:
             for turn in range(4):
                 steps.append((words(90), f"src/{words(20)}.py", words(120), words(60)))
                 path, body = form(steps, session)
-                prober.posted(name, server, path, {"model": MODEL, **body}, stream=turn % 2 == 1)
-            prober.posted(name, server, path, {"model": MODEL, **body}, stream=False)
+                prober.posted(f"{name}, {how}", server, path, {"model": MODEL, **body}, stream=turn % 2 == 1)
+            prober.posted(f"{name}, {how}", server, path, {"model": MODEL, **body}, stream=False)
 
 
 def chat(steps: list[Step], session: int) -> tuple[str, dict[str, Any]]:

@@ -31,7 +31,6 @@ TRIES = 5  # two engines serve the model
 TEXT = "The quick brown fox jumps over the lazy dog, and then does it again. "
 LONG = TEXT * 12
 CHAT = [{"role": "user", "content": LONG}]
-ASK_ENGINES = "engine"  # the router's default tokenizer
 
 
 @dataclass(frozen=True)
@@ -310,7 +309,7 @@ class Complaints:
         return f"Story number {self._unique}. {LONG}"
 
     def _router(self, *flags: str) -> Front:
-        return Front(self._servers, ASK_ENGINES, self._logs, flags)
+        return Front(self._servers, self._logs, flags=flags)
 
     def _wait(self, true: Callable[[], bool], what: str, *, fails: bool = True) -> None:
         end = time.monotonic() + PATIENCE

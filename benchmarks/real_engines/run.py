@@ -112,21 +112,23 @@ class Run:
             return
         seeing = vision.write(self.home / "models" / "vision")
         setup = Setup(seeing, self._loopback)
-        with self._fleet({"v": setup, "w": setup}) as (_prober, servers), Front(servers, seeing, self._logs) as front:
+        with self._fleet({"v": setup, "w": setup}) as (_prober, servers), Front(servers, self._logs, seeing) as front:
             routed = RoutedProber(front, self._log)
             routed.samples = self.outcome.samples
             vision.chats(routed, front, self.seed + 50)
 
     def agents(self) -> None:
-        """Two engines of a model that calls tools, and the router in front of them."""
+        """Two engines of a model that calls tools, and the router in front of them: as it is, then with a tokenizer."""
         if self.engine.product != "vLLM":
             return
         calling = agents.write(self.home / "models" / "agents")
         setup = Setup(calling, self._loopback, flags=agents.FLAGS)
-        with self._fleet({"t": setup, "u": setup}) as (_prober, servers), Front(servers, calling, self._logs) as front:
-            routed = RoutedProber(front, self._log)
-            routed.samples = self.outcome.samples
-            agents.sessions(routed, front, self.seed + 60)
+        with self._fleet({"t": setup, "u": setup}) as (_prober, servers):
+            for number, (how, tokenizer) in enumerate(((agents.ENGINE, None), (agents.OWN, calling))):
+                with Front(servers, self._logs, tokenizer) as front:
+                    routed = RoutedProber(front, self._log)
+                    routed.samples = self.outcome.samples
+                    agents.sessions(routed, front, self.seed + 60 + number, how)
 
     def complaints(self) -> None:
         """Faults that were reported of routers: two engines of one model, and one of another name."""
@@ -147,7 +149,7 @@ class Run:
                 "the router was left out: it is started with URLs alone, and this engine does not tell its sockets"
             )
             return
-        front = Front(servers, self._plain, self._logs)
+        front = Front(servers, self._logs)
         front.start()
         try:
             routed = RoutedProber(front, self._log)

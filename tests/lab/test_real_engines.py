@@ -6,12 +6,13 @@ import dataclasses
 import json
 import struct
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from benchmarks.real_engines import model, report
 from benchmarks.real_engines.compare import IN_FLIGHT, NOT_SURE, PARTIAL, UNEXPLAINED, UPPER_BOUND, Sample, tally
 from benchmarks.real_engines.complaints import Row
-from benchmarks.real_engines.install import release
+from benchmarks.real_engines.install import CannotInstall, Product, interpreter, pinned, release
 from benchmarks.real_engines.run import Outcome
 
 SURE = Sample("turns", "a", prompt=96, block_size=32, held=96, cached=64)
@@ -125,3 +126,32 @@ def test_the_tokenizer_has_a_token_for_each_byte(tmp_path: Path) -> None:
 
 def test_versions_have_releases() -> None:
     assert release("0.11.0.post2") == (0, 11)
+
+
+@pytest.mark.parametrize(("product", "version"), [("vLLM", "0.33.0"), ("SGLang", "0.5.23")])
+def test_the_newest_engines_are_installed_from_versions_that_go_together(product: Product, version: str) -> None:
+    """Engines ask for packages without upper bounds, so they could not be installed after a release of one."""
+    pins = pinned(product, version)
+    assert pins is not None
+    versions = dict(pin.split("==") for pin in pins)
+    assert len(versions) == len(pins) > 100
+    assert {"torch", "transformers", "fastapi", "pyzmq"} <= {name.lower() for name in versions}
+    if "torchvision" in versions:  # releases of both go together: 2.13 and 0.28, 2.14 and 0.29
+        torch, vision = (int(versions[name].split(".")[1]) for name in ("torch", "torchvision"))
+        assert vision == torch + 15
+    assert pinned(product, "0.0.1") is None
+
+
+def test_a_python_that_only_prints_an_error_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A version manager puts scripts on the PATH for versions that are not chosen."""
+    broken, works = tmp_path / "broken", tmp_path / "works"
+    for folder, script in ((broken, "echo 'python3.12: command not found' >&2; exit 127"), (works, "exit 0")):
+        folder.mkdir()
+        (folder / "python3.12").write_text(f"#!/bin/sh\n{script}\n", encoding="utf-8")
+        (folder / "python3.12").chmod(0o755)
+    monkeypatch.setattr("benchmarks.real_engines.install.sys.version_info", SimpleNamespace(major=3, minor=9))
+    monkeypatch.setenv("PATH", f"{broken}:{works}")
+    assert interpreter() == str(works / "python3.12")
+    monkeypatch.setenv("PATH", str(broken))
+    with pytest.raises(CannotInstall, match="found, but not running"):
+        interpreter()

@@ -25,8 +25,14 @@ impl Engine {
     }
 }
 
-/// The path to send it to.
+/// The path at which engines tell the tokens of a text or a chat.
 pub const TOKENIZE_PATH: &str = "/tokenize";
+
+/// The path at which vLLM renders a request of Messages itself, if it was started so.
+pub const MESSAGES_RENDER_PATH: &str = "/v1/messages/render";
+
+/// The path at which it renders one of Responses.
+pub const RESPONSES_RENDER_PATH: &str = "/v1/responses/render";
 
 /// A request for the tokens of a prompt, to be sent to an engine.
 #[derive(Debug, PartialEq, Eq)]
@@ -92,8 +98,18 @@ impl Question {
         }
     }
 
-    /// The question that has the engine render the request itself, as vLLM can for those of Messages and Responses; none
-    /// for others.
+    /// The path at which engines of a dialect render such requests themselves: vLLM can for those of Messages and
+    /// Responses.
+    #[must_use]
+    pub fn render_path(endpoint: Endpoint, dialect: Dialect) -> Option<&'static str> {
+        match endpoint {
+            Endpoint::Messages if dialect.is_vllm() => Some(MESSAGES_RENDER_PATH),
+            Endpoint::Responses if dialect.is_vllm() => Some(RESPONSES_RENDER_PATH),
+            _ => None,
+        }
+    }
+
+    /// The question that has the engine render the request itself; none if it renders no such requests.
     ///
     /// # Errors
     ///
@@ -103,11 +119,7 @@ impl Question {
         dialect: Dialect,
         model: Option<&str>,
     ) -> Result<Option<Self>, PromptFailure> {
-        let path = match request.endpoint {
-            Endpoint::Messages if dialect.is_vllm() => "/v1/messages/render",
-            Endpoint::Responses if dialect.is_vllm() => "/v1/responses/render",
-            _ => return Ok(None),
-        };
+        let Some(path) = Self::render_path(request.endpoint, dialect) else { return Ok(None) };
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(PromptFailure::Stored);

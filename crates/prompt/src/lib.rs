@@ -47,7 +47,7 @@ mod turns;
 
 pub use dialect::{Dialect, Engine};
 pub use endpoint::Endpoint;
-pub use engine::{Question, TOKENIZE_PATH, tokenize_answer};
+pub use engine::{MESSAGES_RENDER_PATH, Question, RESPONSES_RENDER_PATH, TOKENIZE_PATH, tokenize_answer};
 pub use error::Error;
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
 pub use pictures::{Picture, PictureScope, Pictures};

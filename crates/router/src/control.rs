@@ -55,6 +55,7 @@ pub(crate) async fn run(app: Arc<App>) {
         trust(&app, &engines);
         app.places.no_engine.look();
         engines.iter().for_each(|engine| condition::look(app.service.as_ref(), engine));
+        app.prompts.unread.look(Instant::now());
         tokio::time::sleep(TICK).await;
     }
 }
@@ -160,6 +161,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 app.tokens.forget(&engine);
             }
             if well {
+                engine.side_routes.forget();
                 app.places.is_back();
             }
         }
@@ -184,6 +186,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             let asked = tokio::time::timeout(health.timeout, kind(&engine)).await;
             if let Ok(Some(kind)) = asked {
                 engine.kind.store(Some(Arc::new(kind)));
+                engine.side_routes.forget();
                 app.fleet.compare_dialects();
                 app.places.is_back();
                 knows_kind = true;

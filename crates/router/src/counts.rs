@@ -107,7 +107,7 @@ pub(crate) struct Counts {
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
     pub(crate) broken_lines: LogBudget,
     /// Requests that were taken apart, by what prefill came to.
-    pub(crate) handovers: [AtomicU64; 3],
+    pub(crate) handovers: [AtomicU64; 4],
     /// Requests that were sent to a second engine, by [`HEDGES`].
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
     /// Requests that are at two engines now.

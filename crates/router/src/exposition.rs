@@ -88,7 +88,7 @@ impl Scrape {
         for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
             count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
         }
-        let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, at the same time, or not at all";
+        let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, meanwhile (at the same time), or not (alone); refused: SGLang's decode engines do nothing without one";
         let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
         for (how, count) in PREPARED.iter().zip(&counts.handovers) {
             count_of(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
@@ -163,6 +163,14 @@ impl Scrape {
                 count_of(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
             }
         }
+        let help = "Prompts that the router looked at to learn what is cached of them, by kind of request";
+        let mut family = describe(encoder, "prompts_looked_at", help, MetricType::Counter)?;
+        for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.prompts.unread.all) {
+            count_of(&mut family, &[("endpoint", endpoint.word())], count.load(Relaxed))?;
+        }
+        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, too_long";
+        let mut family = describe(encoder, "prompts_unread_share", help, MetricType::Gauge)?;
+        family.encode_gauge(&self.0.prompts.unread.share())?;
         let help =
             "Prompts tokenized once more, as engines of another kind or version make another prompt of the request";
         let mut family = describe(encoder, "prompts_again", help, MetricType::Counter)?;
@@ -340,6 +348,15 @@ impl Scrape {
         for engine in engines.iter() {
             for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
                 count_of(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Questions about prompts to an engine, by path and result: tokens; refused (the engine lacks the route, or does not let the router use it), rejected (it does not take this request), failed, or late; a route that was refused, late or failed several times is left alone for 10 seconds";
+        let mut family = describe(encoder, "engine_prompt_questions", help, MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (path, route) in engine.side_routes.all() {
+                for (result, count) in route.outcomes() {
+                    count_of(&mut family, &[("engine", &*engine.name), ("path", path), ("result", result)], count)?;
+                }
             }
         }
         let mut family = describe(

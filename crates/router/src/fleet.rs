@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, HealthState, Serving};
+use crate::engine::{Engine, HealthState, Serving, Turn};
 use crate::error::Error;
 use crate::lock;
 
@@ -33,6 +33,14 @@ pub(crate) struct Dialects {
     pub(crate) others: Vec<Dialect>,
 }
 
+/// The engines to ask about a prompt.
+pub(crate) struct ToAsk {
+    /// The one with the fewest requests of those whose route is of use.
+    pub(crate) now: Option<Arc<Engine>>,
+    /// Engines that are asked beside the request, to see whether their route is of use again.
+    pub(crate) due: Vec<Arc<Engine>>,
+}
+
 /// The one that adds an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
@@ -47,6 +55,13 @@ pub(crate) struct FleetChange {
     pub(crate) added: Arc<Engine>,
     /// The engine of that name that it replaces.
     pub(crate) replaced: Option<Arc<Engine>>,
+}
+
+impl ToAsk {
+    /// True if there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.now.is_none() && self.due.is_empty()
+    }
 }
 
 impl Fleet {
@@ -117,14 +132,40 @@ impl Fleet {
     /// An engine that serves a model, prepares its chats in this way and is up: the one with the fewest requests.
     pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
-        let serving = engines.iter().filter(|engine| {
-            engine.dialect() == dialect
-                && engine.health.standing() == HealthState::Up
-                && engine.models.load().may_serve(model)
-        });
+        let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
         // One that lists the model, where there is one.
-        let is_sure = |engine: &Engine| model.is_none_or(|it| engine.models.load().serving(it) == Serving::Listed);
-        serving.min_by_key(|engine| (!is_sure(engine), engine.counts.in_flight.load(Relaxed))).cloned()
+        serving.min_by_key(|engine| (!engine.lists(model), engine.counts.in_flight.load(Relaxed))).cloned()
+    }
+
+    /// Returns the name by which engines of a dialect know a model that clients call by another one.
+    pub(crate) fn own_name(&self, model: &str, dialect: Dialect) -> Option<String> {
+        let engine = self.one_for(Some(model), dialect)?;
+        engine.models.load().own_name(model).map(str::to_owned)
+    }
+
+    /// The one of these engines to ask at a path, if it is not `other`, and those whose route there is due to be tried.
+    pub(crate) fn to_ask(
+        &self,
+        model: Option<&str>,
+        dialect: Dialect,
+        path: &str,
+        other: Option<&Arc<Engine>>,
+    ) -> ToAsk {
+        let engines = self.engines.load();
+        let mut best: Option<((bool, usize), &Arc<Engine>)> = None;
+        let mut due = Vec::new();
+        for engine in engines.iter().filter(|engine| engine.prepares(model, dialect)) {
+            if other.is_some_and(|other| Arc::ptr_eq(engine, other)) {
+                continue;
+            }
+            let order = (!engine.lists(model), engine.counts.in_flight.load(Relaxed));
+            match engine.side_routes.of(path).turn() {
+                Turn::Now if best.is_none_or(|(first, _)| order < first) => best = Some((order, engine)),
+                Turn::Trial => due.push(engine.clone()),
+                Turn::Now | Turn::No => {}
+            }
+        }
+        ToAsk { now: best.map(|(_, engine)| engine.clone()), due }
     }
 
     /// True if prefill has engines of its own.

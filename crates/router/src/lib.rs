@@ -63,6 +63,7 @@ mod server;
 mod sessions;
 mod state;
 mod ui;
+mod unread;
 
 pub use config::Config;
 pub use error::Error;

@@ -20,6 +20,7 @@ use crate::media::{MediaTokens, ModelMedia};
 use crate::request_facts::{DialectBlocks, RequestFacts, estimate};
 use crate::salts::Salts;
 use crate::sessions::BodyNames;
+use crate::unread::UnreadPrompts;
 
 /// The word that a configuration has instead of a tokenizer to have engines asked.
 const ENGINE: &str = "engine";
@@ -52,6 +53,10 @@ pub(crate) struct Prompts {
     helpers: Semaphore,
     /// Prompts without tokens, by [`Endpoint::ALL`] and [`PromptFailure::ALL`].
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
+    /// Prompts that could not be read, as a share of all.
+    pub(crate) unread: UnreadPrompts,
+    /// True if there is a tokenizer, or engines are asked: that a prompt is not read is no choice then.
+    is_read: bool,
     /// Prompts made once more, as engines of another kind or version make others of them.
     pub(crate) again: AtomicU64,
     /// Estimates of how many tokens images and the like are.
@@ -157,6 +162,8 @@ impl Prompts {
             routing_group: config.routing_group.clone(),
             helpers: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
             why_not: Default::default(),
+            unread: UnreadPrompts::default(),
+            is_read: config.tokenizer.is_some() || !config.tokenizers.is_empty(),
             again: AtomicU64::new(0),
             media: MediaTokens::default(),
         })
@@ -234,6 +241,7 @@ impl Prompts {
             }
             return known;
         }
+        self.unread.note(endpoint);
         let model = known.model.as_deref().unwrap_or_default();
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
@@ -392,6 +400,9 @@ impl Prompts {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
         let at = PromptFailure::ALL.iter().position(|other| *other == why_not);
         let Some(count) = of.zip(at).map(|(of, at)| &self.why_not[of][at]) else { return };
+        if self.is_read {
+            self.unread.note_unread(endpoint, why_not, said);
+        }
         if count.fetch_add(1, Relaxed) == 0 && !why_not.is_mistake() {
             tracing::info!(
                 endpoint = endpoint.word(),

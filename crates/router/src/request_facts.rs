@@ -7,10 +7,10 @@ use kvatlas_prompt::{Dialect, Endpoint, Pictures, PromptFailure};
 use memchr::memmem;
 
 use crate::cache_reports::CacheReporter;
-use crate::config::Role;
 use crate::learn::PromptEvidence;
 use crate::media::ModelMedia;
 use crate::pictures::ExpandedPrompt;
+use crate::place::Task;
 use crate::refusal::Refusal;
 use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
@@ -106,18 +106,18 @@ impl RequestFacts {
 
     /// Tokens that the context of an engine must have room for; 0 if they were not counted. An engine that computes the
     /// prompt for another one generates a token, and one that embeds it none.
-    pub(crate) fn room(&self, role: Role) -> u32 {
+    pub(crate) fn room(&self, task: Task) -> u32 {
         match self.answer_room {
             _ if !self.is_exact => 0,
-            Some(tokens) if role == Role::Prefill => self.tokens.saturating_add(tokens.min(1)),
+            Some(tokens) if matches!(task, Task::Prefill(_)) => self.tokens.saturating_add(tokens.min(1)),
             Some(tokens) => self.tokens.saturating_add(tokens),
             None => self.tokens,
         }
     }
 
     /// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
-    pub(crate) fn too_long(&self, role: Role, most: u32) -> Refusal {
-        let (prompt, answer) = (self.tokens, self.room(role) - self.tokens);
+    pub(crate) fn too_long(&self, task: Task, most: u32) -> Refusal {
+        let (prompt, answer) = (self.tokens, self.room(task) - self.tokens);
         // The words by which clients of both APIs know it, and shorten the prompt or the answer.
         let message = if prompt.saturating_add(answer.min(1)) > most {
             format!(

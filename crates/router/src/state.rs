@@ -58,6 +58,7 @@ pub(crate) fn router(app: &App) -> Value {
         "placed": places.counts.placed,
         "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
         "changing_prompts": app.sessions.habits(),
+        "unread_prompts": app.prompts.unread.condition(),
     })
 }
 

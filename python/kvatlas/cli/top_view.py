@@ -78,6 +78,8 @@ class View:
         if rows and all(row.standing == "down" for row in rows):
             why = next((row.condition["reason"] for row in rows if row.condition), "none of them answers")
             parts.insert(0, Text(f" EVERY ENGINE IS DOWN: {why} ", "bold white on red"))
+        if unread := look.router.get("unread_prompts"):
+            parts.append(_unread(unread))
         if changing := look.router.get("changing_prompts"):
             parts.append(_changing(changing))
         if rows:
@@ -123,6 +125,13 @@ def _advice(row: _Engine) -> Text:
     """The line that says what is wrong with an engine, and what to do about it."""
     about = row.condition
     return Text(f"{row.name}: {about['reason']}; {about['advice']}: {about['runbook']}", "yellow")
+
+
+def _unread(about: dict[str, Any]) -> Text:
+    """The line about prompts that are placed without knowing what is cached of them."""
+    share, kinds = percent(about["share"]), ", ".join(about["endpoints"])
+    words = f"{share} of the last prompts ({kinds}) cannot be read: {about['reason']}; {about['advice']}"
+    return Text(f"{words}: {about['runbook']}", "yellow")
 
 
 def _changing(about: dict[str, Any]) -> Text:

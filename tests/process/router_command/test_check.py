@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from tests.support.engine import Engine as FakeEngine
-from tests.support.engine import vllm
+from tests.support.engine import reply, vllm
 
 from kvatlas.cli.router import router as command
 from kvatlas.router import RouterConfig, RouterSection
@@ -86,7 +86,28 @@ def test_sglang_and_ranks(tokenizer: Path) -> None:
 
 def test_tokens_from_the_engine(fleet: Fleet) -> None:
     [report, _] = checked(*fleet.urls, tokenizer="engine")
-    assert levels(report) == {**ALL_WELL, "tokens": "note"}
+    assert levels(report) == {**ALL_WELL, "tokens": "note", "agents": "ok"}
+
+
+@pytest.mark.parametrize("by", ["engine", "here"])
+def test_an_engine_that_renders_nothing_is_told_which_flag_does(by: str, tokenizer: Path) -> None:
+    """Stock vLLM 0.33 refuses to render; others lack the routes, or have a page of a proxy there."""
+    message = "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+    disabled = {"error": {"message": message, "type": "PermissionDeniedError", "param": None, "code": 403}}
+    for answer in (reply("403 Forbidden", disabled), 401, 405, 302, "<html>sign in</html>"):
+        with FakeEngine() as fake:
+            fake.answers |= {
+                "/version": {"version": "0.33.0"},
+                "/tokenize": {"tokens": [5, 6, 7], "count": 3},
+                "/v1/messages/render": answer,
+                "/v1/responses/render": answer,
+            }
+            at = fake.url
+            [report] = checked(at, tokenizer="engine" if by == "engine" else str(tokenizer), no_events=True)
+        [found] = [finding for finding in report.findings if finding.what == "agents"]
+        assert (found.level, "--enable-scale-out" in found.change) == ("note", True), found
+        assert "/v1/messages" in found.words
+        assert "/v1/responses" in found.words
 
 
 def test_nobody_there() -> None:

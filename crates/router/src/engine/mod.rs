@@ -16,6 +16,7 @@ mod pool;
 mod questions;
 mod recent;
 mod reported;
+mod side_route;
 mod signs;
 mod sleep;
 
@@ -49,6 +50,7 @@ pub(crate) use self::pool::Pool;
 pub(crate) use self::questions::{ask, get, status, whole};
 pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::{is_asleep, loads};
+pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 pub(crate) use self::signs::Signs;
 pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
 use crate::clock::millis;
@@ -64,8 +66,8 @@ pub struct Engine {
     pub address: Address,
     /// The engine's settings.
     pub config: EngineConfig,
-    /// True once the engine has said that it renders no Messages and Responses.
-    pub(crate) lacks_render: AtomicBool,
+    /// The routes at which the engine is asked about prompts.
+    pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
     /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
@@ -124,7 +126,7 @@ impl Engine {
         let key = config.key.as_ref().or(common);
         Ok(Self {
             address,
-            lacks_render: AtomicBool::new(false),
+            side_routes: Arc::default(),
             models: ArcSwap::from_pointee(models),
             is_known,
             makes_other_tokens: AtomicBool::new(false),
@@ -172,7 +174,7 @@ impl Engine {
         self.refused = Mutex::new(lock(&old.refused).clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
-        self.lacks_render.store(old.lacks_render.load(Relaxed), Relaxed);
+        self.side_routes = old.side_routes.clone();
         self.makes_other_tokens.store(old.makes_other_tokens.load(Relaxed), Relaxed);
         let names = |config: &EngineConfig| (config.models.clone(), config.aliases.clone(), config.adapters.clone());
         if names(&self.config) == names(&old.config) {
@@ -193,6 +195,20 @@ impl Engine {
             (None, Some(kind)) if kind.handover == handover => kind.dialect,
             (version, _) => Dialect::of(handover.kind(), version.as_deref()),
         }
+    }
+
+    /// True if it can be asked what its like make of prompts for a model: it is up, prepares chats in this way, and does
+    /// more than computing prompts.
+    pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
+        self.config.role != Role::Prefill
+            && self.dialect() == dialect
+            && self.health.standing() == HealthState::Up
+            && self.models.load().may_serve(model)
+    }
+
+    /// True if the engine lists a model, or none was named.
+    pub(crate) fn lists(&self, model: Option<&str>) -> bool {
+        model.is_none_or(|model| self.models.load().serving(model) == Serving::Listed)
     }
 
     /// True if it calls images by the `uuid` that a request has for them, by the version that it says it is, or that it is
@@ -254,11 +270,6 @@ impl Engine {
     pub(crate) async fn new_connection(&self) -> Result<Connection, Fault> {
         self.counts.connections.fetch_add(1, Relaxed);
         Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
-    }
-
-    /// True if the engine does such work.
-    pub(crate) fn does(&self, role: Role) -> bool {
-        self.config.role == role || self.config.role == Role::Both || role == Role::Both
     }
 
     /// Notes that a request goes to the engine.

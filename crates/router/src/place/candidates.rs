@@ -6,39 +6,36 @@ use std::time::Duration;
 use hyper::StatusCode;
 use kvatlas_routing as core;
 
-use crate::config::Role;
+use crate::config::Handover;
 use crate::engine::{Engine, HealthState, Serving};
 use crate::fleet::Fleet;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
+use super::Task;
+
 /// The ranks of engines that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
     known: &RequestFacts,
-    role: Role,
+    task: Task,
     tried: &[Arc<Engine>],
 ) -> Result<Vec<core::WorkerId>, Refusal> {
     let engines = fleet.engines();
     let model = known.model.as_deref();
     let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
-    let room = known.room(role);
-    let serving = |engine: &Engine| {
-        let models = engine.models.load();
-        let has_room = || models.have_room(room) || engine.has_room(model, room);
-        match model {
-            _ if !may(engine) || !engine.does(role) || !has_room() => Serving::Not,
-            Some(model) => models.serving(model),
-            None => Serving::Listed,
-        }
+    let room = known.room(task);
+    let has_room = |engine: &Engine| engine.models.load().have_room(room) || engine.has_room(model, room);
+    let serving = |engine: &Engine| match model {
+        _ if !may(engine) || !engine.is_for(task) || !has_room(engine) => Serving::Not,
+        Some(model) => engine.models.load().serving(model),
+        None => Serving::Listed,
     };
     let with = |how: Serving, standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
         let mut ids = Vec::with_capacity(engines.len());
         let mut failing: Vec<core::WorkerId> = Vec::new();
         for engine in engines.iter().filter(|it| standing(it.health.standing()) && serving(it) == how) {
-            let is_part = role != Role::Both && engine.config.role != Role::Both;
-            let can_hand_over = !is_part || engine.handover().is_some();
-            if can_hand_over && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
+            if engine.can_do(task) && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
                 let of = if engine.recent.is_failing() { &mut failing } else { &mut ids };
                 of.extend(engine.ids.get().into_iter().flatten());
             }
@@ -73,10 +70,15 @@ pub(super) fn candidates(
     }
     let serving = || engines.iter().filter(|engine| serving(engine) != Serving::Not);
     if serving().next().is_none() {
-        let too_long = engines.iter().filter(|engine| may(engine) && engine.does(role));
-        let too_long = too_long.filter(|engine| engine.models.load().may_serve(model));
+        let serves = |engine: &Engine| may(engine) && engine.models.load().may_serve(model);
+        let too_long = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
         if let Some(most) = too_long.filter_map(|engine| engine.max_len(model)).max() {
-            return Err(known.too_long(role, most));
+            return Err(known.too_long(task, most));
+        }
+        if engines.iter().any(|engine| serves(engine)) {
+            let message = "all engines that could take this request only compute prompts (prefill) or only go on from \
+                            them (decode), and the other half is missing: add engines of that role, or some that do both";
+            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_pair", message));
         }
         return Err(match model {
             Some(model) if !engines.is_empty() => {
@@ -87,18 +89,24 @@ pub(super) fn candidates(
             _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_engines", "the router has no engines"),
         });
     }
+    // Engines that are being asked what they are may turn out to be able to.
+    let is_sglang = |engine: &Arc<Engine>| engine.handover() == Some(Handover::Sglang);
+    if task == Task::Alone && serving().all(|engine| !engine.can_do(task) && is_sglang(engine)) {
+        return Err(cannot_be_split());
+    }
     let pause = serving().map(|engine| engine.health.busy_for()).filter(|pause| !pause.is_zero()).min();
     Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
 }
 
 /// True if an engine that has not been asked may serve a request's model.
-pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, role: Role, asked: &[&Arc<Engine>]) -> bool {
+pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
     let (Some(model), None) = (known.model.as_deref(), &known.only) else { return false };
     fleet.engines().iter().any(|engine| {
-        let is_new = !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.does(role);
+        let is_new =
+            !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.is_for(task) && engine.can_do(task);
         is_new
             && engine.health.standing() != HealthState::Draining
-            && engine.has_room(known.model.as_deref(), known.room(role))
+            && engine.has_room(known.model.as_deref(), known.room(task))
             && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
     })
 }
@@ -110,6 +118,14 @@ pub(super) fn keeper(fleet: &Fleet, known: &RequestFacts) -> Option<core::Worker
         return None;
     }
     engine.ids.get()?.first().copied()
+}
+
+/// Makes the refusal that a client gets whose request SGLang's pairs of engines cannot share, where there are no others.
+fn cannot_be_split() -> Refusal {
+    let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
+                   chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
+                   conversation (no previous_response_id). Add an engine that does both (--engine) for other requests";
+    Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
 /// Makes the refusal that a client gets when the decision core places its request nowhere.

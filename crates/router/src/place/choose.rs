@@ -12,7 +12,7 @@ use super::candidates::{candidates, keeper, refused};
 use super::held_then::HeldThen;
 use super::holding::look_up;
 use super::waiter::{News, Waiter};
-use super::{Core, Placement, Places};
+use super::{Core, Placement, Places, Task};
 use crate::app::App;
 use crate::clock::seconds;
 use crate::config::Role;
@@ -76,7 +76,7 @@ impl Places {
         app: &App,
         shard: usize,
         known: &RequestFacts,
-        role: Role,
+        task: Task,
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
@@ -84,10 +84,10 @@ impl Places {
             let decided = match keeper(&app.fleet, known) {
                 Some(rank) => self.place_at(app, known, rank).map(|decision| (decision, None, None)),
                 None => {
-                    let allowed = candidates(&app.fleet, known, role, tried)?;
+                    let allowed = candidates(&app.fleet, known, task, tried)?;
                     match self.choose_or_wait(app, shard, known, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
-                        ChoiceResult::Waits(id, news) => self.wait(app, known, role, tried, allowed, id, news).await?,
+                        ChoiceResult::Waits(id, news) => self.wait(app, known, task, tried, allowed, id, news).await?,
                         ChoiceResult::NoWorker => None,
                     }
                 }
@@ -148,7 +148,7 @@ impl Places {
         &self,
         app: &App,
         known: &RequestFacts,
-        role: Role,
+        task: Task,
         tried: &[Arc<Engine>],
         mut allowed: Vec<core::WorkerId>,
         id: core::RequestId,
@@ -157,7 +157,7 @@ impl Places {
         let mut ticket = Ticket { places: self, id: Some(id) };
         let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
-            let now_allowed = candidates(&app.fleet, known, role, tried)?;
+            let now_allowed = candidates(&app.fleet, known, task, tried)?;
             if now_allowed != allowed {
                 allowed = now_allowed;
                 let mut core = self.core();
@@ -229,7 +229,7 @@ impl Places {
 
     /// Tells how the candidates for a request look, without any effect.
     pub(crate) async fn explain(&self, app: &App, shard: usize, known: &RequestFacts) -> Result<Outlook, Refusal> {
-        let allowed = candidates(&app.fleet, known, Role::Decode, &[])?;
+        let allowed = candidates(&app.fleet, known, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
         let looked = match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {

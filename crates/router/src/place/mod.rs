@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! |---|---|
-//! | `candidates.rs` | who may take a request |
+//! | `candidates.rs`, `task.rs` | who may take a request |
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
 //! | `holding.rs` | which engines hold a prompt |
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
@@ -21,6 +21,7 @@ mod life;
 mod no_engine;
 mod outage;
 mod placement;
+mod task;
 mod waiter;
 mod waiting;
 
@@ -49,6 +50,7 @@ pub(crate) use candidates::may_be_served_elsewhere;
 pub(crate) use choose::Outlook;
 pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
 pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
+pub(crate) use task::Task;
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;

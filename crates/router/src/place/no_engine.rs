@@ -15,9 +15,9 @@ use tokio::sync::Notify;
 use tokio::time::timeout_at;
 
 use super::Places;
+use super::Task;
 use super::outage::Outage;
 use crate::app::App;
-use crate::config::Role;
 use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
 use crate::lock;
@@ -203,23 +203,23 @@ impl Places {
         place: &mut Option<EngineWait<'a>>,
         app: &App,
         known: &RequestFacts,
-        role: Role,
+        task: Task,
         tried: &[Arc<Engine>],
         why: Refusal,
     ) -> Result<(), Refusal> {
         let (room, fleet) = (&self.no_engine, &app.fleet);
         if place.is_none() {
             // They have said when to come back.
-            if availability(fleet, known, role, &[]) == Availability::Paused {
+            if availability(fleet, known, task, &[]) == Availability::Paused {
                 return Err(why);
             }
-            let is_outage = availability(fleet, known, role, tried) != Availability::Up;
+            let is_outage = availability(fleet, known, task, tried) != Availability::Up;
             if is_outage {
-                room.outage.begin(room.patience, || states(fleet, known, role));
+                room.outage.begin(room.patience, || states(fleet, known, task));
             }
             if room.patience.is_zero() {
                 room.outage.refuse();
-                return Err(if all_asleep(fleet, known, role) { refusal(fleet, known, role, "") } else { why });
+                return Err(if all_asleep(fleet, known, task) { refusal(fleet, known, task, "") } else { why });
             }
             *place = room.enter();
         }
@@ -227,11 +227,11 @@ impl Places {
             room.ended[FULL].fetch_add(1, Relaxed);
             room.outage.refuse();
             let more = format!("; {} requests wait for one already, and no more may (router.queue)", room.most);
-            return Err(refusal(fleet, known, role, &more));
+            return Err(refusal(fleet, known, task, &more));
         };
         let until = place.started + room.patience;
         place.give_up_turn();
-        if availability(fleet, known, role, tried) == Availability::Up {
+        if availability(fleet, known, task, tried) == Availability::Up {
             // There are others, which it had no retries left for.
             room.call();
         }
@@ -240,9 +240,9 @@ impl Places {
                 place.outcome = TIMEOUT;
                 room.outage.refuse();
                 let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
-                return Err(refusal(fleet, known, role, &more));
+                return Err(refusal(fleet, known, task, &more));
             }
-            match availability(fleet, known, role, &[]) {
+            match availability(fleet, known, task, &[]) {
                 Availability::Up => return Ok(()),
                 Availability::Doubtful if room.may_scout(place.number) => return Ok(()),
                 _ => place.pass_on(),
@@ -252,10 +252,10 @@ impl Places {
 }
 
 /// Makes the refusal of a request that no engine is up for: it says what is wrong with each.
-fn refusal(fleet: &Fleet, known: &RequestFacts, role: Role, more: &str) -> Refusal {
-    let (code, message) = match states(fleet, known, role) {
+fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refusal {
+    let (code, message) = match states(fleet, known, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
-        Some(states) if all_asleep(fleet, known, role) => {
+        Some(states) if all_asleep(fleet, known, task) => {
             ("engines_asleep", format!("all engines that could take the request are asleep: {states}{more}"))
         }
         Some(states) => ("no_engine_available", format!("no engine is up: {states}{more}")),
@@ -264,9 +264,9 @@ fn refusal(fleet: &Fleet, known: &RequestFacts, role: Role, more: &str) -> Refus
 }
 
 /// The states of the engines that could take a request, in words. None: there are none.
-fn states(fleet: &Fleet, known: &RequestFacts, role: Role) -> Option<String> {
+fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
     let engines = fleet.engines();
-    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, role)).collect();
+    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, task)).collect();
     let words = |engine: &&Arc<Engine>| {
         let (name, standing) = (&engine.name, engine.health.standing());
         match lock(&engine.why_not).as_deref() {
@@ -282,9 +282,9 @@ fn states(fleet: &Fleet, known: &RequestFacts, role: Role) -> Option<String> {
     (!serving.is_empty()).then_some(said)
 }
 
-fn all_asleep(fleet: &Fleet, known: &RequestFacts, role: Role) -> bool {
+fn all_asleep(fleet: &Fleet, known: &RequestFacts, task: Task) -> bool {
     let engines = fleet.engines();
-    let mut serving = engines.iter().filter(|engine| could_take(engine, known, role)).peekable();
+    let mut serving = engines.iter().filter(|engine| could_take(engine, known, task)).peekable();
     serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
 }
 
@@ -302,10 +302,10 @@ enum Availability {
 }
 
 /// The availability of engines that could take a request, without those that were tried.
-fn availability(fleet: &Fleet, known: &RequestFacts, role: Role, tried: &[Arc<Engine>]) -> Availability {
+fn availability(fleet: &Fleet, known: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
-    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, role));
+    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, task));
     serving.map(|engine| availability_of(engine)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
 }
 
@@ -318,6 +318,6 @@ fn availability_of(engine: &Engine) -> Availability {
     }
 }
 
-fn could_take(engine: &Engine, known: &RequestFacts, role: Role) -> bool {
-    engine.does(role) && known.model.as_deref().is_none_or(|model| engine.models.load().serves(model))
+fn could_take(engine: &Engine, known: &RequestFacts, task: Task) -> bool {
+    engine.is_for(task) && engine.models.load().may_serve(known.model.as_deref())
 }

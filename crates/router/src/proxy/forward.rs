@@ -4,7 +4,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
 use hyper::{Method, Request, Response};
 use kvatlas_http::{BodyLimits, RequestBody, body};
 use kvatlas_prompt::Endpoint;
@@ -21,6 +21,7 @@ use crate::app::App;
 use crate::encoding::{Codings, unpack};
 use crate::names;
 use crate::observe::{AnswerFormat, Dialect};
+use crate::place::Task;
 use crate::reading::look_at;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
@@ -76,18 +77,27 @@ pub(crate) async fn forward(
     reading.hides_usage = asking.is_some();
     let body = asking.unwrap_or(body);
 
-    // Only what generates is worth to be taken apart.
-    let split = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions)) && app.fleet.is_split();
+    // What goes on from an answer that one engine keeps, and what cannot be read here, cannot be at two engines.
+    let is_shared = forwarded.task == Task::Generate && known.previous.is_none() && !is_encoded(&head.headers);
+    let task = if is_shared || forwarded.task != Task::Generate { forwarded.task } else { Task::Alone };
+    let split = is_shared && app.fleet.is_split();
+    let takes_over = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions));
     let forwards_ids = app.config.forward_tokens && endpoint == Some(Endpoint::Completions);
     let attempts = Attempts::new(repeatable, if known.only.is_none() { app.config.upstream.retries } else { 0 });
     let hedges_after =
         (repeatable && known.only.is_none() && known.streams && !split).then(|| hedging::wait(app)).flatten();
     let model = forwarded.model;
-    let job = Job { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, model, arrived };
+    let job =
+        Job { app, shard, outgoing, body, known, reading, task, takes_over, forwards_ids, is_response, model, arrived };
     match hedges_after {
         None => job.run(attempts, &OnceLock::new()).await,
         Some(after) => hedging::run(&job, attempts, after).await,
     }
+}
+
+/// True if a body is compressed: fields cannot be added to it.
+fn is_encoded(headers: &HeaderMap) -> bool {
+    headers.contains_key(CONTENT_ENCODING) && Codings::of(headers).is_none_or(|codings| !codings.are_none())
 }
 
 /// Reads what a request asks. A body that is compressed is read all the same.

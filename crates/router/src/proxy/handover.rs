@@ -8,6 +8,7 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::StatusCode;
+use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
@@ -21,6 +22,8 @@ use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
 use crate::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
+use crate::place::Task;
+use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
 /// The state that prefill has come to before decode is asked.
@@ -31,6 +34,28 @@ pub(crate) enum PrefillState {
     Meanwhile(Bytes, Leg),
     /// No prefill engine has done it: the decode engine computes the prompt itself.
     Alone,
+    /// There is none, or it cannot be asked, and the decode engine does nothing without.
+    Refused(Refusal),
+}
+
+/// The way in which an engine takes over the prompt of a request from a prefill engine; none if it computes the prompt
+/// itself.
+///
+/// `takes_over`: whether vLLM's engines can for such a request; `uncached`: prompt tokens that it would have to compute.
+pub(crate) fn prefill_by(
+    app: &App,
+    engine: &Engine,
+    takes_over: bool,
+    uncached: impl FnOnce() -> u32,
+) -> Option<Handover> {
+    match (engine.handover()?, engine.config.role) {
+        // They answer nothing without a room in which a prefill engine meets them, and no others go there.
+        (Handover::Sglang, Role::Decode) => Some(Handover::Sglang),
+        (Handover::Sglang, _) => None,
+        (Handover::Vllm, _) => {
+            (takes_over && app.fleet.is_split() && uncached() > app.config.decode_alone).then_some(Handover::Vllm)
+        }
+    }
 }
 
 /// Lets a prefill engine compute a prompt, as the decode engine wants it.
@@ -41,15 +66,23 @@ pub(crate) async fn prepare(
     outgoing: &EngineRequest<'_>,
     body: &Bytes,
     known: &RequestFacts,
-    decode: &Engine,
+    handover: Handover,
     arrived: Instant,
     attempts: &mut Attempts,
 ) -> PrefillState {
-    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else { return PrefillState::Alone };
-    let Some(handover) = decode.handover() else { return PrefillState::Alone };
+    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else {
+        return match handover {
+            Handover::Vllm => PrefillState::Alone,
+            Handover::Sglang => PrefillState::Refused(Refusal::bad("malformed_json", "the body must be a JSON object")),
+        };
+    };
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     while tried.len() <= app.config.upstream.retries as usize {
-        let Ok(placement) = app.places.choose(app, shard, known, Role::Prefill, &tried).await else { break };
+        let placement = match app.places.choose(app, shard, known, Task::Prefill(handover), &tried).await {
+            Ok(placement) => placement,
+            Err(refusal) if handover == Handover::Sglang => return PrefillState::Refused(refusal),
+            Err(_) => break,
+        };
         let engine = placement.engine.clone();
         let rank = placement.rank;
         if engine.config.role != Role::Prefill {
@@ -86,16 +119,7 @@ pub(crate) async fn prepare(
                 }
             }
             Handover::Sglang => {
-                let room = names::number() >> 1;
-                let fields = with(
-                    &fields,
-                    [
-                        ("bootstrap_host", json!(engine.address.host)),
-                        ("bootstrap_port", json!(engine.bootstrap_port())),
-                        ("bootstrap_room", json!(room)),
-                    ],
-                );
-                let Some(both) = fields else { return PrefillState::Alone };
+                let Some(both) = sglang_room(&fields, &engine, rank) else { return PrefillState::Alone };
                 let mut head = Vec::new();
                 outgoing.write(&engine, rank, both.len(), &mut head);
                 let fresh = attempts.needs_new_connection();
@@ -114,12 +138,13 @@ impl PrefillState {
             Self::Body(_) => 0,
             Self::Meanwhile(..) => 1,
             Self::Alone => 2,
+            Self::Refused(_) => 3,
         }
     }
 }
 
 /// Names of the states that prefill can come to, in order of their numbers.
-pub(crate) const PREPARED: [&str; 3] = ["first", "meanwhile", "alone"];
+pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
 /// True if vLLM can go on from blocks of another engine for such a request: it hands over those of one prompt only, and
 /// its beam search asks for each token anew.
@@ -127,15 +152,58 @@ fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     let is = |name: &str, so: fn(&Value) -> bool| {
         fields.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).is_some_and(|value: Value| so(&value))
     };
-    let has_many = |value: &Value| {
-        let parts = value.as_array();
-        parts.is_some_and(|parts| parts.len() > 1 && parts.iter().any(|part| part.is_string() || part.is_array()))
-    };
-    // A prompt as text may be long, and is one.
-    let is_list = fields.get("prompt").is_some_and(|raw| raw.get().starts_with('['));
-    let is_many = is_list && is("prompt", has_many);
-    !is_many && !is("use_beam_search", |value| *value == Value::Bool(true))
+    prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
+        && !is("use_beam_search", |value| *value == Value::Bool(true))
 }
+
+/// The number of prompts in a field that has a list of them; none if it has one prompt, as text or as tokens.
+fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
+    // A prompt may be long, and is mostly one: only a list of texts or lists is looked through.
+    let raw = fields.get(name)?.get();
+    if !raw.strip_prefix('[')?.trim_start().starts_with(['"', '[']) {
+        return None;
+    }
+    serde_json::from_str::<Vec<&RawValue>>(raw).ok().map(|prompts| prompts.len())
+}
+
+/// The answers to each prompt that SGLang is asked for.
+fn answers(fields: &Fields<'_>) -> usize {
+    let number = |raw: Option<&&RawValue>| serde_json::from_str::<usize>(raw?.get()).ok();
+    // In a request of its own API they are among the parameters, of which there may be a list.
+    let parameters = fields.get("sampling_params").map(|raw| raw.get().trim_start_matches(['[', ' ', '\n']));
+    let first = parameters.and_then(|text| serde_json::Deserializer::from_str(text).into_iter::<Fields<'_>>().next());
+    let in_parameters = first.and_then(Result::ok).and_then(|first| number(first.get("n")));
+    number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
+}
+
+/// The most prompts and answers of one request that get rooms of their own.
+const MOST_ROOMS: usize = 4_096;
+
+/// Makes the body that both engines of a pair of SGLang's are sent: the request, and the room in which they meet, one
+/// for each prompt and answer. `rank`: the prefill engine's data-parallel rank, if it has several.
+fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Option<Bytes> {
+    // The decode engine finds the rank by the room's number.
+    let ranks = engine.config.ranks.count().max(1) as u64;
+    let room = || match rank {
+        Some(rank) => (names::number() >> 1) / ranks * ranks + u64::from(rank) % ranks,
+        None => names::number() >> 1,
+    };
+    let (host, port) = (json!(engine.address.host), json!(engine.bootstrap_port().unwrap_or(BOOTSTRAP_PORT)));
+    let listed = ["prompt", "text", "input_ids"].into_iter().find_map(|name| prompts(fields, name));
+    let answers = answers(fields);
+    let set = match listed {
+        None if answers == 1 => [host, port, json!(room())],
+        listed => {
+            let count = listed.unwrap_or(1).saturating_mul(answers).min(MOST_ROOMS);
+            [json!(vec![host; count]), json!(vec![port; count]), (0..count).map(|_| room()).collect()]
+        }
+    };
+    let [host, port, room] = set;
+    with(fields, [("bootstrap_host", host), ("bootstrap_port", port), ("bootstrap_room", room)])
+}
+
+/// The port at which SGLang's prefill engines meet their decode engines, if nothing else is said.
+const BOOTSTRAP_PORT: u16 = 8998;
 
 /// Makes the body that a prefill engine of vLLM's is sent: the prompt, one token of one sequence, as a whole, its
 /// blocks kept for another. None if that is of no use.

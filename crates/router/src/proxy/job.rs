@@ -18,10 +18,9 @@ use super::leg::{DecodeFailure, Verdict, beside_prefill};
 use super::token_bodies;
 use crate::answer::Answer;
 use crate::app::App;
-use crate::config::Role;
 use crate::engine::{Connection, Engine, Fault, Head, whole};
 use crate::observe::{AnswerFormat, Observer};
-use crate::place::{EngineWait, Placement, may_be_served_elsewhere};
+use crate::place::{EngineWait, Placement, Task, may_be_served_elsewhere};
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 use crate::routes::ModelAt;
@@ -37,7 +36,9 @@ pub(super) struct Job<'a> {
     pub(super) body: Bytes,
     pub(super) known: RequestFacts,
     pub(super) reading: AnswerFormat,
-    pub(super) split: bool,
+    pub(super) task: Task,
+    /// True if vLLM goes on from another engine's blocks for such a request.
+    pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
     pub(super) is_response: bool,
     /// Place where the body names the model.
@@ -53,11 +54,13 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, model, arrived } =
+        let Self { app, shard, outgoing, body, known, reading, takes_over, forwards_ids, is_response, model, .. } =
             self;
-        let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
+        let (app, shard, forwards_ids, arrived) = (*app, *shard, *forwards_ids, self.arrived);
+        let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
+        let mut unpaired: Option<Refusal> = None;
         // The last answer that an engine gave, which was an error: better than none.
         let mut failed: Option<Response<Answer>> = None;
         // Its place among those that wait because no engine is up, if it did.
@@ -67,8 +70,7 @@ impl Job<'_> {
             refusal
         };
         loop {
-            let role = if split { Role::Decode } else { Role::Both };
-            let choosing = app.places.choose(app, shard, known, role, attempts.tried());
+            let choosing = app.places.choose(app, shard, known, task, attempts.tried());
             let chosen = match &waited {
                 None => choosing.await,
                 Some(place) => place.in_turn(Box::pin(choosing)).await,
@@ -77,11 +79,12 @@ impl Job<'_> {
                 Ok(placement) => placement,
                 Err(_) if attempts.go_back() => continue,
                 Err(refusal) if failed.is_none() && attempts.may_wait() && refusal.is_for_want_of_engines() => {
-                    self.wait_for_engine(&mut waited, &mut attempts, role, last.take(), refusal).await?;
+                    self.wait_for_engine(&mut waited, &mut attempts, task, last.take(), refusal).await?;
                     continue;
                 }
                 // Why the last one failed says more than that there is no other.
                 Err(refusal) => {
+                    let refusal = unpaired.unwrap_or(refusal);
                     let refusal = last.map_or(refusal, |last| give_up(LastAttempt::NoOtherEngine, last));
                     return failed.ok_or(refusal);
                 }
@@ -91,15 +94,22 @@ impl Job<'_> {
             let mut flight = Flight::new(app.clone(), placement, arrived);
             let renamed = rename(&engine, known, *model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
-            let prepared = if split && flight.placement().uncached(known) > app.config.decode_alone {
-                let prepared =
-                    handover::prepare(app, shard, outgoing, body, known, &engine, arrived, &mut attempts).await;
-                app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
-                prepared
-            } else {
-                PrefillState::Alone
+            let prefill_by = match task {
+                Task::Generate => {
+                    handover::prefill_by(app, &engine, *takes_over, || flight.placement().uncached(known))
+                }
+                _ => None,
             };
-            if forwards_ids && !matches!(prepared, PrefillState::Alone) {
+            let prepared = match prefill_by {
+                Some(by) => {
+                    let prepared =
+                        handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts).await;
+                    app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+                    prepared
+                }
+                None => PrefillState::Alone,
+            };
+            if forwards_ids && matches!(prepared, PrefillState::Body(_) | PrefillState::Meanwhile(..)) {
                 app.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
@@ -107,6 +117,13 @@ impl Job<'_> {
                 PrefillState::Alone => (body.clone(), None),
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
+                PrefillState::Refused(refusal) => {
+                    flight.note_refusal_elsewhere();
+                    // Without a prefill engine, only one that does both can take it.
+                    task = Task::Alone;
+                    unpaired = Some(refusal);
+                    continue;
+                }
             };
             // What goes wrong at a prefill engine is not the decode engine's fault.
             let awaited = prefill.as_ref().map(|leg| leg.engine.clone());
@@ -141,7 +158,7 @@ impl Job<'_> {
                     }
                     if matches!(answer.status, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST)
                         && attempts.may_look_further()
-                        && may_be_served_elsewhere(&app.fleet, known, role, &asked_so_far(&engine, attempts.tried()))
+                        && may_be_served_elsewhere(&app.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
                     {
                         match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
                             Ok(said) if said.denies_model() => {
@@ -219,7 +236,7 @@ impl Job<'_> {
                     if failed.is_none() && attempts.may_wait() && app.places.may_wait() =>
                 {
                     let why = refusal.clone();
-                    self.wait_for_engine(&mut waited, &mut attempts, role, Some(refusal), why).await?;
+                    self.wait_for_engine(&mut waited, &mut attempts, task, Some(refusal), why).await?;
                     continue;
                 }
                 Some(why) => {
@@ -242,7 +259,7 @@ impl<'a> Job<'a> {
         &self,
         waited: &mut Option<EngineWait<'a>>,
         attempts: &mut Attempts,
-        role: Role,
+        task: Task,
         last: Option<Refusal>,
         why: Refusal,
     ) -> Result<(), Refusal> {
@@ -252,7 +269,7 @@ impl<'a> Job<'a> {
         // What an answer goes on from is at one engine, and gone with it.
         let result = match self.known.only {
             None => {
-                Box::pin(app.places.wait_for_engine(waited, app, &self.known, role, attempts.tried(), refused)).await
+                Box::pin(app.places.wait_for_engine(waited, app, &self.known, task, attempts.tried(), refused)).await
             }
             Some(_) => Err(refused),
         };

@@ -8,6 +8,7 @@ use kvatlas_prompt::Endpoint;
 
 use super::model::ModelAt;
 use super::pattern::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM};
+use crate::place::Task;
 use Access::{Admin, Ask, Open};
 use ForwardCondition::{IfListed, ToAdmins};
 use ModelAt::{Form, Json};
@@ -43,6 +44,8 @@ pub(crate) struct ForwardRule {
     pub(crate) endpoint: Option<Endpoint>,
     /// Place where the body names the model.
     pub(crate) model: ModelAt,
+    /// The work that it is for an engine.
+    pub(crate) task: Task,
     /// True if a POST leaves nothing behind at the engine: it may be sent again, though it was sent as a whole before.
     pub(crate) repeats: bool,
     pub(crate) allowed: ForwardCondition,
@@ -147,6 +150,7 @@ const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
     let what = ForwardRule {
         endpoint: Some(endpoint),
         model: ModelAt::Json,
+        task: if matches!(endpoint, Endpoint::Embeddings) { Task::Alone } else { Task::Generate },
         repeats: true,
         allowed: ForwardCondition::Always,
     };
@@ -155,32 +159,52 @@ const fn prompt(path: &'static str, endpoint: Endpoint) -> Route {
 
 /// Makes the route of something that an engine computes, and does not keep.
 const fn work(path: &'static str, model: ModelAt) -> Route {
-    let what = ForwardRule { endpoint: None, model, repeats: true, allowed: ForwardCondition::Always };
+    computed(path, model, Task::Alone)
+}
+
+/// Makes the route of something that an engine says of a body without computing with its model.
+const fn said(path: &'static str) -> Route {
+    computed(path, Json, Task::Tell)
+}
+
+const fn computed(path: &'static str, model: ModelAt, task: Task) -> Route {
+    let what = ForwardRule { endpoint: None, model, task, repeats: true, allowed: ForwardCondition::Always };
     forwarded(POST, path, "computed by the engine", what)
 }
 
 /// Makes the route of something that an engine makes and keeps.
 const fn made(path: &'static str, about: &'static str) -> Route {
-    let what = ForwardRule { endpoint: None, model: Json, repeats: false, allowed: ForwardCondition::Always };
+    let what = ForwardRule {
+        endpoint: None,
+        model: Json,
+        task: Task::Tell,
+        repeats: false,
+        allowed: ForwardCondition::Always,
+    };
     forwarded(ANY, path, about, what)
 }
 
 /// Makes the route of something that an engine knows, or keeps for a client.
 const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Route {
-    let what =
-        ForwardRule { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed: ForwardCondition::Always };
+    let what = ForwardRule {
+        endpoint: None,
+        model: ModelAt::Nowhere,
+        task: Task::Tell,
+        repeats: false,
+        allowed: ForwardCondition::Always,
+    };
     forwarded(methods, path, about, what)
 }
 
 /// Makes the route of something that changes an engine for all its clients, or tells how it is run.
 const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
-    let what = ForwardRule { endpoint: None, model: ModelAt::Nowhere, repeats: false, allowed };
+    let what = ForwardRule { endpoint: None, model: ModelAt::Nowhere, task: Task::Tell, repeats: false, allowed };
     forwarded(ANY, path, "changes an engine for everybody", what)
 }
 
 /// Makes the route of whatever else is below `/v1/`: it may be work for a model.
 const fn unnamed() -> Route {
-    let what = ForwardRule { endpoint: None, model: Json, repeats: false, allowed: ToAdmins };
+    let what = ForwardRule { endpoint: None, model: Json, task: Task::Tell, repeats: false, allowed: ToAdmins };
     forwarded(ANY, UNNAMED, "what no other row is about", what)
 }
 
@@ -243,33 +267,33 @@ pub(super) static ROUTES: &[Route] = &[
     kept(Methods(1 | 2 | 32), "/v1/responses/{id}", "an answer that an engine keeps"),
     kept(GET, "/v1/responses/{id}/input_items", "what it was made from"),
     kept(POST, "/v1/responses/{id}/cancel", "end an answer in the background"),
-    work("/v1/responses/render", Json),
-    work("/v1/chat/completions/render", Json),
+    said("/v1/responses/render"),
+    said("/v1/chat/completions/render"),
     work("/v1/chat/completions/batch", Json),
-    work("/v1/completions/render", Json),
-    work("/v1/messages/render", Json),
-    work("/v1/messages/count_tokens", Json),
-    work("/v1/responses/input_tokens", Json),
+    said("/v1/completions/render"),
+    said("/v1/messages/render"),
+    said("/v1/messages/count_tokens"),
+    said("/v1/responses/input_tokens"),
     work("/v1/rerank", Json),
     work("/v1/score", Json),
     work("/v1/classify", Json),
     work("/v1/pooling", Json),
     work("/v1/moderations", Json),
-    work("/v1/tokenize", Json),
-    work("/v1/detokenize", Json),
+    said("/v1/tokenize"),
+    said("/v1/detokenize"),
     work("/v1/audio/transcriptions", Form),
     work("/v1/audio/translations", Form),
     work("/v1/audio/speech", Json),
     work("/v1/images/generations", Json),
     work("/v1/images/edits", Form),
     work("/v1/images/variations", Form),
-    work("/tokenize", Json),
-    work("/detokenize", Json),
+    said("/tokenize"),
+    said("/detokenize"),
     work("/score", Json),
     work("/rerank", Json),
     work("/pooling", Json),
     work("/classify", Json),
-    work("/generate", Json),
+    computed("/generate", Json, Task::Generate),
     work("/encode", Json),
     work("/v2/embed", Json),
     work("/v2/rerank", Json),

@@ -9,6 +9,7 @@ from kvatlas._native import prompt_tokens
 from kvatlas.errors import ClientError, KvatlasError
 from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import EngineReport
+from kvatlas.router.check.handover import sglang_info
 
 _HI = [{"role": "user", "content": "Hi"}]
 _BLOCKS = [{"type": "text", "text": "You help."}, {"type": "text", "text": "Be brief."}]
@@ -28,12 +29,14 @@ PROBES: dict[str, tuple[str, dict[str, Any]]] = {
         {"input": _HI, "tools": [{"type": "namespace", "name": "files", "description": "Files.", "tools": [_TOOL]}]},
     ),
 }
-_NO_ROUTE = (404, 405, 501)
+_OWN = (400, 413, 422, 429)
+"""Statuses that say something of a request, and nothing of the route."""
+_FLAG = "start vLLM with --enable-scale-out"
 
 
 async def compare_agents(engine: Engine, report: EngineReport, model: str, tokenizer: str) -> None:
     """Compare our tokens of what agents send with those of the engine's render routes."""
-    same, missing, version = [], set(), await _version(engine)
+    same, missing, version = [], {}, await _version(engine)
     for name, (path, fields) in PROBES.items():
         if path in missing:
             continue
@@ -43,8 +46,8 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
         try:
             theirs = await _rendered(engine, f"{path}/render", body)
         except ClientError as error:
-            if error.status in _NO_ROUTE:
-                missing.add(path)
+            if error.status not in _OWN:
+                missing[path] = str(error)
             else:
                 report.add("agents", "note", f"the engine does not render a request with {name}: {error}")
             continue
@@ -68,9 +71,33 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
     if same:
         report.add("agents", "ok", f"the same as in the engine for requests with {', '.join(same)}")
     if missing:
-        report.add(
-            "agents", "note", f"not compared at {', '.join(sorted(missing))}: the engine has no render route there"
-        )
+        why = next(iter(missing.values()))
+        words = f"not compared at {', '.join(sorted(missing))}: the engine does not render requests there ({why})"
+        report.add("agents", "note", words, f"{_FLAG} to have them compared")
+
+
+async def look_at_rendering(engine: Engine, report: EngineReport, model: str) -> None:
+    """Look whether vLLM renders what agents send, as the router asks it to with `--tokenizer engine`."""
+    if await sglang_info(engine) is not None:
+        return  # it has no such routes, and the router does not ask for them
+    missing = {}
+    for path in dict.fromkeys(path for path, _ in PROBES.values()):
+        body = {"model": model, "max_tokens": 16, "messages": _HI} if path == "/v1/messages" else {"input": "Hi"}
+        try:
+            await _rendered(engine, f"{path}/render", {"model": model, **body})
+        except ClientError as error:
+            missing[path] = str(error)
+    if not missing:
+        report.add("agents", "ok", "the engine renders requests of Messages and Responses for the router")
+        return
+    why = next(iter(missing.values()))
+    report.add(
+        "agents",
+        "note",
+        f"the engine does not render requests for {' and '.join(missing)} ({why}): the router makes chats of them "
+        "itself and asks /tokenize, which is exact but for system messages that the template moves",
+        f"{_FLAG}, or give --tokenizer PATH",
+    )
 
 
 async def _version(engine: Engine) -> str:

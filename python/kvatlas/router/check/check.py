@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
-from kvatlas.router.check.agents import compare_agents
+from kvatlas.router.check.agents import compare_agents, look_at_rendering
 from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
@@ -60,6 +60,8 @@ async def _check(
                 await compare(engine, one.report, one.model, tokenizer)
                 if tokenizer is not None:
                     await compare_agents(engine, one.report, one.model, resolve(config.router.tokenizer) or "")
+                else:
+                    await look_at_rendering(engine, one.report, one.model)
     if up:
         await RoundTrip(config, tokenizer).run(up)
         await hand_over(config, up)

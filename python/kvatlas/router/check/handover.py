@@ -57,7 +57,7 @@ async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine
     }
     key, timeout = config.discovery.bearer(), config.discovery.request_timeout
     async with Engine(giver.entry.url, key, timeout) as first, Engine(taker.entry.url, key, timeout) as second:
-        info = await _info(first)
+        info = await sglang_info(first)
         if info is not None:
             return await _sglang(first, second, body, giver, info)
         given = await first.generate("/v1/completions", {**body, "max_tokens": 1, "kv_transfer_params": _GIVE})
@@ -67,14 +67,14 @@ async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine
         return await second.generate("/v1/completions", {**body, "kv_transfer_params": params})
 
 
-async def _info(engine: Engine) -> dict[str, Any] | None:
+async def sglang_info(engine: Engine) -> dict[str, Any] | None:
     """The information that SGLang gives of itself; None from another engine."""
     try:
         info = await engine.json("GET", "/server_info")
     except ClientError as error:
-        if error.status in (404, 405):
-            return None
-        raise
+        if error.status is None:
+            raise
+        return None
     return info if isinstance(info, dict) and "disaggregation_mode" in info else None
 
 

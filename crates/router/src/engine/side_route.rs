@@ -1,0 +1,206 @@
+//! Routes of an engine that the router itself asks about prompts, and whether they are of use at present.
+//!
+//! No engine promised them: one that was started without a flag refuses them, an old one lacks them, a proxy before it
+//! answers with a page, and after a restart all may be different. So a route that was of no use is left alone for a
+//! while, and tried again beside the requests.
+
+use std::sync::atomic::AtomicU64;
+use std::sync::atomic::Ordering::{AcqRel, Relaxed};
+
+use kvatlas_prompt::{MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH, TOKENIZE_PATH};
+use memchr::memmem;
+
+use crate::clock::millis;
+
+/// Milliseconds after which a route that is left alone is tried again.
+const PAUSE: u64 = 10_000;
+
+/// Answers in a row without tokens, each of which may have been chance, after which a route is left alone.
+const CHANCES: u64 = 3;
+
+/// Outcomes of asking a route, for metrics.
+pub(crate) const OUTCOMES: [&str; 5] = ["tokens", "refused", "rejected", "failed", "late"];
+
+/// The outcome of asking a route, in the order of [`OUTCOMES`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    Tokens,
+    /// The engine has no such route, does not let the router use it, or answers something else there.
+    Refused,
+    /// The engine does not take this request, which says nothing of the route.
+    Rejected,
+    /// The engine failed, or is busy.
+    Failed,
+    /// The engine said nothing in time.
+    Late,
+}
+
+/// Answer to whether a route is to be asked now.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Turn {
+    /// The route is of use.
+    Now,
+    /// The route was of no use and has been left alone for long enough: whoever gets this answer tries it.
+    Trial,
+    No,
+}
+
+/// A route of an engine that is asked about prompts.
+#[derive(Debug)]
+pub(crate) struct SideRoute {
+    /// Time at which it is tried again; 0 while it is of use.
+    again_at: AtomicU64,
+    /// Answers in a row without tokens that may have been chance.
+    misses: AtomicU64,
+    /// Number of such answers after which it is left alone.
+    chances: u64,
+    outcomes: [AtomicU64; OUTCOMES.len()],
+}
+
+/// The routes of an engine that are asked about prompts.
+#[derive(Debug)]
+pub(crate) struct SideRoutes {
+    tokenize: SideRoute,
+    messages: SideRoute,
+    responses: SideRoute,
+}
+
+impl Default for SideRoutes {
+    fn default() -> Self {
+        // What renders has a second way behind it, so that one slow answer is enough.
+        let new = |chances| SideRoute { again_at: 0.into(), misses: 0.into(), chances, outcomes: Default::default() };
+        Self { tokenize: new(CHANCES), messages: new(1), responses: new(1) }
+    }
+}
+
+impl SideRoutes {
+    /// The route at a path.
+    pub(crate) fn of(&self, path: &str) -> &SideRoute {
+        match path {
+            MESSAGES_RENDER_PATH => &self.messages,
+            RESPONSES_RENDER_PATH => &self.responses,
+            _ => &self.tokenize,
+        }
+    }
+
+    /// All routes, with their paths.
+    pub(crate) fn all(&self) -> [(&'static str, &SideRoute); 3] {
+        [TOKENIZE_PATH, MESSAGES_RENDER_PATH, RESPONSES_RENDER_PATH].map(|path| (path, self.of(path)))
+    }
+
+    /// Forgets what was seen: the engine may be another one now.
+    pub(crate) fn forget(&self) {
+        for (_, route) in self.all() {
+            route.again_at.store(0, Relaxed);
+            route.misses.store(0, Relaxed);
+        }
+    }
+}
+
+impl SideRoute {
+    /// Tells whether the route is to be asked now. Of those who ask while it is due to be tried, one does it.
+    pub(crate) fn turn(&self) -> Turn {
+        let (again_at, now) = (self.again_at.load(Relaxed), millis());
+        match again_at {
+            0 => Turn::Now,
+            _ if again_at > now => Turn::No,
+            _ => match self.again_at.compare_exchange(again_at, now + PAUSE, AcqRel, Relaxed) {
+                Ok(_) => Turn::Trial,
+                Err(_) => Turn::No,
+            },
+        }
+    }
+
+    /// Notes what came of asking. True if the route is left alone from now on.
+    pub(crate) fn note(&self, outcome: Outcome) -> bool {
+        self.outcomes[outcome as usize].fetch_add(1, Relaxed);
+        let misses = match outcome {
+            Outcome::Tokens => {
+                if self.misses.load(Relaxed) != 0 || self.again_at.load(Relaxed) != 0 {
+                    self.misses.store(0, Relaxed);
+                    self.again_at.store(0, Relaxed);
+                }
+                return false;
+            }
+            Outcome::Rejected => return false,
+            Outcome::Refused => self.chances,
+            Outcome::Failed | Outcome::Late => self.misses.fetch_add(1, Relaxed) + 1,
+        };
+        misses >= self.chances && self.again_at.swap(millis() + PAUSE, AcqRel) == 0
+    }
+
+    /// Counts of each of [`OUTCOMES`].
+    pub(crate) fn outcomes(&self) -> impl Iterator<Item = (&'static str, u64)> {
+        OUTCOMES.into_iter().zip(self.outcomes.each_ref().map(|count| count.load(Relaxed)))
+    }
+}
+
+impl Outcome {
+    /// The outcome of an answer that has no tokens.
+    pub(crate) fn without_tokens(status: u16, body: &[u8]) -> Self {
+        match status {
+            // A model or an adapter that the engine does not have is not a route that it does not have.
+            404 if memmem::find(body, b"\"error\"").is_some() && memmem::find(body, b"model").is_some() => {
+                Self::Rejected
+            }
+            400 | 413 | 422 => Self::Rejected,
+            408 | 429 | 500 | 502.. => Self::Failed,
+            _ => Self::Refused,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_route_that_is_refused_is_left_alone_and_tried_by_one() {
+        let routes = SideRoutes::default();
+        let route = routes.of(MESSAGES_RENDER_PATH);
+        assert_eq!(route.turn(), Turn::Now);
+        assert!(route.note(Outcome::Refused));
+        assert!(!route.note(Outcome::Refused), "that is known");
+        assert_eq!((route.turn(), routes.of(RESPONSES_RENDER_PATH).turn()), (Turn::No, Turn::Now));
+        route.again_at.store(1, Relaxed);
+        assert_eq!((route.turn(), route.turn()), (Turn::Trial, Turn::No));
+        route.note(Outcome::Tokens);
+        assert_eq!(route.turn(), Turn::Now);
+        route.note(Outcome::Late);
+        assert_eq!(route.turn(), Turn::No);
+        routes.forget();
+        assert_eq!(route.turn(), Turn::Now);
+    }
+
+    #[test]
+    fn what_may_be_chance_counts_in_a_row() {
+        let routes = SideRoutes::default();
+        let route = routes.of(TOKENIZE_PATH);
+        for outcome in [Outcome::Late, Outcome::Failed, Outcome::Tokens, Outcome::Failed, Outcome::Rejected] {
+            assert!(!route.note(outcome), "{outcome:?}");
+        }
+        assert!(!route.note(Outcome::Late) && route.note(Outcome::Late));
+    }
+
+    #[test]
+    fn answers_without_tokens() {
+        for (status, body, outcome) in [
+            (403, "{}", Outcome::Refused),
+            (401, "", Outcome::Refused),
+            (404, r#"{"detail":"Not Found"}"#, Outcome::Refused),
+            (404, r#"{"error":{"message":"The model `x` does not exist."}}"#, Outcome::Rejected),
+            (405, "", Outcome::Refused),
+            (501, "", Outcome::Refused),
+            (307, "", Outcome::Refused),
+            (200, "<html>", Outcome::Refused),
+            (204, "", Outcome::Refused),
+            (400, "", Outcome::Rejected),
+            (422, "", Outcome::Rejected),
+            (429, "", Outcome::Failed),
+            (500, "", Outcome::Failed),
+            (503, "", Outcome::Failed),
+        ] {
+            assert_eq!(Outcome::without_tokens(status, body.as_bytes()), outcome, "{status} {body}");
+        }
+    }
+}

@@ -1,0 +1,207 @@
+//! Prompts that cannot be read: they are placed without knowing what is cached of them, and nothing else shows it. Their
+//! share is a condition of the fleet.
+
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use kvatlas_prompt::{Endpoint, PromptFailure};
+use serde_json::{Value, json};
+
+use crate::lock;
+
+/// Prompts beyond which the older half is forgotten, and the time after which it is too.
+const MOST: u64 = 2_000;
+const FORGETS_AFTER: Duration = Duration::from_secs(120);
+
+/// Unread prompts below which nothing is said, as a number and as a share of all.
+const LEAST: u64 = 3;
+const LEAST_SHARE: f64 = 0.02;
+
+const KINDS: usize = Endpoint::ALL.len();
+
+/// The address of the runbook's entry.
+const RUNBOOK: &str = "https://github.com/kvatlas/kvatlas/blob/main/docs/guides/sick-engines.md#unread-prompts";
+
+/// Counts of the prompts that could not be read, of all that were to be. Requests add to the counts, and a look now and
+/// then makes the share of the last ones of them.
+#[derive(Debug, Default)]
+pub(crate) struct UnreadPrompts {
+    /// All prompts, by [`Endpoint::ALL`].
+    pub(crate) all: [AtomicU64; KINDS],
+    unread: [AtomicU64; KINDS],
+    /// The last reason, and what an engine said instead of tokens.
+    last: Mutex<Option<(PromptFailure, Option<String>)>>,
+    lately: Mutex<Lately>,
+}
+
+/// The last prompts.
+#[derive(Debug, Default)]
+struct Lately {
+    /// Counts as of the last look: all, and unread ones.
+    seen: [(u64, u64); KINDS],
+    /// Counts of the last prompts: all, and unread ones.
+    last: [(u64, u64); KINDS],
+    /// Time at which half of them were last forgotten.
+    halved: Option<Instant>,
+    /// True if it was said that there are such prompts.
+    is_said: bool,
+}
+
+impl UnreadPrompts {
+    /// Notes a prompt that is to be read.
+    pub(crate) fn note(&self, endpoint: Endpoint) {
+        self.all[endpoint as usize].fetch_add(1, Relaxed);
+    }
+
+    /// Notes that a prompt could not be read. `said`: what an engine said instead.
+    pub(crate) fn note_unread(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
+        if matters(why_not) {
+            self.unread[endpoint as usize].fetch_add(1, Relaxed);
+            *lock(&self.last) = Some((why_not, said.map(str::to_owned)));
+        }
+    }
+
+    /// The share of the last prompts that could not be read.
+    pub(crate) fn share(&self) -> f64 {
+        let (all, unread) = lock(&self.lately).sum();
+        if all == 0 { 0.0 } else { unread as f64 / all as f64 }
+    }
+
+    /// Takes in what has come since the last look, and says when such prompts come and when they are over.
+    pub(crate) fn look(&self, now: Instant) {
+        let is_there = {
+            let mut lately = lock(&self.lately);
+            lately.take_in(self.counts(), now);
+            let is_there = lately.is_ill();
+            if is_there == lately.is_said {
+                return;
+            }
+            lately.is_said = is_there;
+            is_there
+        };
+        match self.condition().filter(|_| is_there) {
+            Some(condition) => tracing::warn!(
+                share = format!("{:.2}", self.share()),
+                "prompts cannot be read, and are placed without knowing what is cached of them: {}; {}",
+                condition["reason"].as_str().unwrap_or_default(),
+                condition["advice"].as_str().unwrap_or_default()
+            ),
+            None => tracing::info!("prompts can be read again"),
+        }
+    }
+
+    /// The condition as answers show it; none if nearly all prompts can be read.
+    pub(crate) fn condition(&self) -> Option<Value> {
+        let lately = lock(&self.lately);
+        if !lately.is_ill() {
+            return None;
+        }
+        let (all, unread) = lately.sum();
+        let kinds = Endpoint::ALL.iter().zip(lately.last).filter(|(_, (_, unread))| *unread > 0);
+        let kinds: Vec<_> = kinds.map(|(endpoint, _)| endpoint.word()).collect();
+        drop(lately);
+        let (why_not, said) = lock(&self.last).clone()?;
+        let reason = said.map_or_else(|| why_not.to_string(), |said| format!("{why_not} ({said})"));
+        Some(json!({
+            "share": unread as f64 / all.max(1) as f64,
+            "unread": unread,
+            "prompts": all,
+            "endpoints": kinds,
+            "reason": reason,
+            "advice": advice(why_not),
+            "runbook": RUNBOOK,
+        }))
+    }
+
+    fn counts(&self) -> [(u64, u64); KINDS] {
+        // What is unread was counted among all before.
+        let unread = self.unread.each_ref().map(|count| count.load(Relaxed));
+        let all = self.all.each_ref().map(|count| count.load(Relaxed));
+        std::array::from_fn(|at| (all[at], unread[at]))
+    }
+}
+
+impl Lately {
+    fn take_in(&mut self, counts: [(u64, u64); KINDS], now: Instant) {
+        for ((last, seen), (all, unread)) in self.last.iter_mut().zip(&mut self.seen).zip(counts) {
+            last.0 += all - seen.0;
+            last.1 += unread - seen.1;
+            *seen = (all, unread);
+        }
+        let halved = *self.halved.get_or_insert(now);
+        let is_old = now.duration_since(halved) >= FORGETS_AFTER;
+        if is_old || self.sum().0 > MOST {
+            self.halved = Some(now);
+            self.last.iter_mut().for_each(|(all, unread)| (*all, *unread) = (*all / 2, *unread / 2));
+        }
+    }
+
+    fn sum(&self) -> (u64, u64) {
+        self.last.iter().fold((0, 0), |sum, last| (sum.0 + last.0, sum.1 + last.1))
+    }
+
+    fn is_ill(&self) -> bool {
+        let (all, unread) = self.sum();
+        unread >= LEAST && unread as f64 >= LEAST_SHARE * all as f64
+    }
+}
+
+/// True for a reason that whoever runs the router may do something about: others are the requests' own.
+fn matters(why_not: PromptFailure) -> bool {
+    use PromptFailure::{NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TooLong};
+    matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | TooLong | NotAnswered)
+}
+
+fn advice(why_not: PromptFailure) -> &'static str {
+    match why_not {
+        PromptFailure::NotAnswered => {
+            "let the engines answer POST /tokenize, or give the router a tokenizer of its own (--tokenizer PATH); \
+             `kvatlas router --check` asks each engine"
+        }
+        PromptFailure::NoTokenizer => "give the router this model's tokenizer (--tokenizer PATH, or `engine`)",
+        PromptFailure::NoTemplate => "put the model's chat_template.jinja beside its tokenizer.json",
+        PromptFailure::TemplateRefuses => "give the router the chat template that the engine was started with",
+        _ => "use --tokenizer engine with vLLM started with --enable-scale-out: it renders all that it takes",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_share_of_the_last_prompts() {
+        let (prompts, now) = (UnreadPrompts::default(), Instant::now());
+        for number in 0..90 {
+            prompts.note(Endpoint::Chat);
+            if number % 9 == 0 {
+                prompts.note(Endpoint::Messages);
+                prompts.note_unread(Endpoint::Messages, PromptFailure::NotAnswered, Some("e0 answered 403"));
+            }
+            prompts.note_unread(Endpoint::Chat, PromptFailure::Image, None);
+        }
+        assert_eq!(prompts.condition(), None, "nobody has looked");
+        prompts.look(now);
+        let condition = prompts.condition().expect("one");
+        assert_eq!((&condition["share"], &condition["endpoints"]), (&json!(0.1), &json!(["messages"])));
+        assert!(condition["reason"].as_str().is_some_and(|reason| reason.contains("e0 answered 403")));
+        (0..1_000).for_each(|_| prompts.note(Endpoint::Messages));
+        prompts.look(now);
+        assert!(prompts.condition().is_none() && prompts.share() > 0.0);
+        // What was long ago does not count for ever.
+        (1..9).for_each(|number| prompts.look(now + number * FORGETS_AFTER));
+        assert!(prompts.share() < 0.01);
+    }
+
+    #[test]
+    fn a_few_are_no_condition() {
+        let prompts = UnreadPrompts::default();
+        for _ in 0..2 {
+            prompts.note(Endpoint::Chat);
+            prompts.note_unread(Endpoint::Chat, PromptFailure::NoTemplate, None);
+        }
+        prompts.look(Instant::now());
+        assert_eq!(prompts.condition(), None);
+    }
+}
