@@ -10,7 +10,7 @@ use super::dialect::{AnswerFormat, Dialect};
 use super::facts::AnswerFacts;
 use super::generated::is_generated;
 use super::stop::Reason;
-use super::usage::{Scan, UsageNumbers, read_usage};
+use super::usage::{Scan, UsageNumbers, read_meta, read_usage};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -58,6 +58,11 @@ impl Events {
 
     pub(super) fn hides(&self) -> bool {
         self.reading.hides_usage
+    }
+
+    /// True if no event is open.
+    pub(super) fn is_between(&self) -> bool {
+        self.between && !self.is_hiding
     }
 
     pub(super) fn tokens(&self) -> u32 {
@@ -169,8 +174,16 @@ impl Events {
         if self.seen.events > 0 || is_generated(data, self.reading.dialect) {
             self.seen.events = self.seen.events.saturating_add(1);
         }
-        self.seen.finished |= self.reason.look(data, self.reading.dialect);
+        let (was_finished, is_finished) = (self.seen.finished, self.reason.look(data, self.reading.dialect));
+        self.seen.finished |= is_finished;
         self.is_last |= ends(data, self.reading.dialect);
+        if self.reading.dialect == Dialect::Generate {
+            // Each event counts what came before, so the last one is enough. Of several answers each has a last one.
+            if is_finished {
+                self.told = if was_finished { UsageNumbers::default() } else { read_meta(data) };
+            }
+            return false;
+        }
         let Some(usage) = read_usage(data) else { return false };
         self.told.merge(usage);
         self.reading.hides_usage && has_no_choices(data)
@@ -178,24 +191,31 @@ impl Events {
 
     pub(super) fn last_words(&mut self, message: &str, code: &str) -> Bytes {
         let open = if self.between { "" } else { "\n" };
-        let (error, end) = match self.reading.dialect {
-            Dialect::Responses => {
-                // Twice: as the API's documents have it, and in `error`, for which SDKs raise an exception.
-                let mut event = json!({ "type": "error", "code": code, "message": message, "param": null });
-                let mut error = event.clone();
-                error["type"] = "upstream_error".into();
-                event["sequence_number"] = self.count.into();
-                event["error"] = error;
-                (event, "")
-            }
-            Dialect::Messages => (json!({ "type": "error", "error": { "type": "api_error", "message": message } }), ""),
-            Dialect::Chat | Dialect::Other => {
-                let error = json!({ "message": message, "type": "upstream_error", "param": null, "code": code });
-                (json!({ "error": error }), "data: [DONE]\n\n")
-            }
-        };
-        Bytes::from(format!("{open}event: error\ndata: {error}\n\n{end}"))
+        let dialect = self.reading.dialect;
+        let kind = if dialect == Dialect::Messages { "api_error" } else { "upstream_error" };
+        Bytes::from(format!("{open}{}", error_event(dialect, kind, code, message, self.count)))
     }
+}
+
+/// The event of an error, and what ends a stream after it. `before`: events that came before.
+pub(crate) fn error_event(dialect: Dialect, kind: &str, code: &str, message: &str, before: u64) -> String {
+    let (error, end) = match dialect {
+        Dialect::Responses => {
+            // Twice: as the API's documents have it, and in `error`, for which SDKs raise an exception.
+            let mut event = json!({ "type": "error", "code": code, "message": message, "param": null });
+            let mut error = event.clone();
+            error["type"] = kind.into();
+            event["sequence_number"] = before.into();
+            event["error"] = error;
+            (event, "")
+        }
+        Dialect::Messages => (json!({ "type": "error", "error": { "type": kind, "message": message } }), ""),
+        Dialect::Chat | Dialect::Generate | Dialect::Other => {
+            let error = json!({ "message": message, "type": kind, "param": null, "code": code });
+            (json!({ "error": error }), "data: [DONE]\n\n")
+        }
+    };
+    format!("event: error\ndata: {error}\n\n{end}")
 }
 
 /// True if a name or the data of an event says that it is the last one, as the Responses API and the Messages API have it.
@@ -206,7 +226,8 @@ fn ends(text: &[u8], dialect: Dialect) -> bool {
         Some(b'"') => text.get(at + len) == Some(&b'"'),
         _ => text[..at].trim_ascii().is_empty(),
     };
-    dialect != Dialect::Chat && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
+    !matches!(dialect, Dialect::Chat | Dialect::Generate)
+        && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
 }
 
 /// True if a chunk is of no choice.

@@ -13,12 +13,12 @@ mod usage;
 use bytes::Bytes;
 
 pub(crate) use dialect::{AnswerFormat, Dialect};
-pub(crate) use events::Events;
+pub(crate) use events::{Events, error_event};
 pub(crate) use facts::AnswerFacts;
 use stop::Reason;
 pub(crate) use stop::Stop;
-use usage::Scan;
 pub(crate) use usage::Usage;
+use usage::{MetaScan, Scan};
 
 /// Looks at an answer while it passes.
 #[derive(Debug)]
@@ -35,6 +35,7 @@ pub(crate) enum Observer {
 #[derive(Debug)]
 pub(crate) struct WholeAnswer {
     scan: Scan,
+    meta: MetaScan,
     reason: Reason,
     dialect: Dialect,
 }
@@ -45,7 +46,8 @@ impl Observer {
         match content_type.unwrap_or_default() {
             kind if starts(kind, b"text/event-stream") => Self::Events(Events::new(reading)),
             kind if starts(kind, b"application/json") => {
-                Self::Whole(WholeAnswer { scan: Scan::default(), reason: Reason::default(), dialect: reading.dialect })
+                let (scan, meta, reason) = Default::default();
+                Self::Whole(WholeAnswer { scan, meta, reason, dialect: reading.dialect })
             }
             _ => Self::Blind,
         }
@@ -56,7 +58,10 @@ impl Observer {
         match self {
             Self::Events(events) => events.pass(data),
             Self::Whole(whole) => {
-                whole.scan.pass(&data);
+                match whole.dialect {
+                    Dialect::Generate => whole.meta.pass(&data),
+                    _ => whole.scan.pass(&data),
+                }
                 whole.reason.pass(&data, whole.dialect);
                 data
             }
@@ -77,6 +82,11 @@ impl Observer {
         }
     }
 
+    /// True if a comment can stand here: in a stream between two events, before the first token.
+    pub(crate) fn takes_comments(&self) -> bool {
+        matches!(self, Self::Events(events) if events.tokens() == 0 && events.is_between())
+    }
+
     /// Bytes that came and did not leave yet.
     pub(crate) fn held_back(&self) -> usize {
         match self {
@@ -95,7 +105,11 @@ impl Observer {
         match self {
             Self::Events(events) => events.seen(),
             Self::Whole(whole) => {
-                let (usage, stop) = (whole.scan.told.usage(), whole.reason.stop());
+                let told = match whole.dialect {
+                    Dialect::Generate => whole.meta.told,
+                    _ => whole.scan.told,
+                };
+                let (usage, stop) = (told.usage(), whole.reason.stop());
                 AnswerFacts { usage, stop, finished: true, over: true, events: 0 }
             }
             Self::Blind => AnswerFacts::default(),
