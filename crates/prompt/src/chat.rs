@@ -116,7 +116,7 @@ impl<'a> Chat<'a> {
         let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
             Endpoint::Responses => convert::of_responses(parts, dialect, merges_system, goes_on)?,
             Endpoint::Messages => convert::of_messages(parts, dialect, merges_system, goes_on)?,
-            Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings => {
+            _ => {
                 let (messages, ends) = messages::of_chat(parts.messages.ok_or(PromptFailure::NoPrompt)?, dialect)?;
                 if messages.is_empty() && !goes_on {
                     return Err(PromptFailure::BadMessages);

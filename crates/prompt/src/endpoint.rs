@@ -13,11 +13,26 @@ pub enum Endpoint {
     Messages,
     /// `POST /v1/embeddings`.
     Embeddings,
+    /// `POST /generate` of SGLang: token ids or text.
+    Generate,
+    /// `POST /inference/v1/generate` of vLLM: token ids.
+    Tokens,
+    /// `POST /v1/chat/completions/tokens`, which trainers add to vLLM: a chat whose prompt is given as token ids.
+    ChatTokens,
 }
 
 impl Endpoint {
     /// All endpoints, in order, for metrics that begin at zero.
-    pub const ALL: [Self; 5] = [Self::Chat, Self::Completions, Self::Responses, Self::Messages, Self::Embeddings];
+    pub const ALL: [Self; 8] = [
+        Self::Chat,
+        Self::Completions,
+        Self::Responses,
+        Self::Messages,
+        Self::Embeddings,
+        Self::Generate,
+        Self::Tokens,
+        Self::ChatTokens,
+    ];
 
     /// Returns the endpoint of a path, be it with `/v1` or without; none if requests there have no prompts that this
     /// crate reads.
@@ -27,7 +42,13 @@ impl Endpoint {
     pub fn of_path(path: &str) -> Option<Self> {
         let path = path.split('?').next().unwrap_or(path);
         let path = path.strip_suffix('/').unwrap_or(path);
+        match path {
+            "/generate" => return Some(Self::Generate),
+            "/inference/v1/generate" => return Some(Self::Tokens),
+            _ => {}
+        }
         match path.strip_prefix("/v1").unwrap_or(path) {
+            "/chat/completions/tokens" => Some(Self::ChatTokens),
             "/chat/completions" => Some(Self::Chat),
             "/completions" => Some(Self::Completions),
             "/responses" => Some(Self::Responses),
@@ -52,7 +73,27 @@ impl Endpoint {
             Self::Responses => "responses",
             Self::Messages => "messages",
             Self::Embeddings => "embeddings",
+            Self::Generate => "generate",
+            Self::Tokens => "tokens",
+            Self::ChatTokens => "chat_tokens",
         }
+    }
+
+    /// True if the body has the prompt itself, and no chat is made of it: no field for chats matters.
+    pub(crate) const fn has_plain_prompt(self) -> bool {
+        matches!(self, Self::Generate | Self::Tokens | Self::ChatTokens)
+    }
+
+    /// True if an engine counts one prompt with one answer, and nothing else: what it counts is the prompt's tokens.
+    #[must_use]
+    pub const fn is_counted(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Generate | Self::Tokens | Self::ChatTokens)
+    }
+
+    /// True if streams have `stream_options`, by which a client asks how many tokens they have.
+    #[must_use]
+    pub const fn has_stream_options(self) -> bool {
+        matches!(self, Self::Chat | Self::Completions | Self::Tokens | Self::ChatTokens)
     }
 }
 
@@ -69,6 +110,10 @@ mod tests {
             ("/v1/responses", Some(Endpoint::Responses)),
             ("/v1/messages", Some(Endpoint::Messages)),
             ("/v1/embeddings", Some(Endpoint::Embeddings)),
+            ("/generate/", Some(Endpoint::Generate)),
+            ("/v1/generate", None),
+            ("/inference/v1/generate", Some(Endpoint::Tokens)),
+            ("/v1/chat/completions/tokens", Some(Endpoint::ChatTokens)),
             ("/v1/models", None),
             ("/v1/responses/abc", None),
             ("", None),

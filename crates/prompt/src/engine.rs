@@ -87,7 +87,12 @@ impl Question {
             Endpoint::Chat => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Embeddings if parts.messages.is_some() => Self::of_chat(request, dialect, model, has_media),
             Endpoint::Responses | Endpoint::Messages => Self::of_other(request, dialect, model),
-            Endpoint::Completions | Endpoint::Embeddings => match request.given()? {
+            Endpoint::Completions
+            | Endpoint::Embeddings
+            | Endpoint::Generate
+            | Endpoint::Tokens
+            | Endpoint::ChatTokens => match request.given()? {
+                BodyPrompt::Text { .. } if request.known_tokens().is_some() => Err(PromptFailure::SkipsCache),
                 BodyPrompt::Text { first, prompts } => {
                     let mut asked = RequestFields::new();
                     asked.insert("prompt".into(), first.as_ref().into());

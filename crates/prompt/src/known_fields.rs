@@ -15,10 +15,10 @@ impl Dialect {
     fn known_parts<'a>(self, endpoint: Endpoint, parts: &Parts<'a>) -> Parts<'a> {
         let is_converted = matches!(endpoint, Endpoint::Messages | Endpoint::Responses);
         let mut known = *parts;
-        if self.is_vllm() || endpoint != Endpoint::Chat {
+        if endpoint != Endpoint::Generate && (self.is_vllm() || endpoint != Endpoint::Chat) {
             known.input_ids = None;
         }
-        if !self.is_vllm() || is_converted {
+        if !self.is_vllm() || is_converted || endpoint.has_plain_prompt() {
             known.chat_template = None;
             known.documents = None;
             known.add_generation_prompt = None;
@@ -41,6 +41,7 @@ impl Request<'_> {
     #[must_use]
     pub fn salt(&self, engine: Engine) -> Option<Cow<'_, str>> {
         let salt = self.cache_salt.as_deref();
+        let engine = self.engine(engine);
         match engine {
             Engine::Vllm => salt.map(Cow::Borrowed),
             Engine::Sglang if matches!(self.endpoint, Endpoint::Messages | Endpoint::Embeddings) => None,
@@ -57,9 +58,16 @@ impl Request<'_> {
         self.own_key(engine).is_some()
     }
 
+    /// The kind of engine that takes the request, where only one kind does.
+    fn engine(&self, engine: Engine) -> Engine {
+        if self.endpoint == Endpoint::Generate { Engine::Sglang } else { engine }
+    }
+
     fn own_key(&self, engine: Engine) -> Option<&str> {
-        let has_keys = matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Responses);
-        let key = self.parts.extra_key.filter(|raw| engine == Engine::Sglang && has_keys && is_there(Some(raw)));
+        let has_keys =
+            matches!(self.endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Responses | Endpoint::Generate);
+        let is_sglang = self.engine(engine) == Engine::Sglang;
+        let key = self.parts.extra_key.filter(|raw| is_sglang && has_keys && is_there(Some(raw)));
         key.map(serde_json::value::RawValue::get)
     }
 }
@@ -98,6 +106,13 @@ mod tests {
         assert_eq!(salts(Endpoint::Chat, r#", "extra_key": null"#), same(None));
         assert_eq!(salts(Endpoint::Messages, r#", "cache_salt": "s""#), [Some("s".to_owned()), None]);
         assert_eq!(salts(Endpoint::Messages, r#", "extra_key": "k""#), same(None));
+        let listed = r#", "cache_salt": ["s", "t"]"#;
+        assert_eq!(salts(Endpoint::Generate, listed), same(Some("s")), "of a list of prompts that of the first");
+        assert_eq!(salts(Endpoint::Generate, r#", "cache_salt": "s""#), same(Some("s")));
+        let [vllm, sglang] = salts(Endpoint::Generate, r#", "extra_key": "k""#);
+        assert!(vllm == sglang && vllm.is_some(), "whatever the kind is taken for");
+        assert_eq!(salts(Endpoint::Tokens, r#", "cache_salt": "s""#), same(Some("s")));
+        assert_eq!(salts(Endpoint::Tokens, r#", "extra_key": "k""#), same(None));
         let mut seen = vec![None, Some("s".to_owned()), Some("k".to_owned())];
         for fields in [r#""k""#, r#""l""#, r#"["k"]"#, r#""k", "cache_salt": "s""#] {
             for endpoint in [Endpoint::Chat, Endpoint::Completions, Endpoint::Responses] {

@@ -98,6 +98,17 @@ impl PromptTokens {
         self.tokens.get()
     }
 
+    /// Leaves only so many of the first tokens, for that reason.
+    pub(crate) fn end_at(&mut self, most: usize, why_not: Option<PromptFailure>) {
+        if self.token_count() <= most {
+            return;
+        }
+        let known: Rope<u32> = self.tokens.get()[..most].to_vec().into();
+        self.tokens = known.into();
+        self.whole = false;
+        self.why_not = self.why_not.or(why_not);
+    }
+
     /// Number of tokens.
     #[must_use]
     pub fn token_count(&self) -> usize {

@@ -232,7 +232,7 @@ impl Prompter {
         before: Option<&KnownMessages>,
     ) -> Option<(PromptTokens, Option<NewTurn>)> {
         let mut kept = None;
-        let are_common = request.parts.are_common();
+        let are_common = request.endpoint.has_plain_prompt() || request.parts.are_common();
         let request = &self.options.dialect.known_fields(request);
         let made = match request.given() {
             Ok(BodyPrompt::Tokens { first, prompts }) => {
@@ -253,7 +253,12 @@ impl Prompter {
             ..PromptTokens::default()
         });
         made.is_plain &= are_common;
+        if let Some((known, why_not)) = request.known_tokens() {
+            made.end_at(known, why_not);
+        }
+        // Of a prompt that is given as tokens with places for what is not text, the tokens are counted.
         if made.why_not.is_some_and(PromptFailure::may_have_media)
+            && !is_there(request.parts.features)
             && let Some(media) = request.media()
         {
             let known = u32::try_from(made.token_count()).unwrap_or(u32::MAX);
@@ -457,7 +462,8 @@ impl Prompter {
         why_not: Option<PromptFailure>,
         request: &Request<'_>,
     ) -> PromptTokens {
-        let bytes = if request.endpoint == Endpoint::Completions { text.len() } else { request.body_len() };
+        let is_text = matches!(request.endpoint, Endpoint::Completions | Endpoint::Generate);
+        let bytes = if is_text { text.len() } else { request.body_len() };
         PromptTokens {
             prompt_tokens: estimate(bytes),
             prompts,

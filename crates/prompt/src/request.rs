@@ -1,6 +1,7 @@
 //! The body of a request, parsed once and only as far as it is needed.
 
 use std::borrow::Cow;
+use std::collections::HashMap;
 use std::fmt;
 
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
@@ -37,6 +38,8 @@ pub struct Request<'a> {
     pub priority: i32,
     /// `cache_salt`: prompts with different ones share no blocks.
     pub cache_salt: Option<Cow<'a, str>>,
+    /// The adapter, where a field of its own names it (`lora_path` of SGLang).
+    pub adapter: Option<Cow<'a, str>>,
     /// The answer that the request goes on from (`previous_response_id`).
     pub previous_response: Option<Cow<'a, str>>,
     /// True if the engine works on after its answer, which only says that it has begun.
@@ -102,8 +105,24 @@ pub(crate) struct Parts<'a> {
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
     pub(crate) truncation_side: Option<&'a RawValue>,
     pub(crate) truncation: Option<&'a RawValue>,
-    /// A chat that is given as tokens, beside its messages.
+    /// A prompt that is given as tokens: of a chat beside its messages, of SGLang's `/generate` alone.
     pub(crate) input_ids: Option<&'a RawValue>,
+    /// The prompt of vLLM's `/inference/v1/generate`.
+    pub(crate) token_ids: Option<&'a RawValue>,
+    /// The prompt of a chat of trainers', beside its messages.
+    pub(crate) tokens: Option<&'a RawValue>,
+    /// The prompt of SGLang's `/generate`, if that is given as text.
+    pub(crate) text: Option<&'a RawValue>,
+    pub(crate) input_embeds: Option<&'a RawValue>,
+    pub(crate) image_data: Option<&'a RawValue>,
+    pub(crate) video_data: Option<&'a RawValue>,
+    pub(crate) audio_data: Option<&'a RawValue>,
+    /// The places of what is not text in a prompt that is given as tokens.
+    pub(crate) features: Option<&'a RawValue>,
+    /// What is not text in a prompt that is given as tokens, at places that the engine finds.
+    pub(crate) content_parts: Option<&'a RawValue>,
+    pub(crate) return_logprob: Option<&'a RawValue>,
+    pub(crate) logprob_start_len: Option<&'a RawValue>,
     /// A name of SGLang's by which requests share blocks only with those of the same one.
     pub(crate) extra_key: Option<&'a RawValue>,
 }
@@ -127,19 +146,34 @@ impl<'a> Request<'a> {
     /// [`PromptFailure::NotJson`]: it is not a JSON object. Anything else wrong with it shows when the prompt is asked for.
     pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, PromptFailure> {
         let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| PromptFailure::NotJson)?;
-        let answers = [fields.n, fields.best_of].into_iter().filter_map(read::<u32>).max().unwrap_or(1).max(1);
-        let limits = [fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens];
+        let sampling = match endpoint {
+            Endpoint::Generate => read::<Sampling<'a>>(first(fields.sampling_params)),
+            Endpoint::Tokens => read(fields.sampling_params),
+            _ => None,
+        }
+        .unwrap_or_default();
+        let answers =
+            [fields.n, fields.best_of, sampling.n].into_iter().filter_map(read::<u32>).max().unwrap_or(1).max(1);
+        let limits = match endpoint {
+            Endpoint::Generate => [sampling.max_new_tokens, None, None],
+            Endpoint::Tokens => [sampling.max_tokens, None, None],
+            _ => [fields.max_completion_tokens, fields.max_output_tokens, fields.max_tokens],
+        };
+        let is_list = endpoint == Endpoint::Generate;
+        let cache_salt = if is_list { first(fields.cache_salt) } else { fields.cache_salt };
+        let adapter = first(fields.lora_path).filter(|_| is_list);
         Ok(Self {
             endpoint,
             model: text(fields.model),
             stream: read(fields.stream).unwrap_or(false),
             include_usage: read::<StreamOptions>(fields.stream_options).is_some_and(|options| options.include_usage),
             has_stream_options: fields.stream_options.is_some(),
-            skips: fields.skips(endpoint),
+            skips: fields.skips(endpoint, &sampling),
             answers,
             max_tokens: limits.into_iter().find_map(read::<u32>),
             priority: read(fields.priority).unwrap_or(0),
-            cache_salt: text(fields.cache_salt).filter(|salt| !salt.is_empty()),
+            cache_salt: text(cache_salt).filter(|salt| !salt.is_empty()),
+            adapter: text(adapter).filter(|adapter| !adapter.is_empty()),
             previous_response: text(fields.parts.previous_response_id),
             in_background: read(fields.background).unwrap_or(false),
             session: fields.session,
@@ -188,7 +222,78 @@ impl<'a> Request<'a> {
             Endpoint::Embeddings => prompt(parts.input),
             Endpoint::Completions if is_there(parts.prompt_embeds) => Err(PromptFailure::Embeds),
             Endpoint::Completions => prompt(parts.prompt),
+            Endpoint::Generate => match self.own_media() {
+                Some(why_not) => Err(why_not),
+                // What the engine keeps of its session comes before it.
+                None if has_some(self.session.session_params) => Err(PromptFailure::Stored),
+                None if is_there(parts.input_ids) => prompt(parts.input_ids),
+                None if is_there(parts.text) => prompt(parts.text),
+                None if is_there(parts.input_embeds) => Err(PromptFailure::Embeds),
+                None => Err(PromptFailure::NoPrompt),
+            },
+            Endpoint::Tokens if has_some(parts.content_parts) => Err(PromptFailure::OtherPart),
+            Endpoint::Tokens => one_prompt(parts.token_ids),
+            // The engine puts what the messages have beside text among the tokens.
+            Endpoint::ChatTokens if self.media().is_some() => Err(PromptFailure::OtherPart),
+            Endpoint::ChatTokens => one_prompt(parts.tokens),
         }
+    }
+
+    /// The kind of what is not text in a request of SGLang's `/generate`, if it has that.
+    fn own_media(&self) -> Option<PromptFailure> {
+        let parts = &self.parts;
+        let kinds = [
+            (parts.image_data, PromptFailure::Image),
+            (parts.video_data, PromptFailure::Video),
+            (parts.audio_data, PromptFailure::Audio),
+        ];
+        kinds.into_iter().find_map(|(raw, why_not)| has_some(raw).then_some(why_not))
+    }
+
+    /// Returns how many leading tokens of the prompt can be in a cache, or are known, if that is not all of them; and the
+    /// reason, if these are not known.
+    pub(crate) fn known_tokens(&self) -> Option<(usize, Option<PromptFailure>)> {
+        let parts = &self.parts;
+        match self.endpoint {
+            // SGLang computes what it shall tell the probabilities of.
+            Endpoint::Generate if read::<bool>(first(parts.return_logprob)).unwrap_or(false) => {
+                Some((read::<usize>(first(parts.logprob_start_len))?, None))
+            }
+            Endpoint::Tokens if is_there(parts.features) => {
+                // Where they cannot be read, no token is known.
+                let first = read::<Features>(parts.features).map(|features| features.first());
+                first.map_or(Some((0, Some(PromptFailure::OtherPart))), |first| {
+                    first.map(|first| (first, Some(PromptFailure::OtherPart)))
+                })
+            }
+            _ => None,
+        }
+    }
+}
+
+/// The places of what is not text among a prompt's tokens, by its kind.
+#[derive(serde::Deserialize)]
+struct Features {
+    mm_placeholders: HashMap<String, Vec<Placeholder>>,
+}
+
+#[derive(serde::Deserialize)]
+struct Placeholder {
+    offset: usize,
+}
+
+impl Features {
+    /// The first of the places; none if there are none.
+    fn first(&self) -> Option<usize> {
+        self.mm_placeholders.values().flatten().map(|placeholder| placeholder.offset).min()
+    }
+}
+
+/// A list of token ids.
+fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
+    match read::<Vec<u32>>(raw) {
+        Some(first) if !first.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
+        _ => Err(PromptFailure::NoPrompt),
     }
 }
 
@@ -222,6 +327,19 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
     serde_json::from_str(raw?.get()).ok()
 }
 
+/// A value, or the first one of a list: a list of prompts may have one of each.
+fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
+    match raw {
+        Some(list) if list.get().starts_with('[') => read::<Vec<&RawValue>>(raw)?.first().copied(),
+        one => one,
+    }
+}
+
+/// True if a value is there and neither null nor empty.
+fn has_some(raw: Option<&RawValue>) -> bool {
+    raw.is_some_and(|raw| !matches!(raw.get(), "null" | "[]" | "{}" | "\"\""))
+}
+
 /// True if a value is there and not null.
 pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
@@ -236,6 +354,22 @@ fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
 struct StreamOptions {
     #[serde(default)]
     include_usage: bool,
+}
+
+/// The parameters of sampling, where they have an object of their own.
+#[derive(Default, serde::Deserialize)]
+#[serde(default)]
+struct Sampling<'a> {
+    #[serde(borrow)]
+    n: Option<&'a RawValue>,
+    #[serde(borrow)]
+    max_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    max_new_tokens: Option<&'a RawValue>,
+    #[serde(borrow)]
+    prompt_logprobs: Option<&'a RawValue>,
+    #[serde(borrow)]
+    skip_reading_prefix_cache: Option<&'a RawValue>,
 }
 
 /// The fields of a body. Of a key that is there twice the last counts, as engines have it.
@@ -257,6 +391,8 @@ struct Fields<'a> {
     top_logprobs: Option<&'a RawValue>,
     task: Option<&'a RawValue>,
     background: Option<&'a RawValue>,
+    sampling_params: Option<&'a RawValue>,
+    lora_path: Option<&'a RawValue>,
     session: SessionFields<'a>,
     parts: Parts<'a>,
 }
@@ -264,11 +400,11 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Since vLLM 0.11 (`skip_reading_prefix_cache`) and SGLang 0.5 (`logprob_start_len`), each on its own endpoints: other
     /// fields are ignored there.
-    fn skips(&self, endpoint: Endpoint) -> Skips {
+    fn skips(&self, endpoint: Endpoint, sampling: &Sampling<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
             // vLLM takes `top_logprobs` for an echo, which is 0 unless it is null.
-            Endpoint::Chat => Skips {
+            Endpoint::Chat | Endpoint::ChatTokens => Skips {
                 vllm: is_there(self.prompt_logprobs)
                     || echoes && self.top_logprobs.is_none_or(|raw| raw.get() != "null"),
                 sglang: false,
@@ -283,6 +419,17 @@ impl<'a> Fields<'a> {
                 Skips { vllm: text(self.task).is_some_and(by_token), sglang: false }
             }
             Endpoint::Responses | Endpoint::Messages => Skips::default(),
+            // Only one kind of engine has these two: what it is not known to be counts as that.
+            Endpoint::Generate => {
+                let starts_at = read::<i64>(first(self.parts.logprob_start_len));
+                let skips = read::<bool>(first(self.parts.return_logprob)).unwrap_or(false) && starts_at == Some(0);
+                Skips { vllm: skips, sglang: skips }
+            }
+            Endpoint::Tokens => {
+                let says = read::<bool>(sampling.skip_reading_prefix_cache);
+                let skips = says.unwrap_or_else(|| is_there(sampling.prompt_logprobs));
+                Skips { vllm: skips, sglang: skips }
+            }
         }
     }
 
@@ -312,6 +459,8 @@ impl<'a> Fields<'a> {
             "top_logprobs" => &mut self.top_logprobs,
             "task" => &mut self.task,
             "background" => &mut self.background,
+            "sampling_params" => &mut self.sampling_params,
+            "lora_path" => &mut self.lora_path,
             "prompt" => &mut parts.prompt,
             "prompt_embeds" => &mut parts.prompt_embeds,
             "messages" => &mut parts.messages,
@@ -336,6 +485,17 @@ impl<'a> Fields<'a> {
             "truncation_side" => &mut parts.truncation_side,
             "truncation" => &mut parts.truncation,
             "input_ids" => &mut parts.input_ids,
+            "token_ids" => &mut parts.token_ids,
+            "tokens" => &mut parts.tokens,
+            "text" => &mut parts.text,
+            "input_embeds" => &mut parts.input_embeds,
+            "image_data" => &mut parts.image_data,
+            "video_data" => &mut parts.video_data,
+            "audio_data" => &mut parts.audio_data,
+            "features" => &mut parts.features,
+            "content_parts" => &mut parts.content_parts,
+            "return_logprob" => &mut parts.return_logprob,
+            "logprob_start_len" => &mut parts.logprob_start_len,
             "extra_key" => &mut parts.extra_key,
             _ => return None,
         })

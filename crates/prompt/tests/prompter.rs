@@ -2,7 +2,7 @@
 
 use std::path::PathBuf;
 
-use kvatlas_prompt::{Dialect, Endpoint, Library, Options, PromptFailure, PromptTokens, Prompter, Request};
+use kvatlas_prompt::{Dialect, Endpoint, Engine, Library, Options, PromptFailure, PromptTokens, Prompter, Request};
 
 fn model(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}", env!("CARGO_MANIFEST_DIR")))
@@ -272,6 +272,107 @@ fn fields_that_an_engine_does_not_have() {
     assert_eq!(ask(&sglang, Endpoint::Chat, &both).tokens(), [5, 6]);
     assert_eq!(ask(&vllm, Endpoint::Chat, &both).text, "user None True");
     assert!(!ask(&vllm, Endpoint::Chat, &both).is_alike(both.as_bytes()));
+}
+
+#[test]
+fn prompts_that_are_given_as_tokens() {
+    let prompter = Prompter::without_tokenizer(Options::default()).unwrap();
+    let made = |endpoint, body: &str| ask(&prompter, endpoint, body);
+    for (endpoint, name) in
+        [(Endpoint::Generate, "input_ids"), (Endpoint::Tokens, "token_ids"), (Endpoint::ChatTokens, "tokens")]
+    {
+        let given = |ids: &str| made(endpoint, &format!(r#"{{"messages": [], "{name}": {ids}, "text": "a"}}"#));
+        let plain = given("[1, 2, 3]");
+        assert_eq!((plain.tokens(), plain.why_not, plain.whole, plain.prompts), (&[1, 2, 3][..], None, true, 1));
+        assert!(plain.is_alike(b""), "no field for chats matters");
+        for wrong in
+            ["[]", "[-1, 2]", "[4294967296]", "[1.5]", "[1.0]", "[true]", "[null]", "[[[1]]]", "[[]]", "{}", "7"]
+        {
+            let read = given(wrong);
+            assert_eq!((read.token_count(), read.why_not), (0, Some(PromptFailure::NoPrompt)), "{endpoint:?} {wrong}");
+        }
+    }
+    // Only SGLang takes a list of prompts there.
+    let list = made(Endpoint::Generate, r#"{"input_ids": [[1, 2], [3]]}"#);
+    assert_eq!((list.tokens(), list.prompts), (&[1, 2][..], 2));
+    for (endpoint, body) in [
+        (Endpoint::Tokens, r#"{"token_ids": [[1, 2], [3]]}"#),
+        (Endpoint::ChatTokens, r#"{"tokens": [[1]], "messages": []}"#),
+        (Endpoint::Tokens, r#"{"prompt": [1], "input_ids": [1], "tokens": [1]}"#),
+    ] {
+        assert_eq!(made(endpoint, body).why_not, Some(PromptFailure::NoPrompt), "{body}");
+    }
+    for (body, why_not) in [
+        (r#"{"text": "a"}"#, PromptFailure::NoTokenizer),
+        (r#"{"text": ["a", "b"], "input_ids": null}"#, PromptFailure::NoTokenizer),
+        (r#"{"input_embeds": [[0.5]]}"#, PromptFailure::Embeds),
+        (r#"{"input_ids": [1], "image_data": "x"}"#, PromptFailure::Image),
+        (r#"{"input_ids": [1], "audio_data": ["x"]}"#, PromptFailure::Audio),
+        (r#"{"input_ids": [1], "session_params": {"id": "s"}}"#, PromptFailure::Stored),
+        (r#"{"text": 5}"#, PromptFailure::NoPrompt),
+        ("{}", PromptFailure::NoPrompt),
+    ] {
+        assert_eq!(made(Endpoint::Generate, body).why_not, Some(why_not), "{body}");
+    }
+    let asked = |endpoint, body: &'static str| Request::parse(endpoint, body.as_bytes()).unwrap();
+    let native = r#"{"sampling_params": {"max_new_tokens": 7, "max_tokens": 8, "n": 3}, "max_tokens": 9,
+        "lora_path": "ada", "cache_salt": ["s", "t"]}"#;
+    let generate = asked(Endpoint::Generate, native);
+    assert_eq!((generate.max_tokens, generate.answers, generate.adapter.as_deref()), (Some(7), 3, Some("ada")));
+    assert_eq!(generate.cache_salt.as_deref(), Some("s"));
+    let tokens = asked(Endpoint::Tokens, native);
+    assert_eq!((tokens.max_tokens, tokens.answers, tokens.adapter, tokens.cache_salt), (Some(8), 3, None, None));
+    assert_eq!(asked(Endpoint::ChatTokens, native).max_tokens, Some(9));
+    let list = r#"{"sampling_params": [{"max_new_tokens": 5}, {"max_new_tokens": 6}], "lora_path": [null, "a"]}"#;
+    let list = asked(Endpoint::Generate, list);
+    assert_eq!((list.max_tokens, list.adapter), (Some(5), None));
+    let nothing = r#"{"input_ids": [1, 2], "image_data": null, "video_data": [], "session_params": null}"#;
+    assert_eq!(made(Endpoint::Generate, nothing).tokens(), [1, 2]);
+    let picture = r#"{"tokens": [1], "messages": [{"role": "user", "content": [{"type": "image_url",
+        "image_url": {"url": "http://x/a.png"}}]}]}"#;
+    assert_eq!(made(Endpoint::ChatTokens, picture).why_not, Some(PromptFailure::OtherPart));
+    assert_eq!(
+        made(Endpoint::Tokens, r#"{"token_ids": [1], "content_parts": [{"type": "image_url"}]}"#).why_not,
+        Some(PromptFailure::OtherPart)
+    );
+}
+
+#[test]
+fn tokens_end_where_an_engine_computes_them_or_puts_what_is_not_text() {
+    let prompter = Prompter::without_tokenizer(Options::default()).unwrap();
+    for (endpoint, body, tokens, why_not) in [
+        (Endpoint::Generate, r#"{"return_logprob": true}"#, 4, None),
+        (Endpoint::Generate, r#"{"return_logprob": true, "logprob_start_len": -1}"#, 4, None),
+        (Endpoint::Generate, r#"{"return_logprob": true, "logprob_start_len": 3}"#, 3, None),
+        (Endpoint::Generate, r#"{"return_logprob": [true], "logprob_start_len": [2]}"#, 2, None),
+        (Endpoint::Generate, r#"{"return_logprob": true, "logprob_start_len": 99}"#, 4, None),
+        (Endpoint::Generate, r#"{"return_logprob": false, "logprob_start_len": 0}"#, 4, None),
+        (Endpoint::Tokens, r#"{"features": null}"#, 4, None),
+        (Endpoint::Tokens, r#"{"features": {"mm_hashes": {}, "mm_placeholders": {}}}"#, 4, None),
+        (
+            Endpoint::Tokens,
+            r#"{"features": {"mm_placeholders": {"image": [{"offset": 3, "length": 1}, {"offset": 1, "length": 2}]}}}"#,
+            1,
+            Some(PromptFailure::OtherPart),
+        ),
+        (Endpoint::Tokens, r#"{"features": {"mm_placeholders": 7}}"#, 0, Some(PromptFailure::OtherPart)),
+    ] {
+        let body = body.replacen('{', r#"{"input_ids": [1, 2, 3, 4], "token_ids": [1, 2, 3, 4], "#, 1);
+        let made = ask(&prompter, endpoint, &body);
+        assert_eq!((made.token_count(), made.why_not), (tokens, why_not), "{body}");
+        assert_eq!((made.prompt_tokens, made.whole), (4, tokens == 4), "all of them are computed: {body}");
+    }
+    let skips = |endpoint, body: &str| {
+        let request = Request::parse(endpoint, body.as_bytes()).unwrap();
+        Engine::Sglang.skips_cache(&request)
+    };
+    assert!(skips(Endpoint::Generate, r#"{"return_logprob": true, "logprob_start_len": 0}"#));
+    assert!(!skips(Endpoint::Generate, r#"{"return_logprob": true, "logprob_start_len": 5}"#));
+    assert!(skips(Endpoint::Tokens, r#"{"sampling_params": {"prompt_logprobs": 0}}"#));
+    assert!(skips(Endpoint::Tokens, r#"{"sampling_params": {"skip_reading_prefix_cache": true}}"#));
+    let says_no = r#"{"sampling_params": {"skip_reading_prefix_cache": false, "prompt_logprobs": 1}}"#;
+    assert!(!skips(Endpoint::Tokens, says_no));
+    assert!(!skips(Endpoint::Tokens, r#"{"prompt_logprobs": 1}"#), "it is no field of that route");
 }
 
 #[test]

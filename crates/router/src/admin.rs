@@ -157,7 +157,11 @@ fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
     let is_of_messages = ["system", "stop_sequences", "thinking"].iter().any(|name| fields.contains_key(*name))
         || list("tools").iter().any(|tool| tool.get("input_schema").is_some())
         || list("messages").iter().any(has_block);
+    let has_list = |name: &str| fields.get(name).is_some_and(Value::is_array);
     match (has_messages, fields.contains_key("input")) {
+        (true, _) if has_list("tokens") => Endpoint::ChatTokens,
+        (false, false) if has_list("token_ids") => Endpoint::Tokens,
+        (false, false) if has_list("input_ids") || fields.contains_key("text") => Endpoint::Generate,
         (true, _) if is_of_messages => Endpoint::Messages,
         (true, _) => Endpoint::Chat,
         (_, true) => Endpoint::Responses,

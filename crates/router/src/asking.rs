@@ -31,7 +31,7 @@ pub(crate) async fn ask_for_tokens(
     body: &Bytes,
     known: &mut RequestFacts,
 ) -> Result<(), Refusal> {
-    let Dialects { main, others } = app.fleet.dialects(known.model.as_deref());
+    let Dialects { main, others, .. } = app.fleet.dialects(known.model.as_deref());
     let told = tokens(app, endpoint, body, known, main).await?;
     app.prompts.take_engine_tokens(endpoint, told, known);
     if known.is_alike || known.hashes.is_empty() {

@@ -8,7 +8,7 @@ use std::task::Poll;
 use std::time::Instant;
 
 use hyper::body::Body as _;
-use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
 use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody};
 
@@ -85,6 +85,9 @@ async fn dispatch(
     let (shard, kind, until) = (call.thread, call.kind, call.until);
     if kind == ListenerKind::Admin {
         app.gate.check_admin_host(&request)?;
+    }
+    if wants_websocket(&request) {
+        return Err(Refusal::no_websocket());
     }
     let path = request.uri().path();
     let origins = &app.config.http.origins;
@@ -170,6 +173,22 @@ async fn dispatch(
         RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),
         RouterAnswer::Undrain => admin::drain_engine(app, route.parameter(path), false),
     }
+}
+
+/// True if a client wants its connection to become a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed
+/// over, and so may all before HTTP/1.1.
+fn wants_websocket(request: &Request<RequestBody>) -> bool {
+    let names = |header: HeaderName, wanted: &str| {
+        let values = request.headers().get_all(header).iter();
+        values
+            .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+            .any(|word| word.trim_ascii().eq_ignore_ascii_case(wanted.as_bytes()))
+    };
+    request.version() == Version::HTTP_11
+        && *request.method() == Method::GET
+        && request.headers().contains_key(UPGRADE)
+        && names(UPGRADE, "websocket")
+        && names(CONNECTION, "upgrade")
 }
 
 /// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.

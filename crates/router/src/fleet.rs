@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, HealthState, Serving, Turn};
+use crate::engine::{Engine, HealthState, Models, Serving, Turn};
 use crate::error::Error;
 use crate::lock;
 
@@ -31,6 +31,8 @@ pub(crate) struct Fleet {
 pub(crate) struct Dialects {
     pub(crate) main: Dialect,
     pub(crate) others: Vec<Dialect>,
+    /// The model of a request that names none, if engines have only one.
+    pub(crate) only_model: Option<String>,
 }
 
 /// The engines to ask about a prompt.
@@ -105,8 +107,9 @@ impl Fleet {
 
     /// The dialects of the engines that serve a model: that of most of them, then the others.
     pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
+        let only_model = if model.is_none() { self.only_model() } else { None };
         if let Some(one) = **self.dialect.load() {
-            return Dialects { main: one, others: Vec::new() };
+            return Dialects { main: one, others: Vec::new(), only_model };
         }
         let mut counts = Dialect::ALL.map(|dialect| (0, dialect));
         for engine in self.engines.load().iter() {
@@ -119,7 +122,19 @@ impl Fleet {
         // The newest of those that are equally many.
         counts.sort_by_key(|(count, _)| *count);
         let mut found = counts.into_iter().rev().filter(|(count, _)| *count > 0).map(|(_, dialect)| dialect);
-        Dialects { main: found.next().unwrap_or_default(), others: found.collect() }
+        Dialects { main: found.next().unwrap_or_default(), others: found.collect(), only_model }
+    }
+
+    /// The model that all engines have, as far as they say what they serve; none if they have others besides.
+    fn only_model(&self) -> Option<String> {
+        let engines = self.engines.load();
+        let models = engines.iter().map(|engine| engine.models.load_full());
+        // Of several names that an engine has for its model, the first one.
+        let own =
+            |models: &Models| models.names.iter().find(|model| model.parent.is_none()).map(|own| own.name.clone());
+        let mut first = models.filter_map(|models| own(&models));
+        let one = first.next()?;
+        first.all(|other| other == one).then_some(one)
     }
 
     /// True if all engines that serve a model call images by the `uuid` that a request has for them.

@@ -225,9 +225,7 @@ impl Prompts {
             answers: request.answers,
             generates: endpoint.generates(),
             streams: request.stream,
-            lacks_usage: request.stream
-                && !request.include_usage
-                && matches!(endpoint, Endpoint::Chat | Endpoint::Completions),
+            lacks_usage: request.stream && !request.include_usage && endpoint.has_stream_options(),
             has_stream_options: request.has_stream_options,
             previous: request.previous_response.as_deref().filter(|_| is_response).map(str::to_owned),
             in_background: is_response && request.in_background,
@@ -242,11 +240,12 @@ impl Prompts {
             return known;
         }
         self.unread.note(endpoint);
+        let Dialects { main, others, only_model } = dialects(known.model.as_deref());
+        known.model = known.model.or(only_model);
         let model = known.model.as_deref().unwrap_or_default();
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompters = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
-        let Dialects { main, others } = dialects(known.model.as_deref());
         let mut prompted = self.turns.prompt(prompters.of(main), &request, recalled, body);
         let skips_cache = main.engine().skips_cache(&request);
         if skips_cache && self.wants.hashes {
@@ -276,7 +275,7 @@ impl Prompts {
         known.tokens = known.tokens.max(counted);
         // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
         let is_one = prompted.prompts == 1 && request.answers == 1 && prompted.token_count() > 0;
-        known.is_counted = is_one && prompted.whole && matches!(endpoint, Endpoint::Chat | Endpoint::Completions);
+        known.is_counted = is_one && prompted.whole && endpoint.is_counted();
         known.is_exact = prompted.prompts == 1
             && prompted.token_count() > 0
             && prompted.whole
@@ -285,7 +284,8 @@ impl Prompts {
         if let Some(found) = &found {
             known.block_size = found.keyspace.block_size;
         }
-        known.adapter = found.as_ref().and_then(|found| found.adapter.clone());
+        let adapter = request.adapter.as_deref().map(Arc::from);
+        known.adapter = adapter.or_else(|| found.as_ref().and_then(|found| found.adapter.clone()));
         known.salts = Salts::new(&request, main.engine());
         known.keyspace = found.map(|found| found.keyspace);
         if self.wants.hashes && prompted.token_count() > 0 && !skips_cache {

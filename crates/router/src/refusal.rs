@@ -4,12 +4,13 @@
 use std::borrow::Cow;
 use std::time::Duration;
 
-use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, WWW_AUTHENTICATE};
+use bytes::Bytes;
+use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, UPGRADE, WWW_AUTHENTICATE};
 use hyper::{Response, StatusCode};
 use kvatlas_http::{BodyFault, Denial};
 
 use crate::answer::{Answer, json};
-use crate::observe::Dialect;
+use crate::observe::{Dialect, error_event};
 
 /// Time after which memory for a body may be free.
 const AGAIN: Duration = Duration::from_secs(1);
@@ -57,6 +58,13 @@ impl Refusal {
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
     }
 
+    /// A connection that should become a WebSocket, which neither the router nor an engine speaks. Clients that hear so
+    /// ask again over plain HTTP.
+    pub(crate) fn no_websocket() -> Self {
+        let message = "WebSocket is not spoken here: send the request with POST, and `stream` for a streamed answer";
+        Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
+    }
+
     /// A body that a page in somebody's browser could have sent.
     pub(crate) fn wrong_content_type() -> Self {
         let message = "send a JSON body with the header \"Content-Type: application/json\"";
@@ -98,10 +106,10 @@ impl Refusal {
         refusal.closing()
     }
 
-    /// Makes the answer, in the form of the errors of this API.
-    pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
+    /// Returns the word for the kind of error in this API.
+    fn kind(&self, dialect: Dialect) -> &'static str {
         let is_message = dialect == Dialect::Messages;
-        let kind = match self.status.as_u16() {
+        match self.status.as_u16() {
             401 => "authentication_error",
             403 => "permission_error",
             404 => "not_found_error",
@@ -112,11 +120,21 @@ impl Refusal {
             500.. if is_message => "api_error",
             500.. => "server_error",
             _ => "invalid_request_error",
-        };
+        }
+    }
+
+    /// Makes the event by which a client is told in a stream that has begun, and the end of the stream.
+    pub(crate) fn event(&self, dialect: Dialect) -> Bytes {
+        error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
+    }
+
+    /// Makes the answer, in the form of the errors of this API.
+    pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
+        let kind = self.kind(dialect);
         let mut body = serde_json::json!({
             "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code }
         });
-        if is_message {
+        if dialect == Dialect::Messages {
             body["type"] = "error".into();
         }
         let mut response = json(self.status, body.to_string());
@@ -129,6 +147,11 @@ impl Refusal {
         }
         if let Some(allow) = self.allow.as_deref().and_then(|allow| allow.parse().ok()) {
             headers.insert(ALLOW, allow);
+        }
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            // It must name what would be spoken instead (RFC 9110, 15.5.22).
+            headers.insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
         }
         if self.closes {
             headers.insert(CONNECTION, HeaderValue::from_static("close"));

@@ -13,6 +13,7 @@ from urllib.parse import quote
 import pytest
 from tests.support.engine import MODEL, Engine, reply
 
+from . import http2
 from .running import DEADLINE, MESSAGES, PLAIN, Router
 
 ASK, ADMIN = "k-asks", "k-adm1n"
@@ -279,3 +280,76 @@ def test_requests_go_where_their_model_is() -> None:
             assert router.ask(form, path="/v1/audio/transcriptions", headers=kind).status == 200
         assert (one.asked(), two.asked()) == (0, 15)
         assert router.ask({"model": "m3"}, path="/v1/rerank").error["code"] == "model_not_found"
+
+
+def upgrade(path: str, *fields: str, method: str = "GET", version: str = "HTTP/1.1", body: bytes = b"") -> bytes:
+    lines = [f"{method} {path} {version}", "host: 127.0.0.1", *fields, f"content-length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+WEBSOCKET = ("connection: Upgrade", "upgrade: websocket", "sec-websocket-version: 13", "sec-websocket-key: AAAA")
+
+
+@pytest.mark.parametrize(
+    ("path", "fields"),
+    [
+        ("/v1/responses", WEBSOCKET),
+        ("/v1/responses/", WEBSOCKET),
+        ("/v1/realtime?model=m", WEBSOCKET),
+        ("/v1/chat/completions", WEBSOCKET),
+        ("/v1/models", WEBSOCKET),
+        ("/nowhere", WEBSOCKET),
+        ("/v1/responses", ("connection: keep-alive, upgrade", "upgrade: h2c,  WebSocket")),
+        ("/v1/responses", ("connection: keep-alive", "connection: upgrade", "upgrade: h2c", "upgrade: websocket")),
+    ],
+)
+def test_no_connection_becomes_a_websocket(plain: tuple[Router, Engine], path: str, fields: tuple[str, ...]) -> None:
+    router, engine = plain
+    with router.connect() as made:
+        made.sendall(upgrade(path, *fields))
+        first = http.client.HTTPResponse(made)
+        first.begin()
+        assert (first.status, first.getheader("upgrade")) == (426, "HTTP/1.1")
+        assert "upgrade" in (first.getheader("connection") or "").lower()
+        error = json.loads(first.read())["error"]
+        assert error["code"] == "upgrade_required"
+        assert "POST" in error["message"], "what would be right"
+        # The connection goes on as it was.
+        body = json.dumps(CHAT).encode()
+        made.sendall(upgrade("/v1/chat/completions", "content-type: application/json", method="POST", body=body))
+        second = http.client.HTTPResponse(made)
+        second.begin()
+        assert (second.status, json.loads(second.read())["object"]) == (200, "chat.completion")
+    assert engine.passed_on() == 1
+
+
+@pytest.mark.parametrize(
+    ("method", "fields", "version"),
+    [
+        ("POST", ("connection: upgrade, http2-settings", "upgrade: h2c", "http2-settings: AAA"), "HTTP/1.1"),
+        ("POST", WEBSOCKET, "HTTP/1.1"),
+        ("POST", WEBSOCKET, "HTTP/1.0"),
+        ("POST", ("upgrade: websocket",), "HTTP/1.1"),
+    ],
+)
+def test_other_wishes_for_another_protocol_are_passed_over(
+    plain: tuple[Router, Engine], method: str, fields: tuple[str, ...], version: str
+) -> None:
+    body = json.dumps(CHAT).encode()
+    asked = upgrade(
+        "/v1/chat/completions", "content-type: application/json", *fields, method=method, version=version, body=body
+    )
+    with plain[0].connect() as made:
+        made.sendall(asked)
+        answer = http.client.HTTPResponse(made)
+        answer.begin()
+        assert answer.status == 200
+    assert "upgrade" not in plain[1].last.headers
+
+
+def test_a_tunnel_over_http2_is_refused(plain: tuple[Router, Engine]) -> None:
+    with http2.Connection(plain[0].port) as made:
+        number = made.ask("CONNECT", "/v1/responses", b"", (":protocol", "websocket"))
+        while (got := made.read()) is not None and got[0] not in (http2.RST_STREAM, http2.GOAWAY):
+            assert (got[0], got[2]) != (http2.HEADERS, number)
+    assert plain[0].ask().status == 200, "the router is as well as before"

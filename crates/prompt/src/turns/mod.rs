@@ -66,7 +66,11 @@ impl Turns {
         let name = match endpoint {
             Endpoint::Chat | Endpoint::Messages => r#""messages""#,
             Endpoint::Responses => r#""input""#,
-            Endpoint::Completions | Endpoint::Embeddings => return recalled,
+            Endpoint::Completions
+            | Endpoint::Embeddings
+            | Endpoint::Generate
+            | Endpoint::Tokens
+            | Endpoint::ChatTokens => return recalled,
         };
         if body.len() < body::STEP {
             return recalled;

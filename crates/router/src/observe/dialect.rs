@@ -13,6 +13,8 @@ pub(crate) enum Dialect {
     Responses,
     /// The events of `/v1/messages`.
     Messages,
+    /// The objects of SGLang's `/generate`, each with all that was generated before, and `[DONE]`.
+    Generate,
     /// Any form, at a path that is not known to have a prompt.
     Other,
 }
@@ -35,6 +37,7 @@ impl Dialect {
         match endpoint {
             Some(Endpoint::Responses) => Self::Responses,
             Some(Endpoint::Messages) => Self::Messages,
+            Some(Endpoint::Generate) => Self::Generate,
             Some(_) => Self::Chat,
             None => Self::Other,
         }

@@ -10,7 +10,7 @@ use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::generated::is_generated;
 use super::opening::{Opening, is_ping, is_preamble, names_ping};
 use super::stop::Reason;
-use super::usage::{Scan, UsageNumbers, is_usage_alone, read_usage};
+use super::usage::{Scan, UsageNumbers, is_usage_alone, read_meta, read_usage};
 
 /// Bytes of a line of a stream that may wait for its end.
 const MAX_LINE: usize = 256 << 10;
@@ -104,6 +104,11 @@ impl Events {
 
     pub(super) fn release(&mut self) -> Bytes {
         self.opening.release()
+    }
+
+    /// True if no event is open.
+    pub(super) fn is_between(&self) -> bool {
+        self.between && !self.is_hiding
     }
 
     pub(super) fn tokens(&self) -> u32 {
@@ -258,7 +263,7 @@ impl Events {
         }
         self.count += 1;
         self.has_progress = true;
-        let is_end = self.reason.look(data, self.reading.dialect);
+        let (was_finished, is_end) = (self.seen.finished, self.reason.look(data, self.reading.dialect));
         self.seen.finished |= is_end;
         self.is_last |= ends(data, self.reading.dialect);
         let is_generated = self.seen.events > 0 || is_generated(data, self.reading.dialect);
@@ -270,6 +275,13 @@ impl Events {
             self.opening.end();
         } else if !self.opening.is_over() {
             if is_preamble(data, self.reading.dialect) { self.opening.note_event() } else { self.opening.end() }
+        }
+        if self.reading.dialect == Dialect::Generate {
+            // Each event counts what came before, so the last one is enough. Of several answers each has a last one.
+            if is_end {
+                self.told = if was_finished { UsageNumbers::default() } else { read_meta(data) };
+            }
+            return false;
         }
         let Some(usage) = read_usage(data) else { return false };
         self.told.merge(usage);
@@ -296,25 +308,32 @@ impl Events {
     pub(super) fn last_words(&mut self, message: &str, code: &str) -> Bytes {
         let held = self.opening.release();
         let open = if self.between { "" } else { "\n" };
-        let (error, end) = match self.reading.dialect {
-            Dialect::Responses => {
-                // Twice: as the API's documents have it, and in `error`, for which SDKs raise an exception.
-                let mut event = json!({ "type": "error", "code": code, "message": message, "param": null });
-                let mut error = event.clone();
-                error["type"] = "upstream_error".into();
-                event["sequence_number"] = self.count.into();
-                event["error"] = error;
-                (event, "")
-            }
-            Dialect::Messages => (json!({ "type": "error", "error": { "type": "api_error", "message": message } }), ""),
-            Dialect::Chat | Dialect::Other => {
-                let error = json!({ "message": message, "type": "upstream_error", "param": null, "code": code });
-                (json!({ "error": error }), "data: [DONE]\n\n")
-            }
-        };
-        let words = format!("{open}event: error\ndata: {error}\n\n{end}");
+        let dialect = self.reading.dialect;
+        let kind = if dialect == Dialect::Messages { "api_error" } else { "upstream_error" };
+        let words = format!("{open}{}", error_event(dialect, kind, code, message, self.count));
         if held.is_empty() { words.into() } else { [&*held, words.as_bytes()].concat().into() }
     }
+}
+
+/// The event of an error, and what ends a stream after it. `before`: events that came before.
+pub(crate) fn error_event(dialect: Dialect, kind: &str, code: &str, message: &str, before: u64) -> String {
+    let (error, end) = match dialect {
+        Dialect::Responses => {
+            // Twice: as the API's documents have it, and in `error`, for which SDKs raise an exception.
+            let mut event = json!({ "type": "error", "code": code, "message": message, "param": null });
+            let mut error = event.clone();
+            error["type"] = kind.into();
+            event["sequence_number"] = before.into();
+            event["error"] = error;
+            (event, "")
+        }
+        Dialect::Messages => (json!({ "type": "error", "error": { "type": kind, "message": message } }), ""),
+        Dialect::Chat | Dialect::Generate | Dialect::Other => {
+            let error = json!({ "message": message, "type": kind, "param": null, "code": code });
+            (json!({ "error": error }), "data: [DONE]\n\n")
+        }
+    };
+    format!("event: error\ndata: {error}\n\n{end}")
 }
 
 /// True if a name or the data of an event says that it is the last one, as the Responses API and the Messages API have it.
@@ -325,7 +344,8 @@ fn ends(text: &[u8], dialect: Dialect) -> bool {
         Some(b'"') => text.get(at + len) == Some(&b'"'),
         _ => text[..at].trim_ascii().is_empty(),
     };
-    dialect != Dialect::Chat && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
+    !matches!(dialect, Dialect::Chat | Dialect::Generate)
+        && ENDS.iter().any(|end| memmem::find(text, end).is_some_and(|at| is_whole(at, end.len())))
 }
 
 #[cfg(test)]

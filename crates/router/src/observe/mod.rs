@@ -17,7 +17,7 @@ mod whole;
 use bytes::Bytes;
 
 pub(crate) use dialect::{AnswerFormat, Dialect};
-pub(crate) use events::Events;
+pub(crate) use events::{Events, error_event};
 pub(crate) use facts::AnswerFacts;
 pub(crate) use failure::Failure;
 pub(crate) use stop::Stop;
@@ -102,6 +102,11 @@ impl Observer {
             Self::Whole(whole) => whole.rest(),
             Self::Blind => Bytes::new(),
         }
+    }
+
+    /// True if a comment can stand here: in a stream between two events, before the first token.
+    pub(crate) fn takes_comments(&self) -> bool {
+        matches!(self, Self::Events(events) if events.tokens() == 0 && events.is_between())
     }
 
     /// Bytes that came and did not leave yet.

@@ -91,6 +91,7 @@ impl Reason {
                 self.values(text, b"\"finish_reason\"")
             }
             Dialect::Messages => self.values(text, b"\"stop_reason\""),
+            Dialect::Generate => self.kinds(text, b"\"finish_reason\""),
             Dialect::Responses => {
                 self.item(text);
                 false
@@ -108,6 +109,22 @@ impl Reason {
             if self.stop != Some(Stop::Tool) {
                 self.stop = Stop::of(value).or(self.stop);
             }
+        }
+        any
+    }
+
+    /// Takes over the values of this name, which are objects with a type.
+    fn kinds(&mut self, text: &[u8], name: &[u8]) -> bool {
+        let mut any = false;
+        for at in memmem::find_iter(text, name) {
+            let Some(object) = after_colon(&text[at + name.len()..]).and_then(|value| value.strip_prefix(b"{")) else {
+                continue;
+            };
+            any = true;
+            const TYPE: &[u8] = b"\"type\"";
+            let object = &object[..object.len().min(LONGEST)];
+            let kind = memmem::find(object, TYPE).and_then(|at| string(&object[at + TYPE.len()..]));
+            self.stop = kind.and_then(Stop::of).or(self.stop);
         }
         any
     }
@@ -203,6 +220,21 @@ mod tests {
         assert_eq!(stream.stop(), Some(Stop::Length));
         assert_eq!(whole(r#"{"stop_reason":"end_turn"}"#, Dialect::Messages), Some(Stop::End));
         assert_eq!(whole(r#"{"stop_reason":"pause_turn"}"#, Dialect::Messages), Some(Stop::Tool));
+    }
+
+    #[test]
+    fn objects_of_sglang() {
+        for (reason, expected) in [
+            (r#"{"type": "length", "length": 8}"#, Some(Stop::Length)),
+            (r#"{"type":"stop","matched":2}"#, Some(Stop::End)),
+            (r#"{"matched":"\"type\": \"length\"","type":"stop"}"#, Some(Stop::End)),
+            (r#"{"type":"abort","message":"x"}"#, None),
+            ("null", None),
+            (r#""stop""#, None),
+        ] {
+            let text = format!(r#"{{"text":"a","meta_info":{{"id":"1","finish_reason":{reason},"cached_tokens":0}}}}"#);
+            assert_eq!(whole(&text, Dialect::Generate), expected, "{text}");
+        }
     }
 
     #[test]

@@ -89,6 +89,55 @@ pub(super) fn is_usage_alone(chunk: &[u8]) -> bool {
     })
 }
 
+/// The numbers in a text that is whole, or a piece of one, as SGLang's `/generate` has them: among many others, in an
+/// object that may be long. A number that may be cut off is not there.
+pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
+    let number = |name: &[u8]| {
+        let value = text[memmem::rfind(text, name)? + name.len()..].trim_ascii_start().strip_prefix(b":")?;
+        let value = value.trim_ascii_start();
+        let end = value.iter().position(|byte| !byte.is_ascii_digit())?;
+        std::str::from_utf8(&value[..end]).ok()?.parse().ok()
+    };
+    UsageNumbers {
+        prompt: number(b"\"prompt_tokens\""),
+        cached: number(b"\"cached_tokens\""),
+        output: number(b"\"completion_tokens\""),
+        ..UsageNumbers::default()
+    }
+}
+
+/// Looks for such numbers in JSON that passes piece by piece. In a list of answers each has its own: they are not looked
+/// for.
+#[derive(Debug, Default)]
+pub(super) struct MetaScan {
+    pub(super) told: UsageNumbers,
+    /// True if it is a list, once its first byte is there.
+    is_list: Option<bool>,
+    /// The last bytes that passed, among which a name may have begun.
+    tail: Vec<u8>,
+}
+
+impl MetaScan {
+    /// Bytes within which a name and its number fit.
+    const LONGEST: usize = 64;
+
+    pub(super) fn pass(&mut self, data: &[u8]) {
+        self.is_list = self.is_list.or_else(|| data.trim_ascii_start().first().map(|first| *first == b'['));
+        if self.is_list == Some(true) {
+            return;
+        }
+        if !self.tail.is_empty() {
+            let kept = self.tail.len();
+            self.tail.extend_from_slice(&data[..data.len().min(Self::LONGEST)]);
+            self.told.merge(read_meta(&self.tail));
+            self.tail.truncate(kept);
+        }
+        self.told.merge(read_meta(data));
+        self.tail.extend_from_slice(&data[data.len().saturating_sub(Self::LONGEST)..]);
+        self.tail.drain(..self.tail.len().saturating_sub(Self::LONGEST));
+    }
+}
+
 /// Looks for `usage` objects in JSON that passes piece by piece, of which nothing else is kept.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
@@ -247,6 +296,28 @@ mod tests {
         for none in ["{}", r#"{"usage":null}"#, r#"{"usage":{"prompt"#, r#"{"usage"#, r#"{"text":"\"usage\": {}"}"#, ""]
         {
             assert_eq!(usage(none), None, "{none}");
+        }
+    }
+
+    #[test]
+    fn numbers_of_sglang_are_found_however_the_text_is_cut() {
+        let logprobs = "[-0.5,7,\"\\\"cached_tokens\\\": 9\"],".repeat(2000);
+        let text = format!(
+            r#" {{"text":"\"prompt_tokens\": 1","meta_info":{{"id":"x","finish_reason":{{"type":"length","length":8}},
+            "prompt_tokens" : 1234,"output_token_logprobs":[{logprobs}null],"completion_tokens":8,"cached_tokens":1216,
+            "cached_tokens_details":{{"device":1216}}}}}}"#
+        );
+        let expected = Usage { prompt: Some(1234), cached: Some(1216), output: Some(8) };
+        for cut in [1, 2, 3, 7, 63, 64, 65, 1000, 1 << 20] {
+            let mut scan = MetaScan::default();
+            text.as_bytes().chunks(cut).for_each(|piece| scan.pass(piece));
+            assert_eq!(scan.told.usage(), expected, "{cut}");
+        }
+        let mut list = MetaScan::default();
+        format!("[{text}]").as_bytes().chunks(5).for_each(|piece| list.pass(piece));
+        assert_eq!(list.told, UsageNumbers::default());
+        for none in ["", "{}", r#"{"prompt_tokens":null,"cached_tokens":"5"}"#, r#"{"prompt_tokens":12"#] {
+            assert_eq!(read_meta(none.as_bytes()), UsageNumbers::default(), "{none}");
         }
     }
 

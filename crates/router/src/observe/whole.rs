@@ -5,18 +5,19 @@
 
 use bytes::{Bytes, BytesMut};
 
-use super::dialect::AnswerFormat;
+use super::dialect::{AnswerFormat, Dialect};
 use super::facts::AnswerFacts;
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::opening::MOST_HELD;
 use super::stop::Reason;
-use super::usage::Scan;
+use super::usage::{MetaScan, Scan};
 
 /// An answer that comes as a whole.
 #[derive(Debug)]
 pub(crate) struct WholeAnswer {
     format: AnswerFormat,
     scan: Scan,
+    meta: MetaScan,
     reason: Reason,
     held: Held,
     failure: Option<Failure>,
@@ -38,11 +39,15 @@ enum Held {
 impl WholeAnswer {
     pub(super) fn new(format: AnswerFormat) -> Self {
         let held = if format.finds_errors { Held::Piece(Bytes::new()) } else { Held::Over };
-        Self { format, scan: Scan::default(), reason: Reason::default(), held, failure: None, has_begun: false }
+        let (scan, meta, reason) = Default::default();
+        Self { format, scan, meta, reason, held, failure: None, has_begun: false }
     }
 
     pub(super) fn pass(&mut self, data: Bytes) -> Bytes {
-        self.scan.pass(&data);
+        match self.format.dialect {
+            Dialect::Generate => self.meta.pass(&data),
+            _ => self.scan.pass(&data),
+        }
         self.reason.pass(&data, self.format.dialect);
         self.has_begun = self.has_begun || !data.trim_ascii().is_empty();
         match &mut self.held {
@@ -101,7 +106,11 @@ impl WholeAnswer {
     }
 
     pub(super) fn seen(&self) -> AnswerFacts {
-        let (usage, stop, failure) = (self.scan.told.usage(), self.reason.stop(), self.failure);
+        let told = match self.format.dialect {
+            Dialect::Generate => self.meta.told,
+            _ => self.scan.told,
+        };
+        let (usage, stop, failure) = (told.usage(), self.reason.stop(), self.failure);
         AnswerFacts { usage, stop, failure, finished: true, over: true, events: 0 }
     }
 }

@@ -84,7 +84,7 @@ async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
     let body = body.as_bytes();
     let recalled = app.prompts.recall(Endpoint::Completions, body);
     // Completions are alike for all engines.
-    let any = |_: Option<&str>| Dialects { main: engine.dialect(), others: Vec::new() };
+    let any = |_: Option<&str>| Dialects { main: engine.dialect(), others: Vec::new(), only_model: None };
     let ours = app.prompts.read(app.service.as_ref(), any, |_| false, Endpoint::Completions, body, &recalled).ids;
     let is_equal = theirs.is_some() && theirs.as_deref() == ours.as_deref();
     app.tokens.note(&engine, model, is_equal);
