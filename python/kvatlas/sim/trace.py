@@ -60,7 +60,7 @@ _COMPRESSED = {
     b"PK\x03\x04": "a ZIP archive",
 }
 _CONVERT = "`kvatlas trace FILE --save trace.jsonl` makes a trace of it"
-_NEEDED = {"timestamp", "input_length", "output_length", "hash_ids"}
+_NEEDED = ("timestamp", "input_length", "output_length", "hash_ids")
 _WANTED = "what is wanted is JSON lines, an object for each request"
 
 
@@ -177,7 +177,8 @@ def open_trace(path: Path) -> Iterator[IO[bytes]]:
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
-            raise TraceError(f"{path} is a directory, not a trace file ({_CONVERT}, if there are logs in it)")
+            logs = next((file for pattern in ("*.json*", "*/*.json*") for file in path.glob(pattern)), None)
+            raise TraceError(f"{path} is a directory, not a trace file{f': {_CONVERT}' if logs is not None else ''}")
         with path.open("rb") as file:
             yield gzip.GzipFile(fileobj=file) if file.peek(2)[:2] == b"\x1f\x8b" else file  # type: ignore[misc]
     except (OSError, EOFError, zlib.error) as error:
@@ -215,6 +216,8 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
                 )
         except TraceError as error:
             message = f"{where}, line {number}: {error}"
+            if not trace.requests and str(error).startswith("no '"):
+                message += ": if it is called otherwise, `kvatlas trace FILE --columns` says how"
             if not how.skip_bad:
                 raise TraceError(message) from None
             trace.skipped += 1
@@ -261,7 +264,7 @@ def _parse_object(line: bytes) -> dict[str, object]:
 def _parse_row(
     row: dict[str, object], header: Header | None, block: int, unit: str | None, prompts: Increments
 ) -> TraceRequest:
-    if header is None and (not row.keys() >= _NEEDED or "chat_id" in row):
+    if header is None and ("chat_id" in row or not all(name in row for name in _NEEDED)):
         raise TraceError(_foreign(row))
     if header is None:
         timestamp = _timestamp(row, unit)
@@ -298,10 +301,8 @@ def _foreign(row: dict[str, object]) -> str:
         return "a decision of a router's record, not a request of a trace: use --decisions"
     if form is not None:
         return f"no request of a trace, but of the form {form}: {_CONVERT}"
-    missing = next(
-        (name for name in ("timestamp", "input_length", "output_length", "hash_ids") if name not in row), "?"
-    )
-    return f"no {missing!r}: if it is called otherwise, `kvatlas trace FILE --columns {missing}=NAME,...` reads it"
+    missing = next((name for name in _NEEDED if name not in row), "hash_ids")
+    return f"no {missing!r}"
 
 
 def _other_block(ids: int, length: int, block: int) -> str:

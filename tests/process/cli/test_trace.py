@@ -151,7 +151,11 @@ def test_a_wrong_unit_is_noticed_by_every_command(
     [
         (LINE % (9, 3) + LINE % (5, 4), (), "`kvatlas trace FILE --save trace.jsonl` puts requests in order"),
         (LINE.replace("1100", "80") % (0, 3), (), "if an id stands for 32 tokens, `kvatlas trace FILE --block-size 32"),
-        (LINE.replace("input_length", "tokens") % (0, 3), (), "`kvatlas trace FILE --columns input_length=NAME,...`"),
+        (
+            LINE.replace("input_length", "tokens") % (0, 3),
+            (),
+            "no 'input_length': if it is called otherwise, `kvatlas trace FILE --columns`",
+        ),
         (LINE % (0, 3), ("--loop", "closed"), "only the open loop can replay it (--loop open)"),
         (
             '{"block_size": 24}\n' + LINE.replace("1100", "70") % (0, 3),
@@ -173,7 +177,7 @@ def test_a_folder_is_no_trace_but_may_be_made_one(run: Run, tmp_path: Path) -> N
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.jsonl").write_text(json.dumps(LOG) + "\n")
     refused = run("replay", "logs")
-    assert "is a directory, not a trace file (`kvatlas trace FILE --save" in " ".join(refused.stderr.split())
+    assert "is a directory, not a trace file: `kvatlas trace FILE --save" in " ".join(refused.stderr.split())
     assert run("trace", "logs", "--save", "t.jsonl").returncode == 0
     refused = run("trace", "logs", "--from", "vllm")
     assert "is a directory: only claude-logs, claude-code, dynamo, otel come in one" in " ".join(refused.stderr.split())
