@@ -12,7 +12,7 @@ use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 
 use crate::config::{Config, EngineConfig, Role};
-use crate::engine::{Engine, HealthState, Models, Serving, Turn};
+use crate::engine::{Engine, HealthState, Models, Turn};
 use crate::error::Error;
 use crate::lock;
 

@@ -141,12 +141,15 @@ impl RequestFacts {
             Endpoint::Embeddings => None,
             // vLLM gives such an answer what room there is.
             Endpoint::Responses => Some(1),
-            Endpoint::Chat | Endpoint::Completions | Endpoint::Messages => Some(self.max_tokens.unwrap_or(1)),
+            _ => Some(self.max_tokens.unwrap_or(1)),
         };
         self.prompt_field = match endpoint {
             Endpoint::Chat | Endpoint::Messages => "messages",
             Endpoint::Completions => "prompt",
             Endpoint::Responses | Endpoint::Embeddings => "input",
+            Endpoint::Generate => "input_ids",
+            Endpoint::Tokens => "token_ids",
+            Endpoint::ChatTokens => "tokens",
         };
     }
 

@@ -118,7 +118,7 @@ pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
         Dialect::Responses | Dialect::Messages => read::<Cow<'_, str>>(event.kind).is_some_and(|kind| {
             matches!(&*kind, "response.created" | "response.queued" | "response.in_progress" | "message_start")
         }),
-        Dialect::Other => false,
+        Dialect::Generate | Dialect::Other => false,
     }
 }
 
