@@ -83,6 +83,8 @@ STREAMS: dict[str, tuple[tuple[str, dict[str, Any]], list[bytes]]] = {
     "crlf": (CHAT, [(b": ping\n\n" + event({"error": DEAD})).replace(b"\n", b"\r\n")]),
     "spread": (CHAT, [b": pi", b"ng\n\nda", b'ta: {"err', b'or": {"message": "x", "co', b'de": 500}}\n', b"\n"]),
     "spaces": (CHAT, [b'data:{ "error" : { "message" : "x" } }\n\n']),
+    "no-events": (CHAT, [json.dumps({"error": DEAD}).encode()]),
+    "no-end": (CHAT, [b"data: " + json.dumps({"error": DEAD}).encode()]),
     "finish-error": (CHAT, [event(delta("", "error")), event(b"[DONE]")]),
     "finish-abort": (CHAT, [event(role()), event(delta("", "abort")), event(b"[DONE]")]),
     "finish-abort-text": (COMPLETION, [event({"choices": [{"index": 0, "text": "", "finish_reason": "abort"}]})]),
@@ -119,6 +121,7 @@ WHOLE: dict[str, tuple[tuple[str, dict[str, Any]], Any]] = {
     "vllm-old": (CHAT, {"object": "error", **DEAD}),
     "bare": (CHAT, DEAD),
     "a-text": (COMPLETION, {"error": "it broke"}),
+    "success": (CHAT, {"success": False, "error": {"message": "x"}}),
     "spaces": (CHAT, b'\n\n  { "error" : {"message": "x"} }  \n'),
     "messages": (MESSAGE, {"type": "error", "error": {"type": "api_error", "message": "x"}}),
     "responses": (
@@ -271,6 +274,7 @@ NO_ERROR: dict[str, tuple[tuple[str, dict[str, Any]], Behaviour]] = {
     "only-done": (CHAT, events(event(b"[DONE]"))),
     "other-form": (CHAT, events(event({"progress": 1}), text("well"))),
     "text": (CHAT, events(b"data: well\n\n")),
+    "lines": (CHAT, events(json.dumps(delta("well")).encode() + b"\n", b"well\n")),
     "whole-null": (CHAT, reply("200 OK", {"error": None, "choices": [{"message": {"content": "well"}}]})),
     "whole-in-a-text": (
         CHAT,

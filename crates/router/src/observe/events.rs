@@ -116,9 +116,14 @@ impl Events {
     }
 
     pub(super) fn rest(&mut self) -> Bytes {
+        // It has no end, and may have said something all the same.
+        let partial = self.partial.split().freeze();
+        let is_hidden = !partial.is_empty() && matches!(self.line(&partial), Fate::Hidden);
         let mut held = BytesMut::from(self.opening.release());
-        held.unsplit(self.fields.split());
-        held.unsplit(self.partial.split());
+        if !is_hidden {
+            held.unsplit(self.fields.split());
+            held.extend_from_slice(&partial);
+        }
         held.freeze()
     }
 
@@ -140,7 +145,7 @@ impl Events {
         }
         let Some(end) = memrchr(b'\n', &data) else {
             self.partial.extend_from_slice(&data);
-            self.has_progress |= self.partial.first() == Some(&b'd');
+            self.has_progress |= has_data(&self.partial);
             // Nobody can wait for the end of that.
             return if self.partial.len() > MAX_LINE { self.let_go() } else { Bytes::new() };
         };
@@ -151,7 +156,7 @@ impl Events {
             lines = self.partial.split().freeze();
         }
         if !rest.is_empty() {
-            self.has_progress |= rest.first() == Some(&b'd');
+            self.has_progress |= has_data(&rest);
             self.partial.extend_from_slice(&rest);
         }
         let lines = self.look(lines);
@@ -225,7 +230,9 @@ impl Events {
             self.between = true;
             return Fate::Goes;
         }
-        if let Some(data) = line.strip_prefix(b"data:") {
+        // An engine that forgets to make events of what it says has said it all the same.
+        let data = line.strip_prefix(b"data:").or_else(|| (!is_field(line)).then_some(line));
+        if let Some(data) = data {
             if self.data(data.trim_ascii()) {
                 self.is_hiding = true;
                 return Fate::Hidden;
@@ -336,6 +343,16 @@ pub(crate) fn error_event(dialect: Dialect, kind: &str, code: &str, message: &st
     format!("event: error\ndata: {error}\n\n{end}")
 }
 
+/// True if a line is a comment, or a field of an event other than its data.
+fn is_field(line: &[u8]) -> bool {
+    [&b":"[..], b"event:", b"id:", b"retry:"].iter().any(|field| line.starts_with(field))
+}
+
+/// True if a line whose end has not come has data, as far as can be seen.
+fn has_data(line: &[u8]) -> bool {
+    !matches!(line.first(), None | Some(b':' | b'e' | b'i' | b'r' | b'\r'))
+}
+
 /// True if a name or the data of an event says that it is the last one, as the Responses API and the Messages API have it.
 fn ends(text: &[u8], dialect: Dialect) -> bool {
     const ENDS: [&[u8]; 4] = [b"response.completed", b"response.incomplete", b"response.failed", b"message_stop"];
@@ -430,6 +447,38 @@ mod tests {
             let _ = observer.pass(Bytes::from_static(b"event: a\ndata: {\"type\":\"a\"}\n\nevent: b\ndata: {}\n\n"));
             let last = observer.last_words("gone", "engine_failed").expect("a stream");
             assert_eq!(last, format!("event: error\ndata: {expected}\n\n"));
+        }
+    }
+
+    #[test]
+    fn errors_are_found_however_they_are_cut() {
+        let role = r#"data: {"choices":[{"index":0,"delta":{"role":"assistant","content":""}}]}"#;
+        let text = r#"data: {"choices":[{"index":0,"delta":{"content":"\"error\": {}"}}]}"#;
+        let error = r#"data: {"error":{"message":"x","code":503}}"#;
+        for (lines, expected) in [
+            (vec![": ping", "", error, "", "data: [DONE]"], Some((503, true))),
+            (vec![role, "", error], Some((503, true))),
+            (vec!["event: error", "data: it broke"], Some((500, true))),
+            (vec![&error[6..]], Some((503, true))),
+            (vec![role, "", text, "", error], Some((503, false))),
+            (vec![text, "", "event: error", "data: {}"], Some((500, false))),
+            (vec![role, "", text, "", "data: [DONE]"], None),
+        ] {
+            for (between, end) in [("\n", "\n\n"), ("\r\n", "\r\n\r\n"), ("\n", "")] {
+                let stream = lines.join(between) + end;
+                for cut in 1..=stream.len() {
+                    let format = AnswerFormat { finds_errors: true, ..AnswerFormat::default() };
+                    let mut observer = Observer::of(Some(b"text/event-stream"), format);
+                    let mut out = Vec::new();
+                    for piece in stream.as_bytes().chunks(cut) {
+                        out.extend_from_slice(&observer.pass(Bytes::copy_from_slice(piece)));
+                    }
+                    out.extend_from_slice(&observer.rest());
+                    assert_eq!(out, stream.as_bytes());
+                    let found = observer.failure().map(|failure| (failure.status, failure.is_first));
+                    assert_eq!(found, expected, "{stream} in pieces of {cut}");
+                }
+            }
         }
     }
 

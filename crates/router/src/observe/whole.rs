@@ -139,8 +139,10 @@ fn first_name(text: &[u8]) -> FirstName {
     match memchr::memchr(b'"', name).map(|end| &name[..end]) {
         None => FirstName::Unknown,
         Some(b"error" | b"message" | b"code" | b"type" | b"status" | b"param" | b"detail") => FirstName::OfError,
-        Some(b"id" | b"object" | b"created" | b"created_at" | b"model" | b"text" | b"meta_info") => FirstName::OfBoth,
-        Some(_) => FirstName::OfAnswer,
+        Some(b"choices" | b"data" | b"results" | b"embeddings" | b"tokens" | b"output" | b"content") => {
+            FirstName::OfAnswer
+        }
+        Some(_) => FirstName::OfBoth,
     }
 }
 
@@ -161,6 +163,7 @@ mod tests {
             ("  \n\n {\"error\" : {\"message\":\"x\",\"code\": 400 } }\n", Some(400)),
             (r#"{"object":"error","message":"x","code":503}"#, Some(503)),
             (r#"{"message":"x","type":"InternalServerError","code":500}"#, Some(500)),
+            (r#"{"success":false,"error":{"message":"x"}}"#, Some(500)),
             (r#"{"id":"resp_1","object":"response","status":"failed","error":{"code":"server_error"}}"#, Some(500)),
             (r#"{"id":"x","choices":[{"message":{"content":""},"finish_reason":"abort"}]}"#, Some(500)),
             (r#"{"error":null,"id":"x","choices":[{"message":{"content":"\"error\""}}]}"#, None),

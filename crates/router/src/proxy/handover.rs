@@ -277,8 +277,10 @@ async fn legwork(
     let engine = flight.engine().clone();
     let patience = Patience::new(app, &engine);
     let (connection, answer) = exchange(app, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
-    flight.answered(answer.status.as_u16());
     let (keep, status, headers) = (answer.keep, answer.status, answer.headers);
+    if !status.is_success() {
+        flight.answered(status.as_u16());
+    }
     let body = async { whole(connection, answer.framing).await.map_err(Fault::Broken) };
     let (connection, body) = patience.wait(body).await?;
     if keep && connection.is_clean() {
@@ -297,7 +299,7 @@ async fn legwork(
             return Ok(PrefillResult::Refused(Verdict { status, headers, body }));
         }
         Some(failure) => return Err(Fault::Error(failure.status)),
-        None => {}
+        None => flight.answered(status.as_u16()),
     }
     flight.note_piece();
     // It is asked for one token: its answer is that.
