@@ -30,7 +30,7 @@ def add(router: Router, engine: Engine, **more: Any) -> None:
 
 def test_engines_that_are_added_are_asked_before_they_are_split(engine: Engine, other: Engine) -> None:
     engine.answers["/server_info"] = other.answers["/server_info"] = 503
-    with Router(flags=FLAGS, ready=False) as router:
+    with Router(flags=(*FLAGS, "--wait-for-engine", "0"), ready=False) as router:
         add(router, engine, name="p", role="prefill")
         add(router, other, name="d", role="decode")
         wait_until(lambda: all(row["models"] for row in router.workers()), "both have been asked for their models")

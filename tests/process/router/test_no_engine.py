@@ -6,7 +6,7 @@ import json
 import time
 
 import pytest
-from tests.support.engine import MODEL, Engine, Talk, stream, usual
+from tests.support.engine import MODEL, Engine, Talk, hang, stream, usual
 
 from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
 from .test_waiting import ThreadedRequest
@@ -200,3 +200,34 @@ def test_streams_that_break_off_are_told_some_times_a_minute(engine: Engine) -> 
         wait_until(lambda: "an answer broke off" in router.log, "it is told")
         assert router.log.count("an answer broke off") < 80
         assert router.metric("kvatlas_router_engine_broken_answers_total") == 120
+
+
+def test_one_that_was_placed_and_takes_long_keeps_nobody_waiting(engine: Engine, other: Engine) -> None:
+    other.model = "another"
+    with Router(engine, other, flags=FLAGS) as router:
+        wait_until(lambda: [row["models"] for row in router.workers()] == [[MODEL], ["another"]], "models are known")
+        engine.stop()
+        other.stop()
+        asked = []
+        for body in (CHAT, CHAT | {"model": "another"}):
+            asked.append(ThreadedRequest(router, body))
+            wait_until(lambda: queued(router) == len(asked), "it waits")
+        engine.behaviour = hang
+        engine.start()
+        wait_until(lambda: engine.asked() == 1, "the first one has its engine")
+        other.start()
+        assert asked[1].result().status == 200
+        engine.stop()
+        assert asked[0].result().status >= 500
+
+
+def test_engines_of_which_it_is_not_known_how_they_hand_over_are_waited_for(engine: Engine, other: Engine) -> None:
+    engine.answers["/server_info"] = other.answers["/server_info"] = 503
+    with Router(flags=(*FLAGS, "--decode-alone", "0", "--wait-for-engine", "600ms"), ready=False) as router:
+        for name, one in (("prefill", engine), ("decode", other)):
+            about = {"name": name, "url": one.url, "role": name, "models": [MODEL]}
+            assert router.call("POST", "/engines", about)[0] == 201
+        answer = router.ask()
+        assert answer.status == 503
+        assert "decode has not said yet how it hands blocks over" in answer.error["message"]
+        assert (engine.asked(), other.asked()) == (0, 0)

@@ -64,7 +64,7 @@ struct Queue {
     scout: Option<(u64, Instant)>,
 }
 
-/// A request's place among those that wait. It keeps the place while it tries an engine.
+/// A request's place among those that wait. It comes back to the place if an engine that it tries cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     number: u64,
@@ -122,7 +122,6 @@ impl NoEngine {
         }
         let (number, turn) = (queue.next, Arc::new(Notify::new()));
         queue.next += 1;
-        queue.waiting.insert(number, turn.clone());
         Some(EngineWait { room: self, number, turn, started: Instant::now(), outcome: LEFT })
     }
 
@@ -160,8 +159,15 @@ impl EngineWait<'_> {
         self.room.outage.place();
     }
 
-    fn give_up_turn(&self) {
+    /// Leaves the queue, to try an engine.
+    fn try_one(&self) {
+        lock(&self.room.queue).waiting.remove(&self.number);
+    }
+
+    /// Waits in the queue, again if the request was not taken.
+    fn stand_in_line(&self) {
         let mut queue = lock(&self.room.queue);
+        queue.waiting.insert(self.number, self.turn.clone());
         if queue.scout.is_some_and(|(scout, _)| scout == self.number) {
             // The others try no sooner than it would again.
             queue.scout = None;
@@ -208,12 +214,13 @@ impl Places {
         why: Refusal,
     ) -> Result<(), Refusal> {
         let (room, fleet) = (&self.no_engine, &app.fleet);
+        let mut has_others = false;
         if place.is_none() {
             // They have said when to come back.
             if availability(fleet, known, task, &[]) == Availability::Paused {
                 return Err(why);
             }
-            let is_outage = availability(fleet, known, task, tried) != Availability::Up;
+            let is_outage = tried.is_empty() || availability(fleet, known, task, tried) != Availability::Up;
             if is_outage {
                 room.outage.begin(room.patience, || states(fleet, known, task));
             }
@@ -222,6 +229,7 @@ impl Places {
                 return Err(if all_asleep(fleet, known, task) { refusal(fleet, known, task, "") } else { why });
             }
             *place = room.enter();
+            has_others = !is_outage;
         }
         let Some(place) = place.as_mut() else {
             room.ended[FULL].fetch_add(1, Relaxed);
@@ -230,24 +238,27 @@ impl Places {
             return Err(refusal(fleet, known, task, &more));
         };
         let until = place.started + room.patience;
-        place.give_up_turn();
-        if availability(fleet, known, task, tried) == Availability::Up {
-            // There are others, which it had no retries left for.
+        place.stand_in_line();
+        if has_others {
+            // It had no retries left for them.
             room.call();
         }
         loop {
-            if timeout_at(until.into(), place.turn.notified()).await.is_err() {
+            let is_over = until <= Instant::now() || timeout_at(until.into(), place.turn.notified()).await.is_err();
+            if is_over {
                 place.outcome = TIMEOUT;
                 room.outage.refuse();
                 let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
                 return Err(refusal(fleet, known, task, &more));
             }
             match availability(fleet, known, task, &[]) {
-                Availability::Up => return Ok(()),
-                Availability::Doubtful if room.may_scout(place.number) => return Ok(()),
+                Availability::Up => break,
+                Availability::Doubtful if room.may_scout(place.number) => break,
                 _ => place.pass_on(),
             }
         }
+        place.try_one();
+        Ok(())
     }
 }
 
@@ -271,7 +282,10 @@ fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
         let (name, standing) = (&engine.name, engine.health.standing());
         match lock(&engine.why_not).as_deref() {
             Some(why) => format!("{name} is {} ({why})", standing.name()),
-            None if standing == HealthState::Up => format!("{name} refuses connections"),
+            None if standing == HealthState::Up && is_of_unknown_kind(engine, role) => {
+                format!("{name} has not said yet how it hands blocks over")
+            }
+            None if standing == HealthState::Up => format!("{name} could not be reached"),
             None => format!("{name} is {}", standing.name()),
         }
     };
@@ -306,10 +320,14 @@ fn availability(fleet: &Fleet, known: &RequestFacts, task: Task, tried: &[Arc<En
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
     let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, task));
-    serving.map(|engine| availability_of(engine)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
+    serving.map(|engine| availability_of(engine, task)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
 }
 
-fn availability_of(engine: &Engine) -> Availability {
+fn availability_of(engine: &Engine, task: Task) -> Availability {
+    // One whose kind is not known cannot be part of a pair yet.
+    if !engine.can_do(task) {
+        return Availability::None;
+    }
     match engine.health.standing() {
         HealthState::Up | HealthState::Busy | HealthState::Silent => Availability::Up,
         HealthState::Down | HealthState::Failing => Availability::Doubtful,

@@ -218,8 +218,8 @@ class RouterSection(Section):
         metadata=about(
             FROM_0,
             "--wait-for-engine",
-            "Time that a request waits for an engine if none is up: none is known yet, all refuse connections, or all are "
-            "asleep. 0 refuses it at once.",
+            "Time that a request waits for an engine if none is up: none is known yet, all refuse connections, or all "
+            "are asleep. 0 refuses it at once.",
         ),
     )
     response_headers: Literal["on", "off"] = field(
