@@ -33,7 +33,9 @@ def serves(engine: Engine, *adapters: str) -> Engine:
         name = talk.request.json.get("lora_name", "")
         if talk.request.route.endswith("/load_lora_adapter") and name not in has:
             has.append(name)
-            await reply("200 OK", f"Success: LoRA adapter '{name}' added successfully.".encode(), kind="text/plain")(talk)
+            await reply("200 OK", f"Success: LoRA adapter '{name}' added successfully.".encode(), kind="text/plain")(
+                talk
+            )
         elif talk.request.route.endswith("/load_lora_adapter"):
             await refuse("400 Bad Request", f"The lora adapter '{name}' has already been loaded.")(talk)
         elif talk.request.route.endswith("/unload_lora_adapter") and name in has:
@@ -113,7 +115,11 @@ def test_the_answer_says_what_each_engine_said_if_they_differ() -> None:
         body = {"lora_name": "sql", "lora_path": "/sql"}
         failed = router.ask(body, path="/v1/load_lora_adapter")
         assert failed.status == 400
-        assert {name: said["status"] for name, said in failed.json["engines"].items()} == {"e0": 200, "e1": 400, "e2": 400}
+        assert {name: said["status"] for name, said in failed.json["engines"].items()} == {
+            "e0": 200,
+            "e1": 400,
+            "e2": 400,
+        }
         assert failed.json["engines"]["e2"]["answer"]["error"]["message"] == "No adapter found for /sql"
         assert "1 of 3 engines did not load the adapter: e2 (400" in failed.error["message"]
         serves(engines[2])

@@ -1,4 +1,4 @@
-"""A prompt that does not fit into an engine's context is never sent there, and refused at once where it fits nowhere."""
+"""A prompt that does not fit into an engine's context is never sent there, and refused where it fits nowhere."""
 
 from __future__ import annotations
 
@@ -55,8 +55,13 @@ def by(request: pytest.FixtureRequest, tokenizer: Path) -> str:
 def body(path: str, size: int, **more: Any) -> dict[str, Any]:
     text = "x" * size
     messages = [{"role": "user", "content": text}]
-    prompt = {CHAT: {"messages": messages}, MESSAGES: {"messages": messages}, COMPLETIONS: {"prompt": text}}
-    return {"model": MODEL, **prompt.get(path, {"input": text}), **more}
+    prompt: dict[str, dict[str, Any]] = {
+        CHAT: {"messages": messages},
+        MESSAGES: {"messages": messages},
+        COMPLETIONS: {"prompt": text},
+    }
+    given: dict[str, Any] = prompt.get(path, {"input": text})
+    return {"model": MODEL, **given, **more}
 
 
 def sent(engines: list[Engine], path: str) -> list[int]:

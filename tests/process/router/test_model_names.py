@@ -34,7 +34,7 @@ def with_aliases(folder: Path, engine: Engine, more: str = "") -> tuple[str, ...
     return (*QUICK, "--config", str(file))
 
 
-BODIES = {
+BODIES: dict[str, dict[str, object]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "a"},
     "/v1/messages": {"messages": MESSAGES, "max_tokens": 5},

@@ -1,4 +1,4 @@
-"""Engines that do not say which models they serve, and engines that say of a request's model that they do not have it."""
+"""Engines that do not say which models they serve, and engines that deny to have a request's model."""
 
 from __future__ import annotations
 
@@ -141,7 +141,6 @@ def test_other_refusals_are_passed_on_as_they_come(answer: Behaviour) -> None:
 
 
 def test_a_stored_answer_is_asked_for_where_it_is() -> None:
-    """What only one engine can answer is not tried elsewhere."""
     said = reply("404 Not Found", {"error": {"message": "The model `x` does not exist.", "code": 404}})
     with fleet(404, known=2) as (router, _, engines):
         for engine in engines:

@@ -55,7 +55,7 @@ def test_the_router_uses_each_setting_or_refuses_it(name: str) -> None:
         config = RouterConfig(engines=(engine(name), *both))
         assert config.engine_for_native(config.engines[0]) != plain
     if name == "routing_group":
-        with pytest.raises(ConfigError, match="routing_group must be that of the router, \"default\""):
+        with pytest.raises(ConfigError, match='routing_group must be that of the router, "default"'):
             RouterConfig(engines=(engine(name),))
         assert RouterConfig(engines=(engine(name),), routing_group="g").engines
     for section in WITHOUT.values():
@@ -89,15 +89,13 @@ def test_a_file_of_engines_may_be_shared_and_what_it_does_not_change_is_said(cap
         assert [message.split(": ")[2].split()[0] for message in caplog.messages] == list(unused)
 
 
-
-
 @pytest.mark.parametrize("section", WITHOUT.values(), ids=WITHOUT)
 @pytest.mark.parametrize("name", ["streams", "limits", "adopt", "relay"])
 def test_settings_of_events_are_refused_where_none_are_followed(name: str, section: RouterSection) -> None:
     """Each setting of these sections, with another value than by default."""
     kind = SECTIONS[name]
     tried = 0
-    for each in dataclasses.fields(kind):
+    for each in dataclasses.fields(kind):  # type: ignore[arg-type]
         default = getattr(kind(), each.name)
         values: list[Any] = ["on", "off"]
         if isinstance(default, bool):

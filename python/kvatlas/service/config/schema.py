@@ -24,7 +24,6 @@ from kvatlas.service.config.section import DEFAULT_GROUP, Key, Section, about, k
 from kvatlas.service.config.serving import HttpConfig, LimitsConfig, LogConfig
 from kvatlas.service.config.sharing import RelayConfig, SitesConfig, SnapshotConfig
 
-
 ROUTER_COMMAND = "kvatlas router"
 
 
@@ -139,8 +138,8 @@ class Config(Section):
     def without_effect(self, engine: Engine) -> dict[str, str]:
         """The settings of an engine that would change nothing here, each with the reason.
 
-        They are refused where they are set for this command, and named in the log if they come from the file of engines,
-        which several commands may share.
+        They are refused where they are set for this command, and named in the log if they come from the file of
+        engines, which several commands may share.
         """
         return {
             name: f"is for {ROUTER_COMMAND}, which sends requests: leave it out"
