@@ -34,6 +34,7 @@ mod exposition;
 mod external_index;
 mod fleet;
 mod global;
+mod keeper_search;
 mod learn;
 mod media;
 mod names;

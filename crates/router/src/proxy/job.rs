@@ -38,7 +38,8 @@ pub(super) struct Job<'a> {
     pub(super) reading: AnswerFormat,
     pub(super) split: bool,
     pub(super) forwards_ids: bool,
-    pub(super) is_response: bool,
+    /// True if an engine keeps what it makes of it.
+    pub(super) keeps: bool,
     pub(super) arrived: Instant,
 }
 
@@ -50,7 +51,7 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, is_response, arrived } = self;
+        let Self { app, shard, outgoing, body, known, reading, split, forwards_ids, keeps, arrived } = self;
         let (app, shard, split, forwards_ids, arrived) = (*app, *shard, *split, *forwards_ids, *arrived);
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
@@ -119,7 +120,7 @@ impl Job<'_> {
                         busy
                     } else {
                         let status = answer.status;
-                        let is_kept = *is_response && status.is_success();
+                        let is_kept = *keeps && status.is_success();
                         let (mut passing, told) = pass(app, shard, connection, answer, *reading, flight);
                         if is_kept {
                             passing = passing.kept();
@@ -203,7 +204,8 @@ fn pass(
         headers.remove(CONTENT_LENGTH);
     }
     let stall = app.config.upstream.stall_timeout;
-    (AnswerBody::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
+    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
+    (passing.commented(app.config.comment_after), (status, headers))
 }
 
 fn respond(
