@@ -153,6 +153,7 @@ impl AnswerBody {
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        self.goes_out = true;
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
