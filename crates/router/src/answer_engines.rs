@@ -1,7 +1,8 @@
-//! Notes of which engine keeps which answer: a client that goes on from one, asks for it again or cancels it means that
-//! engine.
+//! Notes of which engine keeps what for a client: one that goes on from an answer, asks for it again or cancels it means
+//! the engine that made it, and so does one that names a file or a batch.
 //!
-//! Engines keep answers of `/v1/responses` in their own memory. The router notes who made which as they pass.
+//! Engines keep such things in their own memory or on their own disk. The router notes which engine made what as the
+//! answers pass. What it has no note of, engines are asked for ([`crate::keeper_search`]).
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,6 +11,11 @@ use std::time::{Duration, Instant};
 
 use memchr::memmem;
 
+use hyper::header::HeaderMap;
+use hyper::{Method, Uri};
+
+use crate::app::App;
+use crate::keeper_search::{KeeperSearch, SearchResult};
 use crate::lock;
 
 /// Answers that are kept in mind, and for how long: then the oldest goes.
@@ -22,19 +28,30 @@ const LONGEST: usize = 128;
 /// Bytes at the beginning of an answer among which its name is looked for.
 const BEGINNING: usize = 4 << 10;
 
-/// Path under which an answer can be asked for.
-const PATH: &str = "/v1/responses/";
+/// Paths to which a client posts what an engine then keeps, and below which it can be asked for by its name.
+const COLLECTIONS: [&str; 5] = [RESPONSES, FILES, "/v1/batches", "/v1/videos", "/v1/fine_tuning/jobs"];
+const RESPONSES: &str = "/v1/responses";
+const FILES: &str = "/v1/files";
 
-/// The answers that engines keep, each with the engine that made it.
+/// Something that an engine keeps for a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeptItem<'a> {
+    collection: &'static str,
+    pub(crate) id: &'a str,
+}
+
+/// The answers and the like that engines keep, each with the engine that made it.
 #[derive(Default)]
 pub(crate) struct AnswerEngines {
     kept: Mutex<AnswerTable>,
-    /// Requests for an answer or going on from one: by [`FOUND`].
-    pub(crate) asked: [AtomicU64; 3],
+    search: KeeperSearch,
+    /// Requests for something that an engine keeps, or going on from it: by [`FOUND`].
+    pub(crate) asked: [AtomicU64; 5],
 }
 
-/// The outcomes of looking for an answer's engine: it is known; nobody knows it; it is gone.
-pub(crate) const FOUND: [&str; 3] = ["known", "unknown", "engine_gone"];
+/// The outcomes of looking for the engine that keeps something: it is known; no engine has it; the one that had it is
+/// gone; an engine that was asked has it; engines were not asked.
+pub(crate) const FOUND: [&str; 5] = ["known", "unknown", "engine_gone", "found", "not_asked"];
 
 #[derive(Default)]
 struct AnswerTable {
@@ -53,17 +70,70 @@ impl AnswerEngines {
         lock(&self.kept).engines.len()
     }
 
-    /// The engine that made an answer. `is_there`: whether there is an engine of that name.
-    pub(crate) fn engine_of(&self, id: &str, is_there: impl FnOnce(&str) -> bool) -> Option<Arc<str>> {
-        let engine = lock(&self.kept).get(id, Instant::now());
-        let (at, engine) = match engine {
-            None => (1, None),
-            Some(engine) if !is_there(&engine) => (2, None),
-            engine => (0, engine),
+    /// The engine that keeps something: the one that is noted, else one that has it when it is asked. `headers`: those of
+    /// the request.
+    pub(crate) async fn engine_of(&self, app: &App, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
+        let noted = lock(&self.kept).get(item.id, Instant::now());
+        let is_gone = match noted {
+            Some(engine) if app.fleet.engine(&engine).is_some() => {
+                self.asked[0].fetch_add(1, Relaxed);
+                return Some(engine);
+            }
+            noted => noted.is_some(),
+        };
+        let (at, engine) = match self.search.find(app, item, headers).await {
+            SearchResult::Found(engine) => {
+                self.insert(item.id, &engine);
+                (3, Some(engine))
+            }
+            SearchResult::Nowhere if is_gone => (2, None),
+            SearchResult::Nowhere => (1, None),
+            SearchResult::NotAsked => (4, None),
         };
         self.asked[at].fetch_add(1, Relaxed);
         engine
     }
+}
+
+impl<'a> KeptItem<'a> {
+    /// The item that a path names: `/v1/responses/ID`, `/v1/files/ID/content`, ….
+    pub(crate) fn of_path(path: &'a str) -> Option<Self> {
+        COLLECTIONS.iter().find_map(|collection| {
+            let rest = path.strip_prefix(collection)?.strip_prefix('/')?;
+            Self::new(collection, rest.split('/').next()?)
+        })
+    }
+
+    /// The answer of this name.
+    pub(crate) fn answer(id: &'a str) -> Option<Self> {
+        Self::new(RESPONSES, id)
+    }
+
+    /// The file of this name.
+    pub(crate) fn file(id: &'a str) -> Option<Self> {
+        Self::new(FILES, id)
+    }
+
+    fn new(collection: &'static str, id: &'a str) -> Option<Self> {
+        is_name(id.as_bytes()).then_some(Self { collection, id })
+    }
+
+    /// The path by which it can be asked for.
+    pub(crate) fn path(&self) -> Uri {
+        // Its characters are those of names, which are the same in a path.
+        format!("{}/{}", self.collection, self.id).parse().unwrap_or_default()
+    }
+}
+
+/// True if an engine keeps what it makes of such a request.
+pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
+    *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
+}
+
+/// True if something may have this name.
+fn is_name(name: &[u8]) -> bool {
+    let is_plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(byte));
+    is_plain && !name.is_empty() && name.len() <= LONGEST
 }
 
 impl AnswerTable {
@@ -86,12 +156,6 @@ impl AnswerTable {
         let (engine, since) = self.engines.get(id)?;
         (now.duration_since(*since) <= TTL).then(|| engine.clone())
     }
-}
-
-/// The answer that a path names: `/v1/responses/ID`, `/v1/responses/ID/cancel`, ….
-pub(crate) fn of_path(path: &str) -> Option<&str> {
-    let id = path.strip_prefix(PATH)?.split('/').next()?;
-    (!id.is_empty() && id.len() <= LONGEST).then_some(id)
 }
 
 /// Looks for an answer's name at its beginning, as it passes.
@@ -124,8 +188,7 @@ fn named(text: &[u8]) -> Option<String> {
     let rest = text[memmem::find(text, KEY)? + KEY.len()..].trim_ascii_start();
     let rest = rest.strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
     let name = &rest[..memchr::memchr(b'"', rest)?];
-    let is_plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(byte));
-    (is_plain && !name.is_empty() && name.len() <= LONGEST).then(|| String::from_utf8_lossy(name).into_owned())
+    is_name(name).then(|| String::from_utf8_lossy(name).into_owned())
 }
 
 #[cfg(test)]
@@ -150,10 +213,23 @@ mod tests {
 
     #[test]
     fn paths() {
-        assert_eq!(of_path("/v1/responses/resp_1"), Some("resp_1"));
-        assert_eq!(of_path("/v1/responses/resp_1/cancel"), Some("resp_1"));
-        assert_eq!(of_path("/v1/responses"), None);
-        assert_eq!(of_path("/v1/responses/"), None);
+        let named = |path| KeptItem::of_path(path).map(|item| (item.id, item.path().to_string()));
+        for (path, id, asked) in [
+            ("/v1/responses/resp_1", "resp_1", "/v1/responses/resp_1"),
+            ("/v1/responses/resp_1/cancel", "resp_1", "/v1/responses/resp_1"),
+            ("/v1/files/file-1/content", "file-1", "/v1/files/file-1"),
+            ("/v1/batches/batch_1", "batch_1", "/v1/batches/batch_1"),
+            ("/v1/fine_tuning/jobs/ft:1.2", "ft:1.2", "/v1/fine_tuning/jobs/ft:1.2"),
+        ] {
+            assert_eq!(named(path), Some((id, asked.to_owned())), "{path}");
+        }
+        for none in
+            ["/v1/responses", "/v1/responses/", "/v1/files//x", "/v1/responsesx/1", "/v1/files/a%2Fb", "/v1/models/m"]
+        {
+            assert_eq!(named(none), None, "{none}");
+        }
+        assert!(is_kept(&Method::POST, "/v1/files") && is_kept(&Method::POST, "/v1/batches/"));
+        assert!(!is_kept(&Method::GET, "/v1/files") && !is_kept(&Method::POST, "/v1/files/f"));
     }
 
     #[test]

@@ -79,6 +79,9 @@ pub struct Config {
     pub priority_header: String,
     /// True if answers tell in headers which engine made them, and why.
     pub response_headers: bool,
+    /// Time after which the client of a stream that has no token gets a comment, and between two of them; 0 for never.
+    #[serde(with = "seconds")]
+    pub comment_after: Duration,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
     /// True if engines get completions as token ids, where those are the ones that they would make themselves.

@@ -116,6 +116,8 @@ pub(crate) struct Counts {
     pub(crate) first_token: Histogram<16>,
     /// Times that decisions took.
     pub(crate) decision: Histogram<12>,
+    /// Streams that began with a comment, before anything had come from an engine.
+    pub(crate) early_streams: AtomicU64,
     /// Panics, which are bugs.
     pub(crate) panics: AtomicU64,
 }
@@ -173,6 +175,7 @@ impl Counts {
             open_hedges: AtomicUsize::new(0),
             first_token: Histogram::new(&SECONDS),
             decision: Histogram::new(&DECISION_SECONDS),
+            early_streams: AtomicU64::new(0),
             panics: AtomicU64::new(0),
         }
     }

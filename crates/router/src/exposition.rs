@@ -103,12 +103,12 @@ impl Scrape {
         for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
             count_of(&mut family, &[("as", *result)], count.load(Relaxed))?;
         }
-        let help = "Requests that continue, read or cancel an answer of /v1/responses: the engine that keeps it is known, unknown, or known but gone (engine_gone)";
+        let help = "Requests that continue, read or cancel something that an engine keeps (an answer of /v1/responses, a file, a batch): that engine is known, was found by asking all engines (found), is unknown as no engine has it, is known but gone (engine_gone), or was not looked for as that was done in vain a moment ago or too often (not_asked)";
         let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
         for (found, count) in FOUND.iter().zip(&self.0.answer_engines.asked) {
             count_of(&mut family, &[("engine", *found)], count.load(Relaxed))?;
         }
-        let help = "Answers of /v1/responses whose engine is known";
+        let help = "Answers of /v1/responses, files and batches whose engine is known";
         gauge(encoder, "stored_answers", help, self.0.answer_engines.len() as u64)?;
         if !self.0.config.peers.is_empty() {
             let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); engines in reports from other routers: heard, or unknown_engine (of no name here)";
@@ -124,6 +124,8 @@ impl Scrape {
             )?;
         }
         self.external_index(encoder)?;
+        let help = "Streams that began with a comment to the client (comment_after), before anything had come from an engine: what their engine says in its head is lost, and refusals are told as events";
+        counter(encoder, "early_streams", help, counts.early_streams.load(Relaxed))?;
         counter(
             encoder,
             "panics",

@@ -35,6 +35,7 @@ mod external_index;
 mod fleet;
 mod global;
 mod health_check;
+mod keeper_search;
 mod learn;
 mod log_budget;
 mod media;

@@ -282,7 +282,7 @@ fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
         let (name, standing) = (&engine.name, engine.health.standing());
         match lock(&engine.why_not).as_deref() {
             Some(why) => format!("{name} is {} ({why})", standing.name()),
-            None if standing == HealthState::Up && is_of_unknown_kind(engine, role) => {
+            None if standing == HealthState::Up && !engine.can_do(task) => {
                 format!("{name} has not said yet how it hands blocks over")
             }
             None if standing == HealthState::Up => format!("{name} could not be reached"),

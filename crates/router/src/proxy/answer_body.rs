@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body::SizeHint;
-use tokio::time::{Sleep, sleep};
+use tokio::time::{Sleep, sleep_until};
 
+use super::comments::COMMENT;
 use super::flight::Flight;
 use super::leg::Leg;
 use crate::answer_engines::Name;
@@ -20,6 +21,15 @@ const HOLD: Duration = Duration::from_secs(1);
 
 /// The reason that a body ends before its end.
 pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
+
+/// A time in which nothing comes from an engine.
+enum Silence {
+    Short,
+    /// A client that waits for the first token has heard nothing for long.
+    WantsComment,
+    /// The engine is not waited for any longer.
+    Stall,
+}
 
 /// An answer on its way. If it is dropped before its end, so is the connection to the engine, which ends the request
 /// there.
@@ -36,6 +46,12 @@ pub(crate) struct AnswerBody {
     /// The end of the time for which the answer is held back.
     hold: Option<Pin<Box<Sleep>>>,
     heard: Instant,
+    /// Time after which a client that waits for the first token gets a comment; 0 for never.
+    comment: Duration,
+    /// The moment of the last comment.
+    commented: Option<Instant>,
+    /// True once the client gets what comes.
+    goes_out: bool,
     /// The prefill engine that works for the answer: it need not go on if the answer breaks off or is given up.
     prefill: Option<Leg>,
     /// The search for the name of an answer that the engine keeps.
@@ -72,6 +88,9 @@ impl AnswerBody {
             timer: None,
             hold: None,
             heard: Instant::now(),
+            comment: Duration::ZERO,
+            commented: None,
+            goes_out: false,
             prefill: None,
             name: None,
             first: None,
@@ -88,6 +107,11 @@ impl AnswerBody {
     /// Returns the same with a search for the answer's name, as the engine keeps the answer.
     pub(crate) fn kept(self) -> Self {
         Self { name: Some(Name::default()), ..self }
+    }
+
+    /// Returns the same with comments to a client that waits for the first token, each after this time; 0 for none.
+    pub(crate) fn commented(self, comment: Duration) -> Self {
+        Self { comment, ..self }
     }
 
     /// Notes that a prefill engine works for the answer.
@@ -162,6 +186,7 @@ impl AnswerBody {
     }
 
     pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+        self.goes_out = true;
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));
         }
@@ -224,8 +249,13 @@ impl AnswerBody {
                 Poll::Pending if self.observer.is_holding() && self.is_held_for_long(context) => {
                     return Poll::Ready(Some(Ok(self.observer.release())));
                 }
-                Poll::Pending if self.stalls(context) => return Poll::Ready(Some(Err(Fault::Stalled))),
-                Poll::Pending => return Poll::Pending,
+                Poll::Pending => {
+                    return match self.silence(context) {
+                        Silence::Short => Poll::Pending,
+                        Silence::WantsComment => Poll::Ready(Some(Ok(Bytes::from_static(COMMENT)))),
+                        Silence::Stall => Poll::Ready(Some(Err(Fault::Stalled))),
+                    };
+                }
             }
         }
     }
@@ -244,20 +274,29 @@ impl AnswerBody {
         is_over
     }
 
-    /// True if nothing came for too long.
-    fn stalls(&mut self, context: &mut Context<'_>) -> bool {
-        if self.stall.is_zero() {
-            return false;
+    /// Looks how long nothing has come.
+    fn silence(&mut self, context: &mut Context<'_>) -> Silence {
+        let stall = (!self.stall.is_zero()).then(|| self.heard + self.stall);
+        let waits = self.goes_out && !self.comment.is_zero() && self.observer.takes_comments();
+        let comment = waits.then(|| self.commented.unwrap_or(self.heard).max(self.heard) + self.comment);
+        let Some(until) = [stall, comment].into_iter().flatten().min() else { return Silence::Short };
+        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep_until(until.into())));
+        // One that ends before is set anew when it has.
+        if timer.deadline() > until.into() {
+            timer.as_mut().reset(until.into());
         }
-        let timer = self.timer.get_or_insert_with(|| Box::pin(sleep(self.stall)));
         while timer.as_mut().poll(context).is_ready() {
-            let until = self.heard + self.stall;
-            if until <= Instant::now() {
-                return true;
+            let now = Instant::now();
+            if stall.is_some_and(|stall| stall <= now) {
+                return Silence::Stall;
+            }
+            if until <= now {
+                self.commented = Some(now);
+                return Silence::WantsComment;
             }
             timer.as_mut().reset(until.into());
         }
-        false
+        Silence::Short
     }
 
     /// Ends an answer that is whole.

@@ -1,22 +1,24 @@
 //! One request, from the client's head to the head of the answer.
 
 use std::sync::{Arc, OnceLock};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue};
+use hyper::http::request::Parts;
 use hyper::{Method, Request, Response};
 use kvatlas_http::{BodyLimits, RequestBody, body};
 use kvatlas_prompt::Endpoint;
 
 use super::adapters::{self, AdapterChange};
 use super::attempts::Attempts;
+use super::comments;
 use super::headers::{EngineRequest, REQUEST_ID, hide_keys, take_off_slash};
 use super::hedging;
 use super::job::Job;
 use super::usage;
 use crate::answer::Answer;
-use crate::answer_engines;
+use crate::answer_engines::{KeptItem, is_kept};
 use crate::app::App;
 use crate::encoding::{Codings, unpack};
 use crate::names;
@@ -46,23 +48,32 @@ pub(crate) async fn forward(
     }
     let body = read(app, body, app.config.http.max_body, until).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
-    let outgoing = EngineRequest {
-        method: &head.method,
-        uri: &head.uri,
-        headers: &head.headers,
-        id: new_id.as_ref(),
-        plain: endpoint.is_some(),
-    };
     if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
+        let outgoing = EngineRequest {
+            method: &head.method,
+            uri: &head.uri,
+            headers: &head.headers,
+            id: new_id.as_ref(),
+            plain: endpoint.is_some(),
+        };
         let model = head.uri.query().and_then(of_query);
         return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
     }
     let mut known = look(app, &head.headers, head.uri.query(), forwarded, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
-    let is_response = endpoint == Some(Endpoint::Responses);
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
-    let kept = known.previous.as_deref().or_else(|| answer_engines::of_path(head.uri.path()));
-    known.only = kept.and_then(|id| app.answer_engines.engine_of(id, |name| app.fleet.engine(name).is_some()));
+    let file = input_file(&head.method, head.uri.path(), &body);
+    let kept = match (known.previous.as_deref(), &file) {
+        (Some(answer), _) => KeptItem::answer(answer),
+        (None, Some(file)) => KeptItem::file(file),
+        // What is computed is not kept, and what is not named here is not known to be.
+        (None, None) if forwarded.repeats || route.is_unnamed() => None,
+        (None, None) => KeptItem::of_path(head.uri.path()),
+    };
+    if let Some(item) = kept {
+        known.only = app.answer_engines.engine_of(app, item, &head.headers).await;
+    }
+    let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 
     let named = known.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
     let body = named.map_or(body, Bytes::from);
@@ -86,12 +97,78 @@ pub(crate) async fn forward(
     let attempts = Attempts::new(repeatable, if known.only.is_none() { app.config.upstream.retries } else { 0 });
     let hedges_after =
         (repeatable && known.only.is_none() && known.streams && !split).then(|| hedging::wait(app)).flatten();
-    let model = forwarded.model;
-    let job =
-        Job { app, shard, outgoing, body, known, reading, task, takes_over, forwards_ids, is_response, model, arrived };
-    match hedges_after {
-        None => job.run(attempts, &OnceLock::new()).await,
-        Some(after) => hedging::run(&job, attempts, after).await,
+    let every = app.config.comment_after;
+    let is_commented = known.streams && !every.is_zero();
+    let id = is_commented.then(|| new_id.as_ref().or_else(|| head.headers.get(REQUEST_ID)).cloned()).flatten();
+    let read = ReadRequest {
+        app: app.clone(),
+        shard,
+        head,
+        new_id,
+        plain: endpoint.is_some(),
+        body,
+        known,
+        reading,
+        task,
+        takes_over,
+        forwards_ids,
+        keeps,
+        model: forwarded.model,
+        arrived,
+        attempts,
+        hedges_after,
+    };
+    if is_commented {
+        return comments::run(app, Box::pin(read.send()), every, reading.dialect, id).await;
+    }
+    read.send().await
+}
+
+/// A request that has been read, with all that it takes to send it to engines.
+struct ReadRequest {
+    app: Arc<App>,
+    shard: usize,
+    head: Parts,
+    new_id: Option<HeaderValue>,
+    plain: bool,
+    body: Bytes,
+    known: RequestFacts,
+    reading: AnswerFormat,
+    task: Task,
+    takes_over: bool,
+    forwards_ids: bool,
+    keeps: bool,
+    model: ModelAt,
+    arrived: Instant,
+    attempts: Attempts,
+    hedges_after: Option<Duration>,
+}
+
+impl ReadRequest {
+    /// Sends it to an engine, or to several, and returns the answer.
+    async fn send(self) -> Result<Response<Answer>, Refusal> {
+        let Self { app, shard, head, new_id, plain, body, known, reading, task, takes_over, .. } = self;
+        let Self { forwards_ids, keeps, model, arrived, .. } = self;
+        let outgoing =
+            EngineRequest { method: &head.method, uri: &head.uri, headers: &head.headers, id: new_id.as_ref(), plain };
+        let job = Job {
+            app: &app,
+            shard,
+            outgoing,
+            body,
+            known,
+            reading,
+            task,
+            takes_over,
+            forwards_ids,
+            keeps,
+            model,
+            arrived,
+        };
+        match self.hedges_after {
+            None => job.run(self.attempts, &OnceLock::new()).await,
+            Some(after) => hedging::run(&job, self.attempts, after).await,
+        }
     }
 }
 
@@ -124,6 +201,16 @@ async fn look(
         known.model = query.and_then(of_query);
     }
     Ok(known)
+}
+
+/// The file that a batch to be made is of.
+fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
+    #[derive(serde::Deserialize)]
+    struct Batch {
+        input_file_id: String,
+    }
+    let is_batch = *method == Method::POST && path.strip_suffix('/').unwrap_or(path) == "/v1/batches";
+    is_batch.then(|| serde_json::from_slice::<Batch>(body).ok()).flatten().map(|batch| batch.input_file_id)
 }
 
 /// Reads in the headers where a request should go, and when: its session and its priority.

@@ -40,7 +40,8 @@ pub(super) struct Job<'a> {
     /// True if vLLM goes on from another engine's blocks for such a request.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    pub(super) is_response: bool,
+    /// True if an engine keeps what it makes of it.
+    pub(super) keeps: bool,
     /// Place where the body names the model.
     pub(super) model: ModelAt,
     pub(super) arrived: Instant,
@@ -54,8 +55,7 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, takes_over, forwards_ids, is_response, model, .. } =
-            self;
+        let Self { app, shard, outgoing, body, known, reading, takes_over, forwards_ids, keeps, model, .. } = self;
         let (app, shard, forwards_ids, arrived) = (*app, *shard, *forwards_ids, self.arrived);
         let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
@@ -180,7 +180,7 @@ impl Job<'_> {
                         busy
                     } else {
                         let status = answer.status;
-                        let is_kept = *is_response && status.is_success();
+                        let is_kept = *keeps && status.is_success();
                         let (mut passing, told) = pass(app, shard, connection, answer, *reading, flight);
                         if is_kept {
                             passing = passing.kept();
@@ -359,7 +359,8 @@ fn pass(
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
     let stall = app.config.upstream.stall_timeout;
-    (AnswerBody::new(connection, framing, keep, shard, observer, flight, stall), (status, headers))
+    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
+    (passing.commented(app.config.comment_after), (status, headers))
 }
 
 fn respond(

@@ -9,6 +9,7 @@
 mod adapters;
 mod answer_body;
 mod attempts;
+mod comments;
 mod exchange;
 mod fields;
 mod flight;
@@ -25,5 +26,5 @@ mod usage;
 pub(crate) use self::answer_body::{AnswerBody, BodyError};
 pub(crate) use self::forward::{forward, read};
 pub(crate) use self::handover::PREPARED;
-pub(crate) use self::headers::REQUEST_ID;
+pub(crate) use self::headers::{EngineRequest, REQUEST_ID};
 pub(crate) use self::tokens::{RESULTS, Tokens};

@@ -230,6 +230,16 @@ class RouterSection(Section):
             "Say in the headers of each answer which engine gave it, and why.",
         ),
     )
+    comment_after: float = field(
+        default=15.0,
+        metadata=about(
+            FROM_0,
+            "--comment-after",
+            "Time after which the client of a streamed request that has no token yet gets a comment, so that no proxy "
+            "closes the connection, and between two of them. What is wrong is told as an event from then on. 0 turns "
+            "this off.",
+        ),
+    )
     ask_usage: Literal["on", "off"] = field(
         default="on",
         metadata=about(

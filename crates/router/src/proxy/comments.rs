@@ -1,0 +1,220 @@
+//! Comments to the client of a stream that is long in coming: proxies in between close connections on which nothing moves.
+//!
+//! A request that has no answer after a while, as it waits in the router or an engine computes its prompt, gets the head of
+//! a stream, and from then on a comment now and then, which clients pass over. What is done for the request goes on
+//! meanwhile, so that another engine can still take it. An engine's own head comes too late then, and what would have been
+//! a refusal is told as an event.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
+use hyper::{Response, StatusCode};
+use serde::Deserialize;
+use tokio::time::{Instant, Sleep, sleep, timeout};
+
+use super::answer_body::BodyError;
+use super::headers::REQUEST_ID;
+use crate::answer::Answer;
+use crate::app::App;
+use crate::observe::Dialect;
+use crate::refusal::Refusal;
+
+/// The comment that is sent.
+pub(super) const COMMENT: &[u8] = b": waiting\n\n";
+
+/// Has nginx pass on what comes at once.
+const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
+
+/// Bytes of a refusal that are read.
+const MAX_REFUSAL: usize = 64 << 10;
+
+/// The work for a request, up to the first byte of an answer.
+pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refusal>> + Send>>;
+
+/// A stream to a client that has waited long.
+struct EarlyStream {
+    app: Arc<App>,
+    dialect: Dialect,
+    every: Duration,
+    timer: Pin<Box<Sleep>>,
+    state: State,
+}
+
+/// The state of what the client waits for.
+enum State {
+    /// Nothing has come from an engine.
+    Waiting(Work),
+    /// An engine has refused, in so many words up to now.
+    Refused(StatusCode, Answer, Vec<u8>),
+    /// An engine answers.
+    Passing(Answer),
+    Over,
+}
+
+/// Returns what comes of the work, or after this time the beginning of a stream in which it will be told.
+/// `id`: the request's name.
+pub(super) async fn run(
+    app: &Arc<App>,
+    mut work: Work,
+    every: Duration,
+    dialect: Dialect,
+    id: Option<HeaderValue>,
+) -> Result<Response<Answer>, Refusal> {
+    if let Ok(answered) = timeout(every, work.as_mut()).await {
+        return answered;
+    }
+    app.counts.early_streams.fetch_add(1, Relaxed);
+    // The first comment goes with the head.
+    let timer = Box::pin(sleep(Duration::ZERO));
+    let stream = EarlyStream { app: app.clone(), dialect, every, timer, state: State::Waiting(work) };
+    let mut response = Response::new(Answer::Other(Box::pin(stream)));
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(BUFFERING, HeaderValue::from_static("no"));
+    if let Some(id) = id {
+        headers.insert(REQUEST_ID, id);
+    }
+    Ok(response)
+}
+
+impl EarlyStream {
+    /// Returns what the work for the request has come to: an event, if there is no answer.
+    fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
+        let response = match answered {
+            Ok(response) => response,
+            Err(refusal) => {
+                self.app.counts.refused.add(refusal.status, refusal.code);
+                return Some(self.end(&refusal));
+            }
+        };
+        let (head, body) = response.into_parts();
+        let kind = head.headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes).unwrap_or_default();
+        let is_stream = kind.len() >= 17 && kind[..17].eq_ignore_ascii_case(b"text/event-stream");
+        if !head.status.is_success() {
+            self.state = State::Refused(head.status, body, Vec::new());
+            return None;
+        }
+        if !is_stream || head.headers.contains_key(CONTENT_ENCODING) {
+            let message = "the engine's answer is not the stream that was asked for";
+            return Some(self.end(&Refusal::new(StatusCode::BAD_GATEWAY, "no_stream", message)));
+        }
+        self.state = State::Passing(body);
+        None
+    }
+
+    /// Ends the stream in an event that tells of a refusal.
+    fn end(&mut self, refusal: &Refusal) -> Bytes {
+        self.state = State::Over;
+        refusal.event(self.dialect)
+    }
+
+    /// Returns a comment if it is time for one.
+    fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
+        ready!(self.timer.as_mut().poll(context));
+        self.timer.as_mut().reset(Instant::now() + self.every);
+        // It has to be asked once to wake for the next one.
+        let _ = self.timer.as_mut().poll(context);
+        Poll::Ready(Bytes::from_static(COMMENT))
+    }
+}
+
+impl Body for EarlyStream {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        let stream = &mut *self;
+        loop {
+            let event = match &mut stream.state {
+                State::Over => return Poll::Ready(None),
+                State::Passing(answer) => return Pin::new(answer).poll_frame(context),
+                State::Waiting(work) => match work.as_mut().poll(context) {
+                    Poll::Ready(answered) => stream.take(answered),
+                    Poll::Pending => Some(ready!(stream.poll_comment(context))),
+                },
+                State::Refused(status, answer, said) => match Pin::new(answer).poll_frame(context) {
+                    Poll::Ready(Some(Ok(frame))) if said.len() < MAX_REFUSAL => {
+                        said.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
+                        None
+                    }
+                    Poll::Ready(_) => {
+                        let refusal = refusal_of(*status, said);
+                        Some(stream.end(&refusal))
+                    }
+                    Poll::Pending => Some(ready!(stream.poll_comment(context))),
+                },
+            };
+            if let Some(data) = event {
+                return Poll::Ready(Some(Ok(Frame::data(data))));
+            }
+        }
+    }
+
+    fn is_end_stream(&self) -> bool {
+        match &self.state {
+            State::Over => true,
+            State::Passing(answer) => answer.is_end_stream(),
+            State::Waiting(_) | State::Refused(..) => false,
+        }
+    }
+}
+
+/// The refusal that an engine has told in this text.
+fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
+    let code = if status.is_server_error() { "engine_failed" } else { "engine_refused" };
+    let message = told(said).unwrap_or_else(|| String::from_utf8_lossy(said).chars().take(1000).collect());
+    Refusal::new(status, code, format!("{message} (the engine answered {})", status.as_u16()))
+}
+
+/// The message of an error, in one of the forms that engines have for it.
+fn told(said: &[u8]) -> Option<String> {
+    #[derive(Deserialize)]
+    struct Error {
+        message: String,
+    }
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Said {
+        Inside { error: Error },
+        Plain(Error),
+        Text { error: String },
+        Detail { detail: String },
+    }
+    let message = match serde_json::from_slice(said).ok()? {
+        Said::Inside { error } | Said::Plain(error) => error.message,
+        Said::Text { error } => error,
+        Said::Detail { detail } => detail,
+    };
+    Some(message).filter(|message| !message.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn messages_of_engines() {
+        for (said, message) in [
+            (r#"{"error":{"message":"too long","type":"x","code":400}}"#, "too long (the engine answered 400)"),
+            (r#"{"object":"error","message":"too long","code":400}"#, "too long (the engine answered 400)"),
+            (r#"{"detail":"Not Found"}"#, "Not Found (the engine answered 400)"),
+            (r#"{"error":"no"}"#, "no (the engine answered 400)"),
+            ("<html>", "<html> (the engine answered 400)"),
+        ] {
+            assert_eq!(refusal_of(StatusCode::BAD_REQUEST, said.as_bytes()).message, message);
+        }
+        let long = refusal_of(StatusCode::BAD_GATEWAY, &b"x".repeat(5000));
+        assert!(long.message.len() < 1100 && long.code == "engine_failed");
+    }
+}
