@@ -4,6 +4,7 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use kvatlas_follow::Follower;
+use kvatlas_follow::state::Stream;
 
 use crate::engine::{CacheBelief, Condition, Engine, HealthState, Trouble};
 use crate::lock;
@@ -53,21 +54,23 @@ fn of_cache(engine: &Engine) -> Option<Condition> {
 
 /// Returns the worst thing that is known of an engine's events.
 fn of_events(service: Option<&Follower>, engine: &Engine) -> Option<Condition> {
-    let keyspaces = service?.fleet().keyspaces();
+    let service = service?;
+    let keyspaces = service.fleet().keyspaces();
     let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty())?;
     let (mut refused, mut wrong_size, mut lost, mut is_partial) = (0, 0, 0, false);
     let (mut other_size, mut is_other_size, mut other_topics) = (None, false, 0);
     for (_, stream) in keyspace.streams_of(&engine.name) {
         let status = &stream.status;
-        let (others, partial) = (status.refused_for_their_size(), status.refused_as_partial());
+        let (sized, partial) = (status.refused_for_their_size(), status.refused_as_partial());
         // Blocks that are not full cannot be used, and need not be.
         let not_needed = if status.has_other_size() { 0 } else { partial };
         refused += status.refused().iter().sum::<u64>() - not_needed;
-        wrong_size += others + partial - not_needed;
+        wrong_size += sized + partial - not_needed;
         other_size = other_size.or(status.other_size());
         is_other_size |= status.has_other_size();
-        if status.counters.batches.load(Relaxed) == 0 {
-            other_topics += status.counters.other_topic_batches.load(Relaxed);
+        let others = status.counters.other_topic_batches.load(Relaxed);
+        if others > 0 && status.counters.batches.load(Relaxed) == 0 && !shares_address(service, &stream) {
+            other_topics += others;
         }
         lost += status.counters.lost_batches.load(Relaxed);
         is_partial |= status.partial.load(Relaxed);
@@ -97,6 +100,14 @@ fn of_events(service: Option<&Follower>, engine: &Engine) -> Option<Condition> {
     }
     let reason = if lost > 0 { format!("{lost} batches of events are lost") } else { "events were missed".to_owned() };
     is_partial.then_some(Condition { ill: Trouble::Partial, reason })
+}
+
+/// True if another stream has the same address and a topic of its own: then what this one leaves out is that one's.
+fn shares_address(service: &Follower, stream: &Stream) -> bool {
+    let its = &stream.registration;
+    let workers = service.fleet().workers();
+    let mut others = workers.iter().flat_map(|worker| &worker.streams).map(|(_, other)| &other.registration);
+    others.any(|other| other.endpoint == its.endpoint && other.topic != its.topic)
 }
 
 /// Looks how an engine is, and says it when that changes.

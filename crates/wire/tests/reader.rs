@@ -421,7 +421,7 @@ fn stores_without_a_place_for_salts() {
     }
 }
 
-/// What an engine in full report mode announces of a hit (proposed for vLLM in vllm-project/vllm#51699).
+/// A hit, as an engine in full report mode announces it (proposed for vLLM in vllm-project/vllm#51699).
 fn reused(names: &[i64], parent: Option<i64>, first: u32) -> Value {
     store(names, parent, first, &json!({"origin": "REUSED"}))
 }

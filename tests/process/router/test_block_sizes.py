@@ -48,15 +48,17 @@ def test_a_topic_that_is_only_the_beginning_of_one(engine: Engine, tokenizer: Pa
 def test_parts_of_blocks_are_no_trouble(engine: Engine, tokenizer: Path) -> None:
     """The end of a prompt is announced as a block of its own: it is left out, and the engine is well."""
     text = text_of(1, 20 * BLOCK)
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher:
-        with Router(engine, flags=exact(tokenizer, (engine, publisher))) as router:
-            part = encode_batch([Stored([999], None, [1, 2, 3, 4], 4)], timestamp=0.0)
-            publisher.publish(part)
-            wait_until(lambda: condition(router).get("name") == "misconfigured", "as far as anybody can tell")
-            publisher.publish(stored(text))
-            wait_until(lambda: expected(router, text + "?")["e0"] == len(text), "the prompt is found")
-            wait_until(lambda: condition(router) == {}, "the engine is well again")
-            publisher.publish(part)
-            refused = "kvatlas_stream_refused_total"
-            wait_until(lambda: router.metric(refused, reason="partial_block") == 2, "it is counted")
-            assert condition(router) == {}
+    with (
+        Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher,
+        Router(engine, flags=exact(tokenizer, (engine, publisher))) as router,
+    ):
+        part = encode_batch([Stored([999], None, [1, 2, 3, 4], 4)], timestamp=0.0)
+        publisher.publish(part)
+        wait_until(lambda: condition(router).get("name") == "misconfigured", "as far as anybody can tell")
+        publisher.publish(stored(text))
+        wait_until(lambda: expected(router, text + "?")["e0"] == len(text), "the prompt is found")
+        wait_until(lambda: condition(router) == {}, "the engine is well again")
+        publisher.publish(part)
+        refused = "kvatlas_stream_refused_total"
+        wait_until(lambda: router.metric(refused, reason="partial_block") == 2, "it is counted")
+        assert condition(router) == {}

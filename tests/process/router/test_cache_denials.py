@@ -50,9 +50,11 @@ class Cache:
 
 @pytest.fixture
 def cache(engine: Engine, tokenizer: Path) -> Iterator[Cache]:
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher:
-        with Router(engine, flags=exact(tokenizer, (engine, publisher))) as router:
-            yield Cache(router, engine, publisher)
+    with (
+        Publisher(replay_endpoint="tcp://127.0.0.1:*") as publisher,
+        Router(engine, flags=exact(tokenizer, (engine, publisher))) as router,
+    ):
+        yield Cache(router, engine, publisher)
 
 
 def removed(text: str, blocks: int) -> bytes:
@@ -112,21 +114,24 @@ def test_an_engine_that_denies_again_and_again(cache: Cache) -> None:
 
 def test_it_goes_by_the_share_that_it_had(engine: Engine, other: Engine, tokenizer: Path) -> None:
     """Requests go where less is held and had, rather than where much is held and little had."""
-    with Publisher(replay_endpoint="tcp://127.0.0.1:*") as one, Publisher(replay_endpoint="tcp://127.0.0.1:*") as two:
-        with Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two))) as router:
-            text = text_of(1, 100 * BLOCK)
-            one.publish(stored(text))
-            two.publish(stored(text[: 60 * BLOCK]))
-            wait_until(lambda: expected(router, text + "?") == {"e0": 100 * BLOCK, "e1": 60 * BLOCK}, "all is known")
-            engine.behaviour = whole(prompt=len(text) + 1, cached=25 * BLOCK)
-            other.behaviour = whole(prompt=len(text) + 1, cached=60 * BLOCK)
-            answers = [router.ask(prompt(text + "?")).headers["x-kvatlas-worker"] for _ in range(12)]
-            assert answers[:5] == ["e0"] * 5
-            # The first that went to the other one has put all of the prompt there, as far as is known.
-            assert answers[-1] == "e1"
-            wait_until(lambda: router.in_flight() == 0, "all is over")
-            held = expected(router, text + "?")
-            assert held["e0"] == 25 * BLOCK
+    with (
+        Publisher(replay_endpoint="tcp://127.0.0.1:*") as one,
+        Publisher(replay_endpoint="tcp://127.0.0.1:*") as two,
+        Router(engine, other, flags=exact(tokenizer, (engine, one), (other, two))) as router,
+    ):
+        text = text_of(1, 100 * BLOCK)
+        one.publish(stored(text))
+        two.publish(stored(text[: 60 * BLOCK]))
+        wait_until(lambda: expected(router, text + "?") == {"e0": 100 * BLOCK, "e1": 60 * BLOCK}, "all is known")
+        engine.behaviour = whole(prompt=len(text) + 1, cached=25 * BLOCK)
+        other.behaviour = whole(prompt=len(text) + 1, cached=60 * BLOCK)
+        answers = [router.ask(prompt(text + "?")).headers["x-kvatlas-worker"] for _ in range(12)]
+        assert answers[:5] == ["e0"] * 5
+        # The first that went to the other one has put all of the prompt there, as far as is known.
+        assert answers[-1] == "e1"
+        wait_until(lambda: router.in_flight() == 0, "all is over")
+        held = expected(router, text + "?")
+        assert held["e0"] == 25 * BLOCK
 
 
 def test_what_was_removed_meanwhile_was_evicted_and_nothing_is_learnt_of_it(cache: Cache) -> None:
@@ -146,7 +151,7 @@ def test_what_was_removed_meanwhile_was_evicted_and_nothing_is_learnt_of_it(cach
 
 
 def evicting(cache: Cache, text: str, blocks: int) -> Behaviour:
-    """It evicts the last blocks of the prompt before it looks, and answers when the router has heard."""
+    """An engine that evicts the last blocks of the prompt before it looks, and answers when the router has heard."""
     answer = whole(prompt=len(text) + 1, cached=len(text) - blocks * BLOCK)
     removals = "kvatlas_stream_removed_blocks_total"
 

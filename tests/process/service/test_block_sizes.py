@@ -78,32 +78,40 @@ def test_the_size_of_the_events_counts_for_more_than_the_announced_one(
 def test_all_engines_of_a_model_that_only_announce_theirs() -> None:
     """One of them has said nothing yet: an index has one size."""
     tokens = list(range(2 * SIZE))
-    with publishing() as one, publishing() as two, announcing(4, one) as first, announcing(4, two) as second:
-        with following(first, second) as service:
-            one.wait_for_reader()
-            one.publish(stored([1, 2], tokens, block_size=SIZE))
-            until(lambda: query(service, tokens)["scores"] == {"e0": {"0": 2 * SIZE}})
-            two.publish(stored([7, 8], tokens, block_size=SIZE))
-            until(lambda: query(service, tokens)["scores"] == {name: {"0": 2 * SIZE} for name in ("e0", "e1")})
+    with (
+        publishing() as one,
+        publishing() as two,
+        announcing(4, one) as first,
+        announcing(4, two) as second,
+        following(first, second) as service,
+    ):
+        one.wait_for_reader()
+        one.publish(stored([1, 2], tokens, block_size=SIZE))
+        until(lambda: query(service, tokens)["scores"] == {"e0": {"0": 2 * SIZE}})
+        two.publish(stored([7, 8], tokens, block_size=SIZE))
+        until(lambda: query(service, tokens)["scores"] == {name: {"0": 2 * SIZE} for name in ("e0", "e1")})
 
 
 def test_a_size_that_is_set_stays_and_is_warned_about() -> None:
     tokens = list(range(2 * SIZE))
-    with publishing() as publisher, announcing(SIZE, publisher) as engine:
-        with serving("--engine", f"e0={engine.url}", "--block-size", "16", "--discovery-interval", "0.1") as process:
-            try:
-                address, _log = address_of(process)
-                publisher.wait_for_reader()
-                publisher.publish(stored([1, 2], tokens, block_size=SIZE))
-                logged(process, f"WARN.*blocks of {SIZE} tokens.*set or announced is 16")
-                # Looked at again meanwhile.
-                asked = engine.times("/kv_event_sources")
-                until(lambda: engine.times("/kv_event_sources") > asked + 2)
-                body = {"model_name": "m", "token_ids": tokens}
-                answer = ask(address, "POST", "/query", body).json
-                assert (answer["block_size"], answer["scores"]) == (16, {})
-            finally:
-                process.kill()
+    with (
+        publishing() as publisher,
+        announcing(SIZE, publisher) as engine,
+        serving("--engine", f"e0={engine.url}", "--block-size", "16", "--discovery-interval", "0.1") as process,
+    ):
+        try:
+            address, _log = address_of(process)
+            publisher.wait_for_reader()
+            publisher.publish(stored([1, 2], tokens, block_size=SIZE))
+            logged(process, f"WARN.*blocks of {SIZE} tokens.*set or announced is 16")
+            # Looked at again meanwhile.
+            asked = engine.times("/kv_event_sources")
+            until(lambda: engine.times("/kv_event_sources") > asked + 2)
+            body = {"model_name": "m", "token_ids": tokens}
+            answer = ask(address, "POST", "/query", body).json
+            assert (answer["block_size"], answer["scores"]) == (16, {})
+        finally:
+            process.kill()
 
 
 def test_blocks_that_are_not_full(service: Any, publishers: Callable[[], Publisher]) -> None:

@@ -1,4 +1,4 @@
-"""Topics of engines that publish behind one address: subscriptions match by how a topic begins, streams by all of it."""
+"""Topics of engines behind one address: subscriptions match by how a topic begins, streams by all of it."""
 
 from __future__ import annotations
 

@@ -20,12 +20,12 @@ const MOST: u64 = 1 << 16;
 
 /// Consecutive numbers under other topics: the first, and how many.
 #[derive(Default)]
-struct Skipped {
+struct NumberRun {
     first: u64,
     count: u64,
 }
 
-impl Skipped {
+impl NumberRun {
     /// Adds a number: to those before it, if it follows them.
     fn add(&mut self, seq: u64) {
         if self.count > 0 && self.count < MOST && self.first.checked_add(self.count) == Some(seq) {
@@ -52,7 +52,7 @@ pub(super) struct LiveTopics {
     last: Option<u64>,
     /// True if a number did not follow the one before it: then topics have numbers of their own.
     counts_apart: bool,
-    skipped: Skipped,
+    skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
@@ -103,7 +103,7 @@ impl LiveTopics {
 pub(super) struct ReplayTopics {
     /// True if the stream's topic came: what else comes is of the same publisher.
     is_ours: bool,
-    skipped: Skipped,
+    skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
@@ -117,7 +117,7 @@ impl ReplayTopics {
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let event = reply(head, payload);
         let TransportEvent::Reply { seq, .. } = event else {
-            self.skipped = Skipped::default();
+            self.skipped = NumberRun::default();
             return event;
         };
         if topic.is_empty() || head.frames() != Some(3) {

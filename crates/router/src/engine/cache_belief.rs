@@ -1,4 +1,4 @@
-//! What an engine reports of its cache, held against what its events say that it holds.
+//! The belief in an engine's holdings: its reports of what it had cached are held against what its events say.
 //!
 //! An engine that had less of a prompt than it holds, while it announced no removal, has not evicted anything: it drops what
 //! it finds, always the same number of blocks, as some engines with drafting heads do, or it frees blocks without an event.

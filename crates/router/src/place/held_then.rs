@@ -1,5 +1,5 @@
-//! What an engine held of a prompt when its request was placed there, by the index in this process: its report of what it
-//! had cached is held against that.
+//! The blocks of a prompt that an engine held when its request was placed there, by the index in this process. Its report
+//! of what it had cached is held against that.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;

@@ -6,7 +6,7 @@
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
 //! | `holding.rs` | which engines hold a prompt |
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
-//! | `held_then.rs` | what the engine held when it was placed |
+//! | `held_then.rs` | the engine's holdings when it was placed |
 //! | `placement.rs` | a request's place at an engine |
 //! | `no_engine.rs`, `outage.rs` | requests that wait because no engine is up, and what the log says of that |
 //! | `life.rs` | what becomes of it there |

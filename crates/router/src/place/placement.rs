@@ -58,7 +58,7 @@ pub(crate) struct Placement {
     pub(super) claim: Mutex<Option<Claim>>,
     /// Knowledge that the index may gain by the answer.
     pub(super) sent: Option<SentPrompt>,
-    /// What the index said that the engine holds, if that is known.
+    /// The engine's holdings of the prompt by the index, if they are known.
     pub(super) held_then: Option<HeldThen>,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,

@@ -272,7 +272,7 @@ class EngineFollower(Follower):
         return found
 
     async def _with_size(self, found: EngineDescription | None) -> EngineDescription | None:
-        """What is to be registered, with the block size of the events: that counts for more than what is announced."""
+        """The description to register, with the block size of the events: it counts for more than an announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
         if self._found is not None:
