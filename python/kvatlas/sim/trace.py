@@ -203,10 +203,12 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
             row = _parse_object(line)
             if "schema" in row and row["schema"] not in DYNAMO and header is None and not trace.requests:
                 header = parse_header(row, _number)
-                trace.block, trace.timed = header.block, False
+                trace.block, trace.timed = _block(header.block, how), False
+                if how.unit not in (None, "ms"):
+                    raise _ContradictionError("its times are in milliseconds: leave out --time-unit")
                 continue
             if row.keys() == {"block_size"} and not trace.requests:
-                trace.block = _number(row, "block_size", 1, 1 << 20)
+                trace.block = _block(_number(row, "block_size", 1, 1 << 20), how)
                 continue
             request = _parse_row(row, header, trace.block, how.unit, prompts)
             if header is None and request.timestamp < previous and not how.sort:
@@ -218,7 +220,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
             message = f"{where}, line {number}: {error}"
             if not trace.requests and str(error).startswith("no '"):
                 message += ": if it is called otherwise, `kvatlas trace FILE --columns` says how"
-            if not how.skip_bad:
+            if not how.skip_bad or isinstance(error, _ContradictionError):
                 raise TraceError(message) from None
             trace.skipped += 1
             trace.first_skipped = trace.first_skipped or message
@@ -239,6 +241,17 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
     if trace.closed:
         check_dependencies(trace.requests, where)
     return trace
+
+
+class _ContradictionError(TraceError):
+    """An option contradicts what a file says of itself."""
+
+
+def _block(told: int, how: ReadOptions) -> int:
+    """The tokens that an id stands for, as the first line tells. Raises `TraceError` if that was asked otherwise."""
+    if how.block not in (None, told):
+        raise _ContradictionError(f"the file says that its ids stand for {told} tokens: leave out --block-size")
+    return told
 
 
 def parse_line(line: bytes) -> TraceRequest:

@@ -173,6 +173,27 @@ def test_each_refusal_names_what_would_help(
     assert message in " ".join(refused.stderr.split())
 
 
+@pytest.mark.parametrize(
+    ("head", "flags", "message"),
+    [
+        ({"block_size": 512}, ("--block-size", 64), "its ids stand for 512 tokens: leave out --block-size"),
+        (
+            {"schema": "dynamo.agentic_mooncake", "version": 2, "block_size": 512},
+            ("--time-unit", "s"),
+            "its times are in milliseconds: leave out --time-unit",
+        ),
+    ],
+)
+@pytest.mark.parametrize("more", [(), ("--skip-bad",)])
+def test_options_that_contradict_the_file_are_refused(
+    run: Run, tmp_path: Path, head: dict[str, object], flags: tuple[object, ...], message: str, more: tuple[str, ...]
+) -> None:
+    (tmp_path / "t.jsonl").write_text(json.dumps(head) + "\n" + LINE % (0, 3))
+    refused = run("trace", "t.jsonl", *flags, *more)
+    assert refused.returncode == 2
+    assert message in " ".join(refused.stderr.split())
+
+
 def test_a_folder_is_no_trace_but_may_be_made_one(run: Run, tmp_path: Path) -> None:
     (tmp_path / "logs").mkdir()
     (tmp_path / "logs" / "a.jsonl").write_text(json.dumps(LOG) + "\n")
