@@ -20,7 +20,7 @@ import httpx
 from .install import Engine
 from .launch import MODEL, Ports, Setup, command, environment
 
-START = 300.0  # seconds
+START = 900.0  # seconds: on a machine with much else to do, minutes pass before an engine answers
 
 
 class DidNotStart(RuntimeError):  # noqa: N818 - it reads as what it is

@@ -271,7 +271,8 @@ class RouterSection(Section):
         metadata=about(
             Integer(0, 1 << 30),
             "--decode-alone",
-            "Maximum number of uncached prompt tokens that a decode engine computes itself, without a prefill engine.",
+            "Maximum number of uncached prompt tokens that a vLLM decode engine computes itself, without prefill; "
+            "SGLang's compute none.",
         ),
     )
     forward_tokens: bool = field(
