@@ -11,7 +11,6 @@ use crate::config::Role;
 use crate::learn::PromptEvidence;
 use crate::media::ModelMedia;
 use crate::pictures::ExpandedPrompt;
-use crate::refusal::Refusal;
 use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
@@ -109,26 +108,6 @@ impl RequestFacts {
             Some(tokens) => self.tokens.saturating_add(tokens),
             None => self.tokens,
         }
-    }
-
-    /// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
-    pub(crate) fn too_long(&self, role: Role, most: u32) -> Refusal {
-        let (prompt, answer) = (self.tokens, self.room(role) - self.tokens);
-        // The words by which clients of both APIs know it, and shorten the prompt or the answer.
-        let message = if prompt.saturating_add(answer.min(1)) > most {
-            format!(
-                "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
-                 tokens, and the answer needs one of them: reduce the length of the prompt"
-            )
-        } else {
-            format!(
-                "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
-                 or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
-                 wants {} ({prompt} in the prompt, {answer} in the answer)",
-                u64::from(prompt) + u64::from(answer)
-            )
-        };
-        Refusal::bad("context_length_exceeded", message).about(self.prompt_field)
     }
 
     /// Notes the tokens that a request's answer may have to have, at an endpoint, and the field with its prompt.

@@ -68,10 +68,10 @@ pub(super) fn candidates(
     }
     let serving = || engines.iter().filter(|engine| serving(engine) != Serving::Not);
     if serving().next().is_none() {
-        let too_long = engines.iter().filter(|engine| may(engine) && engine.does(role));
-        let too_long = too_long.filter(|engine| engine.models.load().may_serve(model));
-        if let Some(most) = too_long.filter_map(|engine| engine.max_len(model)).max() {
-            return Err(known.too_long(role, most));
+        let lacking = engines.iter().filter(|engine| may(engine) && engine.does(role));
+        let lacking = lacking.filter(|engine| engine.models.load().may_serve(model));
+        if let Some(most) = lacking.filter_map(|engine| engine.max_len(model)).max() {
+            return Err(too_long(known, role, most));
         }
         return Err(match model {
             Some(model) if !engines.is_empty() => {
@@ -96,6 +96,26 @@ pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, role:
             && engine.has_room(known.model.as_deref(), known.room(role))
             && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
     })
+}
+
+/// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
+fn too_long(known: &RequestFacts, role: Role, most: u32) -> Refusal {
+    let (prompt, answer) = (known.tokens, known.room(role) - known.tokens);
+    // The words by which clients of both APIs know it, and shorten the prompt or the answer.
+    let message = if prompt.saturating_add(answer.min(1)) > most {
+        format!(
+            "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
+             tokens, and the answer needs one of them: reduce the length of the prompt"
+        )
+    } else {
+        format!(
+            "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
+             or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
+             wants {} ({prompt} in the prompt, {answer} in the answer)",
+            u64::from(prompt) + u64::from(answer)
+        )
+    };
+    Refusal::bad("context_length_exceeded", message).about(known.prompt_field)
 }
 
 /// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
