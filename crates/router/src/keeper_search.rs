@@ -71,8 +71,9 @@ impl Default for KeeperSearch {
 impl KeeperSearch {
     /// Asks all engines for something. `headers`: those of the request, with what the client shows engines.
     pub(crate) async fn find(&self, app: &App, item: KeptItem<'_>, headers: &HeaderMap) -> SearchResult {
-        let may_have =
-            |engine: &&Arc<Engine>| engine.does(Role::Decode) && engine.health.standing() != HealthState::Down;
+        let may_have = |engine: &&Arc<Engine>| {
+            engine.config.role != Role::Prefill && engine.health.standing() != HealthState::Down
+        };
         let engines: Vec<Arc<Engine>> = app.fleet.engines().iter().filter(may_have).cloned().collect();
         // The only one gets the request anyway.
         if engines.len() < 2 {

@@ -10,8 +10,6 @@ use crate::cache_reports::CacheReporter;
 use crate::learn::PromptEvidence;
 use crate::media::ModelMedia;
 use crate::pictures::ExpandedPrompt;
-use crate::place::Task;
-use crate::refusal::Refusal;
 use crate::salts::Salts;
 use crate::sessions::{BodyNames, Name, Prompt, Turn};
 
@@ -105,34 +103,14 @@ impl RequestFacts {
     }
 
     /// Tokens that the context of an engine must have room for; 0 if they were not counted. An engine that computes the
-    /// prompt for another one generates a token, and one that embeds it none.
-    pub(crate) fn room(&self, task: Task) -> u32 {
+    /// prompt for another one (`is_prefill`) generates a token, and one that embeds it none.
+    pub(crate) fn room(&self, is_prefill: bool) -> u32 {
         match self.answer_room {
             _ if !self.is_exact => 0,
-            Some(tokens) if matches!(task, Task::Prefill(_)) => self.tokens.saturating_add(tokens.min(1)),
+            Some(tokens) if is_prefill => self.tokens.saturating_add(tokens.min(1)),
             Some(tokens) => self.tokens.saturating_add(tokens),
             None => self.tokens,
         }
-    }
-
-    /// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
-    pub(crate) fn too_long(&self, task: Task, most: u32) -> Refusal {
-        let (prompt, answer) = (self.tokens, self.room(task) - self.tokens);
-        // The words by which clients of both APIs know it, and shorten the prompt or the answer.
-        let message = if prompt.saturating_add(answer.min(1)) > most {
-            format!(
-                "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
-                 tokens, and the answer needs one of them: reduce the length of the prompt"
-            )
-        } else {
-            format!(
-                "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
-                 or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
-                 wants {} ({prompt} in the prompt, {answer} in the answer)",
-                u64::from(prompt) + u64::from(answer)
-            )
-        };
-        Refusal::bad("context_length_exceeded", message).about(self.prompt_field)
     }
 
     /// Notes the tokens that a request's answer may have to have, at an endpoint, and the field with its prompt.

@@ -55,7 +55,7 @@ impl FromStr for Address {
     }
 }
 
-/// What stands before the paths of an engine's API. Clients of OpenAI's API call the address with `/v1` the base URL: it
+/// Returns the path before those of an engine's API. Clients of OpenAI's API call the address with `/v1` the base URL: it
 /// is understood, and any other path of the API is refused.
 fn base(path: &str) -> Result<&str, String> {
     let bare = path.trim_end_matches('/');

@@ -11,7 +11,7 @@ const DENIED_FOR: u64 = 30_000;
 /// Denied models that are kept in mind: clients make names up.
 const MOST_DENIED: usize = 64;
 
-/// How sure it is that an engine serves a model.
+/// Degree to which it is sure that an engine serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
     /// The engine lists it, or its configuration does.
@@ -136,7 +136,7 @@ impl Models {
         self.names.iter().find(|known| known.name == model)
     }
 
-    /// How sure it is that the engine serves a model.
+    /// Tells whether the engine serves a model, as far as that is known.
     pub(crate) fn serving(&self, model: &str) -> Serving {
         let serving = match self.find(model) {
             Some(_) => Serving::Listed,

@@ -24,7 +24,7 @@ pub(super) fn candidates(
     let engines = fleet.engines();
     let model = known.model.as_deref();
     let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
-    let room = known.room(task);
+    let room = known.room(task.is_prefill());
     let has_room = |engine: &Engine| engine.models.load().have_room(room) || engine.has_room(model, room);
     let serving = |engine: &Engine| match model {
         _ if !may(engine) || !engine.is_for(task) || !has_room(engine) => Serving::Not,
@@ -73,7 +73,7 @@ pub(super) fn candidates(
         let serves = |engine: &Engine| may(engine) && engine.models.load().may_serve(model);
         let too_long = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
         if let Some(most) = too_long.filter_map(|engine| engine.max_len(model)).max() {
-            return Err(known.too_long(task, most));
+            return Err(too_long(known, task, most));
         }
         if engines.iter().any(|engine| serves(engine)) {
             let message = "all engines that could take this request only compute prompts (prefill) or only go on from \
@@ -106,9 +106,29 @@ pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, task:
             !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.is_for(task) && engine.can_do(task);
         is_new
             && engine.health.standing() != HealthState::Draining
-            && engine.has_room(known.model.as_deref(), known.room(task))
+            && engine.has_room(known.model.as_deref(), known.room(task.is_prefill()))
             && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
     })
+}
+
+/// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
+fn too_long(known: &RequestFacts, task: Task, most: u32) -> Refusal {
+    let (prompt, answer) = (known.tokens, known.room(task.is_prefill()) - known.tokens);
+    // The words by which clients of both APIs know it, and shorten the prompt or the answer.
+    let message = if prompt.saturating_add(answer.min(1)) > most {
+        format!(
+            "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
+             tokens, and the answer needs one of them: reduce the length of the prompt"
+        )
+    } else {
+        format!(
+            "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
+             or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
+             wants {} ({prompt} in the prompt, {answer} in the answer)",
+            u64::from(prompt) + u64::from(answer)
+        )
+    };
+    Refusal::bad("context_length_exceeded", message).about(known.prompt_field)
 }
 
 /// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.

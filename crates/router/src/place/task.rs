@@ -16,6 +16,13 @@ pub(crate) enum Task {
     Prefill(Handover),
 }
 
+impl Task {
+    /// True if a prompt is computed for another engine.
+    pub(crate) fn is_prefill(self) -> bool {
+        matches!(self, Self::Prefill(_))
+    }
+}
+
 impl Engine {
     /// True if such work is what the engine is there for. No engine that only computes prompts gets a whole request.
     pub(crate) fn is_for(&self, task: Task) -> bool {

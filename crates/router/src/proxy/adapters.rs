@@ -23,7 +23,7 @@ pub(super) enum AdapterChange {
 }
 
 /// An engine's answer to a change.
-struct Told {
+struct EngineAnswer {
     engine: Arc<Engine>,
     answer: Result<(StatusCode, HeaderMap, Vec<u8>), Fault>,
 }
@@ -120,7 +120,7 @@ async fn ask(
     body: Bytes,
     what: AdapterChange,
     name: Option<String>,
-) -> Told {
+) -> EngineAnswer {
     let patience = Patience::new(&app, &engine);
     let asked = async {
         let (connection, answer) = exchange(&app, &engine, shard, &head, &body, &Method::POST, true).await?;
@@ -139,12 +139,12 @@ async fn ask(
     }
     let said = answer.as_ref().map_or(0, |(status, ..)| status.as_u16());
     tracing::info!(engine = &*engine.name, adapter = name, status = said, "adapters of the engine: {what:?}");
-    Told { engine, answer }
+    EngineAnswer { engine, answer }
 }
 
 /// Makes one answer of those of all engines: theirs, if all say the same, else what each said.
-fn sum_up(what: AdapterChange, mut told: Vec<Told>) -> Response<Answer> {
-    let said = |told: &Told| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
+fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
+    let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);
     if first.is_some()
         && told.iter().all(|other| said(other) == first)
@@ -160,7 +160,7 @@ fn sum_up(what: AdapterChange, mut told: Vec<Told>) -> Response<Answer> {
     // Without one that did so, no engine had it before either.
     let is_any = told.iter().any(|told| matches!(&told.answer, Ok((status, ..)) if status.is_success()));
     let (all, mut worst, mut failed, mut each) = (told.len(), StatusCode::OK, Vec::new(), Map::new());
-    for Told { engine, answer } in told {
+    for EngineAnswer { engine, answer } in told {
         let (status, words, is_done) = match answer {
             Ok((status, _, body)) => {
                 let words = serde_json::from_slice(&body);

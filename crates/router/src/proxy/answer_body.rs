@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use http_body::SizeHint;
-use tokio::time::{Sleep, sleep_until};
+use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::comments::COMMENT;
 use super::flight::Flight;

@@ -27,7 +27,7 @@ use crate::place::Task;
 use crate::reading::look_at;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
-use crate::routes::{ForwardRule, Route, of_query};
+use crate::routes::{ForwardRule, ModelAt, Route, of_query};
 use crate::sessions::has_turns;
 
 /// Passes a request on, and its answer back.

@@ -12,7 +12,7 @@ use kvatlas_http::Access;
 
 pub(crate) use self::model::{ModelAt, of_query};
 use self::pattern::ANY;
-pub(crate) use self::pattern::Methods;
+pub(crate) use self::pattern::{Methods, bare};
 pub(crate) use self::table::{ForwardCondition, ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 
@@ -76,11 +76,6 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
         return RouteMatch::WrongMethod(others);
     }
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
-}
-
-/// A path without the slash at its end, which does not count.
-pub(crate) fn bare(path: &str) -> &str {
-    path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }
 
 /// True if the setting `forward` has a path, or a beginning of it that ends in `*`.

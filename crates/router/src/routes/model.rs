@@ -21,18 +21,18 @@ impl ModelAt {
     /// The model that a body of this type (`Content-Type`) names, if it names one.
     pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
         match self.value(kind, body)? {
-            Named::Json(value) => serde_json::from_str(value).ok(),
-            Named::Form(value) => Some(value.to_owned()),
-            Named::Url(value) => decoded(value),
+            ModelText::Json(value) => serde_json::from_str(value).ok(),
+            ModelText::Form(value) => Some(value.to_owned()),
+            ModelText::Url(value) => decoded(value),
         }
     }
 
     /// Makes the same body with another model's name.
     pub(crate) fn renamed(self, kind: &str, body: &[u8], name: &str) -> Option<Vec<u8>> {
         let (old, new) = match self.value(kind, body)? {
-            Named::Json(value) => (value, serde_json::to_string(name).ok()?),
-            Named::Form(value) => (value, name.to_owned()),
-            Named::Url(value) => (value, utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()),
+            ModelText::Json(value) => (value, serde_json::to_string(name).ok()?),
+            ModelText::Form(value) => (value, name.to_owned()),
+            ModelText::Url(value) => (value, utf8_percent_encode(name, NON_ALPHANUMERIC).to_string()),
         };
         let start = (old.as_ptr() as usize).checked_sub(body.as_ptr() as usize)?;
         let (before, behind) = (body.get(..start)?, body.get(start + old.len()..)?);
@@ -40,28 +40,29 @@ impl ModelAt {
     }
 
     /// The model's name as it is written in a body.
-    fn value<'b>(self, kind: &str, body: &'b [u8]) -> Option<Named<'b>> {
+    fn value<'b>(self, kind: &str, body: &'b [u8]) -> Option<ModelText<'b>> {
         if self == Self::Nowhere {
             return None;
         }
         let (name, parameters) = kind.split_once(';').unwrap_or((kind, ""));
         match name.trim().to_ascii_lowercase().as_str() {
             "multipart/form-data" => {
-                form_field(body, parameter(parameters, "boundary").as_deref(), "model").map(Named::Form)
+                form_field(body, parameter(parameters, "boundary").as_deref(), "model").map(ModelText::Form)
             }
-            "application/x-www-form-urlencoded" => query_field(std::str::from_utf8(body).ok()?).map(Named::Url),
-            _ if self == Self::Form && body.starts_with(b"--") => form_field(body, None, "model").map(Named::Form),
-            _ => json_field(body).map(Named::Json),
+            "application/x-www-form-urlencoded" => query_field(std::str::from_utf8(body).ok()?).map(ModelText::Url),
+            _ if self == Self::Form && body.starts_with(b"--") => form_field(body, None, "model").map(ModelText::Form),
+            _ => json_field(body).map(ModelText::Json),
         }
     }
 }
 
 /// A model's name as it is written in a body, which begins and ends where the body has it.
-enum Named<'b> {
-    /// With its quotes and escapes.
+enum ModelText<'b> {
+    /// A JSON string, quotes and escapes included.
     Json(&'b str),
+    /// A part of a form.
     Form(&'b str),
-    /// With bytes as `%XX`.
+    /// A value of a query, where bytes may be written as `%XX`.
     Url(&'b str),
 }
 

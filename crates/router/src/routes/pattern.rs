@@ -45,6 +45,11 @@ impl Pattern {
     }
 }
 
+/// A path without the slash at its end, which does not count.
+pub(crate) fn bare(path: &str) -> &str {
+    path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
+}
+
 /// A set of methods.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Methods(pub(super) u8);

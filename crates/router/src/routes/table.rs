@@ -7,7 +7,7 @@ use kvatlas_http::Access;
 use kvatlas_prompt::Endpoint;
 
 use super::model::ModelAt;
-use super::pattern::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM};
+use super::pattern::{ANY, DELETE, GET, METHODS, Methods, POST, Pattern, STREAM, bare};
 use crate::place::Task;
 use Access::{Admin, Ask, Open};
 use ForwardCondition::{IfListed, ToAdmins};
@@ -64,7 +64,7 @@ pub(crate) enum ForwardCondition {
 impl Route {
     /// The parameter in a path that matches, as it is written there.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
-        self.path.parameter(super::bare(path)).unwrap_or_default()
+        self.path.parameter(bare(path)).unwrap_or_default()
     }
 
     /// True if a request may be sent again after an engine had it as a whole.
