@@ -71,8 +71,8 @@ pub(super) fn candidates(
     let serving = || engines.iter().filter(|engine| serving(engine) != Serving::Not);
     if serving().next().is_none() {
         let serves = |engine: &Engine| may(engine) && engine.models.load().may_serve(model);
-        let too_long = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
-        if let Some(most) = too_long.filter_map(|engine| engine.max_len(model)).max() {
+        let lacking = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
+        if let Some(most) = lacking.filter_map(|engine| engine.max_len(model)).max() {
             return Err(too_long(known, task, most));
         }
         if engines.iter().any(|engine| serves(engine)) {
