@@ -52,7 +52,7 @@ class Client:
             assert self.answer.readline() == b"\n"
 
     def rest(self) -> list[bytes]:
-        """What comes besides comments, up to the end: an event each."""
+        """The events that come besides comments, up to the end."""
         text = self.answer.read()
         self.connection.close()
         return [one for one in text.split(b"\n\n") if one and not one.startswith(b":")]
