@@ -119,7 +119,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) audio_data: Option<&'a RawValue>,
     /// The places of what is not text in a prompt that is given as tokens.
     pub(crate) features: Option<&'a RawValue>,
-    /// What is not text in a prompt that is given as tokens, at places that the engine finds.
+    /// The parts that are not text of a prompt that is given as tokens, at places that the engine finds.
     pub(crate) content_parts: Option<&'a RawValue>,
     pub(crate) return_logprob: Option<&'a RawValue>,
     pub(crate) logprob_start_len: Option<&'a RawValue>,
@@ -147,7 +147,7 @@ impl<'a> Request<'a> {
     pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, PromptFailure> {
         let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| PromptFailure::NotJson)?;
         let sampling = match endpoint {
-            Endpoint::Generate => read::<Sampling<'a>>(first(fields.sampling_params)),
+            Endpoint::Generate => read::<SamplingFields<'a>>(first(fields.sampling_params)),
             Endpoint::Tokens => read(fields.sampling_params),
             _ => None,
         }
@@ -359,7 +359,7 @@ struct StreamOptions {
 /// The parameters of sampling, where they have an object of their own.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
-struct Sampling<'a> {
+struct SamplingFields<'a> {
     #[serde(borrow)]
     n: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -400,7 +400,7 @@ struct Fields<'a> {
 impl<'a> Fields<'a> {
     /// Since vLLM 0.11 (`skip_reading_prefix_cache`) and SGLang 0.5 (`logprob_start_len`), each on its own endpoints: other
     /// fields are ignored there.
-    fn skips(&self, endpoint: Endpoint, sampling: &Sampling<'_>) -> Skips {
+    fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
             // vLLM takes `top_logprobs` for an echo, which is 0 unless it is null.

@@ -39,7 +39,7 @@ const TTL: Duration = Duration::from_secs(10);
 /// Searches for the engines that keep something.
 pub(crate) struct KeeperSearch {
     turns: Semaphore,
-    missing: Mutex<Missing>,
+    missing: Mutex<MissingNames>,
 }
 
 /// The outcome of a search.
@@ -55,7 +55,7 @@ pub(crate) enum SearchResult {
 
 /// Names that no engine has, and how many were looked for in vain lately.
 #[derive(Default)]
-struct Missing {
+struct MissingNames {
     names: HashMap<Arc<str>, Instant>,
     order: VecDeque<(Instant, Arc<str>)>,
     since: Option<Instant>,
@@ -143,7 +143,7 @@ async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
     }
 }
 
-impl Missing {
+impl MissingNames {
     /// True if a name may be looked for: it counts as a search in vain until something is found.
     fn may_look_for(&mut self, name: &str, now: Instant) -> bool {
         if self.names.get(name).is_some_and(|since| now.duration_since(*since) <= TTL) {
@@ -181,7 +181,7 @@ mod tests {
 
     #[test]
     fn what_is_looked_for_in_vain_is_bounded() {
-        let (mut missing, start) = (Missing::default(), Instant::now());
+        let (mut missing, start) = (MissingNames::default(), Instant::now());
         assert!(missing.may_look_for("a", start));
         missing.note("a", true, start);
         assert!(!missing.may_look_for("a", start + TTL));

@@ -43,7 +43,7 @@ def asked(route: str, ids: Any, **more: Any) -> dict[str, Any]:
 
 
 def meta(prompt: int, cached: int, output: int, finish: str | None) -> dict[str, Any]:
-    """What SGLang says of an answer, or of a part of it."""
+    """The object in which SGLang counts an answer, or a part of it."""
     reason = None if finish is None else {"type": finish, "length": output}
     logprobs = [[-0.5, number, None] for number in range(900)]
     return {

@@ -28,7 +28,7 @@ use crate::refusal::Refusal;
 /// The comment that is sent.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
-/// Has nginx pass on what comes at once.
+/// Header that has nginx pass on what comes at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
 
 /// Bytes of a refusal that are read.
@@ -185,16 +185,16 @@ fn told(said: &[u8]) -> Option<String> {
     }
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Said {
+    enum ErrorBody {
         Inside { error: Error },
         Plain(Error),
         Text { error: String },
         Detail { detail: String },
     }
     let message = match serde_json::from_slice(said).ok()? {
-        Said::Inside { error } | Said::Plain(error) => error.message,
-        Said::Text { error } => error,
-        Said::Detail { detail } => detail,
+        ErrorBody::Inside { error } | ErrorBody::Plain(error) => error.message,
+        ErrorBody::Text { error } => error,
+        ErrorBody::Detail { detail } => detail,
     };
     Some(message).filter(|message| !message.is_empty())
 }
