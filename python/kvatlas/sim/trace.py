@@ -193,6 +193,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
     number = 0
     header: Header | None = None
     prompts = Increments()
+    against: str | None = None
     numbers = False  # some times were numbers, of a unit that nothing told
     for number, line in enumerate(lines, 1):
         if how.limit is not None and len(trace.requests) >= how.limit:
@@ -203,12 +204,14 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
             row = _parse_object(line)
             if "schema" in row and row["schema"] not in DYNAMO and header is None and not trace.requests:
                 header = parse_header(row, _number)
-                trace.block, trace.timed = _block(header.block, how), False
-                if how.unit not in (None, "ms"):
-                    raise _ContradictionError("its times are in milliseconds: leave out --time-unit")
+                trace.block, trace.timed = header.block, False
+                if (against := _contradiction(trace.block, how, header)) is not None:
+                    break
                 continue
             if row.keys() == {"block_size"} and not trace.requests:
-                trace.block = _block(_number(row, "block_size", 1, 1 << 20), how)
+                trace.block = _number(row, "block_size", 1, 1 << 20)
+                if (against := _contradiction(trace.block, how, None)) is not None:
+                    break
                 continue
             request = _parse_row(row, header, trace.block, how.unit, prompts)
             if header is None and request.timestamp < previous and not how.sort:
@@ -220,7 +223,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
             message = f"{where}, line {number}: {error}"
             if not trace.requests and str(error).startswith("no '"):
                 message += ": if it is called otherwise, `kvatlas trace FILE --columns` says how"
-            if not how.skip_bad or isinstance(error, _ContradictionError):
+            if not how.skip_bad:
                 raise TraceError(message) from None
             trace.skipped += 1
             trace.first_skipped = trace.first_skipped or message
@@ -228,6 +231,8 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
         previous = request.timestamp
         numbers = numbers or type(row.get("timestamp")) is not str
         trace.requests.append(request)
+    if against is not None:
+        raise TraceError(f"{where}: {against}")
     if not trace.requests:
         if trace.skipped:
             raise TraceError(
@@ -243,15 +248,13 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
     return trace
 
 
-class _ContradictionError(TraceError):
-    """An option contradicts what a file says of itself."""
-
-
-def _block(told: int, how: ReadOptions) -> int:
-    """The tokens that an id stands for, as the first line tells. Raises `TraceError` if that was asked otherwise."""
+def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | None:
+    """The option that contradicts the first line of a trace, whose ids stand for `told` tokens. None: none does."""
     if how.block not in (None, told):
-        raise _ContradictionError(f"the file says that its ids stand for {told} tokens: leave out --block-size")
-    return told
+        return f"the file says that its ids stand for {told} tokens: leave out --block-size"
+    if header is not None and how.unit not in (None, "ms"):
+        return "its times are in milliseconds: leave out --time-unit"
+    return None
 
 
 def parse_line(line: bytes) -> TraceRequest:
