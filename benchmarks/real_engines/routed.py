@@ -46,13 +46,12 @@ class Front(Server):
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
         self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
-            begins = log.tell()
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         end = time.monotonic() + START
         while self._process.poll() is None and time.monotonic() < end:
             try:
                 if self.http.get("/ready").is_success:
-                    self._wait_followed(begins)
+                    self._wait_followed()
                     return
             except httpx.TransportError:
                 pass
@@ -60,10 +59,13 @@ class Front(Server):
         self.kill()
         raise RuntimeError(f"the router did not become ready: see {self._log.name}")
 
-    def _wait_followed(self, begins: int) -> None:
-        """Waits until the router's log, from a byte on, says that it follows the events: it takes requests before."""
+    def _wait_followed(self) -> None:
+        """Waits until the router trusts what it knows of all engines' caches: it takes requests before."""
         end = time.monotonic() + FOLLOWED
-        while b"ready: " not in self._log.read_bytes()[begins:] and time.monotonic() < end:
+        while time.monotonic() < end:
+            ranks = [rank["trusted"] for worker in self.http.get("/workers").json() for rank in worker["ranks"]]
+            if ranks and all(ranks):
+                return
             time.sleep(0.1)
 
     def __enter__(self) -> Self:
