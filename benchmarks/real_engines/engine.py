@@ -22,6 +22,8 @@ from .launch import MODEL, Ports, Setup, command, environment
 
 START = 900.0  # seconds: on a machine with much else to do, minutes pass before an engine answers
 
+ANSWER = 600.0  # seconds: kernels are compiled for the first request that needs them
+
 
 class DidNotStart(RuntimeError):  # noqa: N818 - it reads as what it is
     """An engine ended, or did not answer in time."""
@@ -46,7 +48,7 @@ class Server:
         self.ports = Ports(*free_ports(3, apart=8))
         self._log = logs / f"{engine.product.lower()}-{engine.version}-{name}.log"
         self._process: subprocess.Popen[bytes] | None = None
-        self.http = httpx.Client(base_url=self.url, timeout=120, trust_env=False)
+        self.http = httpx.Client(base_url=self.url, timeout=ANSWER, trust_env=False)
 
     @property
     def url(self) -> str:

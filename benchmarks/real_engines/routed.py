@@ -18,6 +18,7 @@ from .engine import EngineAnswer, Server
 from .prober import PromptSender, unannounced
 
 START = 60.0  # seconds
+FOLLOWED = 20.0  # seconds within which events are followed, unless what they say is not believed
 ROUTED = "routed: "
 SETTLE = 0.15  # seconds after an answer, for its last blocks to be announced: nobody is asked whether they are there
 
@@ -43,18 +44,29 @@ class Front(Server):
         command += ["--probe-interval", "1s", "--discovery-interval", "2s", *self._flags]
         command += [part for server in self._servers for part in ("--engine", f"{server.name}={server.url}")]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("KVATLAS_")}
+        self._log.parent.mkdir(parents=True, exist_ok=True)
         with self._log.open("ab") as log:
             self._process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, start_new_session=True)
         end = time.monotonic() + START
         while self._process.poll() is None and time.monotonic() < end:
             try:
-                if self.http.get("/ready", params={"strict": "1"}).is_success:
+                if self.http.get("/ready").is_success:
+                    self._wait_followed()
                     return
             except httpx.TransportError:
                 pass
             time.sleep(0.2)
         self.kill()
         raise RuntimeError(f"the router did not become ready: see {self._log.name}")
+
+    def _wait_followed(self) -> None:
+        """Waits until the router trusts what it knows of all engines' caches: it takes requests before."""
+        end = time.monotonic() + FOLLOWED
+        while time.monotonic() < end:
+            ranks = [rank["trusted"] for worker in self.http.get("/workers").json() for rank in worker["ranks"]]
+            if ranks and all(ranks):
+                return
+            time.sleep(0.1)
 
     def __enter__(self) -> Self:
         self.start()

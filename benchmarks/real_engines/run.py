@@ -9,6 +9,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import httpx
+
 from . import agents, model, scenarios, vision
 from .compare import Sample
 from .complaints import OTHER, Complaints, Row
@@ -64,7 +66,7 @@ class Run:
             self._log(f"{self.engine.name}: {part.__name__}")
             try:
                 part()
-            except (RuntimeError, OSError, ValueError) as error:
+            except (RuntimeError, OSError, ValueError, httpx.HTTPError) as error:
                 self._log(f"  failed: {error}")
                 self.outcome.failed.append(f"{part.__name__}: {error}")
         return self.outcome
