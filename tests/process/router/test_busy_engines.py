@@ -86,7 +86,7 @@ def as_closing(engine: Engine, scheduler: Scheduler) -> None:
 
 
 def as_blocked(engine: Engine, scheduler: Scheduler) -> None:
-    """Its whole process has no time for others."""
+    """The whole process of the engine has no time for others."""
     about = {
         "/health": 200,
         "/metrics": "",
@@ -160,7 +160,12 @@ def test_streams_that_flow_show_that_an_engine_lives(engine: Engine) -> None:
         engine.behaviour = flows
         answer = router.open()
         engine.behaviour = hang
-        late = threading.Thread(target=lambda: (router.open(), done.set()), daemon=True)
+
+        def open_second() -> None:
+            router.open()
+            done.set()
+
+        late = threading.Thread(target=open_second, daemon=True)
         late.start()
         wait_until(lambda: engine.asked() == 2, "both are there")
         wait_until(lambda: router.workers()[0]["standing"] == "busy", "it is busy")

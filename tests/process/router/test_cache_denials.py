@@ -169,9 +169,8 @@ def evicting(cache: Cache, text: str, blocks: int) -> Behaviour:
 def test_prompts_of_which_an_engine_has_less_for_good_reason(cache: Cache, what: str) -> None:
     text = text_of(1, 10 * BLOCK)
     cache.hold(text)
-    more: dict[str, Any] = {"logprobs": {"prompt_logprobs": 1}, "salt": {"cache_salt": "tenant"}, "other tokens": {}}[
-        what
-    ]
+    fields: dict[str, dict[str, Any]] = {"logprobs": {"prompt_logprobs": 1}, "salt": {"cache_salt": "tenant"}}
+    more = fields.get(what, {})
     cache.engine.behaviour = whole(prompt=len(text) + (30 if what == "other tokens" else 1), cached=0)
     for _ in range(2 * LEARNT):
         assert cache.router.ask(prompt(text + "?") | more).status == 200

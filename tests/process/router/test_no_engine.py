@@ -155,7 +155,7 @@ def test_engines_that_are_drained_are_waited_for(engine: Engine) -> None:
 
 
 def test_what_an_engine_may_have_begun_does_not_wait(engine: Engine) -> None:
-    """It dies with the request: that may be sent once more, but no other engine is there."""
+    """An engine that dies with a request: that may be sent once more, but no other engine is there."""
 
     async def dies(talk: Talk) -> None:
         talk.abort()

@@ -6,7 +6,7 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
@@ -32,12 +32,12 @@ def held_until(release: threading.Event) -> Behaviour:
 class ThreadedRequest:
     """A request in a thread of its own."""
 
-    def __init__(self, router: Router, body: dict[str, object], **headers: str) -> None:
+    def __init__(self, router: Router, body: Mapping[str, object], **headers: str) -> None:
         self.answer: Answer | None = None
         self._thread = threading.Thread(target=self._run, args=(router, body, headers))
         self._thread.start()
 
-    def _run(self, router: Router, body: dict[str, object], headers: dict[str, str]) -> None:
+    def _run(self, router: Router, body: Mapping[str, object], headers: dict[str, str]) -> None:
         self.answer = router.ask(body, headers={name.replace("_", "-"): value for name, value in headers.items()})
 
     def result(self) -> Answer:

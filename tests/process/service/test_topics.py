@@ -26,7 +26,7 @@ class Proxy:
     """Several publishers behind one address, each with a topic and numbers of its own."""
 
     def __init__(self) -> None:
-        self._socket = zmq.Context.instance().socket(zmq.XPUB)
+        self._socket: zmq.Socket[bytes] = zmq.Context.instance().socket(zmq.XPUB)
         self.endpoint = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
 
     def wait_for_readers(self, count: int = 1) -> None:

@@ -56,7 +56,7 @@ pub(crate) struct NoEngine {
 struct Queue {
     /// The number of the next request.
     next: u64,
-    /// Those that wait, by their numbers, and what wakes them.
+    /// Requests that wait, by their numbers, and what wakes them.
     waiting: BTreeMap<u64, Arc<Notify>>,
     /// Time at which they were last called because time had passed.
     called: Option<Instant>,
@@ -309,7 +309,7 @@ enum Availability {
     Up,
     /// All of them stand down, or failed the last time: one may be back.
     Doubtful,
-    /// Those that there are asked to be left alone for a while.
+    /// All of them asked to be left alone for a while.
     Paused,
     /// None of them takes requests.
     None,

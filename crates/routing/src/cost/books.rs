@@ -6,7 +6,7 @@ use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
 use crate::cost::harm::{Outlook, foreign, least_queue, queue, to_compute};
 use crate::cost::idle::{IdlePrompts, Tail};
-use crate::cost::late::{Late, held};
+use crate::cost::late::{Delay, held};
 use crate::cost::limit::RunningLimit;
 use crate::cost::price::Prices;
 use crate::cost::slowness::{Load, Slowness};
@@ -160,12 +160,12 @@ impl Books {
     /// Returns what it says of the engine of a row that the prompt at the head of its queue, which could be computed for
     /// `elapsed` seconds already, has no first token.
     #[inline]
-    pub(super) fn late(&self, weights: &Weights, candidates: &Candidates, row: usize, elapsed: f64) -> Late {
+    pub(super) fn late(&self, weights: &Weights, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
         if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
-            return Late::default();
+            return Delay::default();
         }
         let is_at_limit = candidates.reported_running[row] >= self.limit(candidates, row);
-        Late::of(weights, candidates, row, elapsed, self.block_size, is_at_limit)
+        Delay::of(weights, candidates, row, elapsed, self.block_size, is_at_limit)
     }
 
     /// Returns what is the same for all of these candidates.

@@ -1,4 +1,4 @@
-//! What a prompt says of its engine that has no first token though it should be computed.
+//! The delay of a prompt that has no first token though it should be computed, and what that says of its engine.
 //!
 //! It may wait in a queue that is longer than what is known of it: then others would wait there as well. Or something is
 //! odd about this one prompt, such as a picture that is slow to fetch or a schema that is slow to compile, and the engine
@@ -16,16 +16,16 @@ const MOST_HELD: f64 = 10.0;
 /// The share of a cache in use, together with what a waiting prompt needs, from which on the prompt waits for room.
 const FULL: f64 = 0.9;
 
-/// What a late prompt at the head of an engine's queue counts, in seconds.
+/// The weight of a late prompt at the head of an engine's queue, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub(super) struct Late {
+pub(super) struct Delay {
     /// Seconds by which a request that goes there is expected to begin later.
     pub(super) cost: f64,
     /// The part of them that is reason to keep a request waiting in the router.
     pub(super) held: f64,
 }
 
-impl Late {
+impl Delay {
     /// `elapsed`: seconds for which the prompt at the head could be computed. `is_at_limit`: the engine runs as many
     /// requests as it ever does while others wait.
     pub(super) fn of(
@@ -76,7 +76,7 @@ mod tests {
         (all.requests[0], all.waiting[0], all.capacity_blocks[0]) = (1, 1, 1_000.0);
         all.reported_age[0] = 1.0;
         report(&mut all);
-        let Late { cost, held } = Late::of(&Weights::default(), &all, 0, 13.0, 16.0, is_at_limit);
+        let Delay { cost, held } = Delay::of(&Weights::default(), &all, 0, 13.0, 16.0, is_at_limit);
         (cost, held)
     }
 
