@@ -132,7 +132,7 @@ def test_an_engine_that_sends_comments_is_not_silent(engine: Engine) -> None:
             b"POST /v1/chat/completions HTTP/1.1\r\nhost: 127.0.0.1\r\ncontent-length: %d\r\n\r\n" % len(body) + body
         )
         wait_until(lambda: router.metric("kvatlas_router_engine_requests_waiting") == 1, "it is at the engine")
-        standings = set()
+        standings: set[Any] = set()
         asyncio.run(_look(router, standings))
         assert standings == {"up"}
         assert router.metric("kvatlas_router_engine_requests_waiting") == 1, "nothing of the answer has come"

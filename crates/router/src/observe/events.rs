@@ -8,7 +8,7 @@ use super::dialect::{AnswerFormat, Dialect};
 use super::facts::AnswerFacts;
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::generated::is_generated;
-use super::opening::{Opening, is_ping, is_preamble, names_ping};
+use super::opening::{Preamble, is_ping, is_preamble, names_ping};
 use super::stop::Reason;
 use super::usage::{Scan, UsageNumbers, is_usage_alone, read_usage};
 
@@ -28,8 +28,8 @@ pub(crate) struct Events {
     partial: BytesMut,
     /// The rest of a line that is too long to wait for its end.
     long: Option<Scan>,
-    /// What comes before anything that the client can use.
-    opening: Opening,
+    /// The events that come before anything that the client can use.
+    opening: Preamble,
     /// The lines of an event that came before its data, where that may be hidden.
     fields: BytesMut,
     /// The name that the open event has, where it means something.
@@ -72,7 +72,7 @@ impl Events {
             count: 0,
             partial: BytesMut::new(),
             long: None,
-            opening: Opening::default(),
+            opening: Preamble::default(),
             fields: BytesMut::new(),
             name: Name::Any,
             has_progress: false,

@@ -39,7 +39,7 @@ impl Failure {
 /// The parts of an answer or an event by which an error is known.
 #[derive(Default, Deserialize)]
 #[serde(default)]
-struct Said<'a> {
+struct Fields<'a> {
     #[serde(borrow)]
     error: Option<&'a RawValue>,
     #[serde(borrow, rename = "type")]
@@ -93,7 +93,7 @@ pub(super) fn may_be_aborted(text: &[u8]) -> bool {
 /// The status of the error that a whole answer, or the data of an event, is; None if it is none.
 pub(super) fn status_of(text: &[u8]) -> Option<u16> {
     // An array would be read as the fields in their order.
-    let said: Said<'_> = text.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(text).ok())??;
+    let said: Fields<'_> = text.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(text).ok())??;
     let own = || std::str::from_utf8(text).ok().and_then(class_of);
     if let Some(error) = said.error.filter(|raw| is_something(raw)) {
         return Some(class_of(error.get()).or_else(own).unwrap_or(UNKNOWN));
@@ -101,7 +101,7 @@ pub(super) fn status_of(text: &[u8]) -> Option<u16> {
     let [kind, object, status] = [said.kind, said.object, said.status].map(read::<Cow<'_, str>>);
     let is = |value: &Option<Cow<'_, str>>, word: &str| value.as_deref() == Some(word);
     if is(&kind, "response.failed") || is(&kind, "response.error") {
-        let its = read::<Said<'_>>(said.response).and_then(|response| response.error);
+        let its = read::<Fields<'_>>(said.response).and_then(|response| response.error);
         return Some(its.and_then(|error| class_of(error.get())).or_else(own).unwrap_or(UNKNOWN));
     }
     if is(&kind, "error") || is(&object, "error") {

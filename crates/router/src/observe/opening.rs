@@ -23,7 +23,7 @@ const LONGEST_PING: usize = 96;
 
 /// The lines of a stream that are held back at its beginning.
 #[derive(Debug, Default)]
-pub(super) struct Opening {
+pub(super) struct Preamble {
     held: BytesMut,
     /// True once an event has come that goes to the client at once.
     is_over: bool,
@@ -33,7 +33,7 @@ pub(super) struct Opening {
     has_dropped: bool,
 }
 
-impl Opening {
+impl Preamble {
     pub(super) fn is_over(&self) -> bool {
         self.is_over
     }
@@ -183,7 +183,7 @@ mod tests {
 
     #[test]
     fn what_is_held_is_bounded() {
-        let mut opening = Opening::default();
+        let mut opening = Preamble::default();
         let comments = Bytes::from(vec![b':'; MOST_HELD / 2]);
         for _ in 0..9 {
             assert!(opening.pass(comments.clone()).is_empty());

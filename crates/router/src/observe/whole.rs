@@ -18,7 +18,7 @@ pub(crate) struct WholeAnswer {
     format: AnswerFormat,
     scan: Scan,
     reason: Reason,
-    held: Held,
+    held: HeldBack,
     failure: Option<Failure>,
     /// True if something came that is not white space.
     has_begun: bool,
@@ -26,7 +26,7 @@ pub(crate) struct WholeAnswer {
 
 /// The beginning of an answer, which may be an error.
 #[derive(Debug)]
-enum Held {
+enum HeldBack {
     /// One piece, as it came.
     Piece(Bytes),
     /// Several pieces.
@@ -37,7 +37,7 @@ enum Held {
 
 impl WholeAnswer {
     pub(super) fn new(format: AnswerFormat) -> Self {
-        let held = if format.finds_errors { Held::Piece(Bytes::new()) } else { Held::Over };
+        let held = if format.finds_errors { HeldBack::Piece(Bytes::new()) } else { HeldBack::Over };
         Self { format, scan: Scan::default(), reason: Reason::default(), held, failure: None, has_begun: false }
     }
 
@@ -46,14 +46,14 @@ impl WholeAnswer {
         self.reason.pass(&data, self.format.dialect);
         self.has_begun = self.has_begun || !data.trim_ascii().is_empty();
         match &mut self.held {
-            Held::Over => return data,
-            Held::Piece(first) if first.is_empty() => *first = data,
-            Held::Piece(first) => {
+            HeldBack::Over => return data,
+            HeldBack::Piece(first) if first.is_empty() => *first = data,
+            HeldBack::Piece(first) => {
                 let mut pieces = BytesMut::from(&**first);
                 pieces.extend_from_slice(&data);
-                self.held = Held::Pieces(pieces);
+                self.held = HeldBack::Pieces(pieces);
             }
-            Held::Pieces(pieces) => pieces.extend_from_slice(&data),
+            HeldBack::Pieces(pieces) => pieces.extend_from_slice(&data),
         }
         if self.held_back().len() > MOST_HELD || first_name(self.held_back()) == FirstName::OfAnswer {
             return self.release();
@@ -77,18 +77,18 @@ impl WholeAnswer {
 
     /// Returns what was held back, which is not looked at any more.
     pub(super) fn release(&mut self) -> Bytes {
-        match std::mem::replace(&mut self.held, Held::Over) {
-            Held::Piece(piece) => piece,
-            Held::Pieces(pieces) => pieces.freeze(),
-            Held::Over => Bytes::new(),
+        match std::mem::replace(&mut self.held, HeldBack::Over) {
+            HeldBack::Piece(piece) => piece,
+            HeldBack::Pieces(pieces) => pieces.freeze(),
+            HeldBack::Over => Bytes::new(),
         }
     }
 
     pub(super) fn held_back(&self) -> &[u8] {
         match &self.held {
-            Held::Piece(piece) => piece,
-            Held::Pieces(pieces) => pieces,
-            Held::Over => &[],
+            HeldBack::Piece(piece) => piece,
+            HeldBack::Pieces(pieces) => pieces,
+            HeldBack::Over => &[],
         }
     }
 

@@ -9,7 +9,7 @@ use std::time::Duration;
 use hyper::Response;
 
 use super::attempts::Attempts;
-use super::job::{Failed, Job};
+use super::job::{FailedMark, Job};
 use crate::answer::Answer;
 use crate::app::App;
 use crate::refusal::Refusal;
@@ -60,7 +60,7 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
     };
     let other = OnceLock::new();
     let mut second = std::pin::pin!(job.run(Attempts::beside(engine.clone()), &other));
-    let is_failed = |answer: &Response<Answer>| answer.extensions().get::<Failed>().is_some();
+    let is_failed = |answer: &Response<Answer>| answer.extensions().get::<FailedMark>().is_some();
     let failed = tokio::select! {
         answered = first.as_mut() => match answered {
             Ok(answer) if !is_failed(&answer) => {

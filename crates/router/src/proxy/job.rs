@@ -253,7 +253,7 @@ fn respond(
 
 /// Marks an answer of which the router knows that it has failed, although its status says that all is well.
 #[derive(Clone, Copy)]
-pub(super) struct Failed;
+pub(super) struct FailedMark;
 
 /// Makes the answer that a client gets if no engine has a better one.
 fn respond_failed(
@@ -264,7 +264,7 @@ fn respond_failed(
     asked: &HeaderMap,
 ) -> Response<Answer> {
     let mut response = respond(app, told, passing, new_id, asked);
-    response.extensions_mut().insert(Failed);
+    response.extensions_mut().insert(FailedMark);
     response
 }
 
