@@ -215,19 +215,22 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
     }
 }
 
-/// Asks an engine for its kind. None: it does not answer now.
+/// Asks an engine for its kind. None: it does not answer now, or what it is cannot be seen.
 async fn kind(engine: &Engine) -> Option<Kind> {
+    let mut is_hidden = false;
     for path in Kind::PATHS {
         let (status, body) = get(engine, path).await.ok()?;
         if status >= 500 {
             return None;
         }
+        is_hidden |= matches!(status, 300..=399 | 401 | 403 | 407);
         if let Some(kind) = (status == 200).then(|| Kind::sglang(&body)).flatten() {
             return Some(kind);
         }
     }
     let (status, body) = get(engine, Kind::VERSION_PATH).await.ok()?;
-    (status < 500).then(|| Kind::vllm(&body))
+    // Only vLLM has this route. One that shows neither may be SGLang's.
+    (status == 200 || status < 500 && !is_hidden).then(|| Kind::vllm(&body))
 }
 
 /// Asks an engine which models it serves, and how long their prompts may be. An error says in words why that is not known.

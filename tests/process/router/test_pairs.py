@@ -22,7 +22,6 @@ GENERATES: dict[str, tuple[str, dict[str, Any]]] = {
         "/v1/chat/completions",
         {"messages": [*CHAT, {"role": "assistant", "content": "hi"}, {"role": "user", "content": "again"}]},
     ),
-    "several answers": ("/v1/chat/completions", {"messages": CHAT, "n": 3}),
     "one answer": ("/v1/chat/completions", {"messages": CHAT, "n": 1}),
     "tools": ("/v1/chat/completions", {"messages": CHAT, "tools": [{"type": "function", "function": {"name": "f"}}]}),
     "a completion": ("/v1/completions", {"prompt": "hello"}),
@@ -30,18 +29,13 @@ GENERATES: dict[str, tuple[str, dict[str, Any]]] = {
     "a list of one": ("/v1/completions", {"prompt": ["hello"]}),
     "a list": ("/v1/completions", {"prompt": ["hello", "you", "there"]}),
     "a list of tokens": ("/v1/completions", {"prompt": [[1, 2], [3]]}),
-    "a list and several answers": ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
     "responses": ("/v1/responses", {"input": "hello"}),
     "responses in the background": ("/v1/responses", {"input": "hello", "background": True}),
     "messages": ("/v1/messages", {"max_tokens": 4, "messages": CHAT}),
     "generate": ("/generate", {"text": "hello"}),
     "generate from tokens": ("/generate", {"input_ids": [1, 2], "stream": False}),
     "generate a list": ("/generate", {"text": ["a", "b"]}),
-    "generate several": ("/generate", {"text": "a", "sampling_params": {"n": 2, "temperature": 1}}),
-    "generate a list of several": (
-        "/generate",
-        {"input_ids": [[1], [2]], "sampling_params": [{"n": 2}, {"n": 2}]},
-    ),
+    "generate lists of tokens": ("/generate", {"input_ids": [[1], [2]], "sampling_params": [{"n": 1}, {"n": 1}]}),
     "what a client asked for itself": ("/v1/completions", {"prompt": "hello", "bootstrap_room": 5}),
 }
 COMPUTES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -51,6 +45,9 @@ COMPUTES: dict[str, tuple[str, dict[str, Any]]] = {
     "classify": ("/v1/classify", {"input": "hello"}),
     "encode": ("/encode", {"text": "hello"}),
     "audio": ("/v1/audio/transcriptions", {"file": "x"}),
+    "several answers": ("/v1/chat/completions", {"messages": CHAT, "n": 3}),
+    "a list and several answers": ("/v1/completions", {"prompt": ["a", "b"], "n": 2}),
+    "generate several": ("/generate", {"text": "a", "sampling_params": {"n": 2, "temperature": 1}}),
     "an answer that one engine keeps": ("/v1/responses", {"input": "more", "previous_response_id": "resp_1"}),
 }
 TELLS: dict[str, tuple[str, dict[str, Any]]] = {

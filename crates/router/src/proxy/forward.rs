@@ -92,7 +92,7 @@ pub(crate) async fn forward(
     let is_shared = forwarded.task == Task::Generate && known.previous.is_none() && !is_encoded(&head.headers);
     let task = if is_shared || forwarded.task != Task::Generate { forwarded.task } else { Task::Alone };
     let split = is_shared && app.fleet.is_split();
-    let takes_over = matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions));
+    let takes_over = split && matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions));
     let forwards_ids = app.config.forward_tokens && endpoint == Some(Endpoint::Completions);
     let attempts = Attempts::new(repeatable, if known.only.is_none() { app.config.upstream.retries } else { 0 });
     let hedges_after =

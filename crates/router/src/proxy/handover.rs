@@ -41,20 +41,22 @@ pub(crate) enum PrefillState {
 /// The way in which an engine takes over the prompt of a request from a prefill engine; none if it computes the prompt
 /// itself.
 ///
-/// `takes_over`: whether vLLM's engines can for such a request; `uncached`: prompt tokens that it would have to compute.
+/// `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
+/// that it would have to compute.
 pub(crate) fn prefill_by(
     app: &App,
     engine: &Engine,
     takes_over: bool,
     uncached: impl FnOnce() -> u32,
 ) -> Option<Handover> {
-    match (engine.handover()?, engine.config.role) {
-        // They answer nothing without a room in which a prefill engine meets them, and no others go there.
-        (Handover::Sglang, Role::Decode) => Some(Handover::Sglang),
-        (Handover::Sglang, _) => None,
-        (Handover::Vllm, _) => {
-            (takes_over && app.fleet.is_split() && uncached() > app.config.decode_alone).then_some(Handover::Vllm)
-        }
+    let is_half = engine.config.role == Role::Decode;
+    if !is_half && !takes_over {
+        return None;
+    }
+    match engine.handover()? {
+        // A half answers nothing without a room in which a prefill engine meets it, and nobody meets one that does both.
+        Handover::Sglang => is_half.then_some(Handover::Sglang),
+        Handover::Vllm => (takes_over && uncached() > app.config.decode_alone).then_some(Handover::Vllm),
     }
 }
 
@@ -76,6 +78,12 @@ pub(crate) async fn prepare(
             Handover::Sglang => PrefillState::Refused(Refusal::bad("malformed_json", "the body must be a JSON object")),
         };
     };
+    // They meet for the answers after the first in the same room, and wait there for ever.
+    if handover == Handover::Sglang && answers(&fields) > 1 {
+        let message = "SGLang's prefill and decode engines compute one answer to each prompt: ask for one (n = 1) several \
+                       times, or add an engine that does both (--engine)";
+        return PrefillState::Refused(Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message));
+    }
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     while tried.len() <= app.config.upstream.retries as usize {
         let placement = match app.places.choose(app, shard, known, Task::Prefill(handover), &tried).await {
@@ -176,7 +184,7 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// The most prompts and answers of one request that get rooms of their own.
+/// The most prompts of one request that get rooms of their own.
 const MOST_ROOMS: usize = 4_096;
 
 /// Makes the body that both engines of a pair of SGLang's are sent: the request, and the room in which they meet, one
@@ -190,11 +198,10 @@ fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Optio
     };
     let (host, port) = (json!(engine.address.host), json!(engine.bootstrap_port().unwrap_or(BOOTSTRAP_PORT)));
     let listed = ["prompt", "text", "input_ids"].into_iter().find_map(|name| prompts(fields, name));
-    let answers = answers(fields);
     let set = match listed {
-        None if answers == 1 => [host, port, json!(room())],
-        listed => {
-            let count = listed.unwrap_or(1).saturating_mul(answers).min(MOST_ROOMS);
+        None => [host, port, json!(room())],
+        Some(prompts) => {
+            let count = prompts.min(MOST_ROOMS);
             [json!(vec![host; count]), json!(vec![port; count]), (0..count).map(|_| room()).collect()]
         }
     };
@@ -313,6 +320,8 @@ async fn legwork(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::{Config, EngineConfig};
+    use crate::ranks::Ranks;
 
     #[test]
     fn bodies_keep_what_is_not_changed() {
@@ -337,6 +346,46 @@ mod tests {
         let text = String::from_utf8(decode.to_vec()).expect("utf-8");
         assert!(text.contains(r#""max_tokens":7"#) && text.contains(r#""kv_transfer_params":{"remote_port":1}"#));
         assert!(text.contains(r#""n":4"#) && text.contains(r#""best_of":8"#));
+    }
+
+    #[test]
+    fn a_room_for_each_prompt() {
+        let rooms = |body: &'static str, rank| {
+            let config = EngineConfig { ranks: Ranks::Count(4), ..EngineConfig::at("http://a:1") };
+            let engine = Engine::new(config, &Config::default(), 1, None).expect("an engine");
+            let made = sglang_room(&serde_json::from_str(body).expect("an object"), &engine, rank).expect("a body");
+            let made: Value = serde_json::from_slice(&made).expect("JSON");
+            assert!(made["bootstrap_port"] == 8998 || made["bootstrap_port"][0] == 8998, "{made}");
+            made["bootstrap_room"].clone()
+        };
+        for (body, count) in [
+            (r#"{"prompt": "a"}"#, 0),
+            (r#"{"prompt": [1, 2], "n": 1}"#, 0),
+            (r#"{"prompt": ["a"]}"#, 1),
+            (r#"{"prompt": [ [1, 2], [3]]}"#, 2),
+            (r#"{"messages": []}"#, 0),
+            (r#"{"text": ["a", "b"], "sampling_params": {"n": 1}}"#, 2),
+            (r#"{"input_ids": [[1]]}"#, 1),
+        ] {
+            let made = rooms(body, Some(3));
+            let numbers = made.as_array().cloned().unwrap_or_else(|| vec![made.clone()]);
+            assert_eq!(made.as_array().map_or(0, Vec::len), count, "{body}: {made}");
+            // The rank that the decode engine concludes from it is the one that computes the prompt.
+            assert!(numbers.iter().all(|room| room.as_u64().is_some_and(|room| room % 4 == 3)), "{made}");
+        }
+    }
+
+    #[test]
+    fn answers_that_are_asked_for() {
+        for (body, count) in [
+            (r#"{"messages": []}"#, 1),
+            (r#"{"messages": [], "n": 3}"#, 3),
+            (r#"{"text": ["a", "b"], "sampling_params": {"n": 2, "top_p": 1}}"#, 2),
+            (r#"{"text": ["a"], "sampling_params": [ {"n": 4}, {"n": 4}]}"#, 4),
+            (r#"{"prompt": "a", "n": null, "sampling_params": null}"#, 1),
+        ] {
+            assert_eq!(answers(&serde_json::from_str(body).expect("an object")), count, "{body}");
+        }
     }
 
     #[test]

@@ -37,7 +37,7 @@ pub(super) struct Job<'a> {
     pub(super) known: RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
-    /// True if vLLM goes on from another engine's blocks for such a request.
+    /// True if vLLM goes on from another engine's blocks for such a request, and there are prefill engines.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
     /// True if an engine keeps what it makes of it.
