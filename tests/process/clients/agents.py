@@ -15,6 +15,7 @@ from pathlib import Path
 
 from tests.process.router.running import Router, wait_until
 
+from . import installing
 from .answers import Engines, wait_for_engines
 from .expected import MODEL, REFUSAL, TEXT, order
 
@@ -37,13 +38,15 @@ class Agent:
     name: str
     version: str
     command: list[str]
+    # Where it finds programs, Node among them.
+    path: str
 
     def start(self, task: str, base: str, home: Path, model: str = MODEL) -> subprocess.Popen[str]:
         """Starts it with a home directory of its own."""
         (home / ".codex").mkdir(exist_ok=True)
         (home / ".codex" / "config.toml").write_text(CODEX.format(base=base), encoding="utf-8")
         environment = {
-            "PATH": os.environ["PATH"],
+            "PATH": self.path,
             "HOME": str(home),
             "KEY": "unused",
             "ANTHROPIC_BASE_URL": base,
@@ -75,15 +78,17 @@ def found(folder: Path) -> list[Agent]:
     """The agents that were installed."""
     modules = folder / "node_modules"
     machine = {"x86_64": "x64", "aarch64": "arm64"}.get(platform.machine(), platform.machine())
+    path = installing.path(folder)
     agents = []
     # Its package has the program for this machine in another one, from where a script would take it.
     claude = modules / "@anthropic-ai" / f"claude-code-linux-{machine}" / "claude"
     codex = modules / ".bin" / "codex"
     if claude.exists():
-        agents.append(Agent("Claude Code", version(modules / "@anthropic-ai/claude-code"), [str(claude), "-p"]))
+        command = [str(claude), "-p"]
+        agents.append(Agent("Claude Code", version(modules / "@anthropic-ai/claude-code"), command, path))
     if codex.exists():
         command = [str(codex), "exec", "--skip-git-repo-check"]
-        agents.append(Agent("Codex CLI", version(modules / "@openai/codex"), command))
+        agents.append(Agent("Codex CLI", version(modules / "@openai/codex"), command, path))
     return agents
 
 

@@ -12,7 +12,7 @@ import json
 import re
 import struct
 import threading
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
 
@@ -36,6 +36,8 @@ class Engines:
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
+        # Those of them that were not the same request again: Claude Code asks for less where it is refused.
+        self.different: dict[str, set[tuple[str, bytes]]] = defaultdict(set)
         self.given_up: set[str] = set()
         self._lock = threading.Lock()
 
@@ -49,6 +51,7 @@ class Engines:
         with self._lock:
             self.tries[tag] += 1
             tries = self.tries[tag]
+            self.different[tag].add((talk.request.headers.get("anthropic-beta", ""), talk.request.body))
         if what == "slow":
             # It may be left before all of that is sent.
             with contextlib.suppress(ConnectionError):

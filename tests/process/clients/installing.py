@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -16,9 +17,10 @@ class NotInstalledError(Exception):
     """An environment cannot be made here: there is no network, or a tool is missing."""
 
 
-def python() -> list[str]:
-    """The Python that has the clients, to run programs with."""
-    folder, wanted = TARGET / "python", HERE / "requirements.txt"
+def python(program: Path) -> list[str]:
+    """The Python to run a program with: one of its own if a list of packages lies beside it, else the shared one."""
+    own = program.with_suffix(".txt")
+    folder, wanted = (TARGET / own.stem, own) if own.exists() else (TARGET / "python", HERE / "requirements.txt")
     if not _is_ready(folder, wanted):
         _run([sys.executable, "-m", "venv", str(folder)], ROOT)
         _run([str(folder / "bin" / "python"), "-m", "pip", "install", "--quiet", "--requirement", str(wanted)], ROOT)
@@ -29,9 +31,8 @@ def python() -> list[str]:
 def node() -> Path:
     """The folder with the clients for Node, and the programs: a module finds packages only in the folders above it."""
     folder, wanted = TARGET / "node", HERE / "package.json"
-    for tool in ("node", "npm"):
-        if shutil.which(tool) is None:
-            raise NotInstalledError(f"there is no {tool} here")
+    if shutil.which("npm") is None:
+        raise NotInstalledError("there is no npm here")
     if not _is_ready(folder / "wanted", wanted):
         folder.mkdir(parents=True)
         shutil.copy(wanted, folder)
@@ -43,6 +44,11 @@ def node() -> Path:
     for program in (HERE / "programs").glob("*.mjs"):
         shutil.copy(program, folder / "programs")
     return folder
+
+
+def path(folder: Path) -> str:
+    """`PATH` for clients for Node: theirs comes before the machine's, which may be too old for them."""
+    return os.pathsep.join([str(folder / "node_modules" / ".bin"), os.environ.get("PATH", os.defpath)])
 
 
 def _is_ready(folder: Path, wanted: Path) -> bool:
