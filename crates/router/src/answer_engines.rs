@@ -14,7 +14,7 @@ use memchr::memmem;
 use hyper::header::HeaderMap;
 use hyper::{Method, Uri};
 
-use crate::app::App;
+use crate::fleet::Fleet;
 use crate::keeper_search::{KeeperSearch, SearchResult};
 use crate::lock;
 
@@ -72,16 +72,16 @@ impl AnswerEngines {
 
     /// The engine that keeps something: the one that is noted, else one that has it when it is asked. `headers`: those of
     /// the request.
-    pub(crate) async fn engine_of(&self, app: &App, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
+    pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
         let noted = lock(&self.kept).get(item.id, Instant::now());
         let is_gone = match noted {
-            Some(engine) if app.fleet.engine(&engine).is_some() => {
+            Some(engine) if fleet.engine(&engine).is_some() => {
                 self.asked[0].fetch_add(1, Relaxed);
                 return Some(engine);
             }
             noted => noted.is_some(),
         };
-        let (at, engine) = match self.search.find(app, item, headers).await {
+        let (at, engine) = match self.search.find(fleet, item.id, &item.path(), headers).await {
             SearchResult::Found(engine) => {
                 self.insert(item.id, &engine);
                 (3, Some(engine))

@@ -8,16 +8,15 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use hyper::Method;
 use hyper::header::HeaderMap;
+use hyper::{Method, Uri};
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
 
-use crate::answer_engines::KeptItem;
-use crate::app::App;
 use crate::config::Role;
 use crate::engine::{Engine, HealthState};
+use crate::fleet::Fleet;
 use crate::lock;
 use crate::proxy::EngineRequest;
 
@@ -70,27 +69,27 @@ impl Default for KeeperSearch {
 
 impl KeeperSearch {
     /// Asks all engines for something. `headers`: those of the request, with what the client shows engines.
-    pub(crate) async fn find(&self, app: &App, item: KeptItem<'_>, headers: &HeaderMap) -> SearchResult {
+    pub(crate) async fn find(&self, fleet: &Fleet, id: &str, path: &Uri, headers: &HeaderMap) -> SearchResult {
         let may_have = |engine: &&Arc<Engine>| {
             engine.config.role != Role::Prefill && engine.health.standing() != HealthState::Down
         };
-        let engines: Vec<Arc<Engine>> = app.fleet.engines().iter().filter(may_have).cloned().collect();
+        let engines: Vec<Arc<Engine>> = fleet.engines().iter().filter(may_have).cloned().collect();
         // The only one gets the request anyway.
         if engines.len() < 2 {
             return SearchResult::Nowhere;
         }
-        if !lock(&self.missing).may_look_for(item.id, Instant::now()) {
+        if !lock(&self.missing).may_look_for(id, Instant::now()) {
             return SearchResult::NotAsked;
         }
         let searching = async {
             let _turn = self.turns.acquire().await.ok()?;
-            Some(ask_all(engines, &item.path(), headers).await)
+            Some(ask_all(engines, path, headers).await)
         };
         let answers = timeout(PATIENCE, searching).await.ok().flatten();
         if let Some(Answers { keeper: Some(keeper), .. }) = answers {
             return SearchResult::Found(keeper);
         }
-        lock(&self.missing).note(item.id, answers.is_some_and(|answers| answers.are_all), Instant::now());
+        lock(&self.missing).note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
         SearchResult::Nowhere
     }
 }

@@ -89,7 +89,8 @@ reasons! {
     OtherGroup = "other_group",
     /// Applying: the index cannot number any more.
     IndexFull = "index_full",
-    /// Applying: a block that is not full, by which no prompt can be found, or of a smaller size.
+    /// Applying: a block that is not full, by which no prompt can be found, or of a smaller size. The full blocks of the
+    /// same event are applied.
     PartialBlock = "partial_block",
 }
 

@@ -16,6 +16,7 @@ from .running import DEADLINE, MESSAGES, PLAIN, Router, in_threads, wait_until
 from .test_waiting import busy
 
 QUICK = (*PLAIN, "--comment-after", "100ms")
+PATIENT = (*PLAIN, "--comment-after", "1500ms")  # longer than the beginning of a stream is held back
 PROMPTS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": MESSAGES},
     "/v1/completions": {"prompt": "hello"},
@@ -250,12 +251,12 @@ def test_comments_come_up_to_the_first_token(engine: Engine, path: str, first: b
         await after(finish, lambda talk: talk.send(chunk(event(b"[DONE]")) + b"0\r\n\r\n"))(talk)
 
     engine.behaviour = act
-    with Router(engine, flags=QUICK) as router:
+    with Router(engine, flags=PATIENT) as router:
         client = Client(router, path)
         assert client.header("x-kvatlas-worker") == "e0", "the engine's head came in time"
         for line in first.splitlines():
             assert client.answer.readline().rstrip(b"\n") == line
-        client.comments(3)
+        client.comments(2)
         release.set()
         while not (line := client.answer.readline()).startswith(b"data:"):
             assert line.startswith((b":", b"event:")) or line == b"\n"
@@ -267,19 +268,24 @@ def test_comments_come_up_to_the_first_token(engine: Engine, path: str, first: b
 
 def test_no_comment_stands_within_an_event(engine: Engine) -> None:
     finish = threading.Event()
-    half = b"event: a\n", b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n', b"\n"
+    begins = event({"choices": [{"delta": {"role": "assistant"}}]})
+    pieces = b"event: a\n", b'data: {"choices": [{"delta": {"role": "assistant"}}]}\n', b"\n"
 
     async def act(talk: Talk) -> None:
-        await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream"))
-        for piece in half:
+        await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream") + chunk(begins))
+        for piece in pieces:
+            # Each comes later than a comment would.
+            await asyncio.sleep(2.0)
             await talk.send(chunk(piece))
-            await asyncio.sleep(0.4)
         await after(finish, lambda talk: talk.send(b"0\r\n\r\n"))(talk)
 
     engine.behaviour = act
-    with Router(engine, flags=QUICK) as router:
+    with Router(engine, flags=PATIENT) as router:
         client = Client(router)
-        assert b"".join(client.answer.readline() for _ in half) == b"".join(half)
+        assert client.answer.readline() + client.answer.readline() == begins
+        while (line := client.answer.readline()) != pieces[0]:
+            assert line == b"\n" or line.startswith(b":")
+        assert client.answer.readline() + client.answer.readline() == b"".join(pieces[1:])
         client.comments(1)
         finish.set()
         client.rest()

@@ -187,7 +187,7 @@ class Engine:
         await (said if callable(said) else reply("200 OK", said))(talk)
 
     async def _models(self, talk: Talk) -> None:
-        card = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": 131072}
+        card = {"id": self.model, "object": "model", "owned_by": "vllm", "max_model_len": 10_000_000}
         await reply("200 OK", {"object": "list", "data": [card]})(talk)
 
     async def _health(self, talk: Talk) -> None:

@@ -8,12 +8,13 @@
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
 //! | `held_then.rs` | the engine's holdings when it was placed |
 //! | `placement.rs` | a request's place at an engine |
-//! | `no_engine.rs`, `outage.rs` | requests that wait because no engine is up, and what the log says of that |
+//! | `no_engine.rs`, `engine_wait.rs`, `outage.rs` | requests that wait because no engine is up: their queue, the wait of one, and what the log says of that |
 //! | `life.rs` | what becomes of it there |
 //! | `engines.rs` | engines come, go and report |
 
 mod candidates;
 mod choose;
+mod engine_wait;
 mod engines;
 mod held_then;
 mod holding;

@@ -8,13 +8,15 @@ use bytes::Bytes;
 use http_body::SizeHint;
 use tokio::time::{Sleep, sleep, sleep_until};
 
-use super::comments::COMMENT;
 use super::flight::Flight;
 use super::leg::Leg;
 use crate::answer_engines::Name;
 use crate::engine::{Connection, Fault, Framing};
 use crate::observe::{Failure, Observer};
 use crate::place::Placement;
+
+/// The comment that is sent.
+pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
 /// Time for which an answer is held back at most that may turn out to be an error: those come quickly.
 const HOLD: Duration = Duration::from_secs(1);

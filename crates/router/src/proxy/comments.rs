@@ -18,15 +18,12 @@ use hyper::{Response, StatusCode};
 use serde::Deserialize;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::answer_body::BodyError;
+use super::answer_body::{BodyError, COMMENT};
 use super::headers::REQUEST_ID;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::observe::Dialect;
 use crate::refusal::Refusal;
-
-/// The comment that is sent.
-pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
 /// Header that has nginx pass on what comes at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");

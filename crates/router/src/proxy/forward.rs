@@ -71,7 +71,7 @@ pub(crate) async fn forward(
         (None, None) => KeptItem::of_path(head.uri.path()),
     };
     if let Some(item) = kept {
-        known.only = app.answer_engines.engine_of(app, item, &head.headers).await;
+        known.only = app.answer_engines.engine_of(&app.fleet, item, &head.headers).await;
     }
     let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 

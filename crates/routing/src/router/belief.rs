@@ -1,7 +1,6 @@
 //! Belief in what the index says that workers hold: less than all of it, where their own reports have said so.
 
 use crate::candidates::Candidates;
-use crate::router::fleet::Fleet;
 use crate::router::outcome::WorkerId;
 
 /// Share of its known blocks that a worker is expected to take from its cache.
@@ -72,23 +71,6 @@ impl Beliefs {
     pub(super) fn held(&self, rows: &Candidates, worker: u32) -> (u32, u32) {
         let at = worker as usize;
         self.held.get(at).copied().unwrap_or_else(|| (rows.device_blocks[at], rows.any_blocks[at]))
-    }
-}
-
-impl super::Router {
-    /// Says how much of what the index says of a worker is believed.
-    pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
-        if self.fleet.slot(worker).is_some() {
-            self.fleet.beliefs.set(worker, belief);
-        }
-    }
-}
-
-impl Fleet {
-    /// Blocks that the index said a worker holds of the last prompt, where all of them are on its device.
-    pub(super) fn held_on_device(&self, worker: u32) -> Option<u32> {
-        let (device, any) = self.beliefs.held(self.rows(), worker);
-        (device == any).then_some(device)
     }
 }
 

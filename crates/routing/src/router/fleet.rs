@@ -261,6 +261,12 @@ impl Fleet {
         (now - self.head_since[at] - uncached / self.rows.prefill_rate[at] > LATE).then_some(request)
     }
 
+    /// Blocks that the index said a worker holds of the last prompt, where all of them are on its device.
+    pub(super) fn held_on_device(&self, worker: u32) -> Option<u32> {
+        let (device, any) = self.beliefs.held(self.rows(), worker);
+        (device == any).then_some(device)
+    }
+
     /// Seconds until all prompts that are there should be computed.
     pub(super) fn until_computed(&self, at: u32, now: f64) -> f64 {
         let (at, rows) = (at as usize, &self.rows);

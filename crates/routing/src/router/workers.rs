@@ -5,6 +5,7 @@ use std::sync::Arc;
 use crate::candidates::Candidates;
 use crate::depths::Depths;
 use crate::router::Router;
+use crate::router::belief::Belief;
 use crate::router::fleet::State;
 use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
@@ -97,6 +98,13 @@ impl Router {
     #[must_use]
     pub fn worker(&self, name: &str, rank: u32) -> Option<WorkerId> {
         self.fleet.find(name, rank)
+    }
+
+    /// Says how much of what the index says of a worker is believed.
+    pub fn set_belief(&mut self, worker: WorkerId, belief: Belief) {
+        if self.fleet.slot(worker).is_some() {
+            self.fleet.beliefs.set(worker, belief);
+        }
     }
 
     /// The numbers of a worker's ranks.

@@ -284,10 +284,7 @@ impl Reader {
         }
         tally.stored_blocks += names.len() as u64;
         tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
-        if full < it.block_hashes.len() {
-            tally.refuse(Reason::PartialBlock, 1);
-        }
-        Ok(())
+        if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
     }
 
     /// A store of blocks of another size than the index's: a part of a block, as engines whose hashes are finer than

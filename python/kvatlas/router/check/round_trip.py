@@ -9,6 +9,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from kvatlas.client import AsyncClient, StreamStatus
@@ -52,7 +53,9 @@ class RoundTrip:
             routing_group=config.routing_group,
         )
         try:
-            service = Service(engines=[one.entry for one in followed], config=plain)
+            # What only a router needs of an engine has no place in a service.
+            entries = [replace(one.entry, role=None, weight=None) for one in followed]
+            service = Service(engines=entries, config=plain)
         except ServiceError as error:
             for one in followed:
                 one.report.add("index", "problem", str(error))
