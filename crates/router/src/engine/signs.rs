@@ -10,7 +10,7 @@ use std::time::Duration;
 use crate::clock::millis;
 
 /// The least silence of an engine at work that is death, in time-outs of a question, and at all.
-const TIMEOUTS: u32 = 30;
+const TIMEOUTS: u32 = 20;
 const LEAST: Duration = Duration::from_secs(10);
 
 /// A silence is too long if it is so many times the longest one that ended.
