@@ -122,7 +122,7 @@ async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<
 /// Asks an engine.
 ///
 /// # Errors
-/// What the engine said instead of tokens.
+/// The words of the engine instead of tokens.
 async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) -> Result<EngineTokens, String> {
     let path = question.path;
     let answered = tokio::time::timeout(patience, ask(engine, "POST", path, &question.body)).await;

@@ -19,7 +19,9 @@ from .running import MESSAGES, PLAIN, Router, in_threads, wait_until
 from .test_conditions import condition
 from .test_waiting import ThreadedRequest
 
-FLAGS = (*PLAIN, "--health-interval", "100ms", "--health-timeout", "300ms", "--load-interval", "100ms")
+# Without comments, a stream begins with the engine's own answer.
+CHECKS = ("--health-interval", "100ms", "--health-timeout", "300ms", "--load-interval", "100ms")
+FLAGS = (*PLAIN, *CHECKS, "--comment-after", "0")
 LONG = 3.0
 """Seconds that a prompt is computed for: ten time-outs of a health check."""
 CHAT = {"model": MODEL, "messages": MESSAGES}
