@@ -1,7 +1,7 @@
 //! The delay of a prompt that has no first token though it should be computed, and what that says of its engine.
 //!
-//! It may wait in a queue that is longer than what is known of it: then others would wait there as well. Or something is
-//! odd about this one prompt, such as a picture that is slow to fetch or a schema that is slow to compile, and the engine
+//! A late prompt may wait in a queue that is longer than the router knows: then others would wait there, too. Or something
+//! is odd about this one prompt, such as a picture that is slow to fetch or a schema that is slow to compile, and the engine
 //! serves others at once. What the engine itself reports decides. Where it says nothing, a late prompt makes its engine
 //! dearer than others for a while, but is hardly a reason to keep requests waiting in the router.
 
