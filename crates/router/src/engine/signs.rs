@@ -106,11 +106,11 @@ mod tests {
     fn what_an_engine_needs_is_learnt() {
         let (signs, timeout) = (Signs::default(), Duration::from_secs(2));
         let seconds = Duration::from_secs;
-        assert_eq!((signs.limit_at_work(timeout), signs.limit_idle(timeout)), (seconds(60), seconds(4)));
+        assert_eq!((signs.limit_at_work(timeout), signs.limit_idle(timeout)), (seconds(40), seconds(4)));
         signs.look(1_000, seconds(0));
         signs.look(1_000, seconds(40));
         signs.look(1_000, seconds(0));
-        assert_eq!(signs.limit_at_work(timeout), seconds(60), "its work was taken away, no sign came");
+        assert_eq!(signs.limit_at_work(timeout), seconds(40), "its work was taken away, no sign came");
         signs.look(1_000, seconds(50));
         signs.look(51_000, seconds(0));
         assert_eq!((signs.limit_at_work(timeout), signs.limit_idle(timeout)), (seconds(100), seconds(4)));
