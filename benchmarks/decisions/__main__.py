@@ -23,6 +23,9 @@ def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: A
     if workload in plan.CLIENTS:
         workload, clients = plan.CLIENTS[workload]
         more = {"clients": clients, **more}
+    if workload in plan.FLEETS:
+        workload, engines, block = plan.FLEETS[workload]
+        return Cell(workload, policy, seed=seed, engines=engines, block=block, **more)
     if workload.startswith("conversation"):
         return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
     if workload == "claude-code":
@@ -36,6 +39,7 @@ def matrix(
     recorded: int | None,
     seed: int,
     clients: int | None = None,
+    routers: int = 1,
 ) -> list[Cell]:
     """All cells of the tables, those that matter most first. `clients`: of workloads that have some."""
     plain = [p for p in (plan.OURS, plan.BASE, *plan.OTHERS, *plan.BOUNDS) if not policies or p in policies]
@@ -56,7 +60,7 @@ def matrix(
     if clients is not None:
         cells = [replace(c, clients=clients) if c.workload in CONVERSATIONS else c for c in cells]
         cells = list({c.key: c for c in cells}.values())
-    return cells
+    return [replace(c, routers=routers) for c in cells]
 
 
 @click.command()
@@ -67,6 +71,9 @@ def matrix(
 )
 @click.option("--seed", type=int, default=1000, show_default=True, help="Seed of generated workloads.")
 @click.option("--clients", type=click.IntRange(1), help="Clients of workloads that have some.  [default: their own]")
+@click.option(
+    "--routers", type=click.IntRange(1), default=1, show_default=True, help="Routers that share the requests."
+)
 @click.option("--processes", type=click.IntRange(1), default=2, show_default=True)
 @click.option("--knee/--no-knee", default=True, help="Search the highest load that each policy holds.")
 @click.option("--folder", type=click.Path(path_type=Path), default=_FOLDER, show_default=True)
@@ -78,6 +85,7 @@ def main(
     recorded: int | None,
     seed: int,
     clients: int | None,
+    routers: int,
     processes: int,
     *,
     knee: bool,
@@ -87,7 +95,7 @@ def main(
 ) -> None:
     """Run the matrix, or what is left of it, and print its tables as Markdown."""
     folder.mkdir(parents=True, exist_ok=True)
-    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed, clients)
+    cells = matrix(workloads or plan.WORKLOADS, policies, recorded, seed, clients, routers)
     if not tables:
         left = [cell for cell in cells if kept(folder, cell) is None]
         with ProcessPoolExecutor(processes) as pool:

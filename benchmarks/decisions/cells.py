@@ -18,7 +18,7 @@ from kvatlas.sim import EngineConfig, FleetConfig, Trace
 from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
 from kvatlas.sim.hardware import find_hardware
 
-_BLOCK = 512  # tokens: those of the traces, and quicker than 16
+BLOCK = 512  # tokens: those of the traces, and quicker than 16
 
 CONVERSATIONS = {"code-generation": code_generation, "reasoning": reasoning}
 """The settings, from a seed, of the workloads that have a number of clients."""
@@ -38,6 +38,8 @@ class Cell:
         requests: Number of requests, the first of the trace; None: all.
         hardware: Name of the hardware.
         engines: Number of engines.
+        block: Tokens of a block.
+        routers: Number of routers.
         speedup: Speedup to take instead of the workload's own.
         guess: What stands in for events where there are none.
         clients: Number of clients of a workload of conversations; None: its own.
@@ -52,6 +54,8 @@ class Cell:
     requests: int | None = None
     hardware: str = "h100x4"
     engines: int = 16
+    block: int = BLOCK
+    routers: int = 1
     speedup: float | None = None
     guess: str = "mock"
     clients: int | None = None
@@ -61,12 +65,20 @@ class Cell:
         """A file name: readable, and different for whatever is different."""
         text = json.dumps(asdict(self), sort_keys=True, default=dict)
         tag = hashlib.sha256(text.encode()).hexdigest()[:10]
-        return f"{workload_name(asdict(self))}.{self.label or self.policy}.{tag}".replace(" ", "-").replace("/", "-")
+        return (
+            f"{workload_name(asdict(self))}.{self.label or self.policy}.{tag}".replace(", ", "-")
+            .replace(" ", "-")
+            .replace("/", "-")
+        )
 
 
 def workload_name(cell: Mapping[str, Any]) -> str:
     """Return the name that the tables have for a cell's workload. Cells of earlier runs do not say the clients."""
-    name, clients = str(cell["workload"]), cell.get("clients")
+    name, clients, routers = str(cell["workload"]), cell.get("clients"), cell.get("routers", 1)
+    if cell.get("block", BLOCK) != BLOCK:
+        name = f"{name}, {cell['engines']} engines"
+    if routers != 1:
+        name = f"{name}, {routers} routers"
     return name if clients is None else f"{name}-{clients}"
 
 
@@ -87,13 +99,14 @@ def run(cell: Cell) -> dict[str, Any]:
     trace = _trace(cell.workload, cell.seed, cell.requests, cell.clients)
     tokens = EngineConfig().cache_tokens
     config = ReplayConfig(
-        fleet=FleetConfig(cell.engines, EngineConfig(_BLOCK, tokens // _BLOCK, chunk=CHUNK), seed=cell.seed),
+        fleet=FleetConfig(cell.engines, EngineConfig(cell.block, tokens // cell.block, chunk=CHUNK), seed=cell.seed),
         steps=find_hardware(cell.hardware),
         scenario=workload.scenario,
         policies=(cell.policy,),
         options=cell.options or None,
         settings=cell.settings or None,
         guess=cell.guess,
+        routers=cell.routers,
         speedup=cell.speedup if cell.speedup is not None else workload.speedup,
         check=0.0,
     )

@@ -47,6 +47,13 @@ WORKLOADS = (
     "chat",
     "agents",
     "claude-code",
+    "agentcgroup-local, 4 engines",
+    "agentcgroup-haiku, 4 engines",
+    "agentcgroup-local, 2 engines",
+    "agentcgroup-haiku, 2 engines",
+    "rollouts, 2 engines",
+    "rollouts, 4 engines",
+    "rollouts, 8 engines",
     "documents",
     "code-generation",
     "code-generation-100",
@@ -72,6 +79,20 @@ WORKLOADS = (
 
 CLIENTS = {"code-generation-100": ("code-generation", 100)}
 """Workloads that are another one with so many clients: more than the caches of sixteen engines hold."""
+
+FLEETS = {
+    f"{workload}, {engines} engines": (workload, engines, 64)
+    for workload, counts in (
+        ("agentcgroup-local", (4, 2)),
+        ("agentcgroup-haiku", (4, 2)),
+        ("rollouts", (2, 4, 8)),
+    )
+    for engines in counts
+}
+"""Workloads on another number of engines, and the tokens of their blocks.
+
+Agents keep four engines below their knee, and push two beyond what their caches hold; two are too few for the rollouts
+as well."""
 
 AGENT_ENGINES = 8
 """Engines under `claude-code`: on sixteen, 48 sessions an hour leave every policy idle."""

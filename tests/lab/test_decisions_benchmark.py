@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import pytest
 from benchmarks.decisions import plan
 from benchmarks.decisions.__main__ import matrix
@@ -43,3 +45,10 @@ def test_a_workload_without_clients_refuses_a_number_of_them() -> None:
 
 def test_cells_of_earlier_runs_keep_their_name() -> None:
     assert workload_name({"workload": "chat"}) == "chat"
+
+
+def test_workloads_on_few_engines_have_small_blocks_and_a_name_of_their_own() -> None:
+    (cell,) = matrix(("rollouts, 4 engines",), (plan.OURS,), None, 7, routers=5)
+    assert (cell.workload, cell.engines, cell.block, cell.routers) == ("rollouts", 4, 64, 5)
+    assert workload_name(asdict(cell)) == "rollouts, 4 engines, 5 routers"
+    assert cell.key.startswith("rollouts-4-engines-5-routers.kvatlas.")

@@ -344,7 +344,7 @@ def test_workloads_follow_from_their_seed() -> None:
     for name in ("chat", "bursts"):
         workload = find_workload(name)
         assert workload.make(1).requests == workload.make(1).requests != workload.make(2).requests
-    for name in ("agents", "documents", "code-generation", "reasoning", "b2b-saas", "retrieval", "mixed"):
+    for name in ("agents", "documents", "code-generation", "reasoning", "b2b-saas", "retrieval", "mixed", "rollouts"):
         assert find_workload(name).make(1).requests
     assert find_workload("agents").make(1).closed
     with pytest.raises(ConfigError, match="retrieval"):

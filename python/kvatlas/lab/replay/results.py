@@ -49,7 +49,7 @@ class MissShares:
     never: float  # no request before had them
     evicted: float  # no engine held them any more
     on_the_way: float  # an engine that did not get the request was about to compute them
-    elsewhere: float  # another engine held them
+    elsewhere: float  # held when the request came: by another engine, or by the same and gone when it began
 
 
 MOST_SLOWDOWN = 1.5

@@ -158,7 +158,8 @@ def about_missed(result: ReplayResult) -> list[str]:
         return []
     every = "; ".join(
         f"{name} {percent(m.never)} new, {percent(m.evicted)} evicted everywhere, "
-        f"{percent(m.on_the_way)} on the way, {percent(m.elsewhere)} held elsewhere"
+        f"{percent(m.on_the_way)} on the way, "
+        f"{percent(m.elsewhere)} held when the request came, gone when it began or at another engine"
         for name, m in missed
     )
     return [f"Prompt tokens that were not cached: {every}."]

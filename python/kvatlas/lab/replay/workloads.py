@@ -16,6 +16,7 @@ from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
 from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
 from kvatlas.sim.documents import DocumentConfig, generate_documents
+from kvatlas.sim.rollouts import RolloutConfig, generate_rollouts
 from kvatlas.sim.trace import Trace, read_trace
 from kvatlas.sim.workload import WorkloadConfig, generate
 
@@ -110,6 +111,10 @@ def _bursts(seed: int) -> Trace:
     return generate_bursts(BurstConfig(requests=3_000, seed=seed, request_rate=20.0))
 
 
+def _rollouts(seed: int) -> Trace:
+    return generate_rollouts(RolloutConfig(seed=seed))
+
+
 _CONVERSATION = _recorded("conversation_trace.jsonl")
 
 _ALL = (
@@ -132,6 +137,18 @@ _ALL = (
         Scenario(no_events=True),
     ),
     Workload("claude-code", "recorded Claude Code sessions, closed loop", _recorded("agents/claude-code-a.jsonl.gz")),
+    Workload(
+        "agentcgroup-local",
+        "recorded agents of a local model on coding tasks, closed loop; their sessions begin eight times sooner",
+        _recorded("agents/agentcgroup-local-1.jsonl.gz"),
+        8.0,
+    ),
+    Workload(
+        "agentcgroup-haiku",
+        "the same of Claude Haiku; six times sooner",
+        _recorded("agents/agentcgroup-haiku-1.jsonl.gz"),
+        6.0,
+    ),
     Workload("agents-delay-2", "agents; events 2 s late", _agents, scenario=Scenario(event_delay=2.0)),
     Workload("chat", "generated chats", _chat),
     Workload("agents", "generated coding agents with pauses and sub-agents, closed loop", _agents),
@@ -144,6 +161,7 @@ _ALL = (
     Workload("retrieval", "questions on documents, some popular, single turns", _retrieval),
     Workload("mixed", "generated chats and agents", _mixed),
     Workload("bursts", "bursts of 8 to 64 siblings and single requests", _bursts),
+    Workload("rollouts", "two steps of 24 prompts, 16 samples of each at once, a few turns, closed loop", _rollouts),
     Workload("slow", "mixed; one engine half as fast", _mixed, scenario=Scenario(slow={3: 2.0})),
     Workload("joining", "mixed; one engine joins after 100 s, empty", _mixed, scenario=Scenario(joins={3: 100.0})),
     Workload("dying", "mixed; one engine dies after 150 s", _mixed, scenario=Scenario(dies={3: 150.0})),
