@@ -70,6 +70,11 @@ pub trait Policy: Send {
         true
     }
 
+    /// Returns the share of what is computed that was computed before and pushed out meanwhile, from 0 to 1.
+    fn undone(&self) -> f64 {
+        0.0
+    }
+
     /// The request that [`Policy::choose`] was just asked about is sent to the worker of `row`.
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
         let _ = (request, candidates, row, now);

@@ -50,9 +50,18 @@ struct RunningRequest {
     first_token: f64,
     prefill: f64,
     blocks: f64,
-    load: Load,
+    /// The engine's [`Area`] at its first token.
+    area: Area,
     most: Option<f64>,
     tail: Tail,
+}
+
+/// The requests that run at an engine and their blocks, summed over time.
+#[derive(Debug, Clone, Copy, Default)]
+struct Area {
+    at: f64,
+    requests: f64,
+    blocks: f64,
 }
 
 /// The router's requests at one worker.
@@ -64,6 +73,8 @@ pub(super) struct Engine {
     /// Sums over all, and over those that run.
     blocks: f64,
     first_tokens: f64,
+    running_blocks: f64,
+    area: Area,
     /// Seconds between two tokens of a request, on average; samples.
     step: f64,
     samples: f64,
@@ -120,6 +131,7 @@ impl Engine {
     pub(super) fn first_token(&mut self, number: u64, now: f64) -> Option<(Load, f64, f64)> {
         *self.foreseen.get_mut() = None;
         let at = self.queue.iter().position(|its| its.number == number)?;
+        self.pass(now);
         let its = self.queue.remove(at)?;
         let blocked = self.blocked;
         self.running.push(RunningRequest {
@@ -127,25 +139,39 @@ impl Engine {
             first_token: now,
             prefill: its.prefill,
             blocks: its.blocks,
-            load: its.start.load,
+            area: self.area,
             most: its.start.most,
             tail: its.tail,
         });
         self.first_tokens += now;
+        self.running_blocks += its.blocks;
         // Another one is at the head.
         self.blocked = false;
         let tells = its.start.alone && !blocked && at == 0;
         tells.then(|| (its.start.load, its.uncached, (now - its.start.sent) / its.prefill))
     }
 
-    /// A request that runs had so many tokens in all.
-    pub(super) fn answered(&mut self, number: u64, tokens: f64, now: f64) -> Option<(Load, f64)> {
+    /// Adds up what runs until now.
+    fn pass(&mut self, now: f64) {
+        let passed = (now - self.area.at).max(0.0);
+        self.area.at = now.max(self.area.at);
+        self.area.requests += passed * self.running.len() as f64;
+        self.area.blocks += passed * self.running_blocks;
+    }
+
+    /// A request that runs had so many tokens in all. Returns the time between them, in times of the
+    /// usual, and what ran meanwhile.
+    pub(super) fn answered(&mut self, number: u64, tokens: f64, block_size: f64, now: f64) -> Option<(Load, f64)> {
+        self.pass(now);
         let its = self.running.iter().find(|its| its.number == number)?;
-        let seconds = (now - its.first_token) / (tokens - 1.0);
+        let took = now - its.first_token;
+        let seconds = took / (tokens - 1.0);
         if tokens > LEAST_TOKENS && seconds > 1e-6 {
             self.samples += 1.0;
             self.step += (seconds - self.step) * (1.0 / self.samples).max(SLOWEST);
-            return Some((its.load, seconds / self.step));
+            let requests = (self.area.requests - its.area.requests) / took;
+            let tokens = (self.area.blocks - its.area.blocks) * block_size / took;
+            return Some((Load { requests, tokens }, seconds / self.step));
         }
         None
     }
@@ -155,7 +181,9 @@ impl Engine {
         let mut ran = None;
         *self.foreseen.get_mut() = None;
         if let Some(at) = self.running.iter().position(|its| its.number == number) {
+            self.pass(now);
             let its = self.running.swap_remove(at);
+            self.running_blocks -= its.blocks;
             self.blocks -= its.blocks;
             self.first_tokens -= its.first_token;
             self.demand.goes(now - its.first_token + its.prefill, now);
@@ -168,6 +196,7 @@ impl Engine {
         }
         if self.running.is_empty() {
             self.first_tokens = 0.0;
+            self.running_blocks = 0.0;
         }
         self.last_end = now;
         ran
@@ -342,6 +371,23 @@ mod tests {
     }
 
     #[test]
+    fn the_load_of_an_answer_is_what_ran_while_it_came() {
+        let mut engine = Engine::default();
+        for (number, first) in [(1, 0.0), (2, 5.0)] {
+            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
+            engine.first_token(number, first);
+        }
+        // One for 5 s, two for another 5 s.
+        let (load, times) = engine.answered(1, 101.0, 16.0, 10.0).unwrap();
+        close(load.requests, 1.5);
+        close(load.tokens, 1.5 * 40.0 * 16.0);
+        close(times, 1.0);
+        engine.ended(1, 10.0);
+        let (load, _) = engine.answered(2, 101.0, 16.0, 15.0).unwrap();
+        close(load.requests, 1.5);
+    }
+
+    #[test]
     fn an_engine_at_its_limit_begins_with_a_prompt_as_others_end() {
         let (mut engine, answers) = (Engine::default(), answers());
         for number in 0..4 {
@@ -415,7 +461,7 @@ mod tests {
         // A small one begins right after those before it, though it would have had room at once.
         close(forecast.wait_for_room(1.0, 100.0), 0.0);
         // After the end of the first, the second's turn is since then.
-        engine.answered(1, 41.0, 4.0);
+        engine.answered(1, 41.0, 16.0, 4.0);
         close(engine.step(), 0.1);
         engine.ended(1, 4.0);
         close(engine.elapsed(4.5, 4.5), 0.5);

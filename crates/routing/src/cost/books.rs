@@ -2,6 +2,7 @@
 
 use crate::candidates::Candidates;
 use crate::cost::admission::{Cache, Engine, Start};
+use crate::cost::again::Again;
 use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
 use crate::cost::harm::{Outlook, foreign, least_queue, queue, to_compute};
@@ -9,6 +10,7 @@ use crate::cost::idle::{IdlePrompts, Tail};
 use crate::cost::late::{Delay, held};
 use crate::cost::limit::RunningLimit;
 use crate::cost::price::Prices;
+use crate::cost::sessions::Sessions;
 use crate::cost::slowness::{Load, Slowness};
 use crate::cost::weights::Weights;
 use crate::policy::Placement;
@@ -34,6 +36,8 @@ pub(super) struct Books {
     steps: Slowness,
     averages: Averages,
     idle: IdlePrompts,
+    sessions: Sessions,
+    again: Again,
     /// The limits of running requests, by number of the worker.
     limits: Vec<RunningLimit>,
     /// Tokens of a block.
@@ -69,6 +73,11 @@ impl Books {
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
         self.block_size = f64::from(request.block_size.max(1));
         self.idle.sent(request, now - request.waited);
+        if let Some(session) = request.session {
+            self.sessions.sent(session, candidates.worker[row], f64::from(request.uncached(depth)) / rate, now);
+        }
+        let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks).copied().max().unwrap_or(0);
+        self.again.sent(request.content_hashes, depth as usize, held as usize);
         let engine = self.engine(candidates.worker[row]);
         engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, start, tail);
         engine.demand.comes(share, now);
@@ -86,9 +95,15 @@ impl Books {
         }
     }
 
+    /// The share of what is computed that was computed before, and pushed out meanwhile.
+    pub(super) fn undone(&self) -> f64 {
+        self.again.share()
+    }
+
     pub(super) fn answered(&mut self, placed: &Placement, tokens: f64, now: f64) {
         self.answers.add(tokens);
-        if let Some((load, times)) = self.engine(placed.worker).answered(placed.number, tokens, now) {
+        let size = self.block_size;
+        if let Some((load, times)) = self.engine(placed.worker).answered(placed.number, tokens, size, now) {
             self.steps.add(load, 1.0, times);
         }
     }
@@ -102,6 +117,7 @@ impl Books {
     pub(super) fn left(&mut self, worker: u32) {
         *self.engine(worker) = Engine::default();
         self.idle.left(worker);
+        self.sessions.left(worker);
         if let Some(limit) = self.limits.get_mut(worker as usize) {
             *limit = RunningLimit::default();
         }
@@ -190,6 +206,19 @@ impl Books {
             answer,
             longer: self.steps.of_one_more() * answer,
             sibling: self.steps.expected_of_one_more() * answer,
+            usual_requests: self.steps.usual_requests(),
+            settle: self.settle(weights, request),
+            prefill: self.sessions.prefill(),
+        }
+    }
+
+    /// Requests that a new session brings, times the share of the time in which another session has one under way.
+    fn settle(&self, weights: &Weights, request: &Request<'_>) -> f64 {
+        match request.session {
+            Some(session) if weights.settle > 0.0 && !self.sessions.knows(session) => {
+                weights.settle * self.sessions.to_come()
+            }
+            _ => 0.0,
         }
     }
 
@@ -232,6 +261,15 @@ impl Books {
             crowding: common.longer * candidates.step_time[row],
             sibling: common.sibling * candidates.step_time[row],
             lost: 0.0,
+            usual: common.usual_requests,
+            settles: if common.settle > 0.0 {
+                let step = candidates.step_time[row];
+                let each = 0.5 * common.prefill + common.sibling * step;
+                let duty = self.sessions.duty(common.prefill + self.answers.mean() * step);
+                common.settle * each * duty * self.sessions.living(candidates.worker[row])
+            } else {
+                0.0
+            },
         }
     }
 
@@ -310,6 +348,12 @@ pub(super) struct SharedForecast {
     /// Steps by which one more request makes an answer longer, as learnt, and as expected before that.
     longer: f64,
     sibling: f64,
+    /// Requests that run beside one.
+    usual_requests: f64,
+    /// Requests that a session that is new is expected to send after this one; 0: it is known, or there is none.
+    settle: f64,
+    /// Seconds of prompts of each of them.
+    prefill: f64,
 }
 
 /// The demand on some workers, on average, as it was a moment ago.

@@ -64,6 +64,10 @@ pub(super) struct Outlook {
     pub(super) crowding: f64,
     /// Seconds by which each request that waits there makes its answer longer, if all of them begin at once.
     pub(super) sibling: f64,
+    /// Seconds by which a new session and those that live there will delay each other.
+    pub(super) settles: f64,
+    /// Requests that an engine runs, usually.
+    pub(super) usual: f64,
 }
 
 /// The terms of one row.
@@ -114,7 +118,9 @@ impl Harm {
         let same_step = (weights.chunk * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
         let follows = all.predicted_blocks[row] > all.device_blocks[row];
-        let behind = if follows { weights.burst * outlook.sibling * f64::from(all.waiting[row]) } else { 0.0 };
+        // As far as more run there than usual: other engines will soon be as busy.
+        let more = (f64::from(all.requests[row]) - outlook.usual).clamp(0.0, f64::from(all.waiting[row]));
+        let behind = if follows { weights.burst * outlook.sibling * more } else { 0.0 };
         let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
         Self {
             wait: (outlook.queue + weights.held * all.held_tokens[row] * token) * turn,
@@ -122,7 +128,8 @@ impl Harm {
             prefill: prefill * weights.prefill,
             others: prefill.min(weights.decodes_most) * running * weights.decodes
                 + weights.crowding * outlook.crowding * f64::from(all.requests[row])
-                + behind,
+                + behind
+                + if follows { 0.0 } else { outlook.settles },
             beside,
             later,
             evict: pushed * token * weights.evict + outlook.lost * weights.keep,

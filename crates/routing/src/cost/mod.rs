@@ -8,6 +8,7 @@
 //!      + later delayed      what it computes, nobody else computes: the more wait in the fleet, the worse
 //!      + pushed out         what its new blocks push out has to be computed again some day
 //!      + room taken         requests to come wait longer for room, because this one is there
+//!      + settling           a new session and those that live there will delay each other
 //! ```
 //!
 //! A request of which nobody holds anything goes by the same sum, and a little away from where such a one went last.
@@ -17,6 +18,8 @@
 //! |---|---|
 //! | `weights.rs` | all weights |
 //! | `answers.rs`, `demand.rs` | what is learnt: how long answers are; what comes, how much room it takes, and for how long |
+//! | `sessions.rs` | where sessions live, and how much a new one is expected to bring |
+//! | `again.rs` | how much of what is computed was computed before |
 //! | `slowness.rs` | how much longer an engine takes the more requests run there |
 //! | `admission.rs` | when an engine will begin with a prompt |
 //! | `late.rs` | what a prompt that is late says of its engine |
@@ -27,6 +30,7 @@
 //! | `books.rs` | all that is kept of the workers |
 
 mod admission;
+mod again;
 mod answers;
 mod books;
 mod demand;
@@ -35,6 +39,7 @@ mod idle;
 mod late;
 mod limit;
 mod price;
+mod sessions;
 mod slowness;
 #[cfg(test)]
 mod tests;
@@ -71,8 +76,9 @@ pub(crate) struct Kvatlas {
 
 impl Kvatlas {
     pub(crate) fn new(options: &mut Options, seed: u64) -> Result<Self, Error> {
+        let weights = Weights::take(options)?;
         Ok(Self {
-            weights: Weights::take(options)?,
+            weights,
             rng: Rng::new(seed),
             books: Books::default(),
             costs: Vec::new(),
@@ -212,7 +218,7 @@ impl Policy for Kvatlas {
     }
 
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
-        if self.weights.hold > 0.0 && !self.has_room(candidates) {
+        if self.weights.hold > 0.0 && !follows(request, candidates) && !self.has_room(candidates) {
             return Choice::Wait;
         }
         let row = self.cheapest(request, candidates, now);
@@ -231,6 +237,10 @@ impl Policy for Kvatlas {
                 let late = books.late(weights, candidates, row, elapsed);
                 held(candidates, row, queue(weights, candidates, row, elapsed), elapsed) + late.held <= weights.hold
             })
+    }
+
+    fn undone(&self) -> f64 {
+        self.books.undone()
     }
 
     fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
@@ -263,4 +273,10 @@ impl Policy for Kvatlas {
         self.assess(request, candidates, now, |harm| values.extend(harm.row()));
         Some(Terms { names: NAMES.to_vec(), values })
     }
+}
+
+/// True if a request goes on from a prompt on its way, and has little more to compute: that one has had its turn.
+fn follows(request: &Request<'_>, candidates: &Candidates) -> bool {
+    let depths = candidates.predicted_blocks.iter().zip(&candidates.device_blocks);
+    depths.filter(|(predicted, held)| predicted > held).any(|(predicted, _)| *predicted * 8 >= request.blocks() * 7)
 }

@@ -12,8 +12,9 @@ const KEPT: f64 = 1.0 - 1.0 / 1_024.0;
 const UNITS: [f64; 2] = [16.0, 200_000.0];
 /// Weight of the assumption that load makes no difference.
 const PRIOR: f64 = 1.6;
-/// The share by which one more request makes a step longer, before that is known, and the weight of this assumption.
-const EXPECTED: (f64, f64) = (0.01, 16.0);
+/// The share by which one more request makes a step longer, before that is known, and the weight of this assumption: that
+/// of 64 samples whose loads are two requests from the mean.
+const EXPECTED: (f64, f64) = (0.01, 1.0);
 /// Slowness at no load, at least, relative to the usual: what is beyond all samples is a guess.
 const LEAST: f64 = 0.2;
 
@@ -86,6 +87,11 @@ impl Slowness {
         1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
     }
 
+    /// Requests that ran at an engine, on average over the samples.
+    pub(super) fn usual_requests(&self) -> f64 {
+        self.x[0] / self.weight.max(1.0) * UNITS[0]
+    }
+
     /// Returns how much longer everything takes for one more request like the others, in times of the usual.
     pub(super) fn of_one_more(&self) -> f64 {
         if self.is_flat() {
@@ -96,10 +102,13 @@ impl Slowness {
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
     }
 
-    /// Returns what [`Slowness::of_one_more`] does, mixed with what is expected as long as little is known.
+    /// Returns what [`Slowness::of_one_more`] does, mixed with what is expected as long as little is known: samples at the
+    /// same load tell nothing.
     pub(super) fn expected_of_one_more(&self) -> f64 {
         let (each, weight) = EXPECTED;
-        (self.of_one_more() * self.weight + each * weight) / (self.weight + weight)
+        let mean = self.x[0] / self.weight.max(1.0);
+        let known = (self.xx - mean * self.x[0]).max(0.0);
+        (self.of_one_more() * known + each * weight) / (known + weight)
     }
 
     /// True if load makes no difference, as far as is known.
@@ -132,6 +141,19 @@ mod tests {
         // 15.5 requests of 12,600 tokens, usually.
         let more = slowness.of_one_more();
         assert!((more - (0.01 + 0.0126) / usual).abs() < 0.001, "{more}");
+    }
+
+    #[test]
+    fn samples_at_one_load_do_not_say_that_load_makes_no_difference() {
+        let mut slowness = Slowness::default();
+        for _ in 0..2_000 {
+            slowness.add(Load { requests: 20.0, tokens: 0.0 }, 1.0, 1.0);
+        }
+        assert!((slowness.expected_of_one_more() - 0.01).abs() < 1e-6, "{}", slowness.expected_of_one_more());
+        for nth in 0..2_000 {
+            slowness.add(Load { requests: f64::from(nth % 40), tokens: 0.0 }, 1.0, 1.0);
+        }
+        assert!(slowness.expected_of_one_more() < 1e-3, "{}", slowness.expected_of_one_more());
     }
 
     #[test]

@@ -169,3 +169,53 @@ fn a_prompt_on_its_way_is_computed_by_another_as_well_if_too_many_wait_for_it() 
     assert!(engines(&copies_of(40, 8_000, 1.0)) > engines(&copies_of(40, 80_000, 1.0)));
     assert_eq!(engines(&copies_of(160, 8_000, 0.0)), 1);
 }
+
+/// Sessions that share a long beginning go where it is, until what they all will send there costs more than to compute it
+/// once more.
+#[test]
+fn a_new_session_does_not_always_begin_where_its_first_prompt_is_cheapest() {
+    let mut router = Router::new(
+        Config { step_time: 0.03, ..Config::default() },
+        Box::new(Kvatlas::new(&mut Options::default(), 1).unwrap()),
+    );
+    let workers: Vec<_> = (0..4).map(|nth| router.add_worker(&format!("{nth}"), 0, 1.0, 0.0)).collect();
+    for worker in &workers {
+        let load = Load { capacity_blocks: Some(24_576.0), ..Load::default() };
+        router.report(*worker, &load, 0.0);
+    }
+    // 16,000 tokens that all begin with, held where any has been.
+    let (mut held, mut requests, mut homes) = ([0_u32; 4], [0_u32; 4], std::collections::HashMap::new());
+    let mut open: Vec<(f64, crate::RequestId)> = Vec::new();
+    for nth in 0..6_400_u64 {
+        let now = nth as f64 * 0.35;
+        // 32 at a time, of twenty requests each.
+        let slot = nth % 32;
+        let session = slot * 1_000 + (nth / 32 + slot) / 20;
+        open.retain(|(until, id)| {
+            if *until <= now {
+                router.finish(*id, Usage { output_tokens: Some(150), ..Usage::default() }, *until);
+            }
+            *until > now
+        });
+        let prompt: Vec<u64> = (0..1_000).chain((0..60).map(|block| (session + 1) << 32 | block)).collect();
+        let request = Request {
+            tokens: prompt.len() as u32 * 16,
+            content_hashes: &prompt,
+            session: Some(session),
+            ..Request::default()
+        };
+        let mut depths = Depths::default();
+        depths.begin();
+        for (worker, blocks) in workers.iter().zip(&held) {
+            let blocks = if homes.get(&session) == Some(&worker.0) { 1_059 } else { *blocks };
+            depths.set(worker.0, Depth { device: blocks, host: blocks, any: blocks });
+        }
+        let Outcome::Placed(decision) = router.choose(&request, &depths, now) else { continue };
+        let at = decision.worker.0 as usize;
+        router.first_token(decision.id, now + f64::from(decision.uncached_tokens) / 8_000.0);
+        open.push((now + 6.0, decision.id));
+        (held[at], requests[at]) = (1_000, requests[at] + 1);
+        homes.insert(session, decision.worker.0);
+    }
+    assert!(requests.iter().filter(|count| **count > 1_500).count() > 1, "{requests:?}");
+}

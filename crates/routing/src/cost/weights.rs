@@ -56,6 +56,9 @@ pub struct Weights {
     pub burst: f64,
     /// A second of prompts that wait in the router for the same worker.
     pub held: f64,
+    /// A second by which a new session, with all that it is expected to send, and those that live there will delay each
+    /// other. 0: the first request of a session is like any other.
+    pub settle: f64,
     /// Requests wait in the router while every candidate, or the best, would begin with them only after so many seconds.
     /// 0: none waits.
     pub hold: f64,
@@ -92,6 +95,7 @@ impl Default for Weights {
             crowding: 0.03,
             burst: 1.0,
             held: 0.5,
+            settle: 0.5,
             hold: 0.5,
             patience: 4.0,
             temperature: 0.0,
@@ -131,6 +135,7 @@ impl Weights {
             crowding: weight("crowding", its.crowding)?,
             burst: weight("burst", its.burst)?,
             held: weight("held", its.held)?,
+            settle: weight("settle", its.settle)?,
             hold: weight("hold", its.hold)?,
             patience: weight("patience", its.patience)?,
             temperature: weight("temperature", its.temperature)?,

@@ -1,0 +1,78 @@
+//! The share of what is computed that was computed before, and pushed out meanwhile.
+//!
+//! In a cache that is full, as much is pushed out as is computed. So this share is also the chance that what a prompt pushes
+//! out is asked for again: where it is large, each prompt that is let in from outside undoes nearly as much as it does.
+
+/// Blocks that are kept in mind: the remains of as many prompts as fit.
+const SLOTS: usize = 1 << 16;
+/// One block in so many is looked at, the same ones in each prompt.
+const EVERY: u64 = 8;
+/// A new block makes those before it count so much less.
+const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
+/// Blocks that were never computed before, taken for granted at first.
+const PRIOR: f64 = 64.0;
+
+/// Blocks that were computed, as far as they are kept in mind, and how many were again.
+#[derive(Debug, Default)]
+pub(super) struct Again {
+    /// Part of the hash of each block, at a place that follows from the rest of it.
+    seen: Vec<u32>,
+    again: f64,
+    all: f64,
+}
+
+impl Again {
+    /// Notes that a prompt is sent to a worker that computes its blocks from `held` on; those from `gone` on no worker
+    /// holds.
+    pub(super) fn sent(&mut self, content_hashes: &[u64], held: usize, gone: usize) {
+        for (at, hash) in content_hashes.iter().enumerate().skip(held) {
+            if hash % EVERY != 0 {
+                continue;
+            }
+            if self.seen.is_empty() {
+                self.seen.resize(SLOTS, 0);
+            }
+            let key = (hash ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+            let key = (key ^ key >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+            let (slot, tag) = ((key >> 48) as usize % SLOTS, key as u32);
+            self.again *= KEPT;
+            self.all = self.all * KEPT + 1.0;
+            if std::mem::replace(&mut self.seen[slot], tag) == tag && at >= gone {
+                self.again += 1.0;
+            }
+        }
+    }
+
+    /// The share of what is computed that was computed before and is gone, from 0 to 1.
+    pub(super) fn share(&self) -> f64 {
+        self.again / (self.all + PRIOR)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_comes_back_after_it_was_pushed_out_counts() {
+        let prompt = |from: u64| (from..from + 512).map(|n| n.wrapping_mul(0x2545_f491_4f6c_dd1d)).collect::<Vec<_>>();
+        let mut again = Again::default();
+        assert_eq!(again.share(), 0.0);
+        for number in 0..16 {
+            again.sent(&prompt(number << 32), 0, 0);
+        }
+        assert!(again.share() < 0.01, "{}", again.share());
+        // The same prompts again: held, so that nothing is computed; held by another; gone.
+        for number in 0..16 {
+            again.sent(&prompt(number << 32), 512, 512);
+            again.sent(&prompt(number << 32), 0, 512);
+        }
+        assert!(again.share() < 0.01, "{}", again.share());
+        for _ in 0..20 {
+            for number in 0..16 {
+                again.sent(&prompt(number << 32), 0, 0);
+            }
+        }
+        assert!(again.share() > 0.8, "{}", again.share());
+    }
+}
