@@ -289,3 +289,27 @@ fn a_prompt_that_seems_to_take_minutes_keeps_nobody_waiting_for_minutes() {
     let bound = router.bind(10.1);
     assert!(matches!(&bound[..], [(its, Outcome::Placed(_))] if *its == id), "{bound:?}");
 }
+
+/// Requests that begin with the same block wait: one of them computes it for all, so each is taken for its part, and the
+/// group is let in before a smaller one that came later.
+#[test]
+fn siblings_that_wait_are_one_piece_of_work() {
+    let mut router = Router::new(
+        Config { prefill_rate: RATE, step_time: 0.004, ageing: 0.0, ..Config::default() },
+        by_name("kvatlas", Options::default(), 1).unwrap(),
+    );
+    let a = router.add_worker("a", 0, 1.0, 0.0);
+    router.report(a, &Load { capacity_blocks: Some(1e5), ..Load::default() }, 0.0);
+    let first = placed(router.choose_or_wait(&asks(&prompt(0, 500)), &Depths::unknown(), None, 0.0));
+    let small = waits(router.choose_or_wait(&asks(&prompt(1, 200)), &Depths::unknown(), None, 0.0));
+    let group: Vec<_> = (0..4)
+        .map(|nth| {
+            let own: Vec<u64> = prompt(2, 400).into_iter().chain([7_000 + nth]).collect();
+            waits(router.choose_or_wait(&asks(&own), &Depths::unknown(), None, 0.0))
+        })
+        .collect();
+    router.first_token(first.id, 2.0);
+    let let_in: Vec<_> = router.bind(2.0).into_iter().map(|(id, _)| id).collect();
+    assert_eq!(let_in, group, "all of the group, and not the smaller one yet");
+    assert!(!let_in.contains(&small));
+}

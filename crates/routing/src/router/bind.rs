@@ -28,6 +28,8 @@ struct PolicyAnswer {
     since: f64,
     /// Seconds of work that it would be where it would go now. `None`: it goes on waiting.
     work: Option<f64>,
+    /// The first block that has to be computed; 0: there is none with a hash.
+    next: u64,
     /// True if there is reason to ask again right now.
     is_due: bool,
 }
@@ -106,16 +108,25 @@ impl Router {
         self.tried = now;
         self.round += 1;
         let mut placed = 0;
-        while placed < most && self.place_one(now, look_up) {
-            placed += 1;
+        while placed < most {
+            match self.place_next(most - placed, now, look_up) {
+                0 => break,
+                count => placed += count,
+            }
         }
         // There may be room for more.
-        self.room.is_new = placed == most;
+        self.room.is_new = placed >= most;
     }
 
-    /// Places the one whose turn it is. False: there is no room for any of those looked at.
-    fn place_one(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> bool {
-        self.next(now, look_up).is_some_and(|number| self.place_waiting(number, now))
+    /// Places the one whose turn it is, and at once those that begin as it does: what it computes serves them all. How
+    /// many: none, if there is no room for any of those looked at.
+    fn place_next(&mut self, most: usize, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> usize {
+        let mut group = Vec::new();
+        let Some(number) = self.next(now, &mut group, look_up) else { return 0 };
+        if !self.place_waiting(number, now) {
+            return 0;
+        }
+        1 + group.into_iter().take(most - 1).take_while(|number| self.place_waiting(*number, now)).count()
     }
 
     /// Places a request that waits. False: its policy lets it wait on.
@@ -139,35 +150,54 @@ impl Router {
         true
     }
 
-    /// Returns the request whose turn it is.
-    fn next(&mut self, now: f64, look_up: &mut dyn FnMut(&Request<'_>, &mut Depths)) -> Option<u64> {
+    /// Returns the request whose turn it is. `group`: takes those of its priority with the same block to compute first.
+    fn next(
+        &mut self,
+        now: f64,
+        group: &mut Vec<u64>,
+        look_up: &mut dyn FnMut(&Request<'_>, &mut Depths),
+    ) -> Option<u64> {
         let lanes = self.lanes_with_room(now);
         let scan = self.scan(lanes.len());
         let mut numbers = std::mem::take(&mut self.numbers);
         // By priority, then turn, then age.
         let mut best: Option<(Reverse<i32>, Time, u64)> = None;
+        let ageing = self.ageing();
+        let mut asked = Vec::new();
         for lane in lanes {
             loop {
                 self.waiting.first(lane, scan, &self.room, now, &mut numbers);
                 let mut due = 0;
+                asked.clear();
                 for &number in &numbers {
-                    let Some(asked) = self.ask(number, now, look_up) else { continue };
-                    let PolicyAnswer { priority, since, work, is_due } = asked;
-                    due += usize::from(is_due);
-                    if best.is_some_and(|best| best.0 < priority) {
+                    let Some(its) = self.ask(number, now, look_up) else { continue };
+                    due += usize::from(its.is_due);
+                    if best.is_some_and(|best| best.0 < its.priority) {
                         break;
                     }
+                    let placed = its.work.is_some();
+                    asked.push((number, its));
+                    if placed && self.config.order == Order::Fcfs {
+                        break;
+                    }
+                }
+                for &(number, PolicyAnswer { priority, since, work, next, .. }) in &asked {
                     let Some(work) = work else { continue };
                     let turn = match self.config.order {
                         Order::Fcfs => 0.0,
-                        Order::LeastWork => work - self.config.ageing * (now - since),
+                        // What several begin with is computed once.
+                        Order::LeastWork => work / siblings(&asked, next) - ageing * (now - since),
                     };
                     let its = (priority, Time(turn), number);
                     if best.is_none_or(|best| its < best) {
                         best = Some(its);
-                    }
-                    if self.config.order == Order::Fcfs {
-                        break;
+                        group.clear();
+                        if next != 0 && self.config.order == Order::LeastWork {
+                            let with = |(other, its): &&(u64, PolicyAnswer)| {
+                                *other != number && its.next == next && its.priority == priority && its.work.is_some()
+                            };
+                            group.extend(asked.iter().filter(with).map(|(number, _)| *number));
+                        }
                     }
                 }
                 // Where all of these wait for a worker of their own, others may come next.
@@ -178,6 +208,12 @@ impl Router {
         }
         self.numbers = numbers;
         best.map(|(_, _, number)| number)
+    }
+
+    /// Seconds of work that a second of waiting counts. To let somebody in who waited long pushes out as much as it has
+    /// computed, and where more than half of that is asked for again, it undoes more than it does.
+    fn ageing(&self) -> f64 {
+        self.config.ageing * (1.0 - 2.0 * self.policy.undone()).max(0.0)
     }
 
     /// The lanes whose workers might take one more, or of whose workers nobody is up.
@@ -210,11 +246,13 @@ impl Router {
         self.fleet.aims(ticket.aim, None);
         let plan = self.plan(&request, &ticket.depths, ticket.allowed.as_deref(), now);
         let priority = Reverse(request.priority);
+        let mut next = 0;
         let (work, aim) = match plan {
             Plan::Row { row, .. } => {
                 let who = (!self.who.is_empty()).then_some(&self.who[..]);
                 let candidates = self.fleet.same_candidates(who);
                 let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
+                next = request.content_hashes.get(depth as usize).copied().unwrap_or(0);
                 (Some(f64::from(request.uncached(depth)) / candidates.prefill_rate[row]), ticket.aim)
             }
             // Refused at once.
@@ -225,7 +263,7 @@ impl Router {
         self.waiting.set_aim(&mut ticket, aim);
         let is_due = ticket.is_due(&self.room, now);
         self.waiting.put_back(ticket);
-        Some(PolicyAnswer { priority, since, work, is_due })
+        Some(PolicyAnswer { priority, since, work, next, is_due })
     }
 
     /// A request is to wait for the worker of a row of the candidates that were just asked for.
@@ -245,4 +283,12 @@ impl Router {
         }
         ticket.is_some()
     }
+}
+
+/// Returns how many of those that may be placed have the same block to compute first; 1 if that is not known.
+fn siblings(asked: &[(u64, PolicyAnswer)], next: u64) -> f64 {
+    if next == 0 {
+        return 1.0;
+    }
+    asked.iter().filter(|(_, its)| its.next == next && its.work.is_some()).count().max(1) as f64
 }

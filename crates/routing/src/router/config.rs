@@ -9,7 +9,8 @@ use crate::predict::Retention;
 pub enum Order {
     /// First come, first served.
     Fcfs,
-    /// Least work first, less a second of work for each second waited times [`Config::ageing`].
+    /// Least work first, less a second of work for each second waited times [`Config::ageing`], as far as to let in who
+    /// waited long does more than it undoes. Requests that begin with the same block are one piece of work.
     #[default]
     LeastWork,
 }
