@@ -95,7 +95,7 @@ impl Default for Weights {
             crowding: 0.03,
             burst: 1.0,
             held: 0.5,
-            settle: 0.5,
+            settle: 0.3,
             hold: 0.5,
             patience: 4.0,
             temperature: 0.0,

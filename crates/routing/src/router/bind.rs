@@ -213,7 +213,9 @@ impl Router {
     /// Seconds of work that a second of waiting counts. To let somebody in who waited long pushes out as much as it has
     /// computed, and where more than half of that is asked for again, it undoes more than it does.
     fn ageing(&self) -> f64 {
-        self.config.ageing * (1.0 - 2.0 * self.policy.undone()).max(0.0)
+        let gone = self.gone / (self.computed + self.gone).max(1.0);
+        let undone = self.policy.undone() * (1.0 - gone) + gone;
+        self.config.ageing * (1.0 - 2.0 * undone).max(0.0)
     }
 
     /// The lanes whose workers might take one more, or of whose workers nobody is up.

@@ -12,6 +12,8 @@ use crate::time::Time;
 const STEPS: f64 = 8.0;
 /// A request's share in the mean output, at least.
 const OUTPUT_SHARE: f64 = 0.02;
+/// A request that ends makes those before it count so much less in what is computed and gone.
+const KEPT: f64 = 1.0 - 1.0 / 512.0;
 
 impl Router {
     /// The prompt is computed: its first token has come. Nothing, if it had one, or is not with a worker.
@@ -141,6 +143,8 @@ impl Router {
         if let Some(cached) = usage.cached_tokens {
             self.counts.expected_cached += u64::from(its.cached);
             self.counts.reported_cached += u64::from(cached);
+            self.computed = self.computed * KEPT + f64::from(its.uncached);
+            self.gone = self.gone * KEPT + f64::from(its.cached.saturating_sub(cached));
         }
         FinishedRequest {
             worker: WorkerId(its.worker),

@@ -93,6 +93,9 @@ pub struct Router {
     counts: Counts,
     mean_output: f64,
     outputs: f64,
+    /// Prompt tokens that were to be computed, and those that were expected in a cache and gone by then; fading.
+    computed: f64,
+    gone: f64,
     // Kept for their memory.
     expected: ExpectedBlocks,
     who: Vec<u32>,
@@ -149,6 +152,8 @@ impl Router {
             counts: Counts::default(),
             mean_output: config.output_tokens,
             outputs: 0.0,
+            computed: 0.0,
+            gone: 0.0,
             expected: ExpectedBlocks::default(),
             who: Vec::new(),
             numbers: Vec::new(),
