@@ -10,7 +10,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 # Variables of the tests. Processes that tests start must not see them: kvatlas refuses variables that it does not know.
-_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_SHARED", "KVATLAS_STRESS_SECONDS")
+_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_STRESS_SECONDS", "KVATLAS_TRACES")
 VARIABLES = pytest.StashKey[dict[str, str]]()
 
 
@@ -55,13 +55,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))
 os.environ["PYTHONWARNINGS"] = "ignore:kvatlas is a debug build:RuntimeWarning"
 
 
+RECORDINGS = Path(__file__).parent / "recordings"
+"""The folder of recorded event streams of real engines; its readmes say how they were made and what is in them."""
+
+
 @pytest.fixture(scope="session")
-def shared(own_variables: dict[str, str]) -> Path:
-    """The folder of recordings that some tests hold the index against; they are skipped where it is not."""
-    beside = Path(__file__).resolve().parents[2] / "shared"
-    path = Path(own_variables.get("KVATLAS_SHARED", beside))
-    if not path.is_dir():
-        pytest.skip(f"no recordings: {path} does not exist (set KVATLAS_SHARED to the folder that has them)")
+def engine_streams() -> Path:
+    """The folder of recorded event streams of engines without offloading, with the engines' own answers."""
+    return RECORDINGS / "engine_streams"
+
+
+@pytest.fixture(scope="session")
+def conversation_trace(own_variables: dict[str, str]) -> Path:
+    """The Mooncake conversation trace, which the repository does not contain; without it the test is skipped."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
+    path = Path(own_variables.get("KVATLAS_TRACES", beside)) / "conversation_trace.jsonl"
+    if not path.exists():
+        pytest.skip("no conversation_trace.jsonl: set KVATLAS_TRACES to the folder that has it")
     return path
 
 

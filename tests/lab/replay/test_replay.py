@@ -383,13 +383,10 @@ def test_bursts_are_of_the_asked_size_and_rate() -> None:
 
 
 @pytest.mark.slow
-def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
-    path = shared / "traces" / "conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no trace: {path} does not exist")
+def test_the_conversation_trace_agrees_everywhere(conversation_trace: Path) -> None:
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
     config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.04, check_seconds=60.0)
-    whole = read_trace(path)
+    whole = read_trace(conversation_trace)
     assert trace_statistics(whole, 512).seen_before == pytest.approx(0.3734, abs=1e-4)
     result = replay(replace(whole, requests=whole.requests[:2_000]), config)
     assert result.disagreements == 0
