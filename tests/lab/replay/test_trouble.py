@@ -60,7 +60,7 @@ def test_caches_are_lost_where_they_are(trace: Trace, config: ReplayConfig) -> N
     whole = replay(trace, one).policies[0]
     for kind in ("restarts", "sleeps"):
         middle = trace_seconds(trace, 1.0) / 2
-        # One after the other: requests that all engines refuse have an end too, but not the one that is looked for here.
+        # One after the other: requests that all engines refuse would end twice.
         times = [middle + 2.0 * n for n in range(4)]
         scenario = Scenario(troubles=tuple(Trouble(kind, n, at, at + 1.0) for n, at in enumerate(times)))
         lost = replay(trace, replace(one, scenario=scenario)).policies[0]

@@ -29,7 +29,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """What an engine reported of itself at some time, in the shape of the engine."""
+    """A report of an engine on itself at some time, in the shape of the engine."""
 
     pool: PoolReport
     waiting: range
@@ -46,14 +46,14 @@ class Misbehaviour:
     _open_until: dict[int, float] = field(default_factory=dict)
 
     def begin(self, trouble: Trouble, engine: SteppedEngine) -> None:
-        """A time of misbehaviour begins."""
+        """Begin a time of misbehaviour."""
         self._now.setdefault(trouble.kind, set()).add(trouble.engine)
         if trouble.kind == "stale":
             pool = PoolReport(engine.pool.size, engine.pool.free, engine.pool.cached)
             self._stale[trouble.engine] = EngineReport(pool, range(len(engine.waiting)), range(len(engine.running)))
 
     def end(self, trouble: Trouble) -> None:
-        """It is over."""
+        """End a time of misbehaviour."""
         self._now[trouble.kind].discard(trouble.engine)
         if trouble.kind == "stale":
             self._stale.pop(trouble.engine, None)

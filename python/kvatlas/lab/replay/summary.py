@@ -79,7 +79,7 @@ WAITING = (
 
 
 def about_trouble(result: ReplayResult) -> list[str]:
-    """What misbehaving engines came to under each policy, in sentences. Empty if none misbehave."""
+    """The cost of misbehaving engines under each policy, in sentences. Empty if none misbehave."""
     scenario = result.config.scenario
     if not (scenario.troubles or scenario.limits or scenario.late):
         return []
