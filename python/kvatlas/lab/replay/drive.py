@@ -91,6 +91,7 @@ class _Life:
     query: Hashes
     arrived: float
     engine: int = -1
+    asked: float = 0.0  # when the router was asked last: again after it has failed
     sent: float = 0.0
     first: float = -1.0  # when its first token was seen, on whichever engine
     failed: frozenset[int] = frozenset()  # engines that have answered it with an error
@@ -294,7 +295,7 @@ class Drive:
         return without if len(without) < len(self.engines) else life.failed
 
     def _choose(self, life: _Life, now: float, look: Look | None = None) -> None:
-        placer, request = self.placer, life.request
+        placer, request, life.asked = self.placer, life.request, now
         match = None
         if self._find is not None:
             self._delivery.run_until(now)
@@ -312,7 +313,7 @@ class Drive:
     def _bind(self, now: float) -> None:
         for request, engine in self.placer.bound(now):
             life = self._lives[request.number]
-            self.outcome.longest_wait = max(self.outcome.longest_wait, now - life.arrived)
+            self.outcome.longest_wait = max(self.outcome.longest_wait, now - life.asked)
             self._send(life, engine, now)
 
     def _send(self, life: _Life, n: int, now: float) -> None:
