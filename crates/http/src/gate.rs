@@ -7,7 +7,7 @@ use kvatlas_settings::Secret;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::Config;
-use crate::keys::{Access, Hosts, Shown};
+use crate::keys::{Access, Hosts, ShownKey};
 use crate::origin::check_origin;
 use crate::trust::Trust;
 use crate::{Denial, Error};
@@ -59,7 +59,7 @@ impl Gate {
     /// # Errors
     /// Why it may not.
     pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denial> {
-        Ok(self.admit(request, wants)? != Shown::Nothing)
+        Ok(self.admit(request, wants)? != ShownKey::Nothing)
     }
 
     /// Checks that a request may do what it wants, and returns the key that it showed. Hosts are checked where
@@ -69,12 +69,12 @@ impl Gate {
     ///
     /// # Errors
     /// Why it may not.
-    pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<Shown, Denial> {
+    pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<ShownKey, Denial> {
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
         hosts.check(request, &self.config.hosts)?;
         let shown = self.trust.keys().check(request, wants)?;
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        if wants == Access::Admin || (shown == Shown::Nothing && !reads) {
+        if wants == Access::Admin || (shown == ShownKey::Nothing && !reads) {
             check_origin(request, &self.config.origins)?;
         }
         Ok(shown)

@@ -22,11 +22,11 @@ pub enum Access {
 
 /// The key that a request has shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Shown {
+pub enum ShownKey {
     /// None of the server's.
     Nothing,
     /// The key for questions.
-    Key,
+    QueryKey,
     /// The admin key, where there is one.
     AdminKey,
 }
@@ -74,7 +74,7 @@ impl Keys {
     }
 
     /// Checks that a request has the key for what it wants, and returns which one it showed.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<Shown, Denial> {
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
             |key: &Option<Secret>| key.as_ref().is_some_and(|key| shown.iter().flatten().any(|shown| key.is(shown)));
@@ -87,9 +87,9 @@ impl Keys {
             Access::Admin => known || self.ask.is_none(),
         };
         match (may, known) {
-            (true, _) if admin => Ok(Shown::AdminKey),
-            (true, true) => Ok(Shown::Key),
-            (true, false) => Ok(Shown::Nothing),
+            (true, _) if admin => Ok(ShownKey::AdminKey),
+            (true, true) => Ok(ShownKey::QueryKey),
+            (true, false) => Ok(ShownKey::Nothing),
             (false, true) => Err(forbidden()),
             (false, false) => Err(unauthorized(wanted == Access::Admin && self.admin.is_some())),
         }

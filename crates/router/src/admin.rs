@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_http::parts::PartRequest;
-use kvatlas_http::{Access, RequestBody, Shown};
+use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
@@ -105,7 +105,7 @@ pub(crate) async fn explain(
 ) -> Result<Response<Answer>, Refusal> {
     // What a session does is not for a client that guesses its name.
     let admitted = app.gate.admit(&request, Access::Admin);
-    let may_write_fields = reserved::may_write_fields(app, admitted.as_ref().map_or(Shown::Nothing, |shown| *shown));
+    let may_write_fields = reserved::may_write_fields(app, admitted.as_ref().map_or(ShownKey::Nothing, |shown| *shown));
     let (head, body) = request.into_parts();
     let body = read(app, body, app.config.http.max_body, until).await?;
     // Engines are asked for the tokens of such prompts.

@@ -207,9 +207,9 @@ pub enum ImageIds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineFields {
-    /// Those that show the admin key.
+    /// Clients that show the admin key.
     Admin,
-    /// All of them.
+    /// All clients.
     All,
 }
 

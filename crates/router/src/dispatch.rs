@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, Shown};
+use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -120,7 +120,7 @@ async fn dispatch(
         Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
         Responder::Engine(forwarded) if kind == ListenerKind::Main => {
             let shown = check(app, call, &request, route.wants)?;
-            let is_known = shown != Shown::Nothing;
+            let is_known = shown != ShownKey::Nothing;
             if forwarded.allowed == ForwardCondition::ToAdmins
                 && !is_known
                 && !routes::is_listed(path, &app.config.forward)
@@ -137,7 +137,7 @@ async fn dispatch(
     };
     // What is open to everybody is so whatever host they name.
     let is_checked = kind == ListenerKind::Main && route.wants != Access::Open;
-    let is_known = is_checked && check(app, call, &request, route.wants)? != Shown::Nothing;
+    let is_known = is_checked && check(app, call, &request, route.wants)? != ShownKey::Nothing;
     // A page can send other types to any server unasked.
     let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
     if own.takes_json() && has_body && Content::of(request.headers()) != Some(Content::Json) {
@@ -195,9 +195,9 @@ fn wants_websocket(request: &Request<RequestBody>) -> bool {
 }
 
 /// Checks that a request may do what it wants. If it showed a key, its connection keeps its place.
-fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<Shown, Refusal> {
+fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<ShownKey, Refusal> {
     let shown = app.gate.admit(request, wants)?;
-    if shown != Shown::Nothing {
+    if shown != ShownKey::Nothing {
         call.place.is_known();
     }
     Ok(shown)

@@ -45,12 +45,12 @@ struct UnverifiedRank {
 }
 
 /// The answer to a question about a prompt.
-pub(crate) struct Told {
+pub(crate) struct Holdings {
     pub(crate) held: Vec<RankDepths>,
     unverified: Vec<UnverifiedRank>,
 }
 
-impl Told {
+impl Holdings {
     /// True if the index says that an engine may have restarted unnoticed.
     pub(crate) fn is_unverified(&self, worker: &str) -> bool {
         self.unverified.iter().any(|rank| match &rank.instance_id {
@@ -83,7 +83,7 @@ impl RemoteIndex {
         model: &str,
         content: &[u64],
         number: impl Fn(&str, u32) -> Option<u32>,
-    ) -> Option<Told> {
+    ) -> Option<Holdings> {
         let asked = tokio::time::timeout(PATIENCE, self.ask(shard, model, content)).await;
         let Ok(Some(answer)) = asked else {
             self.unanswered.fetch_add(1, Relaxed);
@@ -109,7 +109,7 @@ impl RemoteIndex {
                 }
             }
         }
-        Some(Told { held, unverified: answer.unverified })
+        Some(Holdings { held, unverified: answer.unverified })
     }
 
     async fn ask(&self, shard: usize, model: &str, content: &[u64]) -> Option<Answer> {

@@ -266,7 +266,7 @@ def test_addresses_are_named_only_if_they_never_change(engine: Engine, tokenizer
 
 
 def test_an_image_that_lies_about_its_size_is_outweighed(engine: Engine, tokenizer: Path) -> None:
-    """Its head says 90 by 60, and the engine makes another number of tokens of it than of such images."""
+    """The head of one image says 90 by 60, but the engine makes another number of tokens of it than of others."""
     with Publisher() as publisher:
         flags = exact(tokenizer, (engine, publisher))
         vision = Vision(engine, publisher)

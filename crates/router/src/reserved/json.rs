@@ -3,7 +3,7 @@
 //! It need not be valid: of what an engine refuses anyway, nothing is at stake.
 
 use super::quotes::is_picture_name;
-use super::{Found, has_address, is_engine_field};
+use super::{ReservedPart, has_address, is_engine_field};
 use kvatlas_prompt::PICTURE_PREFIX;
 
 /// Bytes of a text that are kept: no name of a field is longer.
@@ -53,7 +53,7 @@ impl Text {
         first == Some(b'{')
     }
 
-    pub(super) fn read(self, body: &[u8], reader: Reader) -> Option<Found> {
+    pub(super) fn read(self, body: &[u8], reader: Reader) -> Option<ReservedPart> {
         match self {
             Self::Utf8 => reader.read(body.iter().copied()),
             Self::Utf16 { is_big } => reader.read(units(body, 2, is_big)),
@@ -131,7 +131,7 @@ impl Reader {
         }
     }
 
-    fn read(mut self, bytes: impl Iterator<Item = u8>) -> Option<Found> {
+    fn read(mut self, bytes: impl Iterator<Item = u8>) -> Option<ReservedPart> {
         for byte in bytes {
             let found = if self.is_in_text { self.in_text(byte) } else { self.between(byte) };
             if found.is_some() {
@@ -141,13 +141,13 @@ impl Reader {
         None
     }
 
-    fn between(&mut self, byte: u8) -> Option<Found> {
+    fn between(&mut self, byte: u8) -> Option<ReservedPart> {
         if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
             return None;
         }
         // `null` is as if it were not there.
         if self.last == Last::Key(Key::Field) && byte != b'n' {
-            return Some(Found::Field(String::from_utf8_lossy(&self.kept).into_owned().into()));
+            return Some(ReservedPart::Field(String::from_utf8_lossy(&self.kept).into_owned().into()));
         }
         match byte {
             b'"' => {
@@ -168,7 +168,7 @@ impl Reader {
         None
     }
 
-    /// Which key the text is that has just ended.
+    /// The kind of key that the text is that has just ended.
     fn key(&mut self) -> Key {
         let name = &*self.kept;
         if self.length > KEPT {
@@ -186,7 +186,7 @@ impl Reader {
         }
     }
 
-    fn in_text(&mut self, byte: u8) -> Option<Found> {
+    fn in_text(&mut self, byte: u8) -> Option<ReservedPart> {
         match self.escape {
             Escape::None => match byte {
                 b'"' => return self.end(),
@@ -221,7 +221,7 @@ impl Reader {
     }
 
     /// A text has ended.
-    fn end(&mut self) -> Option<Found> {
+    fn end(&mut self) -> Option<ReservedPart> {
         self.is_in_text = false;
         let of = std::mem::replace(&mut self.last, Last::Text);
         let text = &*self.kept;
@@ -230,9 +230,9 @@ impl Reader {
             _ => is_picture_name(text),
         };
         if is_name {
-            return Some(Found::Name);
+            return Some(ReservedPart::Name);
         }
         let is_address = of == Last::Key(Key::RequestId) && (has_address(text) || self.length > KEPT);
-        is_address.then_some(Found::Field("request_id".into()))
+        is_address.then_some(ReservedPart::Field("request_id".into()))
     }
 }

@@ -22,7 +22,7 @@ use crate::aside::aside_if_long;
 use crate::config::EngineFields;
 use crate::proxy::REQUEST_ID;
 use crate::refusal::Refusal;
-use kvatlas_http::Shown;
+use kvatlas_http::ShownKey;
 
 /// Headers that are between a router and an engine, or what stands beside an engine.
 const HEADERS: [&str; 9] = [
@@ -37,12 +37,12 @@ const HEADERS: [&str; 9] = [
     "x-worker-instance-id",
 ];
 
-/// What vLLM's connector over NCCL finds addresses by in a request's name, to connect to them.
+/// The pieces of a request's name behind which vLLM's connector over NCCL finds addresses to connect to.
 const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 
-/// What a client has written that only the router may.
+/// A thing that a client has written and only the router may.
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Found {
+enum ReservedPart {
     /// A name of a picture.
     Name,
     /// A field or header between the router and its engines.
@@ -50,8 +50,8 @@ enum Found {
 }
 
 /// True if a client that showed this may write what is between the router and its engines.
-pub(crate) fn may_write_fields(app: &App, shown: Shown) -> bool {
-    app.config.engine_fields == EngineFields::All || shown == Shown::AdminKey
+pub(crate) fn may_write_fields(app: &App, shown: ShownKey) -> bool {
+    app.config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
 }
 
 /// Refuses a head with what is between the router and its engines.
@@ -64,7 +64,7 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
         let id = headers.get(REQUEST_ID)?.as_bytes();
         has_address(id).then_some("x-request-id")
     });
-    found.map_or(Ok(()), |name| Err(Found::Field(name.into()).refusal("header")))
+    found.map_or(Ok(()), |name| Err(ReservedPart::Field(name.into()).refusal("header")))
 }
 
 /// Refuses a body with what only the router writes. `may_write_fields`: whether its client may write fields.
@@ -76,7 +76,7 @@ pub(crate) async fn check_body(app: &Arc<App>, may_write_fields: bool, body: &By
     found.map_or(Ok(()), |found| Err(found.refusal("field")))
 }
 
-fn find(body: &[u8], may_write_fields: bool) -> Option<Found> {
+fn find(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     let text = json::Text::of(body);
     let is_object = text.is_object(body);
     let suspicion = match text {
@@ -104,7 +104,7 @@ fn has_address(id: &[u8]) -> bool {
     ADDRESSES.iter().any(|piece| memchr::memmem::find(id, piece.as_bytes()).is_some())
 }
 
-impl Found {
+impl ReservedPart {
     /// `what`: a header, or a field.
     fn refusal(self, what: &str) -> Refusal {
         match self {

@@ -1,4 +1,4 @@
-//! What stands at the quotes of a body in UTF-8: behind one a text begins, before one a key ends.
+//! The search of a body in UTF-8 at its quotes: behind one a text begins, before one a key ends.
 //!
 //! In JSON every quote that is not escaped is one of these two, so that what is looked for is found without reading what
 //! is between: most of a body are the texts of a prompt.
@@ -6,7 +6,7 @@
 use kvatlas_prompt::PICTURE_PREFIX;
 use memchr::{memchr_iter, memmem};
 
-use super::{Found, has_address, is_engine_field};
+use super::{ReservedPart, has_address, is_engine_field};
 
 /// Bytes of the longest key that is looked at, each of which may be written as an escape.
 const LONGEST: usize = 64 * 6;
@@ -14,13 +14,13 @@ const LONGEST: usize = 64 * 6;
 /// Hexadecimal digits behind the prefix, from which on a text is taken for one of the router's names.
 const DIGITS: usize = 32;
 
-/// What was found at the quotes.
+/// The result of a look at the quotes.
 pub(super) enum Suspicion {
     /// There is nothing in the body that only the router writes.
     None,
     /// There may be: the body must be read.
     Open,
-    Sure(Found),
+    Sure(ReservedPart),
 }
 
 /// True if a text is, or could be taken for, one of the router's names of pictures.
@@ -41,7 +41,7 @@ pub(super) fn suspicion(body: &[u8], is_object: bool, may_write_fields: bool) ->
         let behind = &body[at + 1..];
         match behind.first() {
             Some(b'k' | b'\\') => match is_prefixed(unescaped(behind)) {
-                Some(true) => return Suspicion::Sure(Found::Name),
+                Some(true) => return Suspicion::Sure(ReservedPart::Name),
                 // Whatever it is called, if it is called so by an escaped key.
                 Some(false) if key == b"uuid" || key.contains(&b'\\') => return Suspicion::Open,
                 _ => {}
@@ -83,10 +83,10 @@ fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
 }
 
 /// Looks for names and fields in what is not JSON as a whole: forms, and lines.
-fn in_form(body: &[u8], may_write_fields: bool) -> Option<Found> {
+fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     let is_name = |at: usize| is_picture_name(&body[at..]);
     if memmem::find_iter(body, PICTURE_PREFIX).any(is_name) {
-        return Some(Found::Name);
+        return Some(ReservedPart::Name);
     }
     let mut fields = memmem::find_iter(body, b"name=").filter_map(|at| {
         let behind = &body[at + b"name=".len()..];
@@ -95,10 +95,10 @@ fn in_form(body: &[u8], may_write_fields: bool) -> Option<Found> {
         Some(&behind[..length.count()]).filter(|name| is_engine_field(name))
     });
     let field = fields.next().filter(|_| !may_write_fields)?;
-    Some(Found::Field(String::from_utf8_lossy(field).into_owned().into()))
+    Some(ReservedPart::Field(String::from_utf8_lossy(field).into_owned().into()))
 }
 
-/// Whether a text is one of the router's names; none if it does not even begin so.
+/// True if a text is one of the router's names; none if it does not even begin so.
 fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     if !PICTURE_PREFIX.bytes().all(|byte| text.next() == Some(byte)) {
         return None;

@@ -2,12 +2,12 @@ use super::*;
 
 const NAME: &str = "kvatlas-0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
-fn found(body: impl AsRef<[u8]>) -> Option<Found> {
+fn found(body: impl AsRef<[u8]>) -> Option<ReservedPart> {
     find(body.as_ref(), false)
 }
 
-fn field(name: &'static str) -> Option<Found> {
-    Some(Found::Field(name.into()))
+fn field(name: &'static str) -> Option<ReservedPart> {
+    Some(ReservedPart::Field(name.into()))
 }
 
 /// A text with each of these characters written as an escape.
@@ -39,21 +39,25 @@ fn names_are_found_however_they_are_written() {
         format!("--x\r\nstray \" quote\r\n{{\"body\": {{\"uuid\": \"{NAME}\"}}}}\r\n--x--"),
     ];
     for body in &bodies {
-        assert_eq!(found(body), Some(Found::Name), "{body}");
-        assert_eq!(find(body.as_bytes(), true), Some(Found::Name), "{body}");
+        assert_eq!(found(body), Some(ReservedPart::Name), "{body}");
+        assert_eq!(find(body.as_bytes(), true), Some(ReservedPart::Name), "{body}");
     }
     for which in ["k", "-", "v", "kvatlas", "0", "kvatlas-0123456789abcdef", "u"] {
         let body = escaped(&bodies[0], |it| which.contains(it));
-        assert_eq!(found(&body), Some(Found::Name), "{body}");
+        assert_eq!(found(&body), Some(ReservedPart::Name), "{body}");
         let stray = format!("--x\r\nstray \" quote\r\n{body}\r\n--x--");
-        assert_eq!(found(&stray), Some(Found::Name), "{stray}");
+        assert_eq!(found(&stray), Some(ReservedPart::Name), "{stray}");
         for (width, is_big, mark) in
             [(2, true, true), (2, false, true), (2, true, false), (4, false, true), (4, true, false)]
         {
-            assert_eq!(found(in_units(&body, width, is_big, mark)), Some(Found::Name), "{width} {is_big} {mark}");
+            assert_eq!(
+                found(in_units(&body, width, is_big, mark)),
+                Some(ReservedPart::Name),
+                "{width} {is_big} {mark}"
+            );
         }
     }
-    assert_eq!(found(format!("\u{feff}{}", bodies[0])), Some(Found::Name));
+    assert_eq!(found(format!("\u{feff}{}", bodies[0])), Some(ReservedPart::Name));
 }
 
 #[test]
