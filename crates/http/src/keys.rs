@@ -20,6 +20,17 @@ pub enum Access {
     Admin,
 }
 
+/// The key that a request has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownKey {
+    /// None of the server's.
+    Nothing,
+    /// The key for questions.
+    QueryKey,
+    /// The admin key, where there is one.
+    AdminKey,
+}
+
 /// The keys in force.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
@@ -52,8 +63,18 @@ impl Keys {
         self.ask.iter().chain(&self.admin).any(|key| key.is_in(text))
     }
 
-    /// Checks that a request has the key for what it wants. True if it showed one of the keys.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denial> {
+    /// Returns the key that changes need: the admin key, or the only one.
+    pub(crate) fn for_changes(&self) -> Option<&Secret> {
+        self.admin.as_ref().or(self.ask.as_ref())
+    }
+
+    /// True if there is an admin key.
+    pub(crate) fn have_admin(&self) -> bool {
+        self.admin.is_some()
+    }
+
+    /// Checks that a request has the key for what it wants, and returns which one it showed.
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
             |key: &Option<Secret>| key.as_ref().is_some_and(|key| shown.iter().flatten().any(|shown| key.is(shown)));
@@ -66,7 +87,9 @@ impl Keys {
             Access::Admin => known || self.ask.is_none(),
         };
         match (may, known) {
-            (true, _) => Ok(known),
+            (true, _) if admin => Ok(ShownKey::AdminKey),
+            (true, true) => Ok(ShownKey::QueryKey),
+            (true, false) => Ok(ShownKey::Nothing),
             (false, true) => Err(forbidden()),
             (false, false) => Err(unauthorized(wanted == Access::Admin && self.admin.is_some())),
         }

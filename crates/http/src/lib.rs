@@ -50,7 +50,7 @@ pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
 pub use handler::{Call, Front, Handler, ListenerKind};
-pub use keys::Access;
+pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
 pub use memory::Memory;
 pub use places::Place;

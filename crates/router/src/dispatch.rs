@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody};
+use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -23,6 +23,7 @@ use crate::peer_requests;
 use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 use crate::state;
 use crate::ui;
@@ -118,7 +119,8 @@ async fn dispatch(
     let own = match route.to {
         Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
         Responder::Engine(forwarded) if kind == ListenerKind::Main => {
-            let is_known = check(app, call, &request, route.wants)?;
+            let shown = check(app, call, &request, route.wants)?;
+            let is_known = shown != ShownKey::Nothing;
             if forwarded.allowed == ForwardCondition::ToAdmins
                 && !is_known
                 && !routes::is_listed(path, &app.config.forward)
@@ -126,7 +128,8 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
+            let may_write_fields = reserved::may_write_fields(app, shown);
+            let answered = forward(app, shard, request, route, forwarded, until, arrived, may_write_fields).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -134,7 +137,7 @@ async fn dispatch(
     };
     // What is open to everybody is so whatever host they name.
     let is_checked = kind == ListenerKind::Main && route.wants != Access::Open;
-    let is_known = is_checked && check(app, call, &request, route.wants)?;
+    let is_known = is_checked && check(app, call, &request, route.wants)? != ShownKey::Nothing;
     // A page can send other types to any server unasked.
     let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
     if own.takes_json() && has_body && Content::of(request.headers()) != Some(Content::Json) {
@@ -191,13 +194,13 @@ fn wants_websocket(request: &Request<RequestBody>) -> bool {
         && names(CONNECTION, "upgrade")
 }
 
-/// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.
-fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<bool, Refusal> {
-    let is_known = app.gate.check(request, wants)?;
-    if is_known {
+/// Checks that a request may do what it wants. If it showed a key, its connection keeps its place.
+fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<ShownKey, Refusal> {
+    let shown = app.gate.admit(request, wants)?;
+    if shown != ShownKey::Nothing {
         call.place.is_known();
     }
-    Ok(is_known)
+    Ok(shown)
 }
 
 fn metrics(app: &Arc<App>, headers: &HeaderMap) -> Result<Response<Answer>, Refusal> {

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use kvatlas_follow::Follower;
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter, RecalledBody,
-    Request, Turns,
+    Dialect, Endpoint, Media, Options, PictureNames, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter,
+    RecalledBody, Request, Turns,
 };
 use tokio::sync::{Semaphore, SemaphorePermit};
 
@@ -16,6 +16,7 @@ use crate::cache_reports::CacheReporter;
 use crate::config::{Config, Handover, ImageIds};
 use crate::error::Error;
 use crate::fleet::Dialects;
+use crate::fleet_secret::FleetSecret;
 use crate::media::{MediaTokens, ModelMedia};
 use crate::request_facts::{DialectBlocks, RequestFacts, estimate};
 use crate::salts::Salts;
@@ -46,8 +47,8 @@ pub(crate) struct Prompts {
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// The pictures that get a name, if any do.
-    names_pictures: Option<PictureScope>,
+    /// The rule by which pictures get their names, if any do.
+    names_pictures: Option<PictureNames>,
     /// Permits to read long prompts: as many are read at once as there are cores. Each thread that reads has a
     /// tokenizer's memory of words, so more of them would be slower and larger.
     helpers: Semaphore,
@@ -122,14 +123,17 @@ impl Prompts {
         config: &Config,
         wants: PromptForms,
         cache_reporter: Option<Arc<CacheReporter>>,
+        secret: &FleetSecret,
     ) -> Result<Self, Error> {
         let names_pictures = match config.image_ids {
             ImageIds::Auto => Some(PictureScope::Data),
             ImageIds::Addresses => Some(PictureScope::Addresses),
             ImageIds::Off => None,
         };
-        // What is looked at as text ends before a picture, and so do blocks.
-        let names_pictures = names_pictures.filter(|_| wants.hashes && !wants.text);
+        // What is looked at as text ends before a picture, and so do blocks. Sites' routers give names themselves.
+        let names_pictures = names_pictures
+            .filter(|_| wants.hashes && !wants.text && config.global_url.is_none())
+            .map(|scope| PictureNames { scope, secret: secret.key("kvatlas 2026-11-28 names of pictures") });
         let options = Options { text: wants.text, images: names_pictures.is_some(), ..Options::default() };
         let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
         let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
@@ -252,7 +256,8 @@ impl Prompts {
             prompted.why_not = Some(PromptFailure::SkipsCache);
         }
         let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
-        let pictures = self.names_pictures.filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
+        let pictures =
+            self.names_pictures.as_ref().filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
         let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
         let pictures = pictures.and_then(|named| Pictures::of(body, named));
         let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {

@@ -111,11 +111,6 @@ def test_the_model_may_be_in_the_query(router: Router) -> None:
     assert (wrong.asked() - before[0], right.asked() - before[1]) == (0, ROUNDS)
 
 
-def test_what_cannot_be_unpacked_is_for_the_engine(router: Router) -> None:
-    for encoding, data in (("gzip", b"no gzip"), ("compress", b"x"), ("gzip", packed(bytes(100 << 20)))):
-        assert router.ask(data, path="/v1/score", headers={"content-encoding": encoding}).status == 200
-
-
 PATHS = ("/v1/rerank", "/v1/audio/transcriptions", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/files")
 
 

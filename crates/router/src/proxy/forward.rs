@@ -27,10 +27,13 @@ use crate::place::Task;
 use crate::reading::look_at;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
+use crate::reserved;
 use crate::routes::{ForwardRule, ModelAt, Route, of_query};
 use crate::sessions::has_turns;
 
-/// Passes a request on, and its answer back.
+/// Passes a request on, and its answer back. `may_write_fields`: whether its client may write what is between the router
+/// and its engines.
+#[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what is known of its client")]
 pub(crate) async fn forward(
     app: &Arc<App>,
     shard: usize,
@@ -39,6 +42,7 @@ pub(crate) async fn forward(
     forwarded: ForwardRule,
     until: Instant,
     arrived: Instant,
+    may_write_fields: bool,
 ) -> Result<Response<Answer>, Refusal> {
     let endpoint = forwarded.endpoint;
     let (mut head, body) = request.into_parts();
@@ -46,7 +50,11 @@ pub(crate) async fn forward(
     if route.takes_off_slash() {
         take_off_slash(&mut head.uri);
     }
+    if !may_write_fields {
+        reserved::check_head(&head.headers)?;
+    }
     let body = read(app, body, app.config.http.max_body, until).await?;
+    reserved::check_body(app, may_write_fields, &body).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
         let outgoing = EngineRequest {
@@ -59,7 +67,7 @@ pub(crate) async fn forward(
         let model = head.uri.query().and_then(of_query);
         return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
     }
-    let mut known = look(app, &head.headers, head.uri.query(), forwarded, &body).await?;
+    let mut known = look(app, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
     let file = input_file(&head.method, head.uri.path(), &body);
@@ -183,13 +191,19 @@ async fn look(
     headers: &HeaderMap,
     query: Option<&str>,
     forwarded: ForwardRule,
+    may_write_fields: bool,
     body: &Bytes,
 ) -> Result<RequestFacts, Refusal> {
-    let codings = Codings::of(headers);
-    let unpacked = match codings {
-        Some(codings) if !codings.are_none() => unpack(codings, body, app.config.http.max_body).await,
-        _ => None,
+    let unpacked = match Codings::of(headers) {
+        Some(codings) if codings.are_none() => None,
+        Some(codings) => {
+            unpack(codings, body, app.config.http.max_body).await.map(Some).ok_or_else(Refusal::unreadable)?
+        }
+        None => return Err(Refusal::unreadable()),
     };
+    if let Some(unpacked) = &unpacked {
+        reserved::check_body(app, may_write_fields, &unpacked.body).await?;
+    }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     let mut known = look_at(app, forwarded.endpoint, forwarded.model, kind, plain).await?;
