@@ -126,7 +126,7 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
+            let answered = forward(app, shard, request, route, forwarded, until, arrived, call.from).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -164,7 +164,7 @@ async fn dispatch(
         RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
         RouterAnswer::PageEvents => ui::events(app),
         RouterAnswer::PageDecision => ui::decision(app, query),
-        RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
+        RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
         RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
         RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,
