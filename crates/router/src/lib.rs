@@ -45,6 +45,7 @@ mod peer_report;
 mod peer_requests;
 mod peer_work;
 mod peers;
+mod picked;
 mod pictures;
 mod place;
 mod prompts;

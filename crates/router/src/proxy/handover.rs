@@ -24,9 +24,13 @@ use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
 use crate::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
+use crate::picked::{pick, read};
 use crate::place::Task;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
+
+/// Bytes of what a prefill engine hands over at most: it names the blocks of the prompt.
+const MAX_PARAMETERS: usize = 4 << 20;
 
 /// The state that prefill has come to before decode is asked.
 pub(crate) enum PrefillState {
@@ -255,7 +259,9 @@ async fn first(
     let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
         PrefillResult::Done(body) => {
-            serde_json::from_slice(&body).map(Some).map_err(|_| Fault::Malformed("its body is not JSON"))
+            let [handed] = pick(&body, ["kv_transfer_params"]).ok_or(Fault::Malformed("its body is not JSON"))?;
+            let handed = handed.filter(|handed| handed.get().len() <= MAX_PARAMETERS);
+            Ok(Some(json!({ "kv_transfer_params": read::<Value>(handed) })))
         }
         PrefillResult::Refused(_) => Ok(None),
     });
