@@ -60,7 +60,7 @@ def health(router: Router) -> Iterator[list[float]]:
 
 
 def test_others_do_not_wait_for_prompts_that_take_long(engine: Engine, tmp_path: Path) -> None:
-    heavy = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a"}] * 8_000}).encode()
+    heavy = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a"}] * 4_000}).encode()
     long = json.dumps({"model": MODEL, "messages": [{"role": "user", "content": "a b " * (2 * MIB)}]}).encode()
     model = write_tokenizer(tmp_path, QUADRATIC)
     with Router(engine, flags=(*exact(model), "--no-events")) as router:
