@@ -1,5 +1,6 @@
 //! Whoever answers requests, and what it shares with the server: the settings, keys, memory and places.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::available_parallelism;
@@ -42,6 +43,8 @@ pub struct Call {
     pub kind: ListenerKind,
     /// The place of its connection.
     pub place: Arc<Place>,
+    /// The address that its connection comes from, if the system knows it.
+    pub from: Option<IpAddr>,
     /// The time by which the request's body must be here.
     pub until: Instant,
 }

@@ -52,7 +52,7 @@ pub use gate::Gate;
 pub use handler::{Call, Front, Handler, ListenerKind};
 pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
-pub use memory::Memory;
+pub use memory::{Memory, Reserved};
 pub use places::Place;
 pub use server::{Server, Threads};
 

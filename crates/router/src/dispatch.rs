@@ -129,7 +129,7 @@ async fn dispatch(
             }
             let counted = counts::Request::new(&app.counts);
             let may_write_fields = reserved::may_write_fields(app, shown);
-            let answered = forward(app, shard, request, route, forwarded, until, arrived, may_write_fields).await;
+            let answered = forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -167,7 +167,7 @@ async fn dispatch(
         RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
         RouterAnswer::PageEvents => ui::events(app),
         RouterAnswer::PageDecision => ui::decision(app, query),
-        RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
+        RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
         RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
         RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,

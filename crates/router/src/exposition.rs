@@ -170,7 +170,7 @@ impl Scrape {
         for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.prompts.unread.all) {
             count_of(&mut family, &[("endpoint", endpoint.word())], count.load(Relaxed))?;
         }
-        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, too_long";
+        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, took_too_long, no_room";
         let mut family = describe(encoder, "prompts_unread_share", help, MetricType::Gauge)?;
         family.encode_gauge(&self.0.prompts.unread.share())?;
         let help =

@@ -53,6 +53,7 @@ mod prompts;
 mod proxy;
 mod ranks;
 mod reading;
+mod reading_turns;
 pub mod record;
 mod refusal;
 mod remote;

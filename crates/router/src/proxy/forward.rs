@@ -20,11 +20,12 @@ use super::usage;
 use crate::answer::Answer;
 use crate::answer_engines::{KeptItem, is_kept};
 use crate::app::App;
-use crate::encoding::{Codings, unpack};
+use crate::encoding::{Encoding, unpack};
 use crate::names;
 use crate::observe::{AnswerFormat, Dialect};
 use crate::place::Task;
 use crate::reading::look_at;
+use crate::reading_turns::Client;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 use crate::reserved;
@@ -42,6 +43,7 @@ pub(crate) async fn forward(
     forwarded: ForwardRule,
     until: Instant,
     arrived: Instant,
+    client: Client,
     may_write_fields: bool,
 ) -> Result<Response<Answer>, Refusal> {
     let endpoint = forwarded.endpoint;
@@ -67,7 +69,7 @@ pub(crate) async fn forward(
         let model = head.uri.query().and_then(of_query);
         return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
     }
-    let mut known = look(app, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
+    let mut known = look(app, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
     let file = input_file(&head.method, head.uri.path(), &body);
@@ -182,31 +184,31 @@ impl ReadRequest {
 
 /// True if a body is compressed: fields cannot be added to it.
 fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.contains_key(CONTENT_ENCODING) && Codings::of(headers).is_none_or(|codings| !codings.are_none())
+    headers.contains_key(CONTENT_ENCODING) && !Encoding::of(headers).is_plain()
 }
 
 /// Reads what a request asks. A body that is compressed is read all the same.
 async fn look(
     app: &Arc<App>,
+    client: Client,
     headers: &HeaderMap,
     query: Option<&str>,
     forwarded: ForwardRule,
     may_write_fields: bool,
     body: &Bytes,
 ) -> Result<RequestFacts, Refusal> {
-    let unpacked = match Codings::of(headers) {
-        Some(codings) if codings.are_none() => None,
-        Some(codings) => {
-            unpack(codings, body, app.config.http.max_body).await.map(Some).ok_or_else(Refusal::unreadable)?
-        }
-        None => return Err(Refusal::unreadable()),
+    let unpacked = match Encoding::of(headers) {
+        Encoding::Plain => None,
+        Encoding::One(coding) => Some(unpack(coding, body, app.config.http.max_body, &app.front.memory).await?),
+        Encoding::Several => return Err(Refusal::several_encodings()),
+        Encoding::Unknown => return Err(Refusal::unreadable()),
     };
     if let Some(unpacked) = &unpacked {
         reserved::check_body(app, may_write_fields, &unpacked.body).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let mut known = look_at(app, forwarded.endpoint, forwarded.model, kind, plain).await?;
+    let mut known = look_at(app, client, forwarded.endpoint, forwarded.model, kind, plain).await?;
     // It is passed on as it came.
     if unpacked.is_some() {
         known.is_passed_as_it_came();
