@@ -66,6 +66,12 @@ impl Secret {
     }
 }
 
+impl From<String> for Secret {
+    fn from(key: String) -> Self {
+        Self(key)
+    }
+}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
