@@ -39,7 +39,17 @@ impl Gate {
         self.trust.keys().changes_need_key()
     }
 
-    /// True if a text contains one of the keys.
+    /// True if there are connections of which it is not known who has made them.
+    pub(crate) fn has_strangers(&self) -> bool {
+        self.asks_for_key() || self.config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
+    }
+
+    /// True if a request shows one of the keys.
+    pub(crate) fn is_shown_key<B>(&self, request: &Request<B>) -> bool {
+        self.trust.keys().are_shown(request)
+    }
+
+    /// True if a text contains one of the keys, however it is encoded.
     #[must_use]
     pub fn has_key_in(&self, text: &[u8]) -> bool {
         self.trust.keys().are_in(text)
@@ -52,6 +62,20 @@ impl Gate {
         let keys = self.trust.keys();
         let admin = keys.for_changes().filter(|_| keys.have_admin());
         admin.or(engines).or_else(|| keys.for_changes()).cloned()
+    }
+
+    /// True if the name of a header contains one of the keys, or a list of such names does.
+    #[must_use]
+    pub fn has_key_in_name(&self, name: &[u8]) -> bool {
+        self.trust.keys().are_in_name(name)
+    }
+
+    /// Refuses a request with a key in its path, query or method.
+    ///
+    /// # Errors
+    /// [`Denial`] if there is one.
+    pub fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
+        self.trust.keys().check_target(request)
     }
 
     /// Checks that a request may do what it wants. True if it showed a key.

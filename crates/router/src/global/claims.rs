@@ -3,7 +3,6 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-
 use super::SitesService;
 use super::reports::{
     COMPARED, NO_USAGE, NOT_FINISHED, NOT_TAKEN, NOTHING_CLAIMED, OTHER_TOKENS, QUEUE_FULL, REFUSED, Report,

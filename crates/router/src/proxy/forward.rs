@@ -48,7 +48,7 @@ pub(crate) async fn forward(
 ) -> Result<Response<Answer>, Refusal> {
     let endpoint = forwarded.endpoint;
     let (mut head, body) = request.into_parts();
-    hide_keys(&mut head.headers, &mut head.uri, &app.gate);
+    hide_keys(&mut head.headers, &app.gate);
     if route.takes_off_slash() {
         take_off_slash(&mut head.uri);
     }
