@@ -18,7 +18,7 @@ import tempfile
 import threading
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
@@ -137,15 +137,16 @@ class Targets:
 
     # The attack
 
-    def run(self, seconds: float) -> None:
-        """Attacks for so long."""
+    def run(self, seconds: float, only: Sequence[str] | None = None) -> None:
+        """Attacks for so long, with all kinds, or only with these."""
+        kinds = tuple(kind for kind in ATTACKS if only is None or kind.__name__ in only)
         targets = [Target(process.port, None, process.admin) for process in self.processes]
         targets += [Target(process.port, process.keys.ask, process.admin) for process in self.processes]
         ports = {process.name: process.port for process in self.processes}
         prober = Prober(ports | {f"{process.name}, admin": process.admin for process in self.processes})
         self._stop.clear()
         for _ in range(ATTACKERS):
-            self._thread(self._attack, targets, ATTACKS, random.Random(self.random.randrange(1 << 30)))
+            self._thread(self._attack, targets, kinds, random.Random(self.random.randrange(1 << 30)))
         readers = [Target(self.relay_port), Target(self.relay_port, self.relay.keys.reader)]
         for _ in range(2):
             self._thread(self._attack, readers, READER_ATTACKS, random.Random(self.random.randrange(1 << 30)))
@@ -263,11 +264,14 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--only", default="", help="kinds of attacks, by name and with commas between; all if not given"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with Targets(options.seed, lambda line: print(line, flush=True)) as attacked:
-        attacked.run(60 * options.minutes)
+        attacked.run(60 * options.minutes, options.only.split(",") if options.only else None)
         print(*table.lines(attacked.done), sep="\n", flush=True)
         for process in attacked.processes:
             print(f"{process.name}: {process.highest() >> 20:,} MiB resident at most", flush=True)
