@@ -53,7 +53,7 @@ pub use endpoint::Endpoint;
 pub use engine::{MESSAGES_RENDER_PATH, Question, RESPONSES_RENDER_PATH, TOKENIZE_PATH, tokenize_answer};
 pub use error::Error;
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
-pub use pictures::{Picture, PictureScope, Pictures};
+pub use pictures::{PICTURE_PREFIX, Picture, PictureNames, PictureScope, Pictures};
 pub use prompt_failure::PromptFailure;
 pub use prompt_tokens::{Placeholders, PromptTokens};
 pub use prompter::{Options, Prompter};

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
-use kvatlas_http::RequestBody;
 use kvatlas_http::parts::PartRequest;
+use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
@@ -23,6 +23,7 @@ use crate::proxy::read;
 use crate::reading::look_at;
 use crate::reading_turns::Client;
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::routes::ModelAt;
 use crate::state;
 
@@ -104,14 +105,21 @@ pub(crate) async fn explain(
     until: Instant,
     client: Client,
 ) -> Result<Response<Answer>, Refusal> {
+    // What a session does is not for a client that guesses its name.
+    let admitted = app.gate.admit(&request, Access::Admin);
+    let may_write_fields = reserved::may_write_fields(app, admitted.as_ref().map_or(ShownKey::Nothing, |shown| *shown));
     let (head, body) = request.into_parts();
     let body = read(app, body, app.config.http.max_body, until).await?;
+    // Engines are asked for the tokens of such prompts.
+    reserved::check_body(app, may_write_fields, &body).await?;
     let endpoint = aside_if_long(app, &body, |_, body| Endpoint::of_body(body)).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
     let mut known = look_at(app, client, Some(endpoint), ModelAt::Json, "", &body).await?;
-    let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
-    known.session = named.map(|identity| identity.name);
-    known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+    if admitted.is_ok() {
+        let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
+        known.session = named.map(|identity| identity.name);
+        known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+    }
     let Outlook { explained, held, bounds } = app.places.explain(app, shard, &known).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {
@@ -130,8 +138,8 @@ pub(crate) async fn explain(
         "session": known.turn.as_ref().map(|turn| turn.to_json()),
     });
     if let Some(pictured) = &known.pictured {
-        let images = pictured.expanded.pictures().map(|(id, tokens)| json!({ "id": id, "tokens": tokens }));
-        said["images"] = images.collect();
+        // Their names are between the router and its engines.
+        said["images"] = pictured.expanded.lengths().map(|tokens| json!({ "tokens": tokens })).collect();
     }
     let engines = app.fleet.engines();
     let unverified = engines.iter().filter(|engine| engine.is_unverified.load(Relaxed));

@@ -5,8 +5,10 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
-use kvatlas_http::{Memory, Reserved};
+use kvatlas_http::{BodyFault, Memory, Reserved};
 use tokio::sync::Semaphore;
+
+use crate::refusal::Refusal;
 
 /// Permits to unpack bodies, for as many as are unpacked at once.
 static TURNS: Semaphore = Semaphore::const_new(4);
@@ -85,31 +87,52 @@ impl Encoding {
     }
 }
 
+/// Reasons why a body is not unpacked.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum UnpackFault {
+    /// It is not what its encoding says, or too long.
+    Unreadable,
+    /// There is no memory for it.
+    NoRoom,
+}
+
 impl Coding {
     /// The body without it, if it can be had, has `most` bytes at most, and there is memory for it.
-    fn unpack(self, body: &[u8], most: usize, memory: &Arc<Memory>) -> Option<Unpacked> {
+    fn unpack(self, body: &[u8], most: usize, memory: &Arc<Memory>) -> Result<Unpacked, UnpackFault> {
         match self {
             Self::Gzip => all_of(flate2::read::MultiGzDecoder::new(body), WITH_DEFLATE, most, memory),
             // It has a frame (RFC 9110, 8.4.1.2), which some leave out.
-            Self::Deflate => all_of(flate2::read::ZlibDecoder::new(body), WITH_DEFLATE, most, memory)
-                .or_else(|| all_of(flate2::read::DeflateDecoder::new(body), WITH_DEFLATE, most, memory)),
+            Self::Deflate => match all_of(flate2::read::ZlibDecoder::new(body), WITH_DEFLATE, most, memory) {
+                Err(UnpackFault::Unreadable) => {
+                    all_of(flate2::read::DeflateDecoder::new(body), WITH_DEFLATE, most, memory)
+                }
+                done => done,
+            },
             // So begin those with windows that are longer than the format has them.
-            Self::Brotli if body.first().is_some_and(|first| first & 0x7f == 0x11) => None,
+            Self::Brotli if body.first().is_some_and(|first| first & 0x7f == 0x11) => Err(UnpackFault::Unreadable),
             Self::Brotli => {
                 let decoder = brotli_decompressor::Decompressor::new(Cursor::new(body), 4096);
                 all_of(decoder, WITH_BROTLI, most, memory)
             }
             Self::Zstd => {
-                let mut decoder = zstd::Decoder::with_buffer(body).ok()?;
-                decoder.window_log_max(WINDOW).ok()?;
+                let mut decoder = zstd::Decoder::with_buffer(body).or(Err(UnpackFault::Unreadable))?;
+                decoder.window_log_max(WINDOW).or(Err(UnpackFault::Unreadable))?;
                 all_of(decoder, WITH_ZSTD, most, memory)
             }
         }
     }
 }
 
-/// A body to be read, on a thread beside those that serve. None if it cannot be unpacked: its engine says what is wrong.
-pub(crate) async fn unpack(coding: Coding, body: &Bytes, most: usize, memory: &Arc<Memory>) -> Option<DecodedBody> {
+/// Unpacks a body to be read, on a thread beside those that serve.
+///
+/// # Errors
+/// If it cannot be unpacked, is longer than `most`, or there is no memory for it.
+pub(crate) async fn unpack(
+    coding: Coding,
+    body: &Bytes,
+    most: usize,
+    memory: &Arc<Memory>,
+) -> Result<DecodedBody, Refusal> {
     let turn = TURNS.acquire().await.ok();
     let (body, memory) = (body.clone(), memory.clone());
     let unpacking = tokio::task::spawn_blocking(move || {
@@ -117,32 +140,38 @@ pub(crate) async fn unpack(coding: Coding, body: &Bytes, most: usize, memory: &A
         drop(turn);
         unpacked
     });
-    let plain = unpacking.await.ok().flatten()?;
-    Some(DecodedBody { body: Bytes::from_owner(plain) })
+    match unpacking.await {
+        Ok(Ok(plain)) => Ok(DecodedBody { body: Bytes::from_owner(plain) }),
+        Ok(Err(UnpackFault::NoRoom)) => Err(Refusal::of_body(&BodyFault::NoRoom, most)),
+        Ok(Err(UnpackFault::Unreadable)) | Err(_) => Err(Refusal::unreadable()),
+    }
 }
 
 /// All that a decoder makes, which itself takes `own` bytes. Memory is reserved before it is taken.
-fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Option<Unpacked> {
+fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Result<Unpacked, UnpackFault> {
     let (mut plain, mut reserved) = (Vec::new(), memory.reserved());
     let mut step = vec![0; STEP];
     loop {
         if plain.is_empty() && !reserved.try_resize(own + STEP) {
-            return None;
+            return Err(UnpackFault::NoRoom);
         }
-        let read = from.read(&mut step).ok()?;
+        let read = from.read(&mut step).or(Err(UnpackFault::Unreadable))?;
         let length = plain.len() + read;
         if read == 0 || length > most {
             drop((from, step));
-            let is_whole = read == 0 && reserved.try_resize(plain.capacity());
-            return is_whole.then_some(Unpacked { bytes: plain, _memory: reserved });
+            if read > 0 {
+                return Err(UnpackFault::Unreadable);
+            }
+            let has_room = reserved.try_resize(plain.capacity());
+            return has_room.then_some(Unpacked { bytes: plain, _memory: reserved }).ok_or(UnpackFault::NoRoom);
         }
         if length > plain.capacity() {
             let wanted = (2 * plain.capacity()).clamp(STEP, most.max(STEP)).max(length);
             // For a moment there may be both.
             if !reserved.try_resize(own + STEP + plain.capacity() + wanted) {
-                return None;
+                return Err(UnpackFault::NoRoom);
             }
-            plain.try_reserve_exact(wanted - plain.len()).ok()?;
+            plain.try_reserve_exact(wanted - plain.len()).or(Err(UnpackFault::NoRoom))?;
         }
         plain.extend_from_slice(&step[..read]);
     }
@@ -168,7 +197,7 @@ mod tests {
 
     fn unpacked(coding: Coding, packed: &[u8], most: usize) -> Option<Vec<u8>> {
         let memory = Memory::new(256 << 20);
-        let unpacked = coding.unpack(packed, most, &memory);
+        let unpacked = coding.unpack(packed, most, &memory).ok();
         assert_eq!(memory.used(), unpacked.as_ref().map_or(0, |unpacked| unpacked.bytes.capacity()));
         unpacked.map(|unpacked| unpacked.bytes)
     }
@@ -231,9 +260,9 @@ mod tests {
     fn memory_is_reserved_before_it_is_taken() {
         let memory = Memory::new(4 << 20);
         let packed = gzip(&vec![b' '; 3 << 20]);
-        assert!(Coding::Gzip.unpack(&packed, 64 << 20, &memory).is_none());
+        assert_eq!(Coding::Gzip.unpack(&packed, 64 << 20, &memory).err(), Some(UnpackFault::NoRoom));
         let packed = gzip(&vec![b' '; 1 << 20]);
-        let unpacked = Coding::Gzip.unpack(&packed, 64 << 20, &memory).expect("room");
+        let unpacked = Coding::Gzip.unpack(&packed, 64 << 20, &memory).ok().expect("room");
         assert_eq!((unpacked.bytes.len(), memory.used()), (1 << 20, unpacked.bytes.capacity()));
         drop(unpacked);
         assert_eq!(memory.used(), 0);

@@ -136,6 +136,13 @@ impl Scrape {
         gauge(encoder, "connections", "Open connections of clients", front.connections())?;
         let help = "Connections that were closed before they sent a key, to make room for others";
         counter(encoder, "connections_evicted", help, front.evicted())?;
+        let help = "Connections that were closed before they sent a key, for another reason: too_many_streams at once, or an unread_answer";
+        let mut family = describe(encoder, "strangers_closed", help, MetricType::Counter)?;
+        for (reason, count) in front.closed_strangers() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Bytes that connections which have not sent a key count for. Beyond 80 MiB, the largest are closed";
+        gauge(encoder, "stranger_bytes", help, front.stranger_bytes())?;
         let help =
             "HTTP/2 streams that were reset because the client did not take the answer within http.write_timeout";
         counter(encoder, "stalled_streams", help, front.stalled_streams())?;

@@ -8,8 +8,8 @@ use std::time::Instant;
 use kvatlas_follow::Follower;
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter, RecalledBody,
-    Request, Turns,
+    Dialect, Endpoint, Media, Options, PictureNames, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter,
+    RecalledBody, Request, Turns,
 };
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
@@ -17,6 +17,7 @@ use crate::cache_reports::CacheReporter;
 use crate::config::{Config, Handover, ImageIds};
 use crate::error::Error;
 use crate::fleet::Dialects;
+use crate::fleet_secret::FleetSecret;
 use crate::media::{MediaTokens, ModelMedia};
 use crate::reading_turns::ReadingTurns;
 use crate::request_facts::{DialectBlocks, RequestFacts, estimate};
@@ -48,8 +49,8 @@ pub(crate) struct Prompts {
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// The pictures that get a name, if any do.
-    names_pictures: Option<PictureScope>,
+    /// The rule by which pictures get their names, if any do.
+    names_pictures: Option<PictureNames>,
     /// Turns to read long prompts.
     pub(crate) turns: Arc<ReadingTurns>,
     /// Permits for other work on long bodies, which takes only as long as it takes to look at each byte: one for each core.
@@ -140,14 +141,17 @@ impl Prompts {
         config: &Config,
         wants: PromptForms,
         cache_reporter: Option<Arc<CacheReporter>>,
+        secret: &FleetSecret,
     ) -> Result<Self, Error> {
         let names_pictures = match config.image_ids {
             ImageIds::Auto => Some(PictureScope::Data),
             ImageIds::Addresses => Some(PictureScope::Addresses),
             ImageIds::Off => None,
         };
-        // What is looked at as text ends before a picture, and so do blocks.
-        let names_pictures = names_pictures.filter(|_| wants.hashes && !wants.text);
+        // What is looked at as text ends before a picture, and so do blocks. Sites' routers give names themselves.
+        let names_pictures = names_pictures
+            .filter(|_| wants.hashes && !wants.text && config.global_url.is_none())
+            .map(|scope| PictureNames { scope, secret: secret.key("kvatlas 2026-11-28 names of pictures") });
         let options = Options { text: wants.text, images: names_pictures.is_some(), ..Options::default() };
         let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
         let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
@@ -278,7 +282,8 @@ impl Prompts {
             prompted.why_not = Some(PromptFailure::SkipsCache);
         }
         let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
-        let pictures = self.names_pictures.filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
+        let pictures =
+            self.names_pictures.as_ref().filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
         let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
         let pictures = pictures.and_then(|named| Pictures::of(body, named));
         let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {

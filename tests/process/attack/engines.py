@@ -67,7 +67,7 @@ _LONG_WORDS = {
 
 
 def long_words(engine: bad.Engine) -> None:
-    """Has an engine say 15 MiB wherever it is asked about itself."""
+    """Makes an engine say 15 MiB wherever it is asked about itself."""
     for path, body in _LONG_WORDS.items():
         engine.answers[path] = bad.raw(bad.head("200 OK", f"content-length: {len(body)}") + body)
 
@@ -84,7 +84,7 @@ _FIELDS = ("x-original-url", "x-rewrite-url", "x-http-method-override", "x-http-
 
 
 def forbidden(engines: list[bad.Engine], keys: Keys) -> Iterator[str]:
-    """What must not have reached engines since the last look, in words; each look forgets what it saw."""
+    """Words on all that has reached engines since the last look, and must not; each look forgets what it saw."""
     secrets = [key.encode() for key in (keys.ask, keys.admin)]
     for engine in engines:
         seen, engine.received[:] = engine.received[:], []

@@ -1,4 +1,4 @@
-"""What each kind of attack did, as a table."""
+"""A table of kinds of attack: how often each ran, what it sent and got, and how its connections ended."""
 
 from __future__ import annotations
 

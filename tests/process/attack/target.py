@@ -89,7 +89,7 @@ class Connection:
             self.sent += len(piece)
 
     def recv(self, most: int) -> bytes:
-        """What has come; empty at the end."""
+        """The bytes that have come; none at the end."""
         data = self.socket.recv(most)
         self.received += len(data)
         self.over |= not data

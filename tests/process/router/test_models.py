@@ -120,11 +120,6 @@ def test_one_encoding_is_as_many_as_are_undone(router: Router, encoding: str) ->
     assert sum(engine.asked() for engine in router.engines.values()) == before
 
 
-def test_what_cannot_be_unpacked_is_for_the_engine(router: Router) -> None:
-    for encoding, data in (("gzip", b"no gzip"), ("compress", b"x"), ("gzip", packed(bytes(100 << 20)))):
-        assert router.ask(data, path="/v1/score", headers={"content-encoding": encoding}).status == 200
-
-
 PATHS = ("/v1/rerank", "/v1/audio/transcriptions", "/v1/messages/count_tokens", "/v1/embeddings", "/v1/files")
 
 

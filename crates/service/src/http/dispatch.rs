@@ -27,7 +27,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let trace = Trace::of(&request, app.front.config.access_log);
+    let trace = Trace::of(&request, app.front.config.access_log, &app.gate);
     let mut response = dispatch(&app, &call, route, request).await.unwrap_or_else(|refusal| refusal.response());
     let took = started.elapsed();
     app.counts.answered(route, response.status().as_u16(), took);
@@ -42,10 +42,11 @@ async fn dispatch(
     request: Request<RequestBody>,
 ) -> Result<Response<Answer>, Refusal> {
     let kind = call.kind;
+    app.gate.check_target(&request)?;
     if kind == ListenerKind::Admin {
         app.gate.check_admin_host(&request)?;
-    } else if app.gate.check(&request, route.access())? {
-        call.place.is_known();
+    } else {
+        app.gate.check(&request, route.access())?;
     }
     if route == Route::Unknown || !route.is_at(kind) {
         return Err(Refusal::unknown_path());
@@ -86,8 +87,9 @@ async fn dispatch(
         Route::Health => Ok(health::health(&app.pulses, &app.fleet)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
-            let text = exposition::text(app).map_err(|_| Refusal::internal())?;
-            let (kind, text) = kvatlas_http::metrics::negotiated(request.headers(), text);
+            let made =
+                app.front.exposition.get(request.headers(), kind == ListenerKind::Admin, || exposition::text(app));
+            let (kind, text) = made.map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, kind, text))
         }),
         Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
