@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request};
+use kvatlas_settings::Secret;
 use tokio_rustls::TlsAcceptor;
 
 use crate::config::Config;
-use crate::keys::{Access, Hosts};
+use crate::keys::{Access, Hosts, ShownKey};
 use crate::origin::check_origin;
 use crate::trust::Trust;
 use crate::{Denial, Error};
@@ -65,6 +66,15 @@ impl Gate {
         headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect()
     }
 
+    /// The secret that routers of a fleet share: the admin key, else `engines`, the key that they show to engines, else the
+    /// one key that there is.
+    #[must_use]
+    pub fn fleet_secret(&self, engines: Option<&Secret>) -> Option<Secret> {
+        let keys = self.trust.keys();
+        let admin = keys.for_changes().filter(|_| keys.have_admin());
+        admin.or(engines).or_else(|| keys.for_changes()).cloned()
+    }
+
     /// True if the name of a header contains one of the keys, or a list of such names does.
     #[must_use]
     pub fn has_key_in_name(&self, name: &[u8]) -> bool {
@@ -79,21 +89,30 @@ impl Gate {
         self.trust.keys().check_target(request)
     }
 
-    /// Checks that a request may do what it wants. True if it showed a key. Hosts are checked where they could be others
-    /// than this machine's: on loopback without a key, and where the configuration names some. A request that changes
-    /// something must not come from a page of an origin that the configuration does not name, nor must one with a body that shows no key.
+    /// Checks that a request may do what it wants. True if it showed a key.
     ///
     /// # Errors
     /// Why it may not.
     pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denial> {
+        Ok(self.admit(request, wants)? != ShownKey::Nothing)
+    }
+
+    /// Checks that a request may do what it wants, and returns the key that it showed. Hosts are checked where
+    /// they could be others than this machine's: on loopback without a key, and where the configuration names some. A
+    /// request that changes something must not come from a page of an origin that the configuration does not name, nor
+    /// must one with a body that shows no key.
+    ///
+    /// # Errors
+    /// Why it may not.
+    pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<ShownKey, Denial> {
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
         hosts.check(request, &self.config.hosts)?;
-        let is_known = self.trust.keys().check(request, wants)?;
+        let shown = self.trust.keys().check(request, wants)?;
         let reads = matches!(*request.method(), Method::GET | Method::HEAD);
-        if wants == Access::Admin || (!is_known && !reads) {
+        if wants == Access::Admin || (shown == ShownKey::Nothing && !reads) {
             check_origin(request, &self.config.origins)?;
         }
-        Ok(is_known)
+        Ok(shown)
     }
 
     /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.

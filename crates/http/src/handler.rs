@@ -1,5 +1,6 @@
 //! Whoever answers requests, and what it shares with the server: the settings, keys, memory and places.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::available_parallelism;
@@ -44,6 +45,8 @@ pub struct Call {
     pub thread: usize,
     /// The listener by which it came.
     pub kind: ListenerKind,
+    /// The address that its connection comes from, if the system knows it.
+    pub from: Option<IpAddr>,
     /// The time by which the request's body must be here.
     pub until: Instant,
 }

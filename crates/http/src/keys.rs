@@ -27,6 +27,17 @@ const DEPTH: usize = 3;
 /// Bytes of the shortest key that is looked for in base64: a shorter one is in many a text by chance.
 const SHORTEST: usize = 4;
 
+/// The key that a request has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownKey {
+    /// None of the server's.
+    Nothing,
+    /// The key for questions.
+    QueryKey,
+    /// The admin key, where there is one.
+    AdminKey,
+}
+
 /// The keys in force.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
@@ -152,8 +163,18 @@ impl Keys {
         (is(&self.ask), is(&self.admin))
     }
 
-    /// Checks that a request has the key for what it wants. True if it showed one of the keys.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denial> {
+    /// Returns the key that changes need: the admin key, or the only one.
+    pub(crate) fn for_changes(&self) -> Option<&Secret> {
+        self.admin.as_ref().or(self.ask.as_ref())
+    }
+
+    /// True if there is an admin key.
+    pub(crate) fn have_admin(&self) -> bool {
+        self.admin.is_some()
+    }
+
+    /// Checks that a request has the key for what it wants, and returns which one it showed.
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let (ask, admin) = self.shown(request);
         let known = ask || admin;
         let may = match wanted {
@@ -163,7 +184,9 @@ impl Keys {
             Access::Admin => known || self.ask.is_none(),
         };
         match (may, known) {
-            (true, _) => Ok(known),
+            (true, _) if admin => Ok(ShownKey::AdminKey),
+            (true, true) => Ok(ShownKey::QueryKey),
+            (true, false) => Ok(ShownKey::Nothing),
             (false, true) => Err(forbidden()),
             (false, false) => Err(unauthorized(wanted == Access::Admin && self.admin.is_some())),
         }

@@ -55,9 +55,9 @@ pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
 pub use handler::{Call, Front, Handler, ListenerKind};
-pub use keys::Access;
+pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
-pub use memory::Memory;
+pub use memory::{Memory, Reserved};
 pub use plain::plain;
 pub use server::{Server, Threads};
 

@@ -109,8 +109,9 @@ impl<H: Handler> ListenerContext<H> {
 
     async fn speak(&self, stream: TcpStream, place: &Arc<Place>) {
         let (limits, stop, front) = (self.limits, self.stop.clone(), self.handler.front());
+        let from = stream.peer_addr().ok().map(|address| address.ip());
         let handle = |request, until| {
-            let call = Call { thread: self.number, kind: self.kind, until };
+            let call = Call { thread: self.number, kind: self.kind, from, until };
             H::answer(self.handler.clone(), call, request)
         };
         let shows_key = |request: &_| self.kind == ListenerKind::Main && front.gate.is_shown_key(request);

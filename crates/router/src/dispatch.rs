@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody};
+use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -23,6 +23,7 @@ use crate::peer_requests;
 use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 use crate::state;
 use crate::ui;
@@ -128,7 +129,8 @@ async fn dispatch(
     let own = match route.to {
         Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
         Responder::Engine(forwarded) if kind == ListenerKind::Main => {
-            let is_known = app.gate.check(&request, route.wants)?;
+            let shown = app.gate.admit(&request, route.wants)?;
+            let is_known = shown != ShownKey::Nothing;
             if forwarded.allowed == ForwardCondition::ToAdmins
                 && !is_known
                 && !routes::is_listed(path, &app.config.forward)
@@ -136,7 +138,9 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
+            let may_write_fields = reserved::may_write_fields(app, shown);
+            let answered =
+                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -174,7 +178,7 @@ async fn dispatch(
         RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
         RouterAnswer::PageEvents => ui::events(app),
         RouterAnswer::PageDecision => ui::decision(app, query),
-        RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
+        RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
         RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
         RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,

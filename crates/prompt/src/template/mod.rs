@@ -13,10 +13,12 @@ mod strftime;
 mod syntax;
 mod wants_parts;
 
-use minijinja::{Environment, Value};
+use minijinja::{Environment, ErrorKind, Value};
 
+use crate::allowance;
 use crate::dialect::Dialect;
 use crate::error::Error;
+use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
 
 pub(crate) use environment::Clock;
@@ -27,10 +29,20 @@ use output::Output;
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
 
+/// The work that a template may do for a chat: an instruction each, or 64 bytes of what it makes. More is for long chats
+/// alone. A template may go through the messages again for each of them, but not of a long chat.
+const FUEL: [u64; 2] = [1_000_000, 8_000_000];
+
+/// The work that a template needs for a chat at least, for each of its messages, and for 64 bytes of text.
+const FUEL_AT_LEAST: u64 = 200_000;
+const FUEL_A_MESSAGE: u64 = 300;
+const FUEL_A_STEP: u64 = 8;
+
 /// A chat template, compiled.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    /// Environments with the template, which differ in how much it may do: [`FUEL`].
+    environments: [Environment<'static>; FUEL.len()],
     /// True if the template takes the content of a message as a list of parts: it does if it loops over one.
     pub as_parts: bool,
     /// True if the template writes each message for itself.
@@ -102,9 +114,14 @@ impl ChatTemplate {
         let is_local = local::is_local(&source).map_err(invalid)?;
         let mut environment = environment::environment(clock);
         environment.add_template_owned(NAME, pieces::with_pieces(&source)).map_err(invalid)?;
+        let environments = FUEL.map(|fuel| {
+            let mut environment = environment.clone();
+            environment.set_fuel(Some(fuel));
+            environment
+        });
         let special_tokens =
             special_tokens.into_iter().map(|(name, token)| (name.into(), Value::from(token.into()))).collect();
-        Ok(Self { environment, as_parts, is_local, inline_system, toggle, special_tokens })
+        Ok(Self { environments, as_parts, is_local, inline_system, toggle, special_tokens })
     }
 
     /// True if an engine takes system messages of Messages to the top for this template.
@@ -172,7 +189,8 @@ impl ChatTemplate {
     /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
     /// each message begins, if each is written for itself.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
-        let room = if earlier.len() == 0 { texts_length(&variables.messages) } else { 0 };
+        let (length, count) = (texts_length(&variables.messages), variables.messages.len());
+        let room = if earlier.len() == 0 { length } else { 0 };
         let mut output = Output::after(earlier, room);
         let (messages, watched) = if self.is_local {
             let watched = MeteredMessages::new(variables.messages, output.written().clone());
@@ -187,8 +205,15 @@ impl ChatTemplate {
         context.extend(variables.more);
         context.push(("messages".into(), messages));
         let context = Value::from_pairs(context);
-        let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        template.render_captured_to(context, &mut output).map_err(|error| error.to_string())?;
+        let needs = FUEL_AT_LEAST + FUEL_A_MESSAGE * count as u64 + FUEL_A_STEP * (length as u64 / 64);
+        let environment = &self.environments[usize::from(needs > FUEL[0])];
+        let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
+        template.render_captured_to(context, &mut output).map_err(|error| {
+            if error.kind() == ErrorKind::OutOfFuel {
+                allowance::fail(PromptFailure::TookTooLong);
+            }
+            error.to_string()
+        })?;
         let (same, rest) = output.text();
         Ok((same, rest, watched.map(|watched| watched.begins()).unwrap_or_default()))
     }
