@@ -1,5 +1,6 @@
 //! Chat templates: Jinja with what Hugging Face's transformers offers them, which is what engines render with.
 
+mod doubling;
 mod environment;
 mod generation;
 #[cfg(test)]
@@ -106,6 +107,10 @@ impl ChatTemplate {
         special_tokens: impl IntoIterator<Item = (K, V)>,
         clock: Clock,
     ) -> Result<Self, Error> {
+        if doubling::adds_to_itself(source) {
+            let message = "adds a value to itself, which can make more than any memory holds".to_owned();
+            return Err(Error::Template { message });
+        }
         let inline_system = InlineSystem::of(source);
         let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
         let source = generation::without_marks(source);
