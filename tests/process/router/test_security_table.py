@@ -431,7 +431,6 @@ TRIALS = [(who, pattern, trial) for who, claims in CLAIMS.items() for pattern, t
 
 # Still to be brought in: they take more than the table says.
 PENDING: tuple[Trial, ...] = (
-    *(strangers_memory, strangers_reset, strangers_streams),
     *(client_memory, client_reading, template_memory, template_time),
 )
 
