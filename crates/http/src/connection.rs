@@ -36,8 +36,8 @@ const GOODBYE: Duration = Duration::from_secs(1);
 /// Bytes that are thrown away of a request whose head is too large, so that the client gets to read why it was refused.
 const THROWN_AWAY: usize = 256 << 10;
 
-/// A connection that was made, to be served.
-pub(crate) struct Made {
+/// The terms on which a connection is served.
+pub(crate) struct Terms {
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
     pub(crate) counts: Arc<Counts>,
@@ -355,7 +355,7 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
 /// must be.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
-    made: Made,
+    terms: Terms,
     handle: impl Fn(Request<RequestBody>, Instant) -> F,
     shows_key: impl Fn(&Request<hyper::body::Incoming>) -> bool,
     refuse: fn(Denial) -> Response<B>,
@@ -365,7 +365,7 @@ pub(crate) async fn serve<S, F, B>(
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let Made { protocol, limits, counts, note, stop } = made;
+    let Terms { protocol, limits, counts, note, stop } = terms;
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
         if note.place.is_stranger() && shows_key(&request) {
             note.place.make_known();

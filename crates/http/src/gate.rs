@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request};
 use kvatlas_settings::Secret;
 use tokio_rustls::TlsAcceptor;
@@ -53,6 +54,16 @@ impl Gate {
     #[must_use]
     pub fn has_key_in(&self, text: &[u8]) -> bool {
         self.trust.keys().are_in(text)
+    }
+
+    /// The names of the headers that contain one of the keys, in their values or in their names, however it is encoded.
+    #[must_use]
+    pub fn names_with_keys(&self, headers: &HeaderMap) -> Vec<HeaderName> {
+        let keys = self.trust.keys();
+        let has_key = |(name, value): &(&HeaderName, &HeaderValue)| {
+            keys.are_in(value.as_bytes()) || keys.are_in_name(name.as_str().as_bytes())
+        };
+        headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect()
     }
 
     /// The secret that routers of a fleet share: the admin key, else `engines`, the key that they show to engines, else the

@@ -63,8 +63,9 @@ impl WrittenKeys {
         let mut all = Vec::new();
         for key in keys.map(|key| write(key.reveal())) {
             let plain = String::from_utf8_lossy(&plain(key.as_bytes())).into_owned();
-            all.extend((plain != key).then(|| Secret::from(plain)));
-            all.push(Secret::from(key));
+            // What is no key by itself is not one of those that are looked for.
+            let others = [plain].into_iter().filter(|plain| *plain != key);
+            all.extend(others.chain([key.clone()]).filter_map(|key| Secret::try_from(key).ok()));
         }
         let shortest = all.iter().map(|key| key.reveal().len()).min().unwrap_or(usize::MAX);
         Self { keys: all, shortest }

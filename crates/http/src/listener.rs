@@ -8,7 +8,7 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
-use crate::connection::Made;
+use crate::connection::Terms;
 use crate::handler::{Call, Handler, ListenerKind};
 use crate::limits::{HANDSHAKE, Limits, TLS};
 use crate::note::Note;
@@ -115,7 +115,7 @@ impl<H: Handler> ListenerContext<H> {
             H::answer(self.handler.clone(), call, request)
         };
         let shows_key = |request: &_| self.kind == ListenerKind::Main && front.gate.is_shown_key(request);
-        let made = |protocol, stop| Made {
+        let terms = |protocol, stop| Terms {
             protocol,
             limits,
             counts: front.counts.clone(),
@@ -129,7 +129,7 @@ impl<H: Handler> ListenerContext<H> {
                 Some(Spoken::Http1)
             };
             let Some(spoken) = spoken else { return };
-            return connection::serve(stream, made(spoken, stop), handle, shows_key, H::refuse).await;
+            return connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
         };
         // In a place of its own: every connection without TLS would be as large.
         Box::pin(async move {
@@ -146,7 +146,7 @@ impl<H: Handler> ListenerContext<H> {
                     }
                     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
-                    connection::serve(stream, made(spoken, stop), handle, shows_key, H::refuse).await;
+                    connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
                 }
                 // No TLS, or none that we speak; the client was told in TLS's own words.
                 Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),

@@ -262,7 +262,7 @@ mod tests {
         let packed = gzip(&vec![b' '; 3 << 20]);
         assert_eq!(Coding::Gzip.unpack(&packed, 64 << 20, &memory).err(), Some(UnpackFault::NoRoom));
         let packed = gzip(&vec![b' '; 1 << 20]);
-        let unpacked = Coding::Gzip.unpack(&packed, 64 << 20, &memory).ok().expect("room");
+        let Ok(unpacked) = Coding::Gzip.unpack(&packed, 64 << 20, &memory) else { panic!("there is room") };
         assert_eq!((unpacked.bytes.len(), memory.used()), (1 << 20, unpacked.bytes.capacity()));
         drop(unpacked);
         assert_eq!(memory.used(), 0);

@@ -106,12 +106,6 @@ fn warn_if_exposed(path: &Path, about: &std::fs::Metadata) {
 #[cfg(not(unix))]
 fn warn_if_exposed(_path: &Path, _about: &std::fs::Metadata) {}
 
-impl From<String> for Secret {
-    fn from(key: String) -> Self {
-        Self(key)
-    }
-}
-
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")

@@ -26,9 +26,9 @@ LONG = {
     "hashes": (query("/query_by_hash", "content_hashes", "12345678901234567890"), 200),
     "many hashes": (query("/query_by_hash", "content_hashes", "1"), 400),
     "workers": (query("/query", "among", '"a"'), 400),
-    "other fields": (query("/query", "others", '{"":0}'), 400),
+    "other fields": (query("/query", "others", '{"":0}'), 422),
     "a batch": (query("/query_batch", "queries", '{"token_ids":[1]}'), 400),
-    "an observation": (query("/observed", "token_ids", "1"), 400),
+    "an observation": (query("/observed", "token_ids", "1"), 422),
 }
 
 

@@ -8,10 +8,10 @@ use minijinja::value::{Kwargs, Rest, ValueKind};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, Value};
 use minijinja_contrib::pycompat;
 
-use super::FUEL;
 use super::pieces::{self, Pieces};
 use super::strftime::strftime;
 use super::syntax::syntax;
+use super::work::FUEL;
 use crate::allowance;
 use crate::python::{self, Json};
 

@@ -1,5 +1,6 @@
 //! Chat templates: Jinja with what Hugging Face's transformers offers them, which is what engines render with.
 
+mod doubling;
 mod environment;
 mod generation;
 #[cfg(test)]
@@ -12,6 +13,7 @@ mod pieces;
 mod strftime;
 mod syntax;
 mod wants_parts;
+mod work;
 
 use minijinja::{Environment, ErrorKind, Value};
 
@@ -25,18 +27,10 @@ pub(crate) use environment::Clock;
 use inline_system::InlineSystem;
 use metered_messages::MeteredMessages;
 use output::Output;
+use work::{FUEL, fuel_for};
 
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
-
-/// The work that a template may do for a chat: an instruction each, or 64 bytes of what it makes. More is for long chats
-/// alone. A template may go through the messages again for each of them, but not of a long chat.
-const FUEL: [u64; 2] = [1_000_000, 8_000_000];
-
-/// The work that a template needs for a chat at least, for each of its messages, and for 64 bytes of text.
-const FUEL_AT_LEAST: u64 = 200_000;
-const FUEL_A_MESSAGE: u64 = 300;
-const FUEL_A_STEP: u64 = 8;
 
 /// A chat template, compiled.
 #[derive(Debug)]
@@ -106,6 +100,10 @@ impl ChatTemplate {
         special_tokens: impl IntoIterator<Item = (K, V)>,
         clock: Clock,
     ) -> Result<Self, Error> {
+        if doubling::adds_to_itself(source) {
+            let message = "adds a value to itself, which can make more than any memory holds".to_owned();
+            return Err(Error::Template { message });
+        }
         let inline_system = InlineSystem::of(source);
         let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
         let source = generation::without_marks(source);
@@ -205,8 +203,7 @@ impl ChatTemplate {
         context.extend(variables.more);
         context.push(("messages".into(), messages));
         let context = Value::from_pairs(context);
-        let needs = FUEL_AT_LEAST + FUEL_A_MESSAGE * count as u64 + FUEL_A_STEP * (length as u64 / 64);
-        let environment = &self.environments[usize::from(needs > FUEL[0])];
+        let environment = &self.environments[fuel_for(count, length)];
         let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
         template.render_captured_to(context, &mut output).map_err(|error| {
             if error.kind() == ErrorKind::OutOfFuel {

@@ -104,11 +104,7 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     if gate.asks_for_key() {
         headers.remove(AUTHORIZATION);
     }
-    let has_key = |(name, value): &(&HeaderName, &HeaderValue)| {
-        gate.has_key_in(value.as_bytes()) || gate.has_key_in_name(name.as_str().as_bytes())
-    };
-    let with_key: Vec<HeaderName> = headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect();
-    for name in with_key {
+    for name in gate.names_with_keys(headers) {
         headers.remove(name);
     }
 }
