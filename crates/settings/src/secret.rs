@@ -97,7 +97,7 @@ fn warn_if_exposed(path: &Path, about: &std::fs::Metadata) {
     if mode & EXPOSED != 0 {
         let path = path.display();
         tracing::warn!(
-            "the secret in {path} is open to other users of this machine (mode {mode:04o}): chmod 600 {path}, or 640 for a \
+            "the key in {path} is open to other users of this machine (mode {mode:04o}): chmod 600 {path}, or 640 for a \
              group"
         );
     }

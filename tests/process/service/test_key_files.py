@@ -54,7 +54,7 @@ def running(*command: str) -> Iterator[tuple[ForkedCommand, list[str]]]:
 
 
 def warned(log: list[str]) -> set[str]:
-    return {Path(line.partition("the secret in ")[2].split(" ")[0]).name for line in log if "the secret in " in line}
+    return {Path(line.partition("the key in ")[2].split(" ")[0]).name for line in log if "the key in " in line}
 
 
 @pytest.mark.parametrize("command", FLAGS)
@@ -91,7 +91,7 @@ def test_a_file_that_is_read_again_is_looked_at_again(tmp_path: Path) -> None:
         process.send_signal(signal.SIGHUP)
         began = time.monotonic()
         for line in process.stderr:
-            if "the secret in" in line:
+            if "the key in" in line:
                 break
             assert time.monotonic() - began < PATIENCE
         assert "(mode 0644): chmod 600" in line
@@ -104,6 +104,6 @@ def test_the_check_names_them(tmp_path: Path) -> None:
         closed = key_file(tmp_path / "closed", 0o600)
         done = in_process("router", *flags, "--key-file", open_to_all, "--admin-key-file", closed)
         said = " ".join(done.stdout.split())
-        assert "http.key_file: the secret in" in said
+        assert "http.key_file: the key in" in said
         assert "mode 0644" in said
         assert "admin_key_file" not in said

@@ -140,7 +140,7 @@ def exposure(path: Path) -> str | None:
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _EXPOSED:
         return None
-    where = f"the secret in {path} is open to other users of this machine (mode {mode:04o})"
+    where = f"the key in {path} is open to other users of this machine (mode {mode:04o})"
     return f"{where}: chmod 600 {path}, or 640 for a group"
 
 
