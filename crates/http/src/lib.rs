@@ -57,7 +57,7 @@ pub use gate::Gate;
 pub use handler::{Call, Front, Handler, ListenerKind};
 pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
-pub use memory::{Memory, Reserved};
+pub use memory::{Memory, Reservation};
 pub use plain::plain;
 pub use server::{Server, Threads};
 

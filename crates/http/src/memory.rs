@@ -68,7 +68,7 @@ pub(crate) struct Lease {
 
 /// Memory for what is made of a body, until this is dropped.
 #[derive(Debug)]
-pub struct Reserved {
+pub struct Reservation {
     lease: Lease,
 }
 
@@ -108,12 +108,12 @@ impl Memory {
 
     /// Reserves memory for what is made of a body, beside the body itself, before it is made. Half of all memory is as much
     /// as is reserved for one. None if there is no room until then.
-    pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reserved> {
+    pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit / 2);
         loop {
             let freed = self.freed.notified();
             if self.try_take(bytes, bytes) {
-                return Some(Reserved { lease: Lease { memory: self.clone(), bytes } });
+                return Some(Reservation { lease: Lease { memory: self.clone(), bytes } });
             }
             timeout_at(until.into(), freed).await.ok()?;
         }
@@ -121,8 +121,8 @@ impl Memory {
 
     /// A reservation of nothing, to be grown.
     #[must_use]
-    pub fn reserved(self: &Arc<Self>) -> Reserved {
-        Reserved { lease: Lease::new(self) }
+    pub fn reserved(self: &Arc<Self>) -> Reservation {
+        Reservation { lease: Lease::new(self) }
     }
 
     fn try_take(&self, more: usize, whole: usize) -> bool {
@@ -156,7 +156,7 @@ impl Memory {
     }
 }
 
-impl Reserved {
+impl Reservation {
     /// Reserves `bytes` in all, or returns false if there is no room for them now.
     #[must_use]
     pub fn try_resize(&mut self, bytes: usize) -> bool {

@@ -90,13 +90,13 @@ thread_local! {
 /// did.
 pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<PromptFailure>) {
     /// A panic is caught by threads that live on.
-    struct Restored(Allowance);
-    impl Drop for Restored {
+    struct OuterAllowance(Allowance);
+    impl Drop for OuterAllowance {
         fn drop(&mut self) {
             OPEN.set(self.0);
         }
     }
-    let _before = Restored(OPEN.replace(Allowance { limits, left: limits.bytes, calls: 0, failure: None }));
+    let _before = OuterAllowance(OPEN.replace(Allowance { limits, left: limits.bytes, calls: 0, failure: None }));
     let made = read();
     (made, OPEN.get().failure)
 }

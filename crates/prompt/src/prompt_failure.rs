@@ -57,7 +57,7 @@ pub enum PromptFailure {
     /// The engine that was asked for the tokens did not tell them.
     #[error("the engine's /tokenize did not tell the tokens, or not in time")]
     NotAnswered,
-    /// What would be made of the prompt's items would take many times the memory of the request.
+    /// The items of the prompt would take many times the memory of the request.
     #[error("the prompt has more items than the router reads")]
     TooManyItems,
     /// The prompt was not read within the time that there is for it, or as far as the tokens go.

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_ENCODING, HeaderMap};
-use kvatlas_http::{BodyFault, Memory, Reserved};
+use kvatlas_http::{BodyFault, Memory, Reservation};
 use tokio::sync::Semaphore;
 
 use crate::refusal::Refusal;
@@ -36,7 +36,7 @@ pub(crate) enum Coding {
 /// The way in which a body is compressed, as the headers say.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Encoding {
-    /// It is as it is.
+    /// None.
     Plain,
     One(Coding),
     /// One that is not known here.
@@ -51,12 +51,12 @@ pub(crate) struct DecodedBody {
 }
 
 /// A body that was unpacked, and the memory for it.
-struct Unpacked {
+struct UnpackedBody {
     bytes: Vec<u8>,
-    _memory: Reserved,
+    _memory: Reservation,
 }
 
-impl AsRef<[u8]> for Unpacked {
+impl AsRef<[u8]> for UnpackedBody {
     fn as_ref(&self) -> &[u8] {
         &self.bytes
     }
@@ -90,7 +90,7 @@ impl Encoding {
 /// Reasons why a body is not unpacked.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum UnpackFault {
-    /// It is not what its encoding says, or too long.
+    /// The body is not of that encoding, or too long.
     Unreadable,
     /// There is no memory for it.
     NoRoom,
@@ -98,7 +98,7 @@ enum UnpackFault {
 
 impl Coding {
     /// The body without it, if it can be had, has `most` bytes at most, and there is memory for it.
-    fn unpack(self, body: &[u8], most: usize, memory: &Arc<Memory>) -> Result<Unpacked, UnpackFault> {
+    fn unpack(self, body: &[u8], most: usize, memory: &Arc<Memory>) -> Result<UnpackedBody, UnpackFault> {
         match self {
             Self::Gzip => all_of(flate2::read::MultiGzDecoder::new(body), WITH_DEFLATE, most, memory),
             // It has a frame (RFC 9110, 8.4.1.2), which some leave out.
@@ -148,7 +148,7 @@ pub(crate) async fn unpack(
 }
 
 /// All that a decoder makes, which itself takes `own` bytes. Memory is reserved before it is taken.
-fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Result<Unpacked, UnpackFault> {
+fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) -> Result<UnpackedBody, UnpackFault> {
     let (mut plain, mut reserved) = (Vec::new(), memory.reserved());
     let mut step = vec![0; STEP];
     loop {
@@ -163,7 +163,7 @@ fn all_of(mut from: impl Read, own: usize, most: usize, memory: &Arc<Memory>) ->
                 return Err(UnpackFault::Unreadable);
             }
             let has_room = reserved.try_resize(plain.capacity());
-            return has_room.then_some(Unpacked { bytes: plain, _memory: reserved }).ok_or(UnpackFault::NoRoom);
+            return has_room.then_some(UnpackedBody { bytes: plain, _memory: reserved }).ok_or(UnpackFault::NoRoom);
         }
         if length > plain.capacity() {
             let wanted = (2 * plain.capacity()).clamp(STEP, most.max(STEP)).max(length);

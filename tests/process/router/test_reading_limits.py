@@ -1,4 +1,4 @@
-"""What is made of a body takes a few times its memory at most, and little time, whatever is in it."""
+"""The memory that is made of a body, a few times its own at most, and the time, whatever is in it."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ KINDS: dict[str, tuple[str, Callable[[], bytes]]] = {
 }
 
 
-class Watched:
+class MemoryWatch:
     """A router whose resident memory is watched from its beginning."""
 
     def __init__(self, router: Router) -> None:
@@ -142,14 +142,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def watched(model: Path) -> Iterator[Watched]:
+def watched(model: Path) -> Iterator[MemoryWatch]:
     flags = (*exact(model), "--no-events", "--http-threads", "1")
     with Engine() as engine, Router(engine, flags=flags) as router:
-        yield Watched(router)
+        yield MemoryWatch(router)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_memory_is_a_few_times_the_body(watched: Watched, kind: str) -> None:
+def test_memory_is_a_few_times_the_body(watched: MemoryWatch, kind: str) -> None:
     path, made = KINDS[kind]
     body = made()
     # What is asked about is not unpacked.

@@ -16,14 +16,14 @@ const MOST: usize = 4_096;
 
 /// Reads the fields of a body. None if it is no object, or has more than any request.
 pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
-    struct Bounded<'a>(Fields<'a>);
+    struct FewFields<'a>(Fields<'a>);
 
-    impl<'de> Deserialize<'de> for Bounded<'de> {
+    impl<'de> Deserialize<'de> for FewFields<'de> {
         fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
             struct Object;
 
             impl<'de> Visitor<'de> for Object {
-                type Value = Bounded<'de>;
+                type Value = FewFields<'de>;
 
                 fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                     f.write_str("an object")
@@ -37,7 +37,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
                         }
                         fields.insert(key, value);
                     }
-                    Ok(Bounded(fields))
+                    Ok(FewFields(fields))
                 }
             }
 
@@ -45,7 +45,7 @@ pub(super) fn fields(body: &[u8]) -> Option<Fields<'_>> {
         }
     }
 
-    serde_json::from_slice::<Bounded<'_>>(body).ok().map(|fields| fields.0)
+    serde_json::from_slice::<FewFields<'_>>(body).ok().map(|fields| fields.0)
 }
 
 /// Makes the body with some fields set.
