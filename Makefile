@@ -166,6 +166,7 @@ sbom: $(AUDIT)/bin/cargo-cyclonedx $(AUDIT)/ready  ## what a release consists of
 
 # Pinned once for every Python from 3.11.5 on and every platform, each at the version that the tests run with.
 PINNED := build deploy audit wheels
+DYNAMO := benchmarks/service/requirements-dynamo
 UV_COMPILE = $(AUDIT)/venv/bin/uv pip compile --quiet --universal --python-version 3.11.5 --generate-hashes \
 	--custom-compile-command "make requirements"
 
@@ -174,6 +175,7 @@ requirements: $(AUDIT)/ready  ## requirements/*.txt, with hashes, from requireme
 	for name in $(PINNED); do \
 		$(UV_COMPILE) requirements/$$name.in --constraints requirements/dev.txt --output-file requirements/$$name.txt || exit; \
 	done
+	$(UV_COMPILE) --no-deps --no-annotate $(DYNAMO).in --output-file $(DYNAMO).txt
 	$(UV_COMPILE) pyproject.toml --constraints requirements/dev.txt --output-file requirements/image.txt
 
 # Quicker to build: they run for seconds.
@@ -341,9 +343,9 @@ target/wheel-test/built: .venv/ready $(RUST) $(PACKAGE) lab/pyproject.toml
 	@touch $@
 
 # Without what the peer's packages depend on besides: see the file.
-target/dynamo/ready: benchmarks/service/requirements-dynamo.txt | check-tools
+target/dynamo/ready: $(DYNAMO).txt | check-tools
 	$(PYTHON) -m venv target/dynamo
-	target/dynamo/bin/python -m pip install --quiet --no-deps --requirement benchmarks/service/requirements-dynamo.txt
+	target/dynamo/bin/python $(PIP_PINNED) $<
 	target/dynamo/bin/python -m dynamo.indexer --help > /dev/null
 	@touch $@
 

@@ -9,9 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .skips import REASONS
+
 # Variables of the tests. Processes that tests start must not see them: kvatlas refuses variables that it does not know.
-_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_SHARED", "KVATLAS_STRESS_SECONDS")
+_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_STRESS_SECONDS", "KVATLAS_TRACES")
 VARIABLES = pytest.StashKey[dict[str, str]]()
+UNLISTED_SKIPS: list[str] = []
+"""Tests that were skipped for a reason that is not listed, with the reason."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -31,6 +35,33 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(processes):
             item.add_marker(pytest.mark.flaky(reruns=1))
+
+
+def _note_skip(report: pytest.TestReport | pytest.CollectReport) -> None:
+    if not report.skipped or hasattr(report, "wasxfail"):
+        return
+    reason = report.longrepr[-1] if isinstance(report.longrepr, tuple) else str(report.longrepr)
+    if not any(each in reason for each in REASONS):
+        UNLISTED_SKIPS.append(f"{report.nodeid}: {reason.removeprefix('Skipped: ')}")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    _note_skip(report)
+
+
+def pytest_collectreport(report: pytest.CollectReport) -> None:
+    _note_skip(report)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    # Workers of pytest-xdist hand their reports to the process that started them.
+    if UNLISTED_SKIPS and not hasattr(session.config, "workerinput"):
+        session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    for line in UNLISTED_SKIPS:
+        terminalreporter.write_line(f"SKIPPED for a reason that tests/skips.py does not list: {line}", red=True)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -55,13 +86,23 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "kvatlas"))
 os.environ["PYTHONWARNINGS"] = "ignore:kvatlas is a debug build:RuntimeWarning"
 
 
+RECORDINGS = Path(__file__).parent / "recordings"
+"""The folder of recorded event streams of real engines; its readmes say how they were made and what is in them."""
+
+
 @pytest.fixture(scope="session")
-def shared(own_variables: dict[str, str]) -> Path:
-    """The folder of recordings that some tests hold the index against; they are skipped where it is not."""
-    beside = Path(__file__).resolve().parents[2] / "shared"
-    path = Path(own_variables.get("KVATLAS_SHARED", beside))
-    if not path.is_dir():
-        pytest.skip(f"no recordings: {path} does not exist (set KVATLAS_SHARED to the folder that has them)")
+def engine_streams() -> Path:
+    """The folder of recorded event streams of engines without offloading, with the engines' own answers."""
+    return RECORDINGS / "engine_streams"
+
+
+@pytest.fixture(scope="session")
+def conversation_trace(own_variables: dict[str, str]) -> Path:
+    """The Mooncake conversation trace, which the repository does not contain; without it the test is skipped."""
+    beside = Path(__file__).resolve().parents[2] / "shared" / "traces"
+    path = Path(own_variables.get("KVATLAS_TRACES", beside)) / "conversation_trace.jsonl"
+    if not path.exists():
+        pytest.skip("no conversation_trace.jsonl: set KVATLAS_TRACES to the folder that has it")
     return path
 
 

@@ -28,6 +28,7 @@ NAMES = {
     "AsyncClient": "Client",
     "AsyncEngineTokenizer": "EngineTokenizer",
     "aclose": "close",
+    "aiter_raw": "iter_raw",
     "asyncio": "time",
     "prepare_async": "prepare",
 }

@@ -57,6 +57,7 @@ def matrix(
             if w in workloads
             for a in plan.ABLATIONS
         ]
+    cells += [replace(c, troubles=("all",)) for c in cells if c.workload in plan.TROUBLED and not c.label]
     if clients is not None:
         cells = [replace(c, clients=clients) if c.workload in CONVERSATIONS else c for c in cells]
         cells = list({c.key: c for c in cells}.values())

@@ -13,6 +13,7 @@ from typing import Any
 from kvatlas.errors import ConfigError
 from kvatlas.lab.replay.config import CHUNK, ReplayConfig
 from kvatlas.lab.replay.runner import replay
+from kvatlas.lab.replay.trouble import parse_troubles, trace_seconds, with_troubles
 from kvatlas.lab.replay.workloads import find_workload
 from kvatlas.sim import EngineConfig, FleetConfig, Trace
 from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
@@ -43,6 +44,7 @@ class Cell:
         speedup: Speedup to take instead of the workload's own.
         guess: What stands in for events where there are none.
         clients: Number of clients of a workload of conversations; None: its own.
+        troubles: Ways in which engines misbehave, as `kvatlas replay --trouble` has them.
     """
 
     workload: str
@@ -59,6 +61,7 @@ class Cell:
     speedup: float | None = None
     guess: str = "mock"
     clients: int | None = None
+    troubles: tuple[str, ...] = ()
 
     @property
     def key(self) -> str:
@@ -79,7 +82,8 @@ def workload_name(cell: Mapping[str, Any]) -> str:
         name = f"{name}, {cell['engines']} engines"
     if routers != 1:
         name = f"{name}, {routers} routers"
-    return name if clients is None else f"{name}-{clients}"
+    name = name if clients is None else f"{name}-{clients}"
+    return f"{name}-trouble" if cell.get("troubles") else name
 
 
 @cache
@@ -98,16 +102,18 @@ def run(cell: Cell) -> dict[str, Any]:
     workload = find_workload(cell.workload)
     trace = _trace(cell.workload, cell.seed, cell.requests, cell.clients)
     tokens = EngineConfig().cache_tokens
+    speedup = cell.speedup if cell.speedup is not None else workload.speedup
+    rates = parse_troubles(cell.troubles)
     config = ReplayConfig(
         fleet=FleetConfig(cell.engines, EngineConfig(cell.block, tokens // cell.block, chunk=CHUNK), seed=cell.seed),
         steps=find_hardware(cell.hardware),
-        scenario=workload.scenario,
+        scenario=with_troubles(workload.scenario, rates, cell.engines, trace_seconds(trace, speedup)),
         policies=(cell.policy,),
         options=cell.options or None,
         settings=cell.settings or None,
         guess=cell.guess,
         routers=cell.routers,
-        speedup=cell.speedup if cell.speedup is not None else workload.speedup,
+        speedup=speedup,
         check=0.0,
     )
     result = replay(trace, config)
@@ -118,6 +124,7 @@ def run(cell: Cell) -> dict[str, Any]:
         "rate": found.requests / ((trace.requests[-1].timestamp - trace.requests[0].timestamp) / 1e3) * config.speedup,
         "ttft": asdict(found.ttft),
         "waits": asdict(found.waits),
+        "longest_wait": found.longest_wait,
         "between": asdict(found.between),
         "missed": asdict(found.missed) if found.missed is not None else None,
         "slowdown": asdict(found.slowdown) if found.slowdown is not None else None,

@@ -120,6 +120,9 @@ EVENTS = {
 }
 """Workloads that are another one but for their events: who does not listen to events has the figures of that one."""
 
+TROUBLED = ("mixed", "agents", "conversation-2x", "claude-code")
+"""Workloads that are also run with engines that misbehave in every way of `kvatlas replay --trouble all`."""
+
 CHOSEN_ON = (
     "The weights of kvatlas were chosen on generated bursts, agents, chats, retrieval and mixed of seed 0, at other "
     "rates than here, and on the first 3,000 requests of the conversation trace at 2 to 2.9 times its speed: the "

@@ -16,7 +16,7 @@ def tables(results: Sequence[Result], knees: Mapping[str, Result]) -> str:
     by = {(workload_name(r["cell"]), r["cell"]["label"] or r["cell"]["policy"]): r for r in results}
     there = dict.fromkeys(workload for workload, _ in by)
     names = [w for w in plan.WORKLOADS if w in there] + [w for w in there if w not in plan.WORKLOADS]
-    parts = [plan.CHOSEN_ON, bars(by, names), events(by), knee_table(knees), ablation(by)]
+    parts = [plan.CHOSEN_ON, bars(by, names), events(by), trouble(by), knee_table(knees), ablation(by)]
     parts += [one(by, name) for name in names]
     return "\n\n".join(part for part in parts if part)
 
@@ -104,6 +104,51 @@ def events(by: Mapping[tuple[str, str], Result]) -> str:
         "share of the gain kept",
     ]
     return _table("What late, lost and no events cost", head, rows)
+
+
+def trouble(by: Mapping[tuple[str, str], Result]) -> str:
+    """A table of what engines that misbehave leave of the gain over the best other policy."""
+    rows = []
+    for name in plan.TROUBLED:
+        with_, without = (
+            {label: by[there, label] for label in (plan.OURS, plan.BASE, *plan.OTHERS) if (there, label) in by}
+            for there in (f"{name}-trouble", name)
+        )
+        if len(with_) < 2 or len(without) < 2 or plan.OURS not in with_ or plan.OURS not in without:
+            continue
+        (ours, best, other), (ours_, best_, _) = _beside_best(with_), _beside_best(without)
+        gains = 1 - ours["ttft"]["mean"] / best, 1 - ours_["ttft"]["mean"] / best_
+        rows.append(
+            [
+                name,
+                f"{ours_['ttft']['mean']:.2f}",
+                f"{best_:.2f}",
+                f"{ours['ttft']['mean']:.2f}",
+                f"{best:.2f} ({other})",
+                f"**{gains[0] / gains[1]:.2f}**" if gains[1] > 0 else "",
+                f"{ours['longest_wait']:.1f}",
+                f"{ours['refused']}",
+                f"{min(r['refused'] for r in with_.values())}",
+            ]
+        )
+    head = [
+        "workload",
+        "TTFT mean, kvatlas (s)",
+        "best other",
+        "with trouble",
+        "best other",
+        "share of the gain kept",
+        "longest wait in the router (s)",
+        "refused",
+        "fewest refused",
+    ]
+    return _table("What engines that misbehave cost", head, rows)
+
+
+def _beside_best(by: Mapping[str, Result]) -> tuple[Result, float, str]:
+    """Our result, the best mean time to the first token of all others, and whose it is."""
+    best, name = min((r["ttft"]["mean"], name) for name, r in by.items() if name != plan.OURS)
+    return by[plan.OURS], best, name
 
 
 def knee_table(knees: Mapping[str, Result]) -> str:

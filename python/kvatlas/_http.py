@@ -57,6 +57,18 @@ def authorization(key: str | None) -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
+async def read_whole(answer: httpx.Response, most: int) -> bytes | None:
+    """The body of an answer as it was sent; None if it is longer than this, or packed, which has no bound."""
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        return None
+    body = bytearray()
+    async for piece in answer.aiter_raw():
+        body += piece
+        if len(body) > most:
+            return None
+    return bytes(body)
+
+
 def tls_context(client_cert: ClientCert | None = None, trusted: str | None = None) -> ssl.SSLContext:
     """A context that trusts the certificates of a file, or the system's, and shows a certificate of its own.
 

@@ -24,11 +24,8 @@ RECORDINGS = {
 WORKER = "engine"
 
 
-def records(shared: Path, recording: str) -> Iterator[dict[str, Any]]:
-    path = shared / "engine_streams" / f"{recording}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no recording: {path} does not exist")
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+def records(engine_streams: Path, recording: str) -> Iterator[dict[str, Any]]:
+    with gzip.open(engine_streams / f"{recording}.jsonl.gz", "rt", encoding="utf-8") as lines:
         for line in lines:
             yield json.loads(line)
 
@@ -67,11 +64,13 @@ class Reference:
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 @pytest.mark.parametrize("kind", [BlockIndex, ReferenceIndex])
-def test_every_answer_of_the_engine(shared: Path, recording: str, kind: type[BlockIndex | ReferenceIndex]) -> None:
+def test_every_answer_of_the_engine(
+    engine_streams: Path, recording: str, kind: type[BlockIndex | ReferenceIndex]
+) -> None:
     reference = Reference()
     index: BlockIndex | ReferenceIndex = BlockIndex(block_size=16) if kind is BlockIndex else reference.index
     judged = hits = 0
-    for record in records(shared, recording):
+    for record in records(engine_streams, recording):
         match record["type"]:
             case "frames":
                 batch = decode_batch(payload(record))
@@ -115,10 +114,10 @@ def check_snapshot(index: BlockIndex | ReferenceIndex, held: list[tuple[int | st
 
 
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_encoding_is_what_the_engine_wrote(shared: Path, recording: str) -> None:
+def test_encoding_is_what_the_engine_wrote(engine_streams: Path, recording: str) -> None:
     dialect: Dialect = "sglang" if recording.startswith("sglang") else "vllm"
     batches = 0
-    for record in records(shared, recording):
+    for record in records(engine_streams, recording):
         if record["type"] == "frames":
             sent = payload(record)
             batch = decode_batch(sent)
@@ -130,13 +129,13 @@ def test_encoding_is_what_the_engine_wrote(shared: Path, recording: str) -> None
 
 @pytest.mark.parametrize("dialect", ["vllm-arrays", "sglang-arrays", "vllm"])
 @pytest.mark.parametrize("recording", RECORDINGS)
-def test_other_formats_say_the_same(shared: Path, recording: str, dialect: Dialect) -> None:
+def test_other_formats_say_the_same(engine_streams: Path, recording: str, dialect: Dialect) -> None:
     """Every stream in the other formats. vLLM's show less of a salt, so that inheriting it is needed."""
 
     def other(events: Sequence[Event]) -> Iterable[Event]:
         return decode_batch(encode_batch(events, timestamp=0, dialect=dialect)).events
 
-    assert wrong_answers(shared, recording, other) == 0
+    assert wrong_answers(engine_streams, recording, other) == 0
 
 
 def without(event: Stored, *fields: str) -> Stored:
@@ -168,7 +167,7 @@ def as_sent(events: Sequence[Event]) -> Iterable[Event]:
 
 
 def wrong_answers(
-    shared: Path,
+    engine_streams: Path,
     recording: str,
     read: Callable[[Sequence[Event]], Iterable[Event]],
     *,
@@ -179,7 +178,7 @@ def wrong_answers(
     """The number of the engine's answers that a reader of its own mind gets wrong."""
     index = BlockIndex(16, count_copies)
     wrong = 0
-    for record in records(shared, recording):
+    for record in records(engine_streams, recording):
         if record["type"] == "frames":
             # By way of the format that shows every field on every store.
             events = read(decode_batch(payload(record)).events)
@@ -203,10 +202,10 @@ def wrong_answers(
     ],
 )
 def test_readers_that_are_known_to_be_wrong(
-    shared: Path,
+    engine_streams: Path,
     read: Callable[[Sequence[Event]], Iterable[Event]],
     how: dict[str, bool],
     expected: tuple[int, ...],
 ) -> None:
     """The recordings tell right from wrong: each mistake costs the answers that their description says it does."""
-    assert tuple(wrong_answers(shared, recording, read, **how) for recording in RECORDINGS) == expected
+    assert tuple(wrong_answers(engine_streams, recording, read, **how) for recording in RECORDINGS) == expected

@@ -12,7 +12,7 @@ kvatlas and the released block indexes side by side.
   --rounds N            medians are over these (3)
   --requests N          only the first N requests of the trace
   --quick               one round, 3,000 requests, short thread runs
-  --trace FILE          a Mooncake JSONL trace; else KVATLAS_SHARED/traces/conversation_trace.jsonl, else
+  --trace FILE          a Mooncake JSONL trace; else KVATLAS_TRACES/conversation_trace.jsonl, else
                         shared/traces/ in or beside a parent directory, else a generated trace;
                         --trace generated asks for that
   --seed N              of routing, hashes, order of queries and the generated trace (1)

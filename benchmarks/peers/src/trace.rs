@@ -48,7 +48,7 @@ impl Trace {
         Ok(Self { requests, source: name })
     }
 
-    /// The trace named, else the one found in `KVATLAS_SHARED` or beside the repository, else a generated one.
+    /// The trace named, else the one found in `KVATLAS_TRACES` or beside the repository, else a generated one.
     pub fn find(named: Option<&Path>, seed: u64) -> Result<Self, String> {
         match named {
             Some(path) if path == Path::new("generated") => return Ok(Self::generate(GENERATED, seed)),
@@ -119,8 +119,8 @@ impl Trace {
 
 fn candidates() -> Vec<PathBuf> {
     let mut found = Vec::new();
-    if let Some(shared) = std::env::var_os("KVATLAS_SHARED") {
-        found.push(Path::new(&shared).join("traces").join(NAME));
+    if let Some(folder) = std::env::var_os("KVATLAS_TRACES") {
+        found.push(Path::new(&folder).join(NAME));
     }
     let here = std::env::current_dir().unwrap_or_default();
     for start in [here.as_path(), Path::new(env!("CARGO_MANIFEST_DIR"))] {

@@ -2,6 +2,7 @@
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
@@ -20,7 +21,8 @@ use crate::body::RequestBody;
 use crate::counts::Counts;
 use crate::half_close::{HalfClose, Tcp};
 use crate::heads::{self, Head};
-use crate::limits::Limits;
+use crate::ledger::Ledger;
+use crate::limits::{HTTP2, Limits, STRANGER_READ};
 use crate::note::{Note, PIECE, Phase};
 use crate::sniff::Protocol;
 use crate::streams::{self, Streams};
@@ -31,20 +33,41 @@ const READ: usize = 64 << 10;
 /// The time that a client has to end its connection after it was told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
+/// Bytes that are thrown away of a request whose head is too large, so that the client gets to read why it was refused.
+const THROWN_AWAY: usize = 256 << 10;
+
+/// The terms on which a connection is served.
+pub(crate) struct Terms {
+    pub(crate) protocol: Protocol,
+    pub(crate) limits: Limits,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) note: Arc<Note>,
+    /// The signal to end, once what runs is done.
+    pub(crate) stop: watch::Receiver<bool>,
+}
+
 /// A client's stream, with notes of what goes through it.
-struct Monitor<S> {
+struct Monitor<S, B> {
     stream: S,
     note: Arc<Note>,
+    counts: Arc<Counts>,
     protocol: Protocol,
+    limits: Limits,
     head: Head,
+    /// Bytes that a stranger's head counts for.
+    held: usize,
+    /// The turn of the connection's task in which a part of a stranger's head was read.
+    turn: u32,
+    /// The streams of HTTP/2, until the client shows a key.
+    ledger: Option<Box<Ledger>>,
+    refuse: fn(Denial) -> Response<B>,
     /// True if something of the answer to the request that is at work was written.
     is_answering: bool,
-    late_end_is_leaving: bool,
     /// The state of a client that has ended what it sends; none before.
     half_closed: Option<Box<HalfClose>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> Monitor<S> {
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
     /// Handles a client that sends nothing more.
     fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         if self.note.phase() != Phase::Busy {
@@ -57,6 +80,88 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> Monitor<S> {
         }
     }
 
+    /// The streams of HTTP/2, as long as the client has shown no key.
+    fn ledger(&mut self) -> Option<&mut Ledger> {
+        if self.ledger.is_some() && !self.note.place.is_stranger() {
+            self.ledger = None;
+        }
+        self.ledger.as_deref_mut()
+    }
+
+    /// Reads from a stranger over HTTP/2, no further than one request.
+    fn poll_frames(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
+        let Some(ledger) = &mut self.ledger else { return Poll::Ready(Ok(())) };
+        if ledger.is_over(self.note.turn()) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let before = buffer.filled().len();
+        ready!(poll_some(&mut self.stream, context, buffer, ledger.most()))?;
+        let came = ledger.came(&buffer.filled()[before..], &self.note.place);
+        self.note.set_waiting(ledger.waiting_since());
+        Poll::Ready(came.map_err(|_| {
+            self.counts.stranger_streams.fetch_add(1, Relaxed);
+            tracing::debug!("a connection was closed: it opened too many streams before it sent a key");
+            std::io::Error::from(std::io::ErrorKind::PermissionDenied)
+        }))
+    }
+
+    /// Notes what went to a stranger over HTTP/2.
+    fn went(&mut self, bytes: &[std::io::IoSlice<'_>], mut count: usize) {
+        if self.ledger().is_none() {
+            return;
+        }
+        let Some(ledger) = &mut self.ledger else { return };
+        for bytes in bytes {
+            let part = count.min(bytes.len());
+            ledger.went(&bytes[..part], &self.note.place);
+            count -= part;
+        }
+        self.note.set_waiting(ledger.waiting_since());
+    }
+
+    /// Bytes of a request over HTTP/1.1 to be read at once.
+    fn most(&self, phase: Phase) -> usize {
+        // One byte tells that a head is too large.
+        let of_head = if phase == Phase::Head {
+            self.limits.max_head.saturating_add(1).saturating_sub(self.head.bytes()).max(1)
+        } else {
+            usize::MAX
+        };
+        if self.note.place.is_stranger() { of_head.min(STRANGER_READ) } else { of_head }
+    }
+
+    /// Counts a stranger's head that is coming.
+    fn hold_head(&mut self) {
+        self.turn = self.note.turn();
+        let bytes = 2 * self.head.bytes().next_multiple_of(STRANGER_READ);
+        if bytes > self.held.max(2 * STRANGER_READ) {
+            self.note.place.hold(bytes - self.held);
+            self.held = bytes;
+        }
+    }
+
+    /// Answers a request whose head is larger than it may be, of which no more is kept, and ends the connection.
+    fn refuse_head(&mut self, context: &mut Context<'_>) -> std::io::Error {
+        let answer = heads::raw((self.refuse)(heads::too_large(self.limits.max_head, self.limits.max_headers)));
+        // What follows a request that was answered before its body had come may be the rest of that; and a client that reads
+        // no answer gets none.
+        if self.note.is_whole() && !self.note.is_stuck() {
+            let _ = Pin::new(&mut self.stream).poll_write(context, &answer);
+            let _ = Pin::new(&mut self.stream).poll_flush(context);
+        }
+        let (mut bytes, mut thrown) = ([0; STRANGER_READ], 0);
+        while thrown < THROWN_AWAY {
+            let mut buffer = ReadBuf::new(&mut bytes);
+            match Pin::new(&mut self.stream).poll_read(context, &mut buffer) {
+                Poll::Ready(Ok(())) if !buffer.filled().is_empty() => thrown += buffer.filled().len(),
+                _ => break,
+            }
+        }
+        let _ = Pin::new(&mut self.stream).poll_shutdown(context);
+        std::io::Error::from(std::io::ErrorKind::InvalidData)
+    }
+
     fn poll_out(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<()>> {
         if let Some(half_closed) = &mut self.half_closed {
             ready!(half_closed.poll_out(&mut self.stream, context))?;
@@ -66,7 +171,7 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> Monitor<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncRead for Monitor<S> {
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead for Monitor<S, B> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
@@ -78,7 +183,19 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncRead for Monitor<S> {
         let this = &mut *self;
         let phase = this.note.phase();
         let filled = buffer.filled().len();
-        ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        if this.protocol == Protocol::Http1 {
+            // Others may have to tell this connection to leave before it gets more.
+            if phase == Phase::Head && this.turn == this.note.turn() && this.note.place.is_stranger() {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            let most = this.most(phase);
+            ready!(poll_some(&mut this.stream, context, buffer, most))?;
+        } else if this.ledger().is_some() {
+            ready!(this.poll_frames(context, buffer))?;
+        } else {
+            ready!(Pin::new(&mut this.stream).poll_read(context, buffer))?;
+        }
         let bytes = &buffer.filled()[filled..];
         if this.protocol == Protocol::Http2 {
             // What comes between two requests does not make the connection less idle.
@@ -93,8 +210,14 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncRead for Monitor<S> {
             this.is_answering = false;
             if let Some(seen) = this.head.take(bytes) {
                 this.note.set_head(seen);
+            } else if this.head.bytes() > this.limits.max_head
+                && (this.note.is_whole() || this.note.place.is_stranger())
+            {
+                return Poll::Ready(Err(this.refuse_head(context)));
+            } else if this.note.place.is_stranger() {
+                this.hold_head();
             }
-        } else if bytes.is_empty() && !(this.is_answering && this.late_end_is_leaving) {
+        } else if bytes.is_empty() && !(this.is_answering && this.limits.late_end_is_leaving) {
             this.half_closed = Some(Box::new(HalfClose::new(this.stream.tcp(), &this.note)));
             return this.poll_half_closed(context);
         }
@@ -102,11 +225,14 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncRead for Monitor<S> {
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncWrite for Monitor<S> {
+impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrite for Monitor<S, B> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         ready!(self.poll_out(context, bytes))?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.note.wrote(&written);
+        if let Poll::Ready(Ok(count)) = written {
+            self.went(&[std::io::IoSlice::new(bytes)], count);
+        }
         written
     }
 
@@ -134,8 +260,28 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin> AsyncWrite for Monitor<S> {
         ready!(self.poll_out(context, bytes.first().map_or(&[][..], |first| first)))?;
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
         self.note.wrote(&written);
+        if let Poll::Ready(Ok(count)) = written {
+            self.went(bytes, count);
+        }
         written
     }
+}
+
+/// Reads `most` bytes at most.
+fn poll_some<S: AsyncRead + Unpin>(
+    stream: &mut S,
+    context: &mut Context<'_>,
+    buffer: &mut ReadBuf<'_>,
+    most: usize,
+) -> Poll<std::io::Result<()>> {
+    if most >= buffer.remaining() {
+        return Pin::new(stream).poll_read(context, buffer);
+    }
+    let mut part = ReadBuf::new(buffer.initialize_unfilled_to(most));
+    let read = Pin::new(stream).poll_read(context, &mut part);
+    let count = part.filled().len();
+    buffer.advance(count);
+    read
 }
 
 /// A request at work, until the last of its answer is handed over.
@@ -204,24 +350,26 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     }
 }
 
-/// Answers requests on `stream` until the client leaves, takes too long, or `stop` says to end and what runs is done.
-/// `refuse`: the answer to a request whose head is not as it must be.
+/// Answers requests on `stream` until the client leaves, takes too long, or is told to end and what runs is done.
+/// `shows_key`: whether a request shows that its client is known. `refuse`: the answer to a request whose head is not as it
+/// must be.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
-    protocol: Protocol,
-    limits: Limits,
-    counts: Arc<Counts>,
-    stop: watch::Receiver<bool>,
+    terms: Terms,
     handle: impl Fn(Request<RequestBody>, Instant) -> F,
-    refuse: impl Fn(Denial) -> Response<B>,
+    shows_key: impl Fn(&Request<hyper::body::Incoming>) -> bool,
+    refuse: fn(Denial) -> Response<B>,
 ) where
     S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let note = Arc::new(Note::new());
+    let Terms { protocol, limits, counts, note, stop } = terms;
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
+        if note.place.is_stranger() && shows_key(&request) {
+            note.place.make_known();
+        }
         let checked = heads::check(&request, note.take_head(), limits.max_head, limits.max_headers);
         // Where a body with a coding ends is for two parties to agree on: nothing follows it here.
         let mut closes = request.headers().contains_key(TRANSFER_ENCODING) || checked.is_err();
@@ -249,10 +397,15 @@ pub(crate) async fn serve<S, F, B>(
     let stream = TokioIo::new(Monitor {
         stream,
         note: note.clone(),
+        counts: counts.clone(),
         protocol,
+        limits,
         head: Head::default(),
+        held: 0,
+        turn: 0,
+        ledger: (protocol == Protocol::Http2 && note.place.is_stranger()).then(Box::default),
+        refuse,
         is_answering: false,
-        late_end_is_leaving: limits.late_end_is_leaving,
         half_closed: None,
     });
     match protocol {
@@ -260,25 +413,25 @@ pub(crate) async fn serve<S, F, B>(
             let mut http = http1::Builder::new();
             // The end of what a client sends comes here only once it means that the client has left.
             http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
-            // A head that is a little too large is told so in words, and a larger one only by its status.
             http.max_buf_size(limits.max_head.saturating_add(READ));
             let connection = http.serve_connection(stream, service);
-            watch(pin!(connection), http1::Connection::graceful_shutdown, &note, limits, stop).await;
+            watch(pin!(connection), http1::Connection::graceful_shutdown, &note, &counts, limits, stop).await;
         }
         // In a place of its own: every connection that speaks HTTP/1.1 would be as large.
         Protocol::Http2 => {
+            note.place.hold(HTTP2);
             Box::pin(async {
-                let mut http = http2::Builder::new(Streams { write: limits.write, counts });
+                let mut http = http2::Builder::new(Streams { write: limits.write, counts: counts.clone() });
                 http.timer(TokioTimer::new())
                     .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
                     // What a client may send before anybody reads it.
                     .initial_stream_window_size(512 << 10)
                     .initial_connection_window_size(1 << 20)
-                    .max_concurrent_streams(1000)
+                    .max_concurrent_streams(limits.streams)
                     .keep_alive_interval(limits.idle.min(Duration::from_secs(30)))
                     .keep_alive_timeout(Duration::from_secs(20));
                 let connection = http.serve_connection(stream, service);
-                watch(pin!(connection), http2::Connection::graceful_shutdown, &note, limits, stop).await;
+                watch(pin!(connection), http2::Connection::graceful_shutdown, &note, &counts, limits, stop).await;
             })
             .await
         }
@@ -289,6 +442,7 @@ async fn watch<C: Future>(
     mut connection: Pin<&mut C>,
     end: impl Fn(Pin<&mut C>),
     note: &Note,
+    counts: &Counts,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -308,7 +462,7 @@ async fn watch<C: Future>(
         tokio::select! {
             biased;
             // Errors are the client's: it left, or spoke no HTTP, which hyper has told it.
-            _ = connection.as_mut() => return,
+            _ = std::future::poll_fn(|context| { note.begin_turn(); connection.as_mut().poll(context) }) => return,
             changed = stop.changed(), if !ending => {
                 ending = changed.is_err() || *stop.borrow();
                 if ending {
@@ -318,6 +472,9 @@ async fn watch<C: Future>(
             () = timer.as_mut() => {
                 let mut left = note.left(&limits, look);
                 if left.is_zero() {
+                    if !goodbye && note.is_unread_stranger() {
+                        counts.unread_answers.fetch_add(1, Relaxed);
+                    }
                     // A client of HTTP/2 is told which of its requests were taken.
                     if goodbye || note.phase() != Phase::Idle {
                         return;

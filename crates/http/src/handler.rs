@@ -1,5 +1,6 @@
 //! Whoever answers requests, and what it shares with the server: the settings, keys, memory and places.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::thread::available_parallelism;
@@ -10,7 +11,9 @@ use hyper::{Request, Response};
 
 use crate::body::RequestBody;
 use crate::counts::Counts;
-use crate::places::{Place, Places};
+use crate::limits::STRANGERS;
+use crate::metrics::Exposition;
+use crate::places::Places;
 use crate::{Config, Denial, Error, Gate, Memory};
 
 /// The listener by which a request came.
@@ -30,6 +33,8 @@ pub struct Front {
     pub gate: Arc<Gate>,
     /// The memory for bodies.
     pub memory: Arc<Memory>,
+    /// The text of `GET /metrics`.
+    pub exposition: Exposition,
     pub(crate) counts: Arc<Counts>,
     pub(crate) places: Arc<Places>,
 }
@@ -40,8 +45,8 @@ pub struct Call {
     pub thread: usize,
     /// The listener by which it came.
     pub kind: ListenerKind,
-    /// The place of its connection.
-    pub place: Arc<Place>,
+    /// The address that its connection comes from, if the system knows it.
+    pub from: Option<IpAddr>,
     /// The time by which the request's body must be here.
     pub until: Instant,
 }
@@ -82,8 +87,8 @@ impl Front {
     pub fn new(config: Config, http2: bool) -> Result<Self, Error> {
         let alpn: &[&str] = if http2 { &["h2", "http/1.1"] } else { &["http/1.1"] };
         let gate = Arc::new(Gate::new(&config, alpn)?);
-        let (memory, places) = (Memory::new(config.body_memory()), Places::new(config.max_connections));
-        Ok(Self { config, gate, memory, counts: Arc::default(), places })
+        let (memory, places) = (Memory::new(config.body_memory()), Places::new(config.max_connections, STRANGERS));
+        Ok(Self { config, gate, memory, exposition: Exposition::default(), counts: Arc::default(), places })
     }
 
     /// The number of threads that the settings ask for.
@@ -106,6 +111,19 @@ impl Front {
     #[must_use]
     pub fn evicted(&self) -> u64 {
         self.places.evicted.load(Relaxed)
+    }
+
+    /// Connections that were closed before they had shown a key, by reason beside the want of room.
+    #[must_use]
+    pub fn closed_strangers(&self) -> [(&'static str, u64); 2] {
+        let Counts { stranger_streams, unread_answers, .. } = &*self.counts;
+        [("too_many_streams", stranger_streams.load(Relaxed)), ("unread_answer", unread_answers.load(Relaxed))]
+    }
+
+    /// Bytes that connections without a key count for at the main listener.
+    #[must_use]
+    pub fn stranger_bytes(&self) -> u64 {
+        self.places.bytes() as u64
     }
 
     /// Streams of HTTP/2 that were reset because their clients did not take the answer.

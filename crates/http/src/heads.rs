@@ -3,8 +3,13 @@
 //! hyper goes by the chunks and drops the length, as it may (RFC 9112, 6.3). Whoever sends both has nothing good in mind,
 //! or a broken proxy before it: the request is refused.
 
-use hyper::header::{HOST, TRANSFER_ENCODING};
-use hyper::{Request, StatusCode, Version};
+use std::pin::Pin;
+use std::task::{Context, Poll, Waker};
+
+use bytes::Bytes;
+use http_body::Body;
+use hyper::header::{CONNECTION, CONTENT_LENGTH, HOST, TRANSFER_ENCODING};
+use hyper::{Request, Response, StatusCode, Version};
 
 use crate::Denial;
 
@@ -69,6 +74,11 @@ impl Head {
         None
     }
 
+    /// Bytes of the head that have come.
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+    }
+
     fn end(&mut self, last: usize) -> HeadSummary {
         self.is_whole = true;
         self.bytes += last;
@@ -81,6 +91,32 @@ fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
     let Some(rest) = name.get(there..) else { return true };
     let most = rest.len().min(piece.len());
     piece[..most].eq_ignore_ascii_case(&rest[..most])
+}
+
+/// The refusal of a head that is larger than it may be.
+pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
+    let message = format!(
+        "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
+    );
+    Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
+}
+
+/// The bytes of an answer over HTTP/1.1 whose body is here, and after which the connection ends.
+pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u8> {
+    let (head, mut body) = response.into_parts();
+    let mut data = Vec::new();
+    let mut context = Context::from_waker(Waker::noop());
+    while let Poll::Ready(Some(Ok(frame))) = Pin::new(&mut body).poll_frame(&mut context) {
+        data.extend(frame.into_data().unwrap_or_default());
+    }
+    let reason = head.status.canonical_reason().unwrap_or_default();
+    let mut bytes = format!("HTTP/1.1 {} {reason}\r\n", head.status.as_str()).into_bytes();
+    for (name, value) in head.headers.iter().filter(|(name, _)| *name != CONTENT_LENGTH && *name != CONNECTION) {
+        bytes.extend([name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"].concat());
+    }
+    bytes.extend(format!("content-length: {}\r\nconnection: close\r\n\r\n", data.len()).as_bytes());
+    bytes.extend(data);
+    bytes
 }
 
 /// Refuses a request whose head is not as HTTP has it, or larger than it may be. `seen`: its head, if that was seen.
@@ -105,10 +141,7 @@ pub(crate) fn check<B>(
     };
     let too_long = seen.map_or_else(|| !is_http2 && bytes() > max_head, |seen| seen.bytes > max_head);
     if too_long || headers.len() > max_headers {
-        let message = format!(
-            "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
-        );
-        return Err(Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message));
+        return Err(too_large(max_head, max_headers));
     }
     let mut hosts = headers.get_all(HOST).iter();
     let host = hosts.next();

@@ -6,6 +6,7 @@ use hyper::header::{AUTHORIZATION, HOST, HeaderName};
 use hyper::{Request, StatusCode};
 
 use crate::config::Config;
+use crate::plain::{base64_sign, from_base64, plain};
 use crate::{Denial, Error};
 use kvatlas_settings::Secret;
 
@@ -20,11 +21,84 @@ pub enum Access {
     Admin,
 }
 
+/// Encodings within encodings that are looked into.
+const DEPTH: usize = 3;
+
+/// Bytes of the shortest key that is looked for in base64: a shorter one is in many a text by chance.
+const SHORTEST: usize = 4;
+
+/// The key that a request has shown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownKey {
+    /// None of the server's.
+    Nothing,
+    /// The key for questions.
+    QueryKey,
+    /// The admin key, where there is one.
+    AdminKey,
+}
+
 /// The keys in force.
 #[derive(Debug, Default)]
 pub(crate) struct Keys {
     ask: Option<Secret>,
     admin: Option<Secret>,
+    /// Both, as they are found in texts.
+    written: WrittenKeys,
+    /// Both in small letters, as they are found in names of headers.
+    lowered: WrittenKeys,
+}
+
+/// Keys as they are found in texts, however those are encoded.
+#[derive(Debug, Default)]
+struct WrittenKeys {
+    /// The keys as they are, and without what is encoded in them.
+    keys: Vec<Secret>,
+    /// Bytes of the shortest one.
+    shortest: usize,
+}
+
+impl WrittenKeys {
+    fn new<'k>(keys: impl Iterator<Item = &'k Secret>, write: impl Fn(&str) -> String) -> Self {
+        let mut all = Vec::new();
+        for key in keys.map(|key| write(key.reveal())) {
+            let plain = String::from_utf8_lossy(&plain(key.as_bytes())).into_owned();
+            // What is no key by itself is not one of those that are looked for.
+            let others = [plain].into_iter().filter(|plain| *plain != key);
+            all.extend(others.chain([key.clone()]).filter_map(|key| Secret::try_from(key).ok()));
+        }
+        let shortest = all.iter().map(|key| key.reveal().len()).min().unwrap_or(usize::MAX);
+        Self { keys: all, shortest }
+    }
+
+    /// True if a text contains one of the keys that have so many bytes, as it is or in encodings, of which `depth` may be
+    /// within each other.
+    fn are_in(&self, text: &[u8], least: usize, depth: usize) -> bool {
+        // No encoding is shorter than what it encodes.
+        if text.len() < self.shortest {
+            return false;
+        }
+        let keys = || self.keys.iter().filter(|key| key.reveal().len() >= least);
+        let has_key = |text: &[u8]| keys().any(|key| key.is_in(text));
+        let plain = plain(text);
+        if has_key(text) || (plain.len() < text.len() && has_key(&plain)) {
+            return true;
+        }
+        let Some(depth) = depth.checked_sub(1) else { return false };
+        // A user and a password (RFC 7617), however short.
+        let pair = plain.split_at_checked(6).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"basic "));
+        if pair.is_some_and(|(_, pair)| self.are_in(&from_base64(pair.trim_ascii()), least, depth)) {
+            return true;
+        }
+        let signs = self.shortest.max(SHORTEST).saturating_mul(4).div_ceil(3);
+        if plain.len() < signs {
+            return false;
+        }
+        let runs = plain.split(|byte| base64_sign(*byte).is_none()).filter(|run| run.len() >= signs);
+        // What stands before it may look like a part of it.
+        let mut parts = runs.flat_map(|run| (0..4).filter_map(|from| run.get(from..)));
+        parts.any(|part| self.are_in(&from_base64(part), SHORTEST, depth))
+    }
 }
 
 impl Keys {
@@ -34,7 +108,15 @@ impl Keys {
             Some(file) => Secret::read(file).map(Some).map_err(Error),
             None => Ok(key.clone()),
         };
-        Ok(Self { ask: key(&config.key, &config.key_file)?, admin: key(&config.admin_key, &config.admin_key_file)? })
+        let (ask, admin) = (key(&config.key, &config.key_file)?, key(&config.admin_key, &config.admin_key_file)?);
+        Ok(Self::new(ask, admin))
+    }
+
+    fn new(ask: Option<Secret>, admin: Option<Secret>) -> Self {
+        let both = || ask.iter().chain(&admin);
+        let (written, lowered) =
+            (WrittenKeys::new(both(), str::to_owned), WrittenKeys::new(both(), str::to_ascii_lowercase));
+        Self { ask, admin, written, lowered }
     }
 
     /// True if those who ask need a key.
@@ -47,17 +129,54 @@ impl Keys {
         self.ask.is_some() || self.admin.is_some()
     }
 
-    /// True if a text contains one of the keys.
+    /// True if a text contains one of the keys, however it is encoded.
     pub(crate) fn are_in(&self, text: &[u8]) -> bool {
-        self.ask.iter().chain(&self.admin).any(|key| key.is_in(text))
+        self.written.are_in(text, 0, DEPTH)
     }
 
-    /// Checks that a request has the key for what it wants. True if it showed one of the keys.
-    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<bool, Denial> {
+    /// True if the name of a header contains one of the keys, or a list of such names does: they are written in small letters.
+    pub(crate) fn are_in_name(&self, name: &[u8]) -> bool {
+        name.len() >= self.lowered.shortest && self.lowered.are_in(&name.to_ascii_lowercase(), 0, 1)
+    }
+
+    /// Checks that no key is in what a request asks for: logs of all sorts have that.
+    pub(crate) fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
+        let target = request.uri().path_and_query().map_or("", |target| target.as_str());
+        if !self.are_in(target.as_bytes()) && !self.are_in(request.method().as_str().as_bytes()) {
+            return Ok(());
+        }
+        let message = "a key is in the path, query or method of this request, where logs show it: send it in the header \
+                       \"Authorization: Bearer KEY\", and replace the key";
+        Err(Denial::new(StatusCode::BAD_REQUEST, "key_in_target", message))
+    }
+
+    /// True if a request shows one of the keys.
+    pub(crate) fn are_shown<B>(&self, request: &Request<B>) -> bool {
+        let (ask, admin) = self.shown(request);
+        ask || admin
+    }
+
+    /// Tells which of the two keys a request shows.
+    fn shown<B>(&self, request: &Request<B>) -> (bool, bool) {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
             |key: &Option<Secret>| key.as_ref().is_some_and(|key| shown.iter().flatten().any(|shown| key.is(shown)));
-        let (ask, admin) = (is(&self.ask), is(&self.admin));
+        (is(&self.ask), is(&self.admin))
+    }
+
+    /// Returns the key that changes need: the admin key, or the only one.
+    pub(crate) fn for_changes(&self) -> Option<&Secret> {
+        self.admin.as_ref().or(self.ask.as_ref())
+    }
+
+    /// True if there is an admin key.
+    pub(crate) fn have_admin(&self) -> bool {
+        self.admin.is_some()
+    }
+
+    /// Checks that a request has the key for what it wants, and returns which one it showed.
+    pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
+        let (ask, admin) = self.shown(request);
         let known = ask || admin;
         let may = match wanted {
             Access::Open => true,
@@ -66,7 +185,9 @@ impl Keys {
             Access::Admin => known || self.ask.is_none(),
         };
         match (may, known) {
-            (true, _) => Ok(known),
+            (true, _) if admin => Ok(ShownKey::AdminKey),
+            (true, true) => Ok(ShownKey::QueryKey),
+            (true, false) => Ok(ShownKey::Nothing),
             (false, true) => Err(forbidden()),
             (false, false) => Err(unauthorized(wanted == Access::Admin && self.admin.is_some())),
         }
@@ -172,7 +293,7 @@ mod tests {
 
     fn keys(ask: Option<&str>, admin: Option<&str>) -> Keys {
         let secret = |key: &str| serde_json::from_str(&format!("{key:?}")).expect("a string");
-        Keys { ask: ask.map(secret), admin: admin.map(secret) }
+        Keys::new(ask.map(secret), admin.map(secret))
     }
 
     #[test]
@@ -263,13 +384,39 @@ mod tests {
     }
 
     #[test]
-    fn keys_in_the_value_of_a_header() {
+    fn keys_in_texts() {
         let keys = keys(Some("asks"), Some("adm1n"));
-        for value in ["adm1n", "Bearer adm1n", "bearer  asks ", "Token token=\"adm1n\"", "x, Bearer asks"] {
-            assert!(keys.are_in(value.as_bytes()), "{value}");
+        for text in [
+            "adm1n",
+            "Bearer adm1n",
+            "bearer  asks ",
+            "Token token=\"adm1n\"",
+            "x, Bearer asks",
+            "/v1/files/%61dm1n",
+            "/v1/files/%2561dm1n?x",
+            "a=%25%36%31dm1n",
+            // "user:adm1n", "adm1n:" and that in base64 again.
+            "Basic dXNlcjphZG0xbg==",
+            "Token dXNlcjphZG0xbg",
+            "Basic dXNlcjphZG0xbg%3D%3D",
+            "/v1/xdXNlcjphZG0xbg",
+            "k=YWRtMW46; b=1",
+            "WVdSdE1XNDY",
+        ] {
+            assert!(keys.are_in(text.as_bytes()), "{text}");
         }
-        for value in ["", "adm1", "adm1nx", "Bearer"] {
-            assert!(!keys.are_in(value.as_bytes()), "{value}");
+        for text in ["", "adm1", "adm1nx", "Bearer", "%61dm1nx", "Basic dXNlcjphZG0xbm4=", "YWRtMW4x"] {
+            assert!(!keys.are_in(text.as_bytes()), "{text}");
         }
+        let mixed = self::keys(Some("Ab%43d-E"), None);
+        for text in ["Ab%43d-E", "%41b%43d-E", "%41b%2543d-E", "AbCd-E"] {
+            assert!(mixed.are_in(text.as_bytes()), "{text}");
+        }
+        for name in ["x-ab%43d-e", "ab%43d-e", "a, AB%43D-E"] {
+            assert!(mixed.are_in_name(name.as_bytes()), "{name}");
+        }
+        assert!(!mixed.are_in_name(b"x-ab") && !self::keys(None, None).are_in(b"x"));
+        let one = self::keys(Some("k"), None);
+        assert!(one.are_in(b"Basic dTpr") && one.are_in(b"Bearer k") && !one.are_in(b"python-httpx/0.28.1 /metrics"));
     }
 }

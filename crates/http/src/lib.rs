@@ -1,15 +1,17 @@
 //! The HTTP server that the service and the router stand on. It knows nothing of either.
 //!
 //! ```text
-//! server ──▶ places ──▶ connection (watch, half_close, heads, streams) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
+//! server ──▶ places ──▶ connection (watch, half_close, heads, streams, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
 //! ```
 //!
 //! * [`server`]: listening, and the threads that serve.
 //! * `listener`: accepting connections, each of which is served for as long as it is open.
 //! * `handler`: whoever answers, and what it shares with the server.
-//! * `places`: room for connections; those without a key give way.
+//! * `places`: room for connections, and a budget of bytes for those without a key, which give way.
+//! * `ledger`: the streams of an HTTP/2 connection that has shown no key.
 //! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
 //! * [`gate`]: keys, certificates, and the hosts that a request may name.
+//! * `plain`: texts without their encodings, in which keys and dot segments are looked for.
 //! * [`parts`]: answers with files, whole or in parts.
 //! * [`metrics`]: the formats of `GET /metrics`, and the metrics of the process.
 //! * [`body`]: a request's body, read into memory that all bodies share.
@@ -21,11 +23,13 @@ pub mod config;
 mod connection;
 mod content;
 mod counts;
+mod frames;
 pub mod gate;
 mod half_close;
 mod handler;
 mod heads;
 mod keys;
+mod ledger;
 mod limits;
 mod listener;
 mod memory;
@@ -34,6 +38,7 @@ mod note;
 mod origin;
 pub mod parts;
 mod places;
+mod plain;
 pub mod server;
 mod sniff;
 mod streams;
@@ -50,10 +55,10 @@ pub use config::{Config, TlsConfig};
 pub use content::Content;
 pub use gate::Gate;
 pub use handler::{Call, Front, Handler, ListenerKind};
-pub use keys::Access;
+pub use keys::{Access, ShownKey};
 pub use kvatlas_settings::Secret;
-pub use memory::Memory;
-pub use places::Place;
+pub use memory::{Memory, Reservation};
+pub use plain::plain;
 pub use server::{Server, Threads};
 
 /// A server could not be started, or a file of its configuration cannot be used.

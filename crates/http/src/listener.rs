@@ -8,8 +8,10 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
+use crate::connection::Terms;
 use crate::handler::{Call, Handler, ListenerKind};
-use crate::limits::Limits;
+use crate::limits::{HANDSHAKE, Limits, TLS};
+use crate::note::Note;
 use crate::places::{Place, Places};
 use crate::sniff::Protocol as Spoken;
 use crate::{connection, sniff};
@@ -76,8 +78,8 @@ impl<H: Handler> ListenerContext<H> {
         loop {
             match listener.accept().await {
                 Ok((stream, _)) => {
-                    let give_way = self.kind == ListenerKind::Main && self.handler.front().gate.asks_for_key();
-                    let Some(place) = places.take(give_way).await else { return };
+                    let known = self.kind == ListenerKind::Main && !self.handler.front().gate.has_strangers();
+                    let Some(place) = places.take(known).await else { return };
                     give(stream, place);
                 }
                 // Too many open files, or a client that left already: neither ends the server.
@@ -107,11 +109,19 @@ impl<H: Handler> ListenerContext<H> {
 
     async fn speak(&self, stream: TcpStream, place: &Arc<Place>) {
         let (limits, stop, front) = (self.limits, self.stop.clone(), self.handler.front());
+        let from = stream.peer_addr().ok().map(|address| address.ip());
         let handle = |request, until| {
-            let call = Call { thread: self.number, kind: self.kind, place: place.clone(), until };
+            let call = Call { thread: self.number, kind: self.kind, from, until };
             H::answer(self.handler.clone(), call, request)
         };
-        let counts = front.counts.clone();
+        let shows_key = |request: &_| self.kind == ListenerKind::Main && front.gate.is_shown_key(request);
+        let terms = |protocol, stop| Terms {
+            protocol,
+            limits,
+            counts: front.counts.clone(),
+            note: Arc::new(Note::new(place.clone())),
+            stop,
+        };
         let Some(tls) = front.gate.tls().filter(|_| self.kind == ListenerKind::Main) else {
             let spoken = if H::HTTP2 {
                 Box::pin(sniff::protocol(&stream, limits.first_byte, stop.clone())).await
@@ -119,15 +129,24 @@ impl<H: Handler> ListenerContext<H> {
                 Some(Spoken::Http1)
             };
             let Some(spoken) = spoken else { return };
-            return connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
+            return connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
         };
         // In a place of its own: every connection without TLS would be as large.
         Box::pin(async move {
+            // Before it says something, it costs no more than any other.
+            if sniff::first(&stream, &mut [0], limits.first_byte, stop.clone()).await.is_none() {
+                return;
+            }
+            place.hold(HANDSHAKE);
             match tokio::time::timeout(limits.request, tls.accept(stream)).await {
                 Ok(Ok(stream)) => {
+                    place.release(HANDSHAKE - TLS);
+                    if !front.gate.asks_for_key() {
+                        place.make_known();
+                    }
                     let is_h2 = stream.get_ref().1.alpn_protocol() == Some(b"h2");
                     let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
-                    connection::serve(stream, spoken, limits, counts, stop, handle, H::refuse).await;
+                    connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
                 }
                 // No TLS, or none that we speak; the client was told in TLS's own words.
                 Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),

@@ -66,6 +66,12 @@ pub(crate) struct Lease {
     bytes: usize,
 }
 
+/// Memory for what is made of a body, until this is dropped.
+#[derive(Debug)]
+pub struct Reservation {
+    lease: Lease,
+}
+
 /// A body's place among those that are coming, until this is dropped.
 pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
@@ -74,7 +80,9 @@ pub(crate) struct BodyTurn {
 }
 
 impl Memory {
-    pub(crate) fn new(limit: usize) -> Arc<Self> {
+    /// Memory of so many bytes.
+    #[must_use]
+    pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
             limit,
             used: AtomicUsize::new(0),
@@ -96,6 +104,25 @@ impl Memory {
     #[must_use]
     pub fn refused(&self) -> [(&'static str, u64); 2] {
         [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
+    }
+
+    /// Reserves memory for what is made of a body, beside the body itself, before it is made. Half of all memory is as much
+    /// as is reserved for one. None if there is no room until then.
+    pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
+        let bytes = bytes.min(self.limit / 2);
+        loop {
+            let freed = self.freed.notified();
+            if self.try_take(bytes, bytes) {
+                return Some(Reservation { lease: Lease { memory: self.clone(), bytes } });
+            }
+            timeout_at(until.into(), freed).await.ok()?;
+        }
+    }
+
+    /// A reservation of nothing, to be grown.
+    #[must_use]
+    pub fn reserved(self: &Arc<Self>) -> Reservation {
+        Reservation { lease: Lease::new(self) }
     }
 
     fn try_take(&self, more: usize, whole: usize) -> bool {
@@ -126,6 +153,21 @@ impl Memory {
             victim.leave.notify_one();
             self.gave_way.fetch_add(1, Relaxed);
         }
+    }
+}
+
+impl Reservation {
+    /// Reserves `bytes` in all, or returns false if there is no room for them now.
+    #[must_use]
+    pub fn try_resize(&mut self, bytes: usize) -> bool {
+        let lease = &mut self.lease;
+        let more = bytes.saturating_sub(lease.bytes);
+        if more > 0 && !lease.memory.try_take(more, bytes) {
+            return false;
+        }
+        lease.bytes += more;
+        lease.shrink(bytes);
+        true
     }
 }
 
@@ -224,6 +266,24 @@ mod tests {
         held.shrink(MIB);
         assert_eq!(memory.used(), MIB);
         drop(held);
+        assert_eq!(memory.used(), 0);
+    }
+
+    #[tokio::test]
+    async fn what_is_made_of_bodies_is_of_the_same_memory() {
+        let memory = Memory::new(4 * MIB);
+        let soon = || std::time::Instant::now() + Duration::from_millis(1);
+        let one = memory.reserve(100 * MIB, soon()).await.expect("half of it");
+        assert_eq!(memory.used(), 2 * MIB);
+        assert!(memory.reserve(MIB + 1, soon()).await.is_none());
+        let mut grown = memory.reserved();
+        assert!(grown.try_resize(MIB) && !grown.try_resize(MIB + 1) && grown.try_resize(MIB / 2));
+        assert_eq!(memory.used(), 2 * MIB + MIB / 2);
+        drop(grown);
+        let until = std::time::Instant::now() + Duration::from_secs(60);
+        let (next, ()) = tokio::join!(memory.reserve(2 * MIB, until), async { drop(one) });
+        assert!(next.is_some());
+        drop(next);
         assert_eq!(memory.used(), 0);
     }
 

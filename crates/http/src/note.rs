@@ -3,13 +3,14 @@
 //! A timer for every request would cost more than many another part of it. So what happens only notes the time, and one
 //! timer a connection looks at the note when the earliest possible deadline is over.
 
-use std::sync::LazyLock;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
 use crate::heads::HeadSummary;
-use crate::limits::Limits;
+use crate::limits::{Limits, STRANGER_WRITE, UNREAD};
+use crate::places::Place;
 
 /// Bytes that a client must take within the write limit, or all that is there for it.
 pub(crate) const PIECE: usize = 16 << 10;
@@ -41,13 +42,18 @@ const WANTED: u8 = 1;
 const WHOLE: u8 = 2;
 
 /// The phase, since when, how many requests are at work, and what is known of the client.
-#[derive(Debug)]
 pub(crate) struct Note {
+    /// The connection's place: whether the client has shown a key.
+    pub(crate) place: Arc<Place>,
     phase: AtomicU64,
     /// The time since which the socket takes nothing more, as [`millis`] and one; 0 if it takes something.
     stuck: AtomicU64,
     /// Bytes that the socket has taken since then.
     taken: AtomicUsize,
+    /// The time since which a stream of a stranger's has got no piece of its answer, as [`millis`] and one; 0 if none waits.
+    waiting: AtomicU64,
+    /// The number of times that a stranger's connection had its turn.
+    turn: AtomicU32,
     requests: AtomicU64,
     /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
     head: AtomicU64,
@@ -58,14 +64,17 @@ pub(crate) struct Note {
 }
 
 impl Note {
-    pub(crate) fn new() -> Self {
+    pub(crate) fn new(place: Arc<Place>) -> Self {
         let note = Self {
+            place,
             phase: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
             taken: AtomicUsize::new(0),
+            waiting: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
             requests: AtomicU64::new(0),
             head: AtomicU64::new(0),
-            body: AtomicU8::new(COMING),
+            body: AtomicU8::new(WHOLE),
             takes_interim: AtomicBool::new(false),
         };
         note.set(Phase::Fresh);
@@ -96,27 +105,65 @@ impl Note {
             Phase::Head => left(since, limits.request),
             Phase::Busy => look,
         };
-        let of_socket = match self.stuck.load(Relaxed) {
-            0 => look,
-            since => left(since - 1, limits.write),
+        let is_stranger = self.place.is_stranger();
+        let (write, look) = match is_stranger {
+            true => (limits.write.min(STRANGER_WRITE), look.min(STRANGER_WRITE)),
+            false => (limits.write, look),
         };
-        of_phase.min(of_socket).min(look)
+        let of_writing = |since: &AtomicU64| match since.load(Relaxed) {
+            0 => look,
+            since => left(since - 1, write),
+        };
+        let of_streams = if is_stranger { of_writing(&self.waiting) } else { look };
+        of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
+    }
+
+    /// Notes that the connection's task has its turn.
+    pub(crate) fn begin_turn(&self) {
+        if self.place.is_stranger() {
+            self.turn.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn.load(Relaxed)
+    }
+
+    /// Notes since when a stream of a stranger's has got no piece of its answer.
+    pub(crate) fn set_waiting(&self, since: Option<u64>) {
+        self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
+    }
+
+    /// True if the client has shown no key, and does not take what is there for it.
+    pub(crate) fn is_unread_stranger(&self) -> bool {
+        self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
+    }
+
+    /// True if the socket takes nothing more.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Relaxed) > 0
+    }
+
+    fn unstick(&self) {
+        self.stuck.store(0, Relaxed);
+        self.place.release(UNREAD);
     }
 
     /// Notes the outcome of a write.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
-        let is_stuck = self.stuck.load(Relaxed) > 0;
+        let is_stuck = self.is_stuck();
         match written {
             Poll::Pending if !is_stuck => {
                 self.taken.store(0, Relaxed);
                 self.stuck.store(millis() + 1, Relaxed);
+                self.place.hold(UNREAD);
             }
             // A client that takes a byte now and then has not begun to read.
             Poll::Ready(Ok(bytes)) if is_stuck => {
                 let taken = self.taken.load(Relaxed) + bytes;
                 self.taken.store(taken, Relaxed);
                 if taken >= PIECE {
-                    self.stuck.store(0, Relaxed);
+                    self.unstick();
                 }
             }
             _ => {}
@@ -125,8 +172,8 @@ impl Note {
 
     /// Notes that all is written that is there.
     pub(crate) fn note_flush(&self) {
-        if self.stuck.load(Relaxed) > 0 {
-            self.stuck.store(0, Relaxed);
+        if self.is_stuck() {
+            self.unstick();
         }
         if self.phase() == Phase::Busy && self.requests.load(Relaxed) == 0 {
             self.set(Phase::Idle);
@@ -186,6 +233,7 @@ impl Note {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::places::Places;
 
     fn limits() -> Limits {
         let second = Duration::from_secs(1);
@@ -196,13 +244,15 @@ mod tests {
             first_byte: 5 * second,
             max_head: 1,
             max_headers: 1,
+            streams: 1,
             late_end_is_leaving: true,
         }
     }
 
     #[test]
     fn each_phase_has_its_limit() {
-        let (second, limits, note) = (Duration::from_secs(1), limits(), Note::new());
+        let (second, limits) = (Duration::from_secs(1), limits());
+        let note = Note::new(Places::new(1, 1).beyond());
         let about = |seconds: u32| {
             let left = note.left(&limits, 99 * second);
             assert!(left <= second * seconds && left + second > second * seconds, "{seconds}: {left:?}");

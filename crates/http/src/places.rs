@@ -1,6 +1,10 @@
-//! Room for connections. Where there is a key, those that have not shown it give way to new ones: whoever only connects
-//! cannot keep the others out.
+//! Room for connections, and for the memory of those that have not shown a key.
+//!
+//! Where there is a key, connections that have not shown it are strangers. They give way to new ones: whoever only connects
+//! cannot keep the others out. All of them together have one budget of bytes, of what their connections, heads, streams and
+//! unread answers become in memory: beyond it the largest gives way, and the oldest among equals.
 
+use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -8,57 +12,120 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
 
 use crate::lock;
 
-/// Everybody has this long to show a key.
+/// Time that everybody has to show a key, however many others come.
 const GRACE: Duration = Duration::from_millis(500);
+
+/// Bytes that an open connection counts for, whatever it does: its tasks, and the buffers of a short head.
+pub(crate) const CONNECTION: usize = 32 << 10;
 
 /// The places of one listener.
 pub(crate) struct Places {
     permits: Arc<Semaphore>,
-    /// Connections that have shown no key, in the order of their coming.
-    strangers: Mutex<BTreeMap<u64, Stranger>>,
+    /// Bytes that strangers may have together.
+    budget: usize,
+    strangers: Mutex<Strangers>,
+    /// Signal that a connection has ended.
+    freed: Notify,
     number: AtomicU64,
     /// Connections that had to give way.
     pub(crate) evicted: AtomicU64,
 }
 
+/// Connections that have shown no key.
+#[derive(Default)]
+struct Strangers {
+    /// The connections in the order of their coming.
+    all: BTreeMap<u64, Stranger>,
+    /// Bytes of all of them.
+    bytes: usize,
+    /// Bytes of those that were told to leave and have not done it yet.
+    leaving: usize,
+}
+
 struct Stranger {
     since: Instant,
+    bytes: usize,
     leave: Arc<Notify>,
+    is_told: bool,
 }
 
 /// A connection's place.
-pub struct Place {
+pub(crate) struct Place {
     places: Arc<Places>,
     number: u64,
     known: AtomicBool,
     leave: Arc<Notify>,
-    _permit: Option<OwnedSemaphorePermit>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Strangers {
+    fn tell(&mut self, number: u64) {
+        if let Some(stranger) = self.all.get_mut(&number) {
+            stranger.is_told = true;
+            self.leaving += stranger.bytes;
+            stranger.leave.notify_one();
+        }
+    }
+
+    fn remove(&mut self, number: u64) {
+        if let Some(stranger) = self.all.remove(&number) {
+            self.bytes -= stranger.bytes;
+            self.leaving -= if stranger.is_told { stranger.bytes } else { 0 };
+        }
+    }
+
+    /// The stranger with most bytes, and the oldest among equals, of those that were not told to leave.
+    fn largest(&self) -> Option<(u64, &Stranger)> {
+        let staying = self.all.iter().filter(|(_, stranger)| !stranger.is_told);
+        staying.max_by_key(|(number, stranger)| (stranger.bytes, Reverse(**number))).map(|(number, it)| (*number, it))
+    }
 }
 
 impl Places {
-    pub(crate) fn new(most: usize) -> Arc<Self> {
+    pub(crate) fn new(most: usize, budget: usize) -> Arc<Self> {
         Arc::new(Self {
             permits: Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))),
+            budget,
             strangers: Mutex::default(),
+            freed: Notify::new(),
             number: AtomicU64::new(0),
             evicted: AtomicU64::new(0),
         })
     }
 
-    /// Returns a place, as soon as there is one. `give_way`: true if those without a key have to leave if there is
-    /// none.
-    pub(crate) async fn take(self: &Arc<Self>, give_way: bool) -> Option<Arc<Place>> {
-        let permit = match self.permits.clone().try_acquire_owned() {
-            Ok(permit) => permit,
-            Err(_) if give_way => self.make_room().await?,
-            Err(_) => self.permits.clone().acquire_owned().await.ok()?,
-        };
-        Some(self.place(Some(permit), !give_way))
+    /// Bytes that strangers have now.
+    pub(crate) fn bytes(&self) -> usize {
+        lock(&self.strangers).bytes
+    }
+
+    /// Returns a place, as soon as there is one. `known`: true if it need never give way; others have to leave if there is
+    /// none for a stranger.
+    pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
+        loop {
+            let lacks_bytes = !known && lock(&self.strangers).bytes + CONNECTION > self.budget;
+            if !lacks_bytes {
+                match self.permits.clone().try_acquire_owned() {
+                    Ok(permit) => return Some(self.place(Some(permit), known)),
+                    Err(TryAcquireError::Closed) => return None,
+                    Err(TryAcquireError::NoPermits) => {}
+                }
+            }
+            if known {
+                self.freed.notified().await;
+                continue;
+            }
+            let until = self.make_room(lacks_bytes);
+            tokio::select! {
+                biased;
+                () = self.freed.notified() => {}
+                () = sleep_until(until) => {}
+            }
+        }
     }
 
     /// A place besides all others, for whoever has connected when none is given any more.
@@ -66,45 +133,88 @@ impl Places {
         self.place(None, true)
     }
 
-    /// Makes a place. `known`: true if it need never give way.
     fn place(self: &Arc<Self>, permit: Option<OwnedSemaphorePermit>, known: bool) -> Arc<Place> {
         let number = self.number.fetch_add(1, Relaxed);
         let leave = Arc::new(Notify::new());
         if !known {
-            lock(&self.strangers).insert(number, Stranger { since: Instant::now(), leave: leave.clone() });
+            let stranger = Stranger { since: Instant::now(), bytes: CONNECTION, leave: leave.clone(), is_told: false };
+            let mut strangers = lock(&self.strangers);
+            strangers.all.insert(number, stranger);
+            strangers.bytes += CONNECTION;
         }
-        Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, _permit: permit })
+        Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, permit })
     }
 
-    async fn make_room(&self) -> Option<OwnedSemaphorePermit> {
-        let free = self.permits.clone().acquire_owned();
-        tokio::pin!(free);
-        loop {
-            let until = lock(&self.strangers).first_key_value().map(|(_, stranger)| stranger.since + GRACE);
-            // Without a stranger there may be one later: a connection that becomes known makes no room.
-            let until = until.unwrap_or_else(|| Instant::now() + GRACE);
-            tokio::select! {
-                biased;
-                permit = &mut free => return permit.ok(),
-                () = sleep_until(until) => {}
-            }
-            let mut strangers = lock(&self.strangers);
-            let due = strangers.first_entry().filter(|first| first.get().since + GRACE <= Instant::now());
-            if let Some(first) = due {
-                first.remove().leave.notify_one();
-                self.evicted.fetch_add(1, Relaxed);
-            }
+    /// Tells a stranger to leave, if one is due: one with more than a connection's bytes if those are short, or the oldest
+    /// one after its time of grace. Returns the time at which to look again.
+    fn make_room(&self, lacks_bytes: bool) -> Instant {
+        let now = Instant::now();
+        let mut strangers = lock(&self.strangers);
+        // One that was told makes room soon.
+        if strangers.leaving > 0 {
+            return now + Duration::from_millis(10);
         }
+        let grown = strangers.largest().filter(|(_, stranger)| lacks_bytes && stranger.bytes > CONNECTION);
+        let oldest = strangers.all.first_key_value().map(|(number, stranger)| (*number, stranger));
+        let (due, until) = match (grown, oldest) {
+            (Some((number, _)), _) => (Some(number), now),
+            (None, Some((number, oldest))) if oldest.since + GRACE <= now => (Some(number), now),
+            (None, Some((_, oldest))) => (None, oldest.since + GRACE),
+            // There may be one later.
+            (None, None) => (None, now + GRACE),
+        };
+        let Some(number) = due else { return until };
+        strangers.tell(number);
+        self.evicted.fetch_add(1, Relaxed);
+        now + Duration::from_millis(10)
     }
 }
 
 impl Place {
-    /// The connection has shown a key: it keeps its place.
-    pub fn is_known(&self) {
+    /// Notes that the connection has shown a key: it keeps its place, and its bytes count no more.
+    pub(crate) fn make_known(&self) {
         // Of most requests it is known already: the word is then not written.
         if !self.known.load(Relaxed) && !self.known.swap(true, Relaxed) {
-            lock(&self.places.strangers).remove(&self.number);
+            lock(&self.places.strangers).remove(self.number);
+            self.places.freed.notify_one();
         }
+    }
+
+    pub(crate) fn is_stranger(&self) -> bool {
+        !self.known.load(Relaxed)
+    }
+
+    /// Notes that a stranger's connection has so many bytes more. If all strangers have too many, the largest leave.
+    pub(crate) fn hold(&self, bytes: usize) {
+        if !self.is_stranger() {
+            return;
+        }
+        let places = &self.places;
+        let mut strangers = lock(&places.strangers);
+        let Some(stranger) = strangers.all.get_mut(&self.number) else { return };
+        stranger.bytes += bytes;
+        let is_told = stranger.is_told;
+        strangers.bytes += bytes;
+        strangers.leaving += if is_told { bytes } else { 0 };
+        while strangers.bytes - strangers.leaving > places.budget {
+            let Some((number, _)) = strangers.largest() else { return };
+            strangers.tell(number);
+            places.evicted.fetch_add(1, Relaxed);
+        }
+    }
+
+    /// Notes that a connection has given back bytes that it held.
+    pub(crate) fn release(&self, bytes: usize) {
+        if !self.is_stranger() {
+            return;
+        }
+        let mut strangers = lock(&self.places.strangers);
+        let Some(stranger) = strangers.all.get_mut(&self.number) else { return };
+        let bytes = bytes.min(stranger.bytes);
+        stranger.bytes -= bytes;
+        let is_told = stranger.is_told;
+        strangers.bytes -= bytes;
+        strangers.leaving -= if is_told { bytes } else { 0 };
     }
 
     /// Waits until the connection has to give way. For one that is known this costs no lock each time that it is looked at.
@@ -121,7 +231,53 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !*self.known.get_mut() {
-            lock(&self.places.strangers).remove(&self.number);
+            lock(&self.places.strangers).remove(self.number);
         }
+        drop(self.permit.take());
+        self.places.freed.notify_one();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    async fn is_told(place: &Place) -> bool {
+        tokio::time::timeout(Duration::ZERO, place.must_leave()).await.is_ok()
+    }
+
+    #[tokio::test]
+    async fn the_largest_stranger_gives_way_and_the_oldest_of_equals() {
+        let places = Places::new(10, 5 * CONNECTION);
+        let [first, second, known] = [places.place(None, false), places.place(None, false), places.place(None, false)];
+        known.hold(2 * CONNECTION);
+        known.make_known();
+        assert_eq!(places.bytes(), 2 * CONNECTION);
+        known.hold(100 * CONNECTION);
+        first.hold(CONNECTION);
+        second.hold(CONNECTION);
+        assert!(!is_told(&first).await && !is_told(&second).await);
+        second.hold(CONNECTION);
+        second.release(CONNECTION);
+        let third = places.place(None, false);
+        third.hold(CONNECTION);
+        assert!(is_told(&first).await && !is_told(&second).await && !is_told(&third).await && !is_told(&known).await);
+        drop(first);
+        assert_eq!((places.bytes(), places.evicted.load(Relaxed)), (4 * CONNECTION, 1));
+        third.hold(5 * CONNECTION);
+        assert!(is_told(&third).await && !is_told(&second).await);
+    }
+
+    #[tokio::test]
+    async fn a_stranger_that_is_short_of_room_waits_until_others_have_had_their_time() {
+        let places = Places::new(10, 2 * CONNECTION);
+        let [first, second] = [places.take(false).await.expect("room"), places.take(false).await.expect("room")];
+        let start = Instant::now();
+        let leaves = async move {
+            first.must_leave().await;
+            drop(first);
+        };
+        let (third, ()) = tokio::join!(places.take(false), leaves);
+        assert!(third.is_some() && start.elapsed() >= GRACE / 2 && second.is_stranger());
     }
 }

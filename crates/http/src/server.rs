@@ -21,7 +21,7 @@ use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, watch};
 
 use crate::handler::{Handler, ListenerKind};
-use crate::limits::Limits;
+use crate::limits::{ADMIN_STRANGERS, KEYED_STREAMS, KEYLESS_STREAMS, Limits, STRANGER_STREAMS};
 use crate::listener::{ListenerContext, OpenCounts};
 use crate::places::{Place, Places};
 use crate::{Error, lock};
@@ -91,16 +91,20 @@ impl Server {
             first_byte: FIRST_BYTE.min(config.idle_timeout),
             max_head: config.max_head,
             max_headers: config.max_headers,
+            streams: if front.gate.asks_for_key() { KEYED_STREAMS } else { KEYLESS_STREAMS },
             late_end_is_leaving: H::LATE_END_IS_LEAVING,
         };
         let common = |kind, number| {
-            let stop = if kind == ListenerKind::Main { stopped.clone() } else { ended.clone() };
+            let (stop, limits) = match kind {
+                ListenerKind::Main => (stopped.clone(), limits),
+                ListenerKind::Admin => (ended.clone(), Limits { streams: STRANGER_STREAMS as u32, ..limits }),
+            };
             let (handler, open) = (handler.clone(), open.clone());
             Arc::new(ListenerContext { handler, kind, number, limits, stop, open, load: AtomicUsize::new(0) })
         };
         let mut listeners = vec![(listener, ListenerKind::Main, front.places.clone())];
         let admin_address = admin.map(|(listener, address)| {
-            listeners.push((listener, ListenerKind::Admin, Places::new(ADMIN_CONNECTIONS)));
+            listeners.push((listener, ListenerKind::Admin, Places::new(ADMIN_CONNECTIONS, ADMIN_STRANGERS)));
             address
         });
         let (running, handle) = match threads {

@@ -20,24 +20,34 @@ const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Returns the protocol that the client begins to speak; none if it said nothing in time, or left, or the server ends
-/// first.
-pub(crate) async fn protocol(
+/// Returns the number of bytes that the client has begun with, once there are any; none if it said nothing in time, or
+/// left, or the server ends first. `start`: gets those bytes, as far as there is room.
+pub(crate) async fn first(
     stream: &TcpStream,
+    start: &mut [u8],
     first_byte: Duration,
     mut stop: watch::Receiver<bool>,
-) -> Option<Protocol> {
-    let mut start = [0; HTTP2.len()];
+) -> Option<usize> {
     let first = async {
         let peeked = tokio::select! {
             biased;
-            peeked = stream.peek(&mut start) => peeked,
+            peeked = stream.peek(start) => peeked,
             // Whoever has said nothing has asked nothing; but a request may be on its way.
             _ = async { let _ = stop.wait_for(|stop| *stop).await; sleep(PAUSE * 20).await } => return None,
         };
         peeked.ok().filter(|length| *length > 0)
     };
-    let mut length = timeout(first_byte, first).await.ok()??;
+    timeout(first_byte, first).await.ok()?
+}
+
+/// Returns the protocol that the client begins to speak, if it begins to speak in time.
+pub(crate) async fn protocol(
+    stream: &TcpStream,
+    first_byte: Duration,
+    stop: watch::Receiver<bool>,
+) -> Option<Protocol> {
+    let mut start = [0; HTTP2.len()];
+    let mut length = first(stream, &mut start, first_byte, stop).await?;
     for _ in 0..LOOKS {
         if start[..length] != HTTP2[..length] {
             return Some(Protocol::Http1);

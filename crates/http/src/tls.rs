@@ -22,6 +22,7 @@ pub(crate) fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<TlsAccept
     if certificates.is_empty() {
         return Err(failed("certificate", &config.cert, &"the file holds no certificate in PEM"));
     }
+    kvatlas_settings::warn_if_others_read(&config.key);
     let key = PrivateKeyDer::from_pem_file(&config.key).map_err(|error| failed("key", &config.key, &error))?;
     // The provider is named, because a process may have several and no default.
     let provider = Arc::new(ring::default_provider());

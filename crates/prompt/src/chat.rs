@@ -4,6 +4,7 @@ use std::borrow::Cow;
 
 use minijinja::Value;
 
+use crate::allowance::taken;
 use crate::convert::{self, ConvertedChat};
 use crate::dialect::{self, Dialect};
 use crate::dialect_chat::{self, ThinkingSwitches};
@@ -39,6 +40,8 @@ pub(crate) struct Chat<'a> {
     is_plain_beside: bool,
     /// True if the text goes on behind images.
     pub(crate) keeps_images: bool,
+    /// Bytes that the new messages take.
+    weight: usize,
 }
 
 /// A chat's text.
@@ -58,6 +61,8 @@ pub(crate) struct ChatText {
     pub(crate) messages: Vec<Value>,
     /// Places where items end in the list that was parsed, and how many new messages there are then.
     pub(crate) ends: Vec<(usize, usize)>,
+    /// Bytes that the new messages take.
+    pub(crate) weight: usize,
 }
 
 /// All that a template is given beside the messages, as it stands in a request.
@@ -72,6 +77,11 @@ impl TemplateContext {
     /// True if these fields are those of this request.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
+    }
+
+    /// Bytes that they take.
+    pub(crate) fn bytes(&self) -> usize {
+        self.0.iter().flatten().map(|field| field.len()).sum()
     }
 
     fn fields<'a>(parts: &Parts<'a>) -> [Option<&'a str>; 10] {
@@ -113,6 +123,7 @@ impl<'a> Chat<'a> {
             return Err(PromptFailure::Stored);
         }
         let goes_on = !before.is_empty();
+        let taken_before = taken();
         let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
             Endpoint::Responses => convert::of_responses(parts, dialect, merges_system, goes_on)?,
             Endpoint::Messages => convert::of_messages(parts, dialect, merges_system, goes_on)?,
@@ -126,6 +137,7 @@ impl<'a> Chat<'a> {
                 ConvertedChat { first: None, messages, ends, continues, is_apart: true }
             }
         };
+        let weight = taken() - taken_before;
         let tools = convert::tools(request.endpoint, parts, dialect)?;
         let mut more = habits.defaults.to_vec();
         let told = dialect.variables(request.endpoint, parts, &habits.thinks);
@@ -156,6 +168,7 @@ impl<'a> Chat<'a> {
             plain,
             is_plain_beside,
             keeps_images: false,
+            weight,
             first,
             before: before.to_vec(),
             messages,
@@ -206,8 +219,10 @@ impl<'a> Chat<'a> {
         // SGLang has the message end, and the answer begin with its tokens.
         let continues = self.continues && is_vllm;
         let last = if continues { self.last_text() } else { None };
+        let taken_before = taken();
         let TemplateMessages { messages: new, cut } =
             messages::prepare(self.messages, template.as_parts, self.keeps_images, self.dialect);
+        let weight = self.weight + taken() - taken_before;
         let mut messages = self.before;
         messages.extend(new);
         let mut shown = messages.clone();
@@ -227,7 +242,7 @@ impl<'a> Chat<'a> {
         let rendered = template.render_after(earlier, variables);
         let Text { text, same, begins } = rendered.map_err(|_| PromptFailure::TemplateRefuses)?;
         let answer = answer.filter(|_| cut.is_none());
-        let mut rendered = ChatText { text, same, begins, answer, cut, messages, ends: self.ends };
+        let mut rendered = ChatText { text, same, begins, answer, cut, messages, ends: self.ends, weight };
         if continues || cut.is_some() {
             let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| PromptFailure::TemplateRefuses)?;
             if continues {

@@ -4,8 +4,8 @@ use minijinja::Value;
 
 use crate::dialect::{BILLING, CUSTOM_INPUT, Dialect, THINKS};
 use crate::endpoint::Endpoint;
-use crate::messages::{Part, field, object, with};
-use crate::request::{Parts, read};
+use crate::messages::{Part, field, given, object, with};
+use crate::request::Parts;
 
 /// The ways in which a template can be told to think less, or not at all.
 pub(crate) struct ThinkingSwitches<'t> {
@@ -41,13 +41,13 @@ impl Dialect {
         template: &ThinkingSwitches<'_>,
     ) -> Vec<(String, Value)> {
         let there = |value: Value| Some(value).filter(|value| !value.is_none());
-        let inner = |raw, name| field(&read::<Value>(raw)?, name).and_then(there);
+        let inner = |raw, name| field(&given(raw)?, name).and_then(there);
         let thinking = inner(parts.thinking, "type").filter(|_| endpoint == Endpoint::Messages);
         let thinks = thinking.as_ref().map(|kind| kind.as_str() != Some("disabled"));
         let mut effort = match endpoint {
             Endpoint::Messages => inner(parts.output_config, "effort"),
             Endpoint::Responses => inner(parts.reasoning, "effort"),
-            _ => read::<Value>(parts.reasoning_effort).and_then(there),
+            _ => given(parts.reasoning_effort).and_then(there),
         };
         let mut made = Vec::new();
         if self.is_vllm() {

@@ -2,10 +2,13 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
+use std::fmt;
 
+use serde::de::{Deserializer, Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::allowance::{LONGEST_CHAT, take, within};
 use crate::convert;
 use crate::dialect::{Dialect, Engine};
 use crate::dialect_chat::ThinkingSwitches;
@@ -77,6 +80,19 @@ impl Question {
         model: Option<&str>,
         has_media: bool,
     ) -> Result<Self, PromptFailure> {
+        if request.body.len() > LONGEST_CHAT {
+            return Err(PromptFailure::TooLong);
+        }
+        let (made, failure) = within(request.limits, || Self::made_of(request, dialect, model, has_media));
+        failure.map_or(made, Err)
+    }
+
+    fn made_of(
+        request: &Request<'_>,
+        dialect: Dialect,
+        model: Option<&str>,
+        has_media: bool,
+    ) -> Result<Self, PromptFailure> {
         let request = &dialect.known_fields(request);
         let parts = &request.parts;
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
@@ -93,7 +109,7 @@ impl Question {
             | Endpoint::Tokens
             | Endpoint::ChatTokens => match request.given()? {
                 BodyPrompt::Text { .. } if request.known_tokens().is_some() => Err(PromptFailure::SkipsCache),
-                BodyPrompt::Text { first, prompts } => {
+                BodyPrompt::Text { first, prompts, .. } => {
                     let mut asked = RequestFields::new();
                     asked.insert("prompt".into(), first.as_ref().into());
                     Self::made(asked, &[("add_special_tokens", parts.add_special_tokens)], model, prompts, None)
@@ -129,8 +145,14 @@ impl Question {
         if is_there(parts.previous_response_id) || is_there(parts.conversation) {
             return Err(PromptFailure::Stored);
         }
-        let mut fields: BTreeMap<Cow<'_, str>, &RawValue> =
-            serde_json::from_slice(request.body).map_err(|_| PromptFailure::NotJson)?;
+        if request.body.len() > LONGEST_CHAT {
+            return Err(PromptFailure::TooLong);
+        }
+        let (fields, failure) = within(request.limits, || serde_json::from_slice::<CountedFields<'_>>(request.body));
+        if let Some(why_not) = failure {
+            return Err(why_not);
+        }
+        let CountedFields(mut fields) = fields.map_err(|_| PromptFailure::NotJson)?;
         let model = model.map(serde_json::value::to_raw_value).transpose().map_err(|_| PromptFailure::NotJson)?;
         if let Some(model) = &model {
             fields.insert("model".into(), model);
@@ -208,7 +230,10 @@ impl Question {
         for (name, value) in dialect.variables(request.endpoint, parts, &thinks) {
             variables.insert(name, serde_json::to_value(value).map_err(|_| PromptFailure::BadMessages)?);
         }
-        variables.extend(read::<RequestFields>(parts.chat_template_kwargs).unwrap_or_default());
+        let kwargs = messages::given(parts.chat_template_kwargs).and_then(|kwargs| serde_json::to_value(kwargs).ok());
+        if let Some(serde_json::Value::Object(kwargs)) = kwargs {
+            variables.extend(kwargs);
+        }
         if !variables.is_empty() {
             asked.insert("chat_template_kwargs".into(), variables.into());
         }
@@ -226,12 +251,41 @@ impl Question {
             asked.insert("model".into(), model.into());
         }
         for (name, raw) in more {
-            if let Some(value) = read::<serde_json::Value>(*raw).filter(|value| !value.is_null()) {
+            let value = messages::given(*raw).and_then(|value| serde_json::to_value(value).ok());
+            if let Some(value) = value.filter(|value| !value.is_null()) {
                 asked.insert((*name).into(), value);
             }
         }
         let body = serde_json::to_vec(&asked).map_err(|_| PromptFailure::NotJson)?;
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts, cut })
+    }
+}
+
+/// The fields of a body, which are counted.
+struct CountedFields<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
+
+impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = CountedFields<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut fields = BTreeMap::new();
+                while let Some((key, value)) = map.next_entry::<Cow<'de, str>, &'de RawValue>()? {
+                    take(96 + key.len()).map_err(A::Error::custom)?;
+                    fields.insert(key, value);
+                }
+                Ok(CountedFields(fields))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
     }
 }
 

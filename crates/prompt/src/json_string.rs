@@ -42,6 +42,18 @@ pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     }
 }
 
+/// The beginning of the text of a JSON string, of which `most` bytes are looked at. It ends where no escape can be cut.
+pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
+    /// Bytes of the longest escape.
+    const ESCAPE: usize = 12;
+    let bytes = json.as_bytes().get(..most)?;
+    let is_plain = |end: &usize| !bytes[end.saturating_sub(ESCAPE)..*end].contains(&b'\\');
+    let end = (most / 2..=most).rev().find(|end| json.is_char_boundary(*end) && is_plain(end))?;
+    let mut start = json.get(..end)?.to_owned();
+    start.push('"');
+    string(&start).map(Cow::into_owned)
+}
+
 /// Room for a text as its first escape is found.
 const ROOM: usize = 2048;
 
@@ -102,7 +114,10 @@ pub(crate) fn field<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Resul
     raw.map(|raw| string(raw.get()).ok_or_else(|| de::Error::custom("not a string"))).transpose()
 }
 
-/// A key or another string, borrowed if it has no escapes.
+/// Bytes of a key that are kept, where it has escapes.
+const LONGEST_KEY: usize = 256;
+
+/// A key or another string, borrowed if it has no escapes; only the beginning of a long one that has some.
 pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
@@ -121,7 +136,8 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                Ok(Key(Cow::Owned(text.to_owned())))
+                // What is longer is no key that anybody looks for.
+                Ok(Key(Cow::Owned(text.get(..LONGEST_KEY).unwrap_or(text).to_owned())))
             }
         }
 

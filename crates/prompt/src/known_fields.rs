@@ -4,7 +4,7 @@ use std::borrow::Cow;
 
 use crate::dialect::{Dialect, Engine};
 use crate::endpoint::Endpoint;
-use crate::request::{Parts, Request, is_there};
+use crate::request::{Parts, Request, is_there, shortened};
 
 impl Dialect {
     /// The request without the fields that an engine of this dialect does not have.
@@ -47,7 +47,7 @@ impl Request<'_> {
             Engine::Sglang if matches!(self.endpoint, Endpoint::Messages | Endpoint::Embeddings) => None,
             Engine::Sglang => match self.own_key(engine) {
                 None => salt.map(Cow::Borrowed),
-                Some(key) => Some(format!("extra_key\0{key}\0{}", salt.unwrap_or_default()).into()),
+                Some(key) => Some(format!("extra_key\0{}\0{}", shortened(key), salt.unwrap_or_default()).into()),
             },
         }
     }

@@ -20,11 +20,13 @@
 //! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`PromptFailure`] instead, to be
 //! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
 
+mod allowance;
 mod chat;
 mod convert;
 mod dialect;
 mod dialect_chat;
 mod endpoint;
+mod endpoint_of_body;
 mod engine;
 mod error;
 mod files;
@@ -45,12 +47,13 @@ mod tokenizer;
 mod truncation;
 mod turns;
 
+pub use allowance::reading_memory;
 pub use dialect::{Dialect, Engine};
 pub use endpoint::Endpoint;
 pub use engine::{MESSAGES_RENDER_PATH, Question, RESPONSES_RENDER_PATH, TOKENIZE_PATH, tokenize_answer};
 pub use error::Error;
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
-pub use pictures::{Picture, PictureScope, Pictures};
+pub use pictures::{PICTURE_PREFIX, Picture, PictureNames, PictureScope, Pictures};
 pub use prompt_failure::PromptFailure;
 pub use prompt_tokens::{Placeholders, PromptTokens};
 pub use prompter::{Options, Prompter};

@@ -13,6 +13,7 @@ use minijinja::value::ValueKind;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::allowance::{CountedList, CountedValue, MESSAGE, PART, take};
 use crate::dialect::Dialect;
 use crate::prompt_failure::PromptFailure;
 use crate::request::{is_there, string};
@@ -52,6 +53,11 @@ impl Message<'_> {
         })
     }
 
+    /// Bytes of the texts in the message's content.
+    pub(crate) fn text_length(&self) -> usize {
+        self.content.iter().filter_map(Part::text).map(str::len).sum()
+    }
+
     /// Number of images in the message's content.
     pub(crate) fn images(&self) -> usize {
         self.content.iter().filter(|part| matches!(part, Part::Other(_, PromptFailure::Image))).count()
@@ -64,7 +70,13 @@ impl Message<'_> {
     }
 
     /// The message as a chat request has it. Of its content only the texts and the tools it refers to.
+    ///
+    /// Objects of JSON take more than twice as much as those of templates: that is counted.
     pub(crate) fn to_json(&self) -> serde_json::Value {
+        let more = PART * 2 * (self.content.len() + self.tool_calls.len());
+        if take(MESSAGE + more + self.text_length()).is_err() {
+            return serde_json::Value::Null;
+        }
         let parts = self.content.iter().filter_map(|part| match part {
             Part::Text(text) => Some(serde_json::json!({ "type": "text", "text": text })),
             Part::Tool(name) => Some(serde_json::json!({ "type": "tool_reference", "name": name })),
@@ -142,6 +154,7 @@ fn listed_by<'a, T>(
         && rest != "]"
     {
         let (item, length) = read(rest)?;
+        take(size_of::<T>() + MESSAGE).ok()?;
         items.push(item);
         at = list.len() - rest.len() + length;
         ends.push(at);
@@ -187,8 +200,9 @@ pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     match json.as_bytes().first() {
         Some(b'"') => Ok(vec![Part::Text(string(json).ok_or(PromptFailure::BadMessages)?)]),
         Some(b'[') => {
-            let list: Vec<&RawValue> = serde_json::from_str(json).map_err(|_| PromptFailure::BadMessages)?;
-            list.into_iter().map(part).collect()
+            let list: CountedList<&RawValue, PART> =
+                serde_json::from_str(json).map_err(|_| PromptFailure::BadMessages)?;
+            list.0.into_iter().map(part).collect()
         }
         _ if json == "null" => Ok(Vec::new()),
         _ => Err(PromptFailure::BadMessages),
@@ -253,8 +267,10 @@ fn part(raw: &RawValue) -> Result<Part<'_>, PromptFailure> {
 
 /// Tool calls, with arguments that are JSON as objects.
 fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, PromptFailure> {
-    let calls: Option<Vec<Value>> = serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
-    Ok(calls.unwrap_or_default().into_iter().map(|call| tool_call(&call, dialect)).collect())
+    let calls: Option<CountedList<CountedValue, PART>> =
+        serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
+    let calls = calls.map(|calls| calls.0).unwrap_or_default();
+    Ok(calls.into_iter().map(|CountedValue(call)| tool_call(&call, dialect)).collect())
 }
 
 fn tool_call(call: &Value, dialect: Dialect) -> Value {
@@ -265,7 +281,7 @@ fn tool_call(call: &Value, dialect: Dialect) -> Value {
         Some(given) => match given.as_str() {
             Some("") => object([]),
             // Engines take what is not an object for an empty one, so that a chat can go on.
-            Some(json) => serde_json::from_str(json).ok().filter(is_object).unwrap_or_else(|| object([])),
+            Some(json) => parsed(json).filter(is_object).unwrap_or_else(|| object([])),
             None if is_object(&given) => given,
             None => object([]),
         },
@@ -304,7 +320,17 @@ pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
 
 /// Any JSON.
 pub(crate) fn value(raw: &RawValue) -> Result<Value, PromptFailure> {
-    serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)
+    parsed(raw.get()).ok_or(PromptFailure::BadMessages)
+}
+
+/// A text that is JSON.
+pub(crate) fn parsed(json: &str) -> Option<Value> {
+    serde_json::from_str(json).ok().map(|CountedValue(value)| value)
+}
+
+/// JSON that is there.
+pub(crate) fn given(raw: Option<&RawValue>) -> Option<Value> {
+    parsed(raw?.get())
 }
 
 /// The messages for a template that takes contents as parts, or as strings.
@@ -317,7 +343,9 @@ pub(crate) fn prepare(
     dialect: Dialect,
 ) -> TemplateMessages {
     let mut cut = Cut { keeps_images, why_not: None };
-    let messages = messages.into_iter().map(|message| prepared(message, as_parts, dialect, &mut cut)).collect();
+    // The texts are copied: where there is no room for that, the failure is noted, and nothing comes of these.
+    let messages = messages.into_iter().take_while(|message| take(message.text_length()).is_ok());
+    let messages = messages.map(|message| prepared(message, as_parts, dialect, &mut cut)).collect();
     TemplateMessages { messages, cut: cut.why_not }
 }
 

@@ -5,7 +5,8 @@
 //! behind a picture can be found.
 //!
 //! An engine does not look at a picture whose name it knows. A name must therefore never stand for two pictures: it is a
-//! cryptographic hash of all of its bytes, and clients' own names are not taken for it. What is behind an address can
+//! cryptographic hash of all of its bytes under a secret of the router's, which no client can compute, and the router lets
+//! no client send one. What is behind an address can
 //! change, so that is only named if whoever runs the router says so.
 
 use std::borrow::Cow;
@@ -20,7 +21,7 @@ use crate::media::is_data_url;
 use crate::request::{Key, is_there, string};
 
 /// The beginning of every name that is given here.
-const PREFIX: &str = "kvatlas-";
+pub const PICTURE_PREFIX: &str = "kvatlas-";
 
 /// Base64 characters of a picture in which its size is looked for: a JPEG may have a preview before it.
 const HEAD: usize = 128 << 10;
@@ -47,6 +48,22 @@ pub enum PictureScope {
     Data,
     /// Pictures that are given by their address as well.
     Addresses,
+}
+
+/// The rule by which pictures get their names.
+#[derive(Clone)]
+pub struct PictureNames {
+    /// The pictures that get one.
+    pub scope: PictureScope,
+    /// The secret that the names are made with.
+    pub secret: [u8; 32],
+}
+
+impl PictureNames {
+    /// The name of a picture: a hash of all that is given of it.
+    fn name(&self, url: &str) -> Box<str> {
+        format!("{PICTURE_PREFIX}{}", blake3::keyed_hash(&self.secret, url.as_bytes()).to_hex()).into()
+    }
 }
 
 #[derive(Deserialize)]
@@ -90,7 +107,7 @@ impl Pictures {
     /// The pictures in the body of a chat. None if it has none, or says in which way they are read: that is a part of
     /// what an engine calls them.
     #[must_use]
-    pub fn of(body: &[u8], named: PictureScope) -> Option<Self> {
+    pub fn of(body: &[u8], named: &PictureNames) -> Option<Self> {
         let given: Body<'_> = serde_json::from_slice(body).ok()?;
         if is_there(given.mm_processor_kwargs) || is_there(given.media_io_kwargs) {
             return None;
@@ -143,7 +160,7 @@ impl Pictures {
     }
 }
 
-fn picture(body: &[u8], raw: &str, part: &Part<'_>, named: PictureScope) -> Picture {
+fn picture(body: &[u8], raw: &str, part: &Part<'_>, named: &PictureNames) -> Picture {
     let url = part.image_url.and_then(|image| match image.get().as_bytes().first() {
         Some(b'"') => string(image.get()),
         Some(b'{') => string(serde_json::from_str::<Address<'_>>(image.get()).ok()?.url?.get()),
@@ -153,33 +170,23 @@ fn picture(body: &[u8], raw: &str, part: &Part<'_>, named: PictureScope) -> Pict
     let size = url.as_deref().filter(|_| is_data).and_then(size);
     let given = part.uuid.filter(|uuid| is_there(Some(uuid)));
     let own = given.and_then(|uuid| string(uuid.get()));
-    // What begins in this way is not a client's to give: another picture would be taken for one that is named so.
-    if let Some(own) = own.filter(|own| !own.starts_with(PREFIX)) {
+    if let Some(own) = own {
         return Picture { id: (!own.is_empty()).then(|| own.into()), size, edit: None };
     }
-    let id: Option<Box<str>> = url.filter(|_| is_data || named == PictureScope::Addresses).map(|url| name(&url).into());
+    let id = url.filter(|_| is_data || named.scope == PictureScope::Addresses).map(|url| named.name(&url));
     let place = |inner: &str| {
         let start = inner.as_ptr() as usize - body.as_ptr() as usize;
         start..start + inner.len()
     };
     let edit = match (part.uuid, &id) {
-        (Some(uuid), id) => {
-            let text = id.as_ref().map_or("null".to_owned(), |id| format!("\"{id}\""));
-            Some((place(uuid.get()), text.into()))
-                .filter(|(range, text): &(_, Box<str>)| body[range.clone()] != *text.as_bytes())
-        }
+        (Some(uuid), Some(id)) => Some((place(uuid.get()), format!("\"{id}\"").into())),
         (None, Some(id)) => {
             let after = place(raw).start + 1;
             Some((after..after, format!("\"uuid\":\"{id}\",").into()))
         }
-        (None, None) => None,
+        (_, None) => None,
     };
     Picture { id, size, edit }
-}
-
-/// The name of a picture: a hash of all that is given of it.
-fn name(url: &str) -> String {
-    format!("{PREFIX}{}", blake3::hash(url.as_bytes()).to_hex())
 }
 
 /// The width and height of a picture that is there as base64.
@@ -206,9 +213,17 @@ mod tests {
     /// A PNG of 3 by 2, as far as its size.
     const PNG: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAAElFTkSuQmCC";
 
+    fn names(scope: PictureScope) -> PictureNames {
+        PictureNames { scope, secret: [7; 32] }
+    }
+
+    fn name(url: &str) -> Box<str> {
+        names(PictureScope::Data).name(url)
+    }
+
     fn of(parts: &str, named: PictureScope) -> Option<(Pictures, String)> {
         let body = format!(r#"{{"model": "m", "messages": [{{"role": "user", "content": [{parts}]}}], "n": 1.50}}"#);
-        let pictures = Pictures::of(body.as_bytes(), named)?;
+        let pictures = Pictures::of(body.as_bytes(), &names(named))?;
         let written = pictures.written(body.as_bytes()).map_or(body, |it| String::from_utf8(it).expect("utf-8"));
         Some((pictures, written))
     }
@@ -218,7 +233,7 @@ mod tests {
         let part = |url: &str| format!(r#" {{ "type": "image_url", "image_url": {{"url": "{url}"}}}}"#);
         let (one, written) = of(&part(PNG), PictureScope::Data).expect("a picture");
         let id = one.all()[0].id.clone().expect("a name");
-        assert!(id.starts_with(PREFIX) && id.len() == PREFIX.len() + 64);
+        assert!(id.starts_with(PICTURE_PREFIX) && id.len() == PICTURE_PREFIX.len() + 64);
         assert_eq!(one.all()[0].size, Some((3, 2)));
         let expected = part(PNG).replacen('{', &format!(r#"{{"uuid":"{id}","#), 1);
         let whole =
@@ -232,23 +247,24 @@ mod tests {
         let ids: Vec<&str> = all.all().iter().filter_map(|it| it.id.as_deref()).collect();
         assert_eq!(ids[..2], [&*id, &*id]);
         assert_ne!(ids[2], &*id);
+        // Whoever does not know the secret cannot compute it.
+        let other = PictureNames { scope: PictureScope::Data, secret: [8; 32] };
+        assert!(other.name(PNG) != id && !id.ends_with(&*blake3::hash(PNG.as_bytes()).to_hex()));
     }
 
     #[test]
-    fn clients_names_are_kept_unless_they_could_be_those_of_others() {
+    fn clients_names_are_kept() {
         let part = |uuid: &str| format!(r#"{{"uuid": {uuid}, "type": "image_url", "image_url": {{"url": "{PNG}"}}}}"#);
         let (own, written) = of(&part(r#""mine""#), PictureScope::Data).expect("a picture");
         assert_eq!(own.all()[0].id.as_deref(), Some("mine"));
-        assert!(written.contains(r#""uuid": "mine""#) && !written.contains(PREFIX));
+        assert!(written.contains(r#""uuid": "mine""#) && !written.contains(PICTURE_PREFIX));
         let id = name(PNG);
-        for given in ["null".to_owned(), format!("\"{PREFIX}0\""), "7".to_owned()] {
-            let (made, written) = of(&part(&given), PictureScope::Data).expect("a picture");
+        for given in ["null", "7"] {
+            let (made, written) = of(&part(given), PictureScope::Data).expect("a picture");
             assert_eq!(made.all()[0].id.as_deref(), Some(&*id), "{given}");
             assert!(written.contains(&format!(r#""uuid": "{id}""#)), "{written}");
             assert_eq!(written.matches("uuid").count(), 1);
         }
-        let (made, _) = of(&part(&format!("\"{id}\"")), PictureScope::Data).expect("a picture");
-        assert_eq!((made.all()[0].id.as_deref(), &made.all()[0].edit), (Some(&*id), &None));
         // A picture that only its name is sent of.
         let (only, written) =
             of(r#"{"type": "image_url", "image_url": null, "uuid": "a"}"#, PictureScope::Data).expect("one");
@@ -262,9 +278,6 @@ mod tests {
         let (without, written) = of(part, PictureScope::Data).expect("a picture");
         assert_eq!(without.all()[0].id, None);
         assert!(!written.contains("uuid"));
-        let forged =
-            format!(r#"{{"uuid": "{PREFIX}0", "type": "image_url", "image_url": {{"url": "https://a.b/c"}}}}"#);
-        assert!(of(&forged, PictureScope::Data).expect("a picture").1.contains(r#""uuid": null"#));
         let (named, written) = of(part, PictureScope::Addresses).expect("a picture");
         assert_eq!(named.all()[0].id.as_deref(), Some(&*name("https://a.b/c.png")));
         assert!(written.contains(r#"{"uuid":"kvatlas-"#));
@@ -275,13 +288,16 @@ mod tests {
     fn what_says_how_pictures_are_read_is_left_alone() {
         let body = |more: &str| format!(r#"{{"messages": [{{"content": [{{"image_url": "{PNG}"}}]}}]{more}}}"#);
         for more in [r#", "mm_processor_kwargs": {"a": 1}"#, r#", "media_io_kwargs": {"image": {}}"#] {
-            assert_eq!(Pictures::of(body(more).as_bytes(), PictureScope::Data), None);
+            assert_eq!(Pictures::of(body(more).as_bytes(), &names(PictureScope::Data)), None);
         }
         for more in ["", r#", "mm_processor_kwargs": null"#] {
-            assert!(Pictures::of(body(more).as_bytes(), PictureScope::Data).is_some());
+            assert!(Pictures::of(body(more).as_bytes(), &names(PictureScope::Data)).is_some());
         }
         assert_eq!(
-            Pictures::of(br#"{"messages": [{"content": "a"}, {"content": [{"type": "text"}]}]}"#, PictureScope::Data),
+            Pictures::of(
+                br#"{"messages": [{"content": "a"}, {"content": [{"type": "text"}]}]}"#,
+                &names(PictureScope::Data)
+            ),
             None
         );
     }

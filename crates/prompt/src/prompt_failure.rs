@@ -57,11 +57,20 @@ pub enum PromptFailure {
     /// The engine that was asked for the tokens did not tell them.
     #[error("the engine's /tokenize did not tell the tokens, or not in time")]
     NotAnswered,
+    /// The items of the prompt would take many times the memory of the request.
+    #[error("the prompt has more items than the router reads")]
+    TooManyItems,
+    /// The prompt was not read within the time that there is for it, or as far as the tokens go.
+    #[error("the prompt took too long to be read")]
+    TookTooLong,
+    /// There was no memory for what is made of the prompt.
+    #[error("there was no memory to read the prompt in")]
+    NoRoom,
 }
 
 impl PromptFailure {
     /// All reasons, in order, for metrics that begin at zero.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 20] = [
         Self::NotJson,
         Self::NoPrompt,
         Self::BadMessages,
@@ -79,12 +88,21 @@ impl PromptFailure {
         Self::TooLong,
         Self::SkipsCache,
         Self::NotAnswered,
+        Self::TooManyItems,
+        Self::TookTooLong,
+        Self::NoRoom,
     ];
 
     /// True if the prompt has parts that are not text, or may have.
     #[must_use]
     pub(crate) const fn may_have_media(self) -> bool {
-        !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate | Self::TooLong)
+        !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate) && !self.is_limit()
+    }
+
+    /// True if the router reads no such prompts: no engine is asked for their tokens either.
+    #[must_use]
+    pub const fn is_limit(self) -> bool {
+        matches!(self, Self::TooLong | Self::TooManyItems | Self::TookTooLong | Self::NoRoom)
     }
 
     /// True if it is the client's mistake, of which its engine tells it.
@@ -114,6 +132,9 @@ impl PromptFailure {
             Self::TooLong => "too_long",
             Self::SkipsCache => "skips_cache",
             Self::NotAnswered => "not_answered",
+            Self::TooManyItems => "too_many_items",
+            Self::TookTooLong => "took_too_long",
+            Self::NoRoom => "no_room",
         }
     }
 }

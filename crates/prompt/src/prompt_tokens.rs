@@ -86,6 +86,12 @@ impl Tokens {
 }
 
 impl PromptTokens {
+    /// A prompt that was not read, of about so many tokens.
+    #[must_use]
+    pub fn unread(why_not: PromptFailure, prompt_tokens: u32) -> Self {
+        Self { prompt_tokens, prompts: 1, why_not: Some(why_not), ..Self::default() }
+    }
+
     /// True if engines of every dialect make the same prompt of the body that it comes from.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {

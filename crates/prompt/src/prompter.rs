@@ -8,6 +8,7 @@ use std::sync::{Arc, OnceLock};
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
+use crate::allowance::{self, LONGEST_CHAT, within};
 use crate::chat::{Chat, ChatText, Habits, TemplateContext};
 use crate::dialect::Dialect;
 use crate::dialect_chat::ThinkingSwitches;
@@ -17,7 +18,7 @@ use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;
 use crate::prompt_failure::PromptFailure;
 use crate::prompt_tokens::{Placeholders, PromptTokens};
-use crate::request::{BodyPrompt, Request, is_there, read};
+use crate::request::{BodyPrompt, Request, TokenIds, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText};
 use crate::tokenizer::{Library, TextTokens, Tokenizer};
@@ -234,18 +235,11 @@ impl Prompter {
         let mut kept = None;
         let are_common = request.endpoint.has_plain_prompt() || request.parts.are_common();
         let request = &self.options.dialect.known_fields(request);
-        let made = match request.given() {
-            Ok(BodyPrompt::Tokens { first, prompts }) => {
-                Ok(PromptTokens { is_plain: true, ..whole(first, (0, 0), prompts, request) })
-            }
-            Ok(BodyPrompt::Text { first, prompts }) => {
-                let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
-                let made = self.tokens(Text { text: first, prompts, add_special_tokens, cut: None }, request);
-                Ok(PromptTokens { is_plain: true, ..made })
-            }
-            Ok(BodyPrompt::Chat) => self.chat(request, before, &mut kept, true)?,
-            Err(why_not) => Err(why_not),
-        };
+        let (made, failure) = within(request.limits, || self.read(request, before, &mut kept));
+        let mut made = made?;
+        if let Some(why_not) = failure {
+            (made, kept) = (Err(why_not), None);
+        }
         let mut made = made.unwrap_or_else(|why_not| PromptTokens {
             prompt_tokens: estimate(request.body_len()),
             prompts: 1,
@@ -266,6 +260,38 @@ impl Prompter {
             made.media = Some(media);
         }
         Some((made, kept))
+    }
+
+    /// The tokens of a prompt in whichever form it is given; None as in [`after`](Self::after).
+    fn read(
+        &self,
+        request: &Request<'_>,
+        before: Option<&KnownMessages>,
+        kept: &mut Option<NewTurn>,
+    ) -> Option<Result<PromptTokens, PromptFailure>> {
+        Some(match request.given() {
+            Ok(BodyPrompt::Tokens { first: TokenIds { ids, count }, prompts }) => {
+                let is_all = count == ids.len();
+                let mut made = whole(ids, (0, 0), prompts, request);
+                if !is_all {
+                    made.whole = false;
+                    made.why_not = Some(PromptFailure::TooLong);
+                    made.prompt_tokens = u32::try_from(count).unwrap_or(u32::MAX);
+                }
+                Ok(PromptTokens { is_plain: true, ..made })
+            }
+            Ok(BodyPrompt::Text { first, cut, prompts }) => {
+                let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(true);
+                let cut = cut.then_some(PromptFailure::TooLong);
+                let made = self.tokens(Text { text: first, prompts, add_special_tokens, cut }, request);
+                Ok(PromptTokens { is_plain: true, ..made })
+            }
+            Ok(BodyPrompt::Chat) if request.list().is_some_and(|list| list.get().len() > LONGEST_CHAT) => {
+                Err(PromptFailure::TooLong)
+            }
+            Ok(BodyPrompt::Chat) => return self.chat(request, before, kept, true),
+            Err(why_not) => Err(why_not),
+        })
     }
 
     fn chat(
@@ -327,17 +353,18 @@ impl Prompter {
                 KnownText { text: &turn.text, begins: &turn.begins, known }
             }
         };
-        let ChatText { text, same, begins, answer, cut, mut messages, ends } = match chat.render(template, earlier) {
-            Ok(rendered) => rendered,
-            Err(_) if images.is_some() => return self.chat(request, before, kept, false),
-            Err(why_not) => return Some(Err(why_not)),
-        };
+        let ChatText { text, same, begins, answer, cut, mut messages, ends, weight } =
+            match chat.render(template, earlier) {
+                Ok(rendered) => rendered,
+                Err(_) if images.is_some() => return self.chat_up_to_images(request, before, kept),
+                Err(why_not) => return Some(Err(why_not)),
+            };
         // A chat's template writes the special tokens.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
         let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
         let string = || String::from_utf8(text.to_vec()).unwrap_or_default() + answer.as_deref().unwrap_or_default();
         if images.is_some() && !plain {
-            return self.chat(request, before, kept, false);
+            return self.chat_up_to_images(request, before, kept);
         }
         let Some(tokenizer) = self.tokenizer.as_ref().filter(|_| plain) else {
             return Some(Ok(self.tokens(Text { text: string().into(), prompts: 1, add_special_tokens, cut }, request)));
@@ -349,9 +376,12 @@ impl Prompter {
         let Some(tokens) = tokens else {
             return Some(Ok(self.without_tokens(string().into(), 1, Some(PromptFailure::NoTokenizer), request)));
         };
+        if let Some(why_not) = tokens.cut {
+            return Some(Ok(PromptTokens { is_plain, ..self.beginning(tokens, text.len(), request, why_not) }));
+        }
         if let Some((image, count)) = images {
             let Some(placeholders) = Placeholders::of(tokens.ids.to_vec(), image, count) else {
-                return self.chat(request, before, kept, false);
+                return self.chat_up_to_images(request, before, kept);
             };
             let known: Rope<u32> = placeholders.tokens[..placeholders.places[0]].to_vec().into();
             return Some(Ok(PromptTokens {
@@ -389,8 +419,20 @@ impl Prompter {
             messages,
             text,
             tokens,
+            weight,
         });
         Some(Ok(made))
+    }
+
+    /// The same, as far as the first image.
+    fn chat_up_to_images(
+        &self,
+        request: &Request<'_>,
+        before: Option<&KnownMessages>,
+        kept: &mut Option<NewTurn>,
+    ) -> Option<Result<PromptTokens, PromptFailure>> {
+        allowance::begin_again();
+        self.chat(request, before, kept, false)
     }
 
     /// True if the engine has a token for each image of a request, and nothing is cut off its prompt.
@@ -441,9 +483,14 @@ impl Prompter {
         if text.len() > self.options.max_bytes {
             return self.without_tokens(text, prompts, Some(PromptFailure::TooLong), request);
         }
-        let Some(TextTokens { ids, .. }) = tokenizer.encode(&text, add_special_tokens) else {
+        let Some(tokens) = tokenizer.encode(&text, add_special_tokens) else {
             return self.without_tokens(text, prompts, Some(PromptFailure::NoTokenizer), request);
         };
+        if let Some(why_not) = tokens.cut {
+            let made = self.beginning(tokens, text.len(), request, cut.unwrap_or(why_not));
+            return PromptTokens { prompts, text: self.kept(text), ..made };
+        }
+        let ids = tokens.ids;
         let around = if add_special_tokens { tokenizer.around() } else { (0, 0) };
         let mut made = whole(ids, around, prompts, request);
         if cut.is_some() {
@@ -453,6 +500,26 @@ impl Prompter {
         }
         made.text = self.kept(text);
         made
+    }
+
+    /// The tokens of only the beginning of a text of so many bytes.
+    fn beginning(
+        &self,
+        tokens: TextTokens,
+        bytes: usize,
+        request: &Request<'_>,
+        why_not: PromptFailure,
+    ) -> PromptTokens {
+        let counted = u32::try_from(tokens.ids.len()).unwrap_or(u32::MAX);
+        // What the engine cuts off such a prompt depends on how long all of it is.
+        let ids = if is_there(request.parts.truncate_prompt_tokens) { Rope::default() } else { tokens.ids };
+        PromptTokens {
+            tokens: ids.into(),
+            prompt_tokens: counted.max(estimate(bytes)),
+            prompts: 1,
+            why_not: Some(why_not),
+            ..PromptTokens::default()
+        }
     }
 
     fn without_tokens(

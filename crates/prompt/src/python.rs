@@ -5,6 +5,11 @@ use std::fmt::Write as _;
 use minijinja::Value;
 use minijinja::value::ValueKind;
 
+use crate::allowance::take;
+
+/// Bytes of a text that is made of a value, beyond which no more is written.
+const LONGEST: usize = 8 << 20;
+
 /// Returns a value as Python's `str(value)` does.
 pub(crate) fn text(value: &Value) -> String {
     match value.kind() {
@@ -20,6 +25,9 @@ pub(crate) fn text(value: &Value) -> String {
 
 /// Writes a value as Python's `repr(value)` does.
 fn repr_into(value: &Value, out: &mut String) {
+    if out.len() > LONGEST || take(0).is_err() {
+        return;
+    }
     match value.kind() {
         ValueKind::Undefined => out.push_str("Undefined"),
         ValueKind::None => out.push_str("None"),
@@ -139,6 +147,9 @@ impl Json {
     }
 
     fn write(&self, value: &Value, level: usize, out: &mut String) -> Option<()> {
+        if out.len() > LONGEST || take(0).is_err() {
+            return None;
+        }
         match value.kind() {
             ValueKind::None => out.push_str("null"),
             ValueKind::Bool => out.push_str(if value.is_true() { "true" } else { "false" }),

@@ -1,16 +1,20 @@
 //! The body of a request, parsed once and only as far as it is needed.
 
 use std::borrow::Cow;
-use std::collections::HashMap;
 use std::fmt;
+use std::time::Instant;
 
-use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
+use crate::allowance::{FirstOfList, LONGEST_TEXT, Limits, MOST_TOKENS};
 use crate::endpoint::Endpoint;
-pub(crate) use crate::json_string::{Key, string};
+pub(crate) use crate::json_string::{Key, beginning, string};
 use crate::media::Media;
 use crate::prompt_failure::PromptFailure;
+
+/// Bytes of a model's name as a body has it.
+const LONGEST_NAME: usize = 4096;
 
 /// The parts of a body that routing needs. Large parts stay where they are in it until they are asked for.
 ///
@@ -51,6 +55,8 @@ pub struct Request<'a> {
     pub(crate) body: &'a [u8],
     /// Bytes of the body, of which messages that are known were not parsed.
     pub(crate) body_len: usize,
+    /// The limits within which its prompt is read.
+    pub(crate) limits: Limits,
 }
 
 /// The engines that do not read their cache for a request.
@@ -87,6 +93,7 @@ pub(crate) struct Parts<'a> {
     pub(crate) messages: Option<&'a RawValue>,
     pub(crate) input: Option<&'a RawValue>,
     pub(crate) system: Option<&'a RawValue>,
+    pub(crate) stop_sequences: Option<&'a RawValue>,
     pub(crate) instructions: Option<&'a RawValue>,
     pub(crate) previous_response_id: Option<&'a RawValue>,
     pub(crate) conversation: Option<&'a RawValue>,
@@ -131,9 +138,9 @@ pub(crate) struct Parts<'a> {
 #[derive(Debug)]
 pub(crate) enum BodyPrompt<'a> {
     /// Token ids; of a list of such prompts the first.
-    Tokens { first: Vec<u32>, prompts: u32 },
-    /// Text; of a list of texts the first.
-    Text { first: Cow<'a, str>, prompts: u32 },
+    Tokens { first: TokenIds, prompts: u32 },
+    /// Text; of a list of texts the first. `cut`: true if it is only the beginning of a long one.
+    Text { first: Cow<'a, str>, cut: bool, prompts: u32 },
     /// Messages.
     Chat,
 }
@@ -164,7 +171,7 @@ impl<'a> Request<'a> {
         let adapter = first(fields.lora_path).filter(|_| is_list);
         Ok(Self {
             endpoint,
-            model: text(fields.model),
+            model: name(fields.model),
             stream: read(fields.stream).unwrap_or(false),
             include_usage: read::<StreamOptions>(fields.stream_options).is_some_and(|options| options.include_usage),
             has_stream_options: fields.stream_options.is_some(),
@@ -172,15 +179,23 @@ impl<'a> Request<'a> {
             answers,
             max_tokens: limits.into_iter().find_map(read::<u32>),
             priority: read(fields.priority).unwrap_or(0),
-            cache_salt: text(cache_salt).filter(|salt| !salt.is_empty()),
-            adapter: text(adapter).filter(|adapter| !adapter.is_empty()),
-            previous_response: text(fields.parts.previous_response_id),
+            cache_salt: salt(cache_salt).filter(|salt| !salt.is_empty()),
+            adapter: name(adapter).filter(|adapter| !adapter.is_empty()),
+            previous_response: name(fields.parts.previous_response_id),
             in_background: read(fields.background).unwrap_or(false),
             session: fields.session,
             parts: fields.parts,
             body,
             body_len: body.len(),
+            limits: Limits::of(body.len()),
         })
+    }
+
+    /// The request, whose prompt must be read by this time.
+    #[must_use]
+    pub fn until(mut self, time: Instant) -> Self {
+        self.limits.until = Some(time);
+        self
     }
 
     /// Bytes of the body.
@@ -261,7 +276,7 @@ impl<'a> Request<'a> {
             }
             Endpoint::Tokens if is_there(parts.features) => {
                 // Where they cannot be read, no token is known.
-                let first = read::<Features>(parts.features).map(|features| features.first());
+                let first = read::<Features>(parts.features).map(|features| features.mm_placeholders.0);
                 first.map_or(Some((0, Some(PromptFailure::OtherPart))), |first| {
                     first.map(|first| (first, Some(PromptFailure::OtherPart)))
                 })
@@ -274,25 +289,85 @@ impl<'a> Request<'a> {
 /// The places of what is not text among a prompt's tokens, by its kind.
 #[derive(serde::Deserialize)]
 struct Features {
-    mm_placeholders: HashMap<String, Vec<Placeholder>>,
+    mm_placeholders: FirstPlace,
 }
+
+/// The first of these places; none if there are none.
+struct FirstPlace(Option<usize>);
 
 #[derive(serde::Deserialize)]
 struct Placeholder {
     offset: usize,
 }
 
-impl Features {
-    /// The first of the places; none if there are none.
-    fn first(&self) -> Option<usize> {
-        self.mm_placeholders.values().flatten().map(|placeholder| placeholder.offset).min()
+impl<'de> Deserialize<'de> for FirstPlace {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct Kinds;
+
+        impl<'de> Visitor<'de> for Kinds {
+            type Value = FirstPlace;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of lists")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut kinds: A) -> Result<FirstPlace, A::Error> {
+                let mut first: Option<usize> = None;
+                while kinds.next_key::<IgnoredAny>()?.is_some() {
+                    let places = kinds.next_value::<Vec<Placeholder>>()?;
+                    first = places.iter().map(|placeholder| placeholder.offset).chain(first).min();
+                }
+                Ok(FirstPlace(first))
+            }
+        }
+
+        deserializer.deserialize_map(Kinds)
+    }
+}
+
+/// Token ids, as far as they are looked at.
+#[derive(Debug)]
+pub(crate) struct TokenIds {
+    pub(crate) ids: Vec<u32>,
+    /// Number of all that there are.
+    pub(crate) count: usize,
+}
+
+impl<'de> Deserialize<'de> for TokenIds {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct List;
+
+        impl<'de> Visitor<'de> for List {
+            type Value = TokenIds;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("a list of token ids")
+            }
+
+            fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<TokenIds, A::Error> {
+                let mut ids: Vec<u32> = Vec::new();
+                while let Some(id) = list.next_element()? {
+                    ids.push(id);
+                    if ids.len() == MOST_TOKENS {
+                        break;
+                    }
+                }
+                let mut count = ids.len();
+                while list.next_element::<IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(TokenIds { ids, count })
+            }
+        }
+
+        deserializer.deserialize_seq(List)
     }
 }
 
 /// A list of token ids.
 fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
-    match read::<Vec<u32>>(raw) {
-        Some(first) if !first.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
+    match read::<TokenIds>(raw) {
+        Some(first) if !first.ids.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
         _ => Err(PromptFailure::NoPrompt),
     }
 }
@@ -301,25 +376,35 @@ fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
 fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     let raw = raw.ok_or(PromptFailure::NoPrompt)?.get();
     if raw.starts_with('"') {
-        return Ok(BodyPrompt::Text { first: string(raw).ok_or(PromptFailure::NoPrompt)?, prompts: 1 });
+        return one_text(raw, 1);
     }
-    if let Ok(first) = serde_json::from_str::<Vec<u32>>(raw) {
-        return if first.is_empty() {
+    if let Ok(first) = serde_json::from_str::<TokenIds>(raw) {
+        return if first.ids.is_empty() {
             Err(PromptFailure::NoPrompt)
         } else {
             Ok(BodyPrompt::Tokens { first, prompts: 1 })
         };
     }
-    let list: Vec<&RawValue> = serde_json::from_str(raw).map_err(|_| PromptFailure::NoPrompt)?;
-    let prompts = u32::try_from(list.len()).unwrap_or(u32::MAX);
-    let first = list.first().ok_or(PromptFailure::NoPrompt)?.get();
+    let list: FirstOfList<&RawValue> = serde_json::from_str(raw).map_err(|_| PromptFailure::NoPrompt)?;
+    let prompts = u32::try_from(list.count).unwrap_or(u32::MAX);
+    let first = list.first.ok_or(PromptFailure::NoPrompt)?.get();
     if first.starts_with('"') {
-        return Ok(BodyPrompt::Text { first: string(first).ok_or(PromptFailure::NoPrompt)?, prompts });
+        return one_text(first, prompts);
     }
-    match serde_json::from_str::<Vec<u32>>(first) {
-        Ok(first) if !first.is_empty() => Ok(BodyPrompt::Tokens { first, prompts }),
+    match serde_json::from_str::<TokenIds>(first) {
+        Ok(first) if !first.ids.is_empty() => Ok(BodyPrompt::Tokens { first, prompts }),
         _ => Err(PromptFailure::NoPrompt),
     }
+}
+
+/// The text of a JSON string, as far as it is looked at.
+fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
+    if json.len() <= LONGEST_TEXT {
+        let first = string(json).ok_or(PromptFailure::NoPrompt)?;
+        return Ok(BodyPrompt::Text { first, cut: false, prompts });
+    }
+    let first = beginning(json, LONGEST_TEXT).ok_or(PromptFailure::TooLong)?;
+    Ok(BodyPrompt::Text { first: first.into(), cut: true, prompts })
 }
 
 /// A value, if it is there and of that type.
@@ -330,7 +415,7 @@ pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<
 /// A value, or the first one of a list: a list of prompts may have one of each.
 fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
-        Some(list) if list.get().starts_with('[') => read::<Vec<&RawValue>>(raw)?.first().copied(),
+        Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
         one => one,
     }
 }
@@ -348,6 +433,22 @@ pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
 /// A string, borrowed from the body if it has no escapes.
 fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
+}
+
+/// A model's name. What is longer than any name is none.
+fn name(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    text(raw.filter(|raw| raw.get().len() <= LONGEST_NAME))
+}
+
+/// A salt. A long one stands for itself by its hash: what is told of caches has none as long.
+fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
+    let json = raw?.get();
+    if json.len() > LONGEST_NAME && json.starts_with('"') { Some(shortened(json)) } else { string(json) }
+}
+
+/// A text, or the hash of a long one.
+pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
+    if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
 }
 
 #[derive(serde::Deserialize)]
@@ -466,6 +567,7 @@ impl<'a> Fields<'a> {
             "messages" => &mut parts.messages,
             "input" => &mut parts.input,
             "system" => &mut parts.system,
+            "stop_sequences" => &mut parts.stop_sequences,
             "instructions" => &mut parts.instructions,
             "previous_response_id" => &mut parts.previous_response_id,
             "conversation" => &mut parts.conversation,

@@ -6,8 +6,8 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
-use kvatlas_http::RequestBody;
 use kvatlas_http::parts::PartRequest;
+use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
 
@@ -21,7 +21,9 @@ use crate::fleet::Adder;
 use crate::place::Outlook;
 use crate::proxy::read;
 use crate::reading::look_at;
+use crate::reading_turns::Client;
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::routes::ModelAt;
 use crate::state;
 
@@ -101,15 +103,23 @@ pub(crate) async fn explain(
     shard: usize,
     request: Request<RequestBody>,
     until: Instant,
+    client: Client,
 ) -> Result<Response<Answer>, Refusal> {
+    // What a session does is not for a client that guesses its name.
+    let admitted = app.gate.admit(&request, Access::Admin);
+    let may_write_fields = reserved::may_write_fields(app, admitted.as_ref().map_or(ShownKey::Nothing, |shown| *shown));
     let (head, body) = request.into_parts();
     let body = read(app, body, app.config.http.max_body, until).await?;
-    let endpoint = aside_if_long(app, &body, |_, body| Some(endpoint_of(&serde_json::from_slice(body).ok()?))).await?;
+    // Engines are asked for the tokens of such prompts.
+    reserved::check_body(app, may_write_fields, &body).await?;
+    let endpoint = aside_if_long(app, &body, |_, body| Endpoint::of_body(body)).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let mut known = look_at(app, Some(endpoint), ModelAt::Json, "", &body).await?;
-    let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
-    known.session = named.map(|identity| identity.name);
-    known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+    let mut known = look_at(app, client, Some(endpoint), ModelAt::Json, "", &body).await?;
+    if admitted.is_ok() {
+        let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
+        known.session = named.map(|identity| identity.name);
+        known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+    }
     let Outlook { explained, held, bounds } = app.places.explain(app, shard, &known).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {
@@ -128,8 +138,8 @@ pub(crate) async fn explain(
         "session": known.turn.as_ref().map(|turn| turn.to_json()),
     });
     if let Some(pictured) = &known.pictured {
-        let images = pictured.expanded.pictures().map(|(id, tokens)| json!({ "id": id, "tokens": tokens }));
-        said["images"] = images.collect();
+        // Their names are between the router and its engines.
+        said["images"] = pictured.expanded.lengths().map(|tokens| json!({ "tokens": tokens })).collect();
     }
     let engines = app.fleet.engines();
     let unverified = engines.iter().filter(|engine| engine.is_unverified.load(Relaxed));
@@ -141,32 +151,6 @@ pub(crate) async fn explain(
         said["bounds"] = bounds.to_json(app.fleet.engines().iter().map(|engine| &*engine.name));
     }
     Ok(answer(StatusCode::OK, said.to_string()))
-}
-
-/// Returns the endpoint that a body is for, where no path says so. Chats and the Messages API both have messages: they
-/// are a chat's unless something shows that only the Messages API has.
-fn endpoint_of(fields: &serde_json::Map<String, Value>) -> Endpoint {
-    let list = |name: &str| fields.get(name).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-    let has_block = |message: &Value| {
-        const BLOCKS: [&str; 7] =
-            ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
-        let blocks = message.get("content").and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
-        blocks.iter().any(|block| block["type"].as_str().is_some_and(|kind| BLOCKS.contains(&kind)))
-    };
-    let has_messages = fields.contains_key("messages");
-    let is_of_messages = ["system", "stop_sequences", "thinking"].iter().any(|name| fields.contains_key(*name))
-        || list("tools").iter().any(|tool| tool.get("input_schema").is_some())
-        || list("messages").iter().any(has_block);
-    let has_list = |name: &str| fields.get(name).is_some_and(Value::is_array);
-    match (has_messages, fields.contains_key("input")) {
-        (true, _) if has_list("tokens") => Endpoint::ChatTokens,
-        (false, false) if has_list("token_ids") => Endpoint::Tokens,
-        (false, false) if has_list("input_ids") || fields.contains_key("text") => Endpoint::Generate,
-        (true, _) if is_of_messages => Endpoint::Messages,
-        (true, _) => Endpoint::Chat,
-        (_, true) => Endpoint::Responses,
-        _ => Endpoint::Completions,
-    }
 }
 
 /// `POST /engines`, by a client that has shown a key, or not.

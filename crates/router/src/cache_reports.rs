@@ -9,7 +9,6 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use serde::Serialize;
-use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_rustls::rustls::ClientConfig;
 
@@ -18,6 +17,7 @@ use crate::config::{Config, EngineConfig};
 use crate::engine::Engine;
 use crate::error::Error;
 use crate::lock;
+use crate::picked::{pick, read};
 use crate::remote_service::{JSON, post, service_at};
 
 /// Prompts that may wait to be told of.
@@ -127,8 +127,8 @@ impl CacheReporter {
         let Ok(body) = serde_json::to_vec(&report) else { return REFUSED };
         match tokio::time::timeout(LIMIT, post(&self.at, 0, "/observed", JSON, &body)).await {
             Ok(Ok((status, answer))) if status.is_success() => {
-                let said = serde_json::from_slice::<Value>(&answer).ok();
-                if said.and_then(|said| said["wanted"].as_bool()) == Some(true) { USED } else { NOT_NEEDED }
+                let wanted = pick(&answer, ["wanted"]).and_then(|[wanted]| read::<bool>(wanted));
+                if wanted == Some(true) { USED } else { NOT_NEEDED }
             }
             Ok(Ok((status, answer))) => {
                 // Any other one may be of this prompt, or of a worker that has not come yet.

@@ -90,6 +90,8 @@ pub struct Config {
     pub ask_usage: bool,
     /// The images to which the router gives a `uuid` of its own, where engines call them by it.
     pub image_ids: ImageIds,
+    /// The clients that may send what is between the router and its engines: fields of hand-overs, and ranks.
+    pub engine_fields: EngineFields,
     /// Quantile of the times to the first token after which a streamed request is sent to a second engine too; 0 for never.
     pub hedge_after: f64,
     /// A file to which decisions are written.
@@ -199,6 +201,16 @@ pub enum ImageIds {
     Addresses,
     /// None.
     Off,
+}
+
+/// The clients that may send what is between the router and its engines.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum EngineFields {
+    /// Clients that show the admin key.
+    Admin,
+    /// All clients.
+    All,
 }
 
 /// A way of handing a prompt's blocks over, by the engines that have it.

@@ -9,7 +9,10 @@ use kvatlas_routing::Load;
 
 use crate::app::App;
 use crate::condition;
-use crate::engine::{Engine, HealthState, Kind, Models, SLEEP_PATH, get, is_asleep, loads, read_sleep};
+use crate::engine::{
+    Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
+    read_sleep,
+};
 use crate::health_check::{self, is_from_gateway};
 use crate::lock;
 
@@ -18,6 +21,9 @@ const TICK: Duration = Duration::from_millis(250);
 
 /// Time until an engine that did not say whether it sleeps is asked again.
 const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
+
+/// Models of an engine that a line of the log names.
+const SHOWN: usize = 16;
 
 /// The least time between two questions to an engine, however often requests fail there.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
@@ -98,16 +104,16 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
     }
     let mut pause = health.load_interval;
     loop {
-        let asked = tokio::time::timeout(health.timeout, get(&engine, "/metrics")).await;
-        let (loads, sleeps) = match &asked {
-            Ok(Ok((200, body))) => {
-                let text = String::from_utf8_lossy(body);
-                (loads(&text), is_asleep(&text))
-            }
-            _ => Default::default(),
-        };
-        if let Ok(Ok((status, _))) = &asked {
-            if !is_from_gateway(*status) {
+        let mut reported = EngineMetrics::default();
+        let asked = lines(&engine, "/metrics", |line| reported.add(line));
+        let asked = tokio::time::timeout(health.timeout, asked).await;
+        if !matches!(asked, Ok(Ok(200))) {
+            reported = EngineMetrics::default();
+        }
+        engine.counts.oversized.fetch_add(reported.left_out, Relaxed);
+        let (sleeps, loads) = (reported.is_asleep(), reported.into_loads());
+        if let Ok(Ok(status)) = asked {
+            if !is_from_gateway(status) {
                 engine.signs.note();
             }
             engine.signs.note_reported(loads.values().filter_map(|load| Some(load.running? + load.waiting?)).sum());
@@ -193,7 +199,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             }
         }
         if well && asks_for_sleep_at <= Instant::now() {
-            let asked = tokio::time::timeout(health.timeout, get(&engine, SLEEP_PATH)).await;
+            let asked = tokio::time::timeout(health.timeout, get(&engine, SLEEP_PATH, SHORT)).await;
             let said = asked.ok().and_then(Result::ok).and_then(|(status, body)| read_sleep(status, &body));
             if engine.health.sleep.note_route(said) {
                 app.places.is_back();
@@ -219,7 +225,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
 async fn kind(engine: &Engine) -> Option<Kind> {
     let mut is_hidden = false;
     for path in Kind::PATHS {
-        let (status, body) = get(engine, path).await.ok()?;
+        let (status, body) = get(engine, path, LIST).await.ok()?;
         if status >= 500 {
             return None;
         }
@@ -228,20 +234,31 @@ async fn kind(engine: &Engine) -> Option<Kind> {
             return Some(kind);
         }
     }
-    let (status, body) = get(engine, Kind::VERSION_PATH).await.ok()?;
+    let (status, body) = get(engine, Kind::VERSION_PATH, SHORT).await.ok()?;
     // Only vLLM has this route. One that shows neither may be SGLang's.
     (status == 200 || status < 500 && !is_hidden).then(|| Kind::vllm(&body))
 }
 
 /// Asks an engine which models it serves, and how long their prompts may be. An error says in words why that is not known.
 async fn ask_models(app: &App, engine: &Engine) -> Result<(), String> {
-    let why_not = match tokio::time::timeout(app.config.health.timeout, get(engine, "/v1/models")).await {
+    let why_not = match tokio::time::timeout(app.config.health.timeout, get(engine, "/v1/models", LIST)).await {
         Ok(Ok((200, body))) => match Models::read(&body) {
             Some(said) => {
-                if engine.takes_list(said) {
+                let left_out = said.left_out;
+                engine.counts.oversized.fetch_add(left_out, Relaxed);
+                if engine.takes_list(said.models) {
                     let models = engine.models.load();
-                    let names: Vec<_> = models.names.iter().map(|model| &*model.name).collect();
-                    tracing::info!(engine = &*engine.name, models = names.join(", "), "models of the engine");
+                    let names: Vec<_> = models.names.iter().map(|model| &*model.name).take(SHOWN).collect();
+                    let count = models.names.len();
+                    tracing::info!(engine = &*engine.name, count, models = names.join(", "), "models of the engine");
+                    if left_out > 0 {
+                        tracing::warn!(
+                            engine = &*engine.name,
+                            left_out,
+                            "the engine lists more than {MAX_MODELS} models, or names of more than {MAX_NAME} bytes: those \
+                             are left out"
+                        );
+                    }
                 }
                 return Ok(());
             }

@@ -7,6 +7,7 @@ use hyper::header::{
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, HeaderMap,
     HeaderValue, ORIGIN, VARY,
 };
+use kvatlas_http::Gate;
 
 use crate::answer::Answer;
 use crate::routes::Methods;
@@ -24,7 +25,7 @@ pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderVa
 }
 
 /// The answer to OPTIONS, for a path with these methods.
-pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String]) -> Response<Answer> {
+pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String], gate: &Gate) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(Default::default()));
     let list = HeaderValue::try_from(methods.list() + ", OPTIONS").ok();
     let told = response.headers_mut();
@@ -32,6 +33,7 @@ pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String])
         told.extend(list.clone().map(|list| (ACCESS_CONTROL_ALLOW_METHODS, list)));
         // All are passed on, or are nothing to the router.
         let wanted = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
+        let wanted = wanted.filter(|names| !gate.has_key_in_name(names.as_bytes()));
         told.extend(wanted.map(|wanted| (ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone())));
         told.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE.into());
     }

@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody};
+use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
 
 use crate::admin;
 use crate::answer::{Answer, json, typed};
@@ -23,19 +23,30 @@ use crate::peer_requests;
 use crate::peer_work;
 use crate::proxy::{REQUEST_ID, forward};
 use crate::refusal::Refusal;
+use crate::reserved;
 use crate::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 use crate::state;
 use crate::ui;
 
 /// Answers a request.
-pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
+pub(crate) async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
     let arrived = Instant::now();
-    let id = request.headers().get(REQUEST_ID).cloned();
+    // A key in it would be in the answer and in logs.
+    let id = request.headers().get(REQUEST_ID).filter(|id| !app.gate.has_key_in(id.as_bytes())).cloned();
+    if id.is_none() {
+        request.headers_mut().remove(REQUEST_ID);
+    }
+    let target = app.gate.check_target(&request);
     let origin = cors::origin(request.headers(), &app.config.http.origins);
     let is_http1 = request.version() <= Version::HTTP_11;
     let dialect = Dialect::at(request.uri().path());
-    let logged = app.config.http.access_log.then(|| (request.method().clone(), request.uri().path().to_owned()));
-    let mut answering = pin!(dispatch(&app, &call, request, arrived));
+    let logged = (app.config.http.access_log && target.is_ok())
+        .then(|| (request.method().clone(), request.uri().path().to_owned()))
+        .or_else(|| app.config.http.access_log.then(Default::default));
+    let mut answering = pin!(async {
+        target?;
+        dispatch(&app, &call, request, arrived).await
+    });
     // A panic is a bug, and costs the request that met it.
     let answered = std::future::poll_fn(|context| {
         let polled = std::panic::catch_unwind(AssertUnwindSafe(|| answering.as_mut().poll(context)));
@@ -95,14 +106,14 @@ async fn dispatch(
         RouteMatch::Route(route) => route,
         RouteMatch::ForAdmins(route, methods) if kind == ListenerKind::Main => {
             if !app.gate.check(&request, Access::Admin).is_ok_and(|is_known| is_known) {
-                check(app, call, &request, Access::Ask)?;
+                app.gate.check(&request, Access::Ask)?;
                 return Err(Refusal::wrong_method(methods.list()));
             }
             route
         }
         RouteMatch::ForAdmins(..) => return Err(Refusal::unknown_path()),
         RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main && *request.method() == Method::OPTIONS => {
-            return Ok(cors::options(methods, request.headers(), origins));
+            return Ok(cors::options(methods, request.headers(), origins, &app.gate));
         }
         RouteMatch::WrongMethod(methods) if kind == ListenerKind::Main => {
             return Err(Refusal::wrong_method(methods.list()));
@@ -110,7 +121,7 @@ async fn dispatch(
         RouteMatch::WrongMethod(_) => return Err(Refusal::unknown_path()),
         RouteMatch::Unknown => {
             if kind == ListenerKind::Main {
-                check(app, call, &request, Access::Ask)?;
+                app.gate.check(&request, Access::Ask)?;
             }
             return Err(Refusal::unknown_path());
         }
@@ -118,7 +129,8 @@ async fn dispatch(
     let own = match route.to {
         Responder::Own(own) if kind == ListenerKind::Main || route.is_for_probes() => own,
         Responder::Engine(forwarded) if kind == ListenerKind::Main => {
-            let is_known = check(app, call, &request, route.wants)?;
+            let shown = app.gate.admit(&request, route.wants)?;
+            let is_known = shown != ShownKey::Nothing;
             if forwarded.allowed == ForwardCondition::ToAdmins
                 && !is_known
                 && !routes::is_listed(path, &app.config.forward)
@@ -126,7 +138,9 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let answered = forward(app, shard, request, route, forwarded, until, arrived).await;
+            let may_write_fields = reserved::may_write_fields(app, shown);
+            let answered =
+                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -134,7 +148,7 @@ async fn dispatch(
     };
     // What is open to everybody is so whatever host they name.
     let is_checked = kind == ListenerKind::Main && route.wants != Access::Open;
-    let is_known = is_checked && check(app, call, &request, route.wants)?;
+    let is_known = is_checked && app.gate.check(&request, route.wants)?;
     // A page can send other types to any server unasked.
     let has_body = own.wants_body() || !request.body().is_end_stream() || request.headers().contains_key(CONTENT_TYPE);
     if own.takes_json() && has_body && Content::of(request.headers()) != Some(Content::Json) {
@@ -149,7 +163,7 @@ async fn dispatch(
             let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
             Ok(json(StatusCode::OK, version.to_string()))
         }
-        RouterAnswer::Metrics => metrics(app, request.headers()),
+        RouterAnswer::Metrics => metrics(app, request.headers(), kind),
         RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
         RouterAnswer::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
         RouterAnswer::Streams => {
@@ -164,7 +178,7 @@ async fn dispatch(
         RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
         RouterAnswer::PageEvents => ui::events(app),
         RouterAnswer::PageDecision => ui::decision(app, query),
-        RouterAnswer::Explain => admin::explain(app, shard, request, until).await,
+        RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
         RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
         RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,
@@ -191,19 +205,10 @@ fn wants_websocket(request: &Request<RequestBody>) -> bool {
         && names(CONNECTION, "upgrade")
 }
 
-/// Checks that a request may do what it wants. True if it showed a key: then its connection keeps its place.
-fn check(app: &App, call: &Call, request: &Request<RequestBody>, wants: Access) -> Result<bool, Refusal> {
-    let is_known = app.gate.check(request, wants)?;
-    if is_known {
-        call.place.is_known();
-    }
-    Ok(is_known)
-}
-
-fn metrics(app: &Arc<App>, headers: &HeaderMap) -> Result<Response<Answer>, Refusal> {
+fn metrics(app: &Arc<App>, headers: &HeaderMap, listener: ListenerKind) -> Result<Response<Answer>, Refusal> {
     let failed = |_| Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", "the metrics cannot be written");
-    let text = exposition::text(app).map_err(failed)?;
-    let (kind, text) = kvatlas_http::metrics::negotiated(headers, text);
+    let (kind, text) =
+        app.front.exposition.get(headers, listener == ListenerKind::Admin, || exposition::text(app)).map_err(failed)?;
     Ok(typed(StatusCode::OK, kind, text))
 }
 

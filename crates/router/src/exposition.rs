@@ -136,6 +136,13 @@ impl Scrape {
         gauge(encoder, "connections", "Open connections of clients", front.connections())?;
         let help = "Connections that were closed before they sent a key, to make room for others";
         counter(encoder, "connections_evicted", help, front.evicted())?;
+        let help = "Connections that were closed before they sent a key, for another reason: too_many_streams at once, or an unread_answer";
+        let mut family = describe(encoder, "strangers_closed", help, MetricType::Counter)?;
+        for (reason, count) in front.closed_strangers() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Bytes that connections which have not sent a key count for. Beyond 80 MiB, the largest are closed";
+        gauge(encoder, "stranger_bytes", help, front.stranger_bytes())?;
         let help =
             "HTTP/2 streams that were reset because the client did not take the answer within http.write_timeout";
         counter(encoder, "stalled_streams", help, front.stalled_streams())?;
@@ -170,7 +177,7 @@ impl Scrape {
         for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.prompts.unread.all) {
             count_of(&mut family, &[("endpoint", endpoint.word())], count.load(Relaxed))?;
         }
-        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, too_long";
+        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, took_too_long, no_room";
         let mut family = describe(encoder, "prompts_unread_share", help, MetricType::Gauge)?;
         family.encode_gauge(&self.0.prompts.unread.share())?;
         let help =
@@ -401,7 +408,7 @@ impl Scrape {
                 family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
             }
         }
-        let counters: [(&str, &str, Getter); 7] = [
+        let counters: [(&str, &str, Getter); 8] = [
             (
                 "engine_broken_answers",
                 "Answers that broke off, or ended with an error, after part of them had been sent to the client",
@@ -409,6 +416,11 @@ impl Scrape {
             ),
             ("engine_cancelled", "Requests that clients cancelled", |engine| engine.counts.cancelled.load(Relaxed)),
             ("engine_connections", "Connections opened to an engine", |engine| engine.counts.connections.load(Relaxed)),
+            (
+                "engine_oversized_answers",
+                "Answers of an engine about itself, and lines, models and ranks in them, that were left out as they are longer or more than is taken",
+                |engine| engine.counts.oversized.load(Relaxed),
+            ),
             ("engine_left_alone", "How often an engine was left out because of failures that are its own", |engine| {
                 engine.counts.opened.load(Relaxed)
             }),

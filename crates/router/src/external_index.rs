@@ -2,6 +2,7 @@
 //! the "engines" are sites, the service above the sites.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 
 use kvatlas_follow::lookup::RankDepths;
 use tokio_rustls::rustls::ClientConfig;
@@ -65,8 +66,11 @@ impl ExternalIndex {
         match self {
             Self::Index(remote) => {
                 let number = |worker: &str, rank| row(engines, worker, rank);
-                let held = remote.look_up(shard, question.model, question.hashes, number).await?;
-                Some(LookupResult { held, bounds: None })
+                let told = remote.look_up(shard, question.model, question.hashes, number).await?;
+                for engine in engines.iter().filter(|engine| engine.models.load().may_serve(Some(question.model))) {
+                    engine.is_unverified.store(told.is_unverified(&engine.name), Relaxed);
+                }
+                Some(LookupResult { held: told.held, bounds: None })
             }
             Self::Global(global) => {
                 let bounds = global.look_up(shard, question).await?;

@@ -4,6 +4,9 @@
 //! them. Its length depends on the model's settings and on the size of the picture. It follows from the tokens that the
 //! engine counts for a prompt where that is the only length that is not known. Where an engine writes something else for
 //! a picture, no blocks are found behind it, and never those of another prompt.
+//!
+//! A picture may lie about its size: of the lengths that pictures of one size have had, the one that most of the last
+//! prompts showed counts.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex};
@@ -29,7 +32,46 @@ type LengthKey = u128;
 pub(crate) struct Lengths(Mutex<KnownLengths>);
 
 #[derive(Debug)]
-struct KnownLengths(LruCache<LengthKey, Option<u32>>);
+struct KnownLengths(LruCache<LengthKey, KnownLength>);
+
+/// A length, and how sure it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct KnownLength {
+    length: u32,
+    /// Prompts that have shown it, less those that showed another one.
+    votes: u8,
+    /// True from when a prompt shows another one until enough have shown it again.
+    is_disputed: bool,
+}
+
+/// Votes for a length at most, so that as many can say that it is another one now.
+const MOST_VOTES: u8 = 4;
+/// Votes from which a disputed length is used, and those from which it is disputed no more.
+const USED: u8 = 2;
+const AGREED: u8 = 3;
+
+impl KnownLength {
+    fn new(length: u32) -> Self {
+        Self { length, votes: 1, is_disputed: false }
+    }
+
+    /// The length, if it is sure enough.
+    fn get(self) -> Option<u32> {
+        (!self.is_disputed || self.votes >= USED).then_some(self.length)
+    }
+
+    /// Returns what is known after a prompt has shown this length.
+    fn after(self, length: u32) -> Self {
+        match (length == self.length, self.votes) {
+            (true, votes) => {
+                let votes = MOST_VOTES.min(votes + 1);
+                Self { votes, is_disputed: self.is_disputed && votes < AGREED, ..self }
+            }
+            (false, 0 | 1) => Self { is_disputed: true, ..Self::new(length) },
+            (false, votes) => Self { votes: votes - 1, is_disputed: true, ..self },
+        }
+    }
+}
 
 impl Default for KnownLengths {
     fn default() -> Self {
@@ -76,11 +118,11 @@ impl Names {
 }
 
 impl KnownLengths {
-    fn get(&mut self, of: LengthKey) -> Option<Option<u32>> {
-        self.0.get(&of).copied()
+    fn get(&mut self, of: LengthKey) -> Option<u32> {
+        self.0.get(&of)?.get()
     }
 
-    fn put(&mut self, of: LengthKey, length: Option<u32>) {
+    fn put(&mut self, of: LengthKey, length: KnownLength) {
         self.0.put(of, length);
         if self.0.len() > KEPT {
             self.0.pop_lru();
@@ -89,18 +131,25 @@ impl KnownLengths {
 
     /// The length of a picture, and whether it was counted for this very one.
     fn length(&mut self, names: Names) -> Option<(u32, bool)> {
-        let mut get = |of: Option<LengthKey>| self.get(of?).flatten();
+        let mut get = |of: Option<LengthKey>| self.get(of?);
         get(names.picture).map(|length| (length, true)).or_else(|| Some((get(names.size)?, false)))
     }
 
-    fn learn(&mut self, names: Names, length: u32) {
-        if let Some(of) = names.picture {
-            self.put(of, Some(length));
+    /// Takes the lengths of pictures of one prompt: it has one vote for the length of each size, and none if its pictures
+    /// were counted before.
+    fn learn(&mut self, pictures: impl Iterator<Item = (Names, u32)>) {
+        let mut heard = Vec::new();
+        for (names, length) in pictures {
+            let is_new = names.picture.is_none_or(|of| self.get(of) != Some(length));
+            if let Some(of) = names.picture {
+                self.put(of, KnownLength::new(length));
+            }
+            if let Some(of) = names.size.filter(|of| is_new && !heard.contains(of)) {
+                heard.push(of);
+                let known = self.0.get(&of).map_or_else(|| KnownLength::new(length), |known| known.after(length));
+                self.put(of, known);
+            }
         }
-        let Some(of) = names.size else { return };
-        // Pictures of a size that become different numbers of tokens say nothing of the next one.
-        let is_new = self.get(of).is_none_or(|known| known == Some(length));
-        self.put(of, is_new.then_some(length));
     }
 }
 
@@ -159,20 +208,19 @@ impl Lengths {
                 .checked_div(count)
                 .filter(|length| is_one && sum.is_multiple_of(count) && (1..=MOST).contains(length));
             if let Some(length) = length {
-                names.iter().for_each(|names| kept.learn(*names, length));
+                kept.learn(names.iter().map(|names| (*names, length)));
             }
             length.is_some()
         };
         if open.is_empty() {
             if sum != all && !learn_all(&mut kept, &of.pictures, all) {
-                for of in of.pictures.iter().flat_map(|names| [names.picture, names.size]).flatten() {
+                // Which of them it is is not known, and what is known of their sizes is not theirs alone.
+                for of in of.pictures.iter().filter_map(|names| names.picture) {
                     kept.0.pop(&of);
                 }
             } else if sum == all {
                 // What was only known by a size is now known of the picture.
-                for (names, length) in of.pictures.iter().zip(&known) {
-                    length.iter().for_each(|length| kept.learn(*names, *length));
-                }
+                kept.learn(of.pictures.iter().zip(&known).filter_map(|(names, length)| Some((*names, (*length)?))));
             }
         } else if let Some(rest) = all.checked_sub(sum) {
             learn_all(&mut kept, &open, rest);
@@ -199,15 +247,15 @@ impl ExpandedPrompt {
         hashes.into()
     }
 
-    /// The pictures that are known, by the names that engines have for them, and how many tokens they are.
-    pub(crate) fn pictures(&self) -> impl Iterator<Item = (&str, usize)> {
-        self.runs.iter().map(|(run, id)| (&**id, run.len()))
+    /// The tokens of each picture of which they are known.
+    pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
+        self.runs.iter().map(|(run, _)| run.len())
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use kvatlas_prompt::PictureScope;
+    use kvatlas_prompt::{PictureNames, PictureScope};
 
     use super::*;
 
@@ -215,7 +263,8 @@ mod tests {
         let parts: Vec<String> =
             ids.iter().map(|id| format!(r#"{{"type": "image_url", "image_url": null, "uuid": "{id}"}}"#)).collect();
         let body = format!(r#"{{"messages": [{{"content": [{}]}}]}}"#, parts.join(","));
-        let pictures = Pictures::of(body.as_bytes(), PictureScope::Data).expect("pictures");
+        let pictures = Pictures::of(body.as_bytes(), &PictureNames { scope: PictureScope::Data, secret: [7; 32] })
+            .expect("pictures");
         // One picture at every sixth token.
         let tokens: Vec<u32> = (0..ids.len() as u32 * 6 + 5).map(|at| if at % 6 == 5 { 99 } else { at }).collect();
         let places = (0..ids.len()).map(|at| at * 6 + 5).collect();
@@ -276,12 +325,55 @@ mod tests {
         assert!(made.content_hashes(0, None, None).is_empty());
     }
 
+    /// A prompt of so many pictures of one size, each of so many tokens.
+    fn sized(lengths: &Lengths, pictures: &[u128], length: u32) {
+        let names = pictures.iter().map(|it| Names { picture: Some(*it), size: Some(1) });
+        let counting = PictureCount { text: 10, pictures: names.collect() };
+        lengths.learn(&counting, 10 + length * pictures.len() as u32);
+    }
+
+    fn of_size(lengths: &Lengths) -> Option<u32> {
+        lock(&lengths.0).get(1)
+    }
+
+    #[test]
+    fn a_picture_that_lies_about_its_size_is_outweighed() {
+        let lengths = Lengths::default();
+        sized(&lengths, &[10], 900);
+        assert_eq!(of_size(&lengths), Some(900), "the first one is believed");
+        sized(&lengths, &[11], 54);
+        assert_eq!(of_size(&lengths), None);
+        sized(&lengths, &[12], 54);
+        assert_eq!(of_size(&lengths), Some(54));
+        sized(&lengths, &[13], 54);
+        sized(&lengths, &[14], 54);
+        // One that lies changes nothing now, however often it comes, nor do several at once.
+        for _ in 0..20 {
+            sized(&lengths, &[10], 900);
+        }
+        sized(&lengths, &[20, 21, 22, 23], 900);
+        assert_eq!(of_size(&lengths), Some(54));
+        sized(&lengths, &[15], 54);
+        sized(&lengths, &[16], 54);
+        // What has changed is learnt.
+        for picture in 30..36 {
+            sized(&lengths, &[picture], 60);
+        }
+        assert_eq!(of_size(&lengths), Some(60));
+        // Two pictures whose lengths do not add up say nothing of others.
+        let names = [(40, 1), (41, 2)].map(|(it, size)| Names { picture: Some(it), size: Some(size) });
+        sized(&lengths, &[36], 60);
+        lock(&lengths.0).put(2, KnownLength::new(5));
+        lengths.learn(&PictureCount { text: 10, pictures: names.to_vec() }, 10 + 7);
+        assert_eq!(of_size(&lengths), Some(60));
+    }
+
     #[test]
     fn what_is_kept_is_bounded() {
         let mut kept = KnownLengths::default();
         for of in 0..5 * KEPT as u128 {
-            kept.put(of, Some(1));
-            assert_eq!(kept.get(7), if of < 7 { None } else { Some(Some(1)) });
+            kept.put(of, KnownLength::new(1));
+            assert_eq!(kept.get(7), if of < 7 { None } else { Some(1) });
         }
         assert_eq!(kept.0.len(), KEPT);
         assert_eq!(kept.get(8), None);

@@ -3,20 +3,23 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::Instant;
 
 use kvatlas_follow::Follower;
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
-    Dialect, Endpoint, Media, Options, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter, RecalledBody,
-    Request, Turns,
+    Dialect, Endpoint, Media, Options, PictureNames, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter,
+    RecalledBody, Request, Turns,
 };
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::cache_reports::CacheReporter;
 use crate::config::{Config, Handover, ImageIds};
 use crate::error::Error;
 use crate::fleet::Dialects;
+use crate::fleet_secret::FleetSecret;
 use crate::media::{MediaTokens, ModelMedia};
+use crate::reading_turns::ReadingTurns;
 use crate::request_facts::{DialectBlocks, RequestFacts, estimate};
 use crate::salts::Salts;
 use crate::sessions::BodyNames;
@@ -33,7 +36,7 @@ pub(crate) struct Prompts {
     /// The prompters for models that have none of their own.
     any: Prompters,
     by_model: HashMap<String, Prompters>,
-    turns: Turns,
+    memory: Turns,
     /// True if engines are asked for the tokens of prompts.
     asks_engines: bool,
     /// The forms of a prompt that the policy looks at.
@@ -46,11 +49,12 @@ pub(crate) struct Prompts {
     long_prompt: usize,
     block_size: u32,
     routing_group: String,
-    /// The pictures that get a name, if any do.
-    names_pictures: Option<PictureScope>,
-    /// Permits to read long prompts: as many are read at once as there are cores. Each thread that reads has a
-    /// tokenizer's memory of words, so more of them would be slower and larger.
-    helpers: Semaphore,
+    /// The rule by which pictures get their names, if any do.
+    names_pictures: Option<PictureNames>,
+    /// Turns to read long prompts.
+    pub(crate) turns: Arc<ReadingTurns>,
+    /// Permits for other work on long bodies, which takes only as long as it takes to look at each byte: one for each core.
+    helpers: Arc<Semaphore>,
     /// Prompts without tokens, by [`Endpoint::ALL`] and [`PromptFailure::ALL`].
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
     /// Prompts that could not be read, as a share of all.
@@ -78,6 +82,21 @@ pub(crate) struct PromptForms {
     pub(crate) hashes: bool,
     /// The prompt as text.
     pub(crate) text: bool,
+}
+
+/// The limits within which a prompt is read.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PromptLimits {
+    /// The time by which it must be read.
+    pub(crate) until: Instant,
+    /// The reason why it is not read at all, if it is not.
+    pub(crate) unread: Option<PromptFailure>,
+}
+
+impl PromptLimits {
+    pub(crate) fn until(until: Instant) -> Self {
+        Self { until, unread: None }
+    }
 }
 
 /// The tokens that an engine told.
@@ -122,14 +141,17 @@ impl Prompts {
         config: &Config,
         wants: PromptForms,
         cache_reporter: Option<Arc<CacheReporter>>,
+        secret: &FleetSecret,
     ) -> Result<Self, Error> {
         let names_pictures = match config.image_ids {
             ImageIds::Auto => Some(PictureScope::Data),
             ImageIds::Addresses => Some(PictureScope::Addresses),
             ImageIds::Off => None,
         };
-        // What is looked at as text ends before a picture, and so do blocks.
-        let names_pictures = names_pictures.filter(|_| wants.hashes && !wants.text);
+        // What is looked at as text ends before a picture, and so do blocks. Sites' routers give names themselves.
+        let names_pictures = names_pictures
+            .filter(|_| wants.hashes && !wants.text && config.global_url.is_none())
+            .map(|scope| PictureNames { scope, secret: secret.key("kvatlas 2026-11-28 names of pictures") });
         let options = Options { text: wants.text, images: names_pictures.is_some(), ..Options::default() };
         let failed = |path: &str, error: kvatlas_prompt::Error| Error::config(format!("tokenizer {path}: {error}"));
         let without = || Prompter::without_tokenizer(options.clone()).map_err(|error| failed("none", error));
@@ -148,11 +170,12 @@ impl Prompts {
             by_model.insert(model.clone(), load(path)?);
         }
         let is_quick = by_model.values().chain([&any]).all(|prompters: &Prompters| prompters.0[0].is_quick());
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             any,
             by_model,
             long_prompt: if is_quick { LONG_PROMPT } else { LONG_PROMPT_FOR_COMMON },
-            turns: Turns::new(REMEMBERED),
+            memory: Turns::new(REMEMBERED),
             asks_engines: config.tokenizer.as_deref() == Some(ENGINE) && wants.hashes,
             wants,
             cache_reporter,
@@ -160,7 +183,8 @@ impl Prompts {
             names_pictures,
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
-            helpers: Semaphore::new(std::thread::available_parallelism().map_or(1, usize::from)),
+            turns: ReadingTurns::new(cores),
+            helpers: Arc::new(Semaphore::new(cores)),
             why_not: Default::default(),
             unread: UnreadPrompts::default(),
             is_read: config.tokenizer.is_some() || !config.tokenizers.is_empty(),
@@ -169,18 +193,19 @@ impl Prompts {
         })
     }
 
-    /// Waits until a long prompt may be read; it is read while what is returned is held.
-    pub(crate) async fn turn(&self) -> Option<SemaphorePermit<'_>> {
-        self.helpers.acquire().await.ok()
+    /// Waits until a long body may be worked on, which it is while what is returned is held.
+    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
+        self.helpers.clone().acquire_owned().await.ok()
+    }
+
+    /// True if anything is made of prompts.
+    pub(crate) fn are_read(&self) -> bool {
+        self.wants.hashes || self.wants.text
     }
 
     /// Returns what is known of a body from chats seen before.
     pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
-        if self.wants.hashes || self.wants.text {
-            self.turns.recall(endpoint, body)
-        } else {
-            RecalledBody::nothing(body)
-        }
+        if self.are_read() { self.memory.recall(endpoint, body) } else { RecalledBody::nothing(body) }
     }
 
     /// True if a body takes long to be read, beside what is known of it.
@@ -191,6 +216,7 @@ impl Prompts {
     /// Reads a body. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
     ///
     /// `takes_names`: whether all engines of a model call pictures by the names that a request has for them.
+    #[expect(clippy::too_many_arguments, reason = "a body, what is known of it, and of whom its engines are")]
     pub(crate) fn read(
         &self,
         service: Option<&Follower>,
@@ -199,9 +225,10 @@ impl Prompts {
         endpoint: Endpoint,
         body: &[u8],
         recalled: &RecalledBody,
+        limits: PromptLimits,
     ) -> RequestFacts {
         let request = match recalled.parse(endpoint, body) {
-            Ok(request) => request,
+            Ok(request) => request.until(limits.until),
             Err(why_not) => {
                 self.count(endpoint, why_not);
                 return RequestFacts {
@@ -233,7 +260,7 @@ impl Prompts {
             ..RequestFacts::default()
         };
         known.note_lengths(endpoint);
-        if !self.wants.hashes && !self.wants.text {
+        if !self.are_read() {
             if body.len() > LARGE {
                 self.weigh(&mut known, request.media());
             }
@@ -246,13 +273,17 @@ impl Prompts {
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompters = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
-        let mut prompted = self.turns.prompt(prompters.of(main), &request, recalled, body);
+        let mut prompted = match limits.unread {
+            None => self.memory.prompt(prompters.of(main), &request, recalled, body),
+            Some(why_not) => PromptTokens::unread(why_not, estimate(body)),
+        };
         let skips_cache = main.engine().skips_cache(&request);
         if skips_cache && self.wants.hashes {
             prompted.why_not = Some(PromptFailure::SkipsCache);
         }
         let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
-        let pictures = self.names_pictures.filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
+        let pictures =
+            self.names_pictures.as_ref().filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
         let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
         let pictures = pictures.and_then(|named| Pictures::of(body, named));
         let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {
@@ -300,7 +331,7 @@ impl Prompts {
         }
         if !known.hashes.is_empty() && !others.is_empty() && !prompted.is_alike(body) {
             (known.is_counted, known.is_exact) = (false, false);
-            known.others = self.others(prompters, &others, endpoint, body, &known);
+            known.others = self.others(prompters, &others, endpoint, body, &known, limits);
         }
         known.is_alike = prompted.is_alike(body);
         if self.wants.text && !prompted.text.is_empty() {
@@ -320,9 +351,11 @@ impl Prompts {
         endpoint: Endpoint,
         body: &[u8],
         known: &RequestFacts,
+        limits: PromptLimits,
     ) -> Vec<DialectBlocks> {
         // What is known of turns is of the main dialect, and with that there is nothing to be read twice.
         let Ok(request) = Request::parse(endpoint, body) else { return Vec::new() };
+        let request = request.until(limits.until);
         let made = dialects.iter().map(|dialect| {
             self.again.fetch_add(1, Relaxed);
             let prompted = prompters.of(*dialect).prompt(&request);
@@ -375,7 +408,8 @@ impl Prompts {
 
     /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
     fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
-        self.asks_engines && prompted.token_count() == 0 && prompted.why_not != Some(PromptFailure::SkipsCache)
+        let is_due = |why_not: PromptFailure| why_not != PromptFailure::SkipsCache && !why_not.is_limit();
+        self.asks_engines && prompted.token_count() == 0 && prompted.why_not.is_none_or(is_due)
     }
 
     /// Notes what of a prompt is not text, and how many tokens it should have with that.

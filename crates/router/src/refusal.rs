@@ -71,6 +71,20 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
+    /// A compressed body that cannot be unpacked: what is in it for an engine is not known.
+    pub(crate) fn unreadable() -> Self {
+        let message = "the body cannot be unpacked as its Content-Encoding says, within the limit for bodies \
+                       (http.max_body): send it as it is, or in one of gzip, deflate, br and zstd";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unreadable_encoding", message)
+    }
+
+    /// A body that is compressed more than once.
+    pub(crate) fn several_encodings() -> Self {
+        let message = "the body is compressed more than once: send it with one encoding at most in \
+                       \"Content-Encoding\" (gzip, deflate, br or zstd)";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "several_encodings", message)
+    }
+
     /// True if it says that no engine takes requests.
     pub(crate) fn is_for_want_of_engines(&self) -> bool {
         matches!(self.code, "no_worker" | "no_engines")

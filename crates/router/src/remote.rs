@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use kvatlas_follow::lookup::RankDepths;
 use serde::Deserialize;
+use serde_json::Value;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::{Config, EngineConfig};
@@ -33,6 +34,30 @@ pub(crate) struct RemoteIndex {
 struct Answer {
     instances: HashMap<String, Instance>,
     block_size: u32,
+    #[serde(default)]
+    unverified: Vec<UnverifiedRank>,
+}
+
+/// A rank whose engine may have restarted unnoticed.
+#[derive(Deserialize)]
+struct UnverifiedRank {
+    instance_id: Value,
+}
+
+/// The answer to a question about a prompt.
+pub(crate) struct Holdings {
+    pub(crate) held: Vec<RankDepths>,
+    unverified: Vec<UnverifiedRank>,
+}
+
+impl Holdings {
+    /// True if the index says that an engine may have restarted unnoticed.
+    pub(crate) fn is_unverified(&self, worker: &str) -> bool {
+        self.unverified.iter().any(|rank| match &rank.instance_id {
+            Value::String(id) => id == worker,
+            id => id.as_u64().is_some_and(|id| worker.parse() == Ok(id)),
+        })
+    }
 }
 
 #[derive(Deserialize)]
@@ -58,7 +83,7 @@ impl RemoteIndex {
         model: &str,
         content: &[u64],
         number: impl Fn(&str, u32) -> Option<u32>,
-    ) -> Option<Vec<RankDepths>> {
+    ) -> Option<Holdings> {
         let asked = tokio::time::timeout(PATIENCE, self.ask(shard, model, content)).await;
         let Ok(Some(answer)) = asked else {
             self.unanswered.fetch_add(1, Relaxed);
@@ -84,7 +109,7 @@ impl RemoteIndex {
                 }
             }
         }
-        Some(held)
+        Some(Holdings { held, unverified: answer.unverified })
     }
 
     async fn ask(&self, shard: usize, model: &str, content: &[u64]) -> Option<Answer> {

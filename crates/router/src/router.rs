@@ -23,6 +23,7 @@ use crate::engine::Engine;
 use crate::error::Error;
 use crate::external_index::ExternalIndex;
 use crate::fleet::{Adder, Fleet};
+use crate::fleet_secret::FleetSecret;
 use crate::global;
 use crate::lock;
 use crate::peer_work;
@@ -73,6 +74,7 @@ impl Router {
         let config = Arc::new(config);
         let front = Front::new(config.http.clone(), true)?;
         let (threads, gate) = (front.threads(), front.gate.clone());
+        let secret = FleetSecret::new(&gate, &config);
         let fleet = Fleet::new(config.clone(), threads)?;
         let places = Places::new(&config, policy)?;
         let external_index = ExternalIndex::new(&config, threads, fleet.tls())?;
@@ -86,7 +88,7 @@ impl Router {
         };
         let app = Arc::new(App {
             fleet,
-            prompts: Prompts::new(&config, places.wants(), cache_reporter.clone())?,
+            prompts: Prompts::new(&config, places.wants(), cache_reporter.clone(), &secret)?,
             places,
             service,
             external_index,
@@ -95,7 +97,7 @@ impl Router {
             front,
             gate,
             tokens: Tokens::default(),
-            sessions: Sessions::new(&config)?,
+            sessions: Sessions::new(&config, &secret)?,
             answer_engines: AnswerEngines::default(),
             peers: Peers::new(&config)?,
             page: Page::default(),

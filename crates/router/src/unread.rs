@@ -149,8 +149,8 @@ impl Lately {
 
 /// True for a reason that whoever runs the router may do something about: others are the requests' own.
 fn matters(why_not: PromptFailure) -> bool {
-    use PromptFailure::{NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TooLong};
-    matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | TooLong | NotAnswered)
+    use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
+    matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)
 }
 
 fn advice(why_not: PromptFailure) -> &'static str {
@@ -162,6 +162,10 @@ fn advice(why_not: PromptFailure) -> &'static str {
         PromptFailure::NoTokenizer => "give the router this model's tokenizer (--tokenizer PATH, or `engine`)",
         PromptFailure::NoTemplate => "put the model's chat_template.jinja beside its tokenizer.json",
         PromptFailure::TemplateRefuses => "give the router the chat template that the engine was started with",
+        PromptFailure::TookTooLong => {
+            "give the router more cores, or run more routers: it reads as many long prompts at once as it has cores"
+        }
+        PromptFailure::NoRoom => "give the router more memory for bodies (http.body_memory)",
         _ => "use --tokenizer engine with vLLM started with --enable-scale-out: it renders all that it takes",
     }
 }

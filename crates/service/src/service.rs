@@ -26,6 +26,8 @@ impl Service {
     /// threads to be had.
     pub fn start(config: Config) -> Result<Self, Error> {
         let Config { http, untrusted, follow } = config;
+        // What is wrong with keys is said before there is a follower.
+        kvatlas_follow::log::start(follow.log);
         let front = Front::new(http, false).map_err(not_started)?;
         let follower = Follower::start(follow, front.gate.asks_for_key_to_change())?;
         let app = App::new(follower, untrusted, front);

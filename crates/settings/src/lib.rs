@@ -13,4 +13,4 @@ pub mod seconds;
 mod secret;
 
 pub use merge::{defaults, merge};
-pub use secret::Secret;
+pub use secret::{MAX_KEY, Secret, warn_if_others_read};

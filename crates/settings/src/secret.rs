@@ -9,10 +9,29 @@ use subtle::ConstantTimeEq as _;
 /// A file with more bytes is none of a key.
 const MAX_FILE: u64 = 64 << 10;
 
+/// Bytes of a key at most: it is a line in the head of each request.
+pub const MAX_KEY: usize = 8 << 10;
+
+/// Bits of a file's mode that open it to others than its owner and, for reading, its group.
+#[cfg(unix)]
+const EXPOSED: u32 = 0o027;
+
 /// A bearer key.
 #[derive(Clone, Deserialize)]
-#[serde(transparent)]
+#[serde(try_from = "String")]
 pub struct Secret(String);
+
+impl TryFrom<String> for Secret {
+    type Error = String;
+
+    fn try_from(key: String) -> Result<Self, String> {
+        if key.is_empty() || key.len() > MAX_KEY || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
+            let wanted = "visible ASCII characters without white space";
+            return Err(format!("it must be one key of {wanted}, {MAX_KEY} bytes at most"));
+        }
+        Ok(Self(key))
+    }
+}
 
 impl Secret {
     /// The one key that a file holds, white space around it aside.
@@ -21,16 +40,13 @@ impl Secret {
     /// Words for why there is none; the key is not among them.
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
-        let size = std::fs::metadata(path).map_err(|error| failed(&error))?.len();
-        if size > MAX_FILE {
+        let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
+        if about.len() > MAX_FILE {
             return Err(failed(&"the file is too large for one"));
         }
+        warn_if_exposed(path, &about);
         let text = std::fs::read_to_string(path).map_err(|error| failed(&error))?;
-        let key = text.trim();
-        if key.is_empty() || !key.bytes().all(|byte| byte.is_ascii_graphic()) {
-            return Err(failed(&"it must be one key of visible ASCII characters without white space"));
-        }
-        Ok(Self(key.to_owned()))
+        Self::try_from(text.trim().to_owned()).map_err(|why| failed(&why))
     }
 
     /// The key itself, to be shown to somebody else.
@@ -66,6 +82,30 @@ impl Secret {
     }
 }
 
+/// Warns of a file with a secret that others than its owner and group may read, or others than its owner write.
+pub fn warn_if_others_read(path: &Path) {
+    if let Ok(about) = std::fs::metadata(path) {
+        warn_if_exposed(path, &about);
+    }
+}
+
+#[cfg(unix)]
+fn warn_if_exposed(path: &Path, about: &std::fs::Metadata) {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    let mode = about.permissions().mode() & 0o777;
+    if mode & EXPOSED != 0 {
+        let path = path.display();
+        tracing::warn!(
+            "the key in {path} is open to other users of this machine (mode {mode:04o}): chmod 600 {path}, or 640 for a \
+             group"
+        );
+    }
+}
+
+#[cfg(not(unix))]
+fn warn_if_exposed(_path: &Path, _about: &std::fs::Metadata) {}
+
 impl fmt::Debug for Secret {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("***")
@@ -80,6 +120,13 @@ mod tests {
     fn is_not_shown() {
         let secret: Secret = serde_json::from_str("\"s3cret\"").expect("a string");
         assert_eq!(format!("{secret:?} {:#?}", Some(&secret)), "*** Some(\n    ***,\n)");
+        for wrong in
+            [String::new(), "a\r\nX: 1".into(), "a\0b".into(), "a b".into(), "é".into(), "k".repeat(MAX_KEY + 1)]
+        {
+            let error = serde_json::from_value::<Secret>(wrong.clone().into()).expect_err("no key").to_string();
+            assert!(error.contains("one key of visible") && (wrong.is_empty() || !error.contains(&wrong)), "{error}");
+        }
+        assert!(serde_json::from_value::<Secret>("k".repeat(MAX_KEY).into()).is_ok());
         assert!(secret.is(b"s3cret") && !secret.is(b"s3cre") && !secret.is(b"S3cret") && !secret.is(b""));
     }
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from kvatlas.lab.replay.plots import write_plot
 from kvatlas.lab.replay.report import print_report
 from kvatlas.lab.replay.results import ReplayResult, as_json
 from kvatlas.lab.replay.runner import replay as run_replay
+from kvatlas.lab.replay.trouble import TROUBLES, parse_troubles, trace_seconds, with_troubles
 from kvatlas.routing import policy_names
 from kvatlas.sim import Trace, WorkloadConfig, generate, write_trace
 
@@ -73,6 +75,14 @@ _WORK = WorkloadConfig()
     flag_value="mock",
     type=click.Choice(GUESSES),
     help="Publish no events. Caches are guessed: simulated (mock), or what was sent in the last 2 minutes (ttl).",
+)
+@click.option(
+    "--trouble",
+    "troubles",
+    multiple=True,
+    metavar="KIND[=RATE]",
+    help=f"Engines misbehave: {', '.join(TROUBLES)}; or all. RATE is the share of the requests (late), of the engines "
+    "(limit) or of their time, from 0 to 1. Repeatable.",
 )
 @request_rate_option(f"Generated requests per second.  [default: {_WORK.request_rate:g}]")
 @click.option(
@@ -129,8 +139,12 @@ def replay(trace: Path | None, **options: Any) -> None:
 
 
 def _run(path: Path | None, options: dict[str, Any]) -> ReplayResult:
+    rates = parse_troubles(options["troubles"])
     workload, record, config = prepare_replay(path, options)
     trace = named_trace(workload, record, options) or _trace(path, options)
+    if rates:
+        seconds = trace_seconds(trace, config.speedup)
+        config = replace(config, scenario=with_troubles(config.scenario, rates, config.fleet.engines, seconds))
     first = RecordedChoices(record.chosen) if record is not None else None
     names = (*((first.name,) if first is not None else ()), *config.policies)
     with on_interrupt() as stop, progress_bar(names, len(trace.requests)) as bar:

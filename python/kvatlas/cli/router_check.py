@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import click
 from rich.console import Console
 from rich.table import Table
@@ -12,6 +14,8 @@ from kvatlas.cli.console import console
 from kvatlas.router.check import EngineReport, check
 from kvatlas.router.check.findings import GLOBAL
 from kvatlas.router.config import RouterConfig
+from kvatlas.router.config.schema import ROUTER_SECTIONS
+from kvatlas.service.config.section import exposure, secret_files
 
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
@@ -19,6 +23,10 @@ _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yello
 def report(config: RouterConfig) -> int:
     """Check, and print what was found. Returns the exit status."""
     out = console()
+    for name, path in secret_files(*(getattr(config, section) for section in ROUTER_SECTIONS if section)):
+        with contextlib.suppress(OSError):  # whoever reads it says so
+            if (exposed := exposure(path)) is not None:
+                out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
     reports = check(config)
     if not reports:
         click.echo("Error: there are no engines to check: give --engine URL", err=True)

@@ -108,6 +108,26 @@ class SteppedEngine(Scheduler):
         self._blocked_since = None
         return lost
 
+    def restart(self, now: float) -> list[Request]:
+        """Stop, and begin again with an empty cache. Returns the requests that were not finished, as `die` does."""
+        lost = self.die(now)
+        self.forget()
+        return lost
+
+    def forget(self) -> bool:
+        """Empty the cache, and announce that. False, and nothing is done, while a request holds blocks."""
+        if not self.pool.reset():
+            return False
+        self._sink.clear(self.worker)
+        return True
+
+    def set_speed(self, steps: StepTime, now: float) -> None:
+        """Let steps take so long from the one after the one that runs now."""
+        self.run_until(now)
+        self.steps = steps
+        if self.due is not None and self._count > 1:
+            self._stop_after(now)
+
     def hang(self, now: float, until: float) -> None:
         """Do nothing until then, and go on with what runs."""
         self.run_until(now)

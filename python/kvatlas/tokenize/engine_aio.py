@@ -94,5 +94,12 @@ class AsyncEngineTokenizer:
 
     async def _ask(self, body: dict[str, Any]) -> list[int]:
         with engine_requests.errors(self.url, closed=self._http.is_closed):
-            answer = await self._http.post(engine_requests.PATH, json=body)
-        return engine_requests.tokens(answer)
+            return engine_requests.tokens(await self._answer(body))
+
+    async def _answer(self, body: dict[str, Any]) -> httpx.Response:
+        headers = engine_requests.HEADERS
+        async with self._http.stream("POST", engine_requests.PATH, json=body, headers=headers) as answer:
+            said = engine_requests.Body(answer)
+            async for piece in answer.aiter_raw():
+                said.add(piece)
+        return said.whole()

@@ -12,6 +12,34 @@ from kvatlas._http import failure
 from kvatlas.errors import InvalidTypeError, TokenizerError
 
 PATH = "/tokenize"
+HEADERS = {"Accept-Encoding": "identity"}
+"""As it is: what an encoding becomes has no bound."""
+
+_MOST = 16 << 20  # bytes of an answer: the tokens of a long prompt take some of them
+
+
+class Body:
+    """The body of an answer, as it comes."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self._answer = answer
+        self._pieces = bytearray()
+
+    def add(self, piece: bytes) -> None:
+        """Take the next piece.
+
+        Raises:
+            TokenizerError: It is too long.
+        """
+        self._pieces += piece
+        if len(self._pieces) > _MOST:
+            url = self._answer.request.url
+            raise TokenizerError(f"{url} returned more than {_MOST >> 20} MiB", "bad_answer")
+
+    def whole(self) -> httpx.Response:
+        """The answer with its body; one that is packed stays so, and is none."""
+        answer = self._answer
+        return httpx.Response(answer.status_code, content=bytes(self._pieces), request=answer.request)
 
 
 def prompt(text: str, model: str | None, *, add_special_tokens: bool) -> dict[str, Any]:

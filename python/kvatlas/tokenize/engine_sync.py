@@ -94,5 +94,12 @@ class EngineTokenizer:
 
     def _ask(self, body: dict[str, Any]) -> list[int]:
         with engine_requests.errors(self.url, closed=self._http.is_closed):
-            answer = self._http.post(engine_requests.PATH, json=body)
-        return engine_requests.tokens(answer)
+            return engine_requests.tokens(self._answer(body))
+
+    def _answer(self, body: dict[str, Any]) -> httpx.Response:
+        headers = engine_requests.HEADERS
+        with self._http.stream("POST", engine_requests.PATH, json=body, headers=headers) as answer:
+            said = engine_requests.Body(answer)
+            for piece in answer.iter_raw():
+                said.add(piece)
+        return said.whole()

@@ -12,7 +12,7 @@ from kvatlas.lab.replay import ReplayConfig, ReplayResult, replay
 from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.lab.replay.check import watched_workers
 from kvatlas.lab.replay.results import as_json
-from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.scenario import Scenario, Trouble
 from kvatlas.lab.replay.summary import about_trace
 from kvatlas.lab.replay.workloads import WORKLOADS, find_workload
 from kvatlas.routing import policy_names
@@ -318,7 +318,9 @@ def test_a_slow_engine_is_slow(trace: Trace, config: ReplayConfig) -> None:
 def test_an_engine_that_hangs_goes_on_where_it_was(trace: Trace, config: ReplayConfig) -> None:
     middle = (trace.requests[120].timestamp - trace.requests[0].timestamp) / 1000
     plain = replace(config, policies=("round-robin",), check=0.0)
-    hanging = replay(trace, replace(plain, scenario=Scenario(hangs={1: (middle, middle + 60)}))).policies[0]
+    hanging = replay(
+        trace, replace(plain, scenario=Scenario(troubles=(Trouble("stops", 1, middle, middle + 60),)))
+    ).policies[0]
     even = replay(trace, plain).policies[0]
     assert (hanging.first_tokens, hanging.retried) == (len(trace.requests), 0)
     assert hanging.ttft.mean > even.ttft.mean + 1
@@ -335,7 +337,7 @@ def test_late_prompts_are_late_and_keep_no_others_waiting(trace: Trace, config: 
 
 
 def test_scenarios_that_cannot_be() -> None:
-    for bad in ({"late": 1.5}, {"late_by": -1.0}, {"hangs": {0: (5.0, 1.0)}}):
+    for bad in ({"late": 1.5}, {"late_by": -1.0}, {"late_to": 1.0}, {"limits": {0: 0}}):
         with pytest.raises(ConfigError):
             Scenario(**bad)
 
@@ -383,13 +385,10 @@ def test_bursts_are_of_the_asked_size_and_rate() -> None:
 
 
 @pytest.mark.slow
-def test_the_conversation_trace_agrees_everywhere(shared: Path) -> None:
-    path = shared / "traces" / "conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no trace: {path} does not exist")
+def test_the_conversation_trace_agrees_everywhere(conversation_trace: Path) -> None:
     fleet = FleetConfig(engine=EngineConfig(block_size=512, blocks=768))
     config = ReplayConfig(fleet=fleet, policies=("least-loaded", "kvatlas"), check=0.04, check_seconds=60.0)
-    whole = read_trace(path)
+    whole = read_trace(conversation_trace)
     assert trace_statistics(whole, 512).seen_before == pytest.approx(0.3734, abs=1e-4)
     result = replay(replace(whole, requests=whole.requests[:2_000]), config)
     assert result.disagreements == 0

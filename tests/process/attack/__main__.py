@@ -2,9 +2,10 @@
 
 `python -m tests.process.attack --minutes 10 --seed 1`
 
-A service, a relay, a service that reads it and a router follow four simulated engines; another router has engines that
-do what engines do on bad days. Each process has keys and a limit of its memory. Hostile clients attack all ports, with
-and without a key, while a client with a key works. In the end nothing may be wrong: see `Targets.check`.
+A service, a relay, a service that reads it and a router follow four simulated engines; another router, which hedges,
+has engines that do what engines do on bad days, and a third one reads prompts by a hostile model directory. Each of the
+processes has keys and a limit of its memory. Hostile clients attack all ports, with and without a key, while a client
+with a key works and every listener's health is asked for. In the end nothing may be wrong: see `Targets.check`.
 """
 
 from __future__ import annotations
@@ -16,16 +17,21 @@ import sys
 import tempfile
 import threading
 import time
-from collections import Counter
-from collections.abc import Callable
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from tests.process.attack.clients import ATTACKS, Attack, Target
+from tests.process.attack import engines as hostile
+from tests.process.attack import table
+from tests.process.attack.kinds import ATTACKS
+from tests.process.attack.prober import Prober
 from tests.process.attack.processes import PATIENCE, Keys, Process
 from tests.process.attack.readers import READER_ATTACKS
+from tests.process.attack.target import MODEL, Attack, Target
+from tests.process.router.deciding import write_tokenizer
 from tests.support import engine as bad
 
 from kvatlas.sim import EngineConfig
@@ -33,22 +39,19 @@ from kvatlas.sim.server import Fleet, Query, ServerConfig
 from kvatlas.sim.server.ports import free_block
 
 BLOCK = 16
-MODEL = "sim-model"
 CONNECTIONS = 300
 BODIES = 128 << 20  # bytes of bodies that a server may hold at once
-MEMORY = 3 << 30  # bytes of address space of each process: stacks and allocator's reserves are most of it
+MEMORY = 4 << 30  # bytes of address space of each process: stacks and allocator's reserves are most of it
+RESIDENT = 3 << 29  # resident bytes that a process may ever have
 GROWTH = 256 << 20  # resident bytes that a process may have gained when all is over
-ATTACKERS = 6
-
-BAD_DAYS: tuple[bad.Behaviour, ...] = (
-    bad.usual,
-    bad.die,
-    bad.stream(3, after=bad.die),
-    bad.raw(bad.head("200 OK", "content-length: 100")),
-    bad.raw(bad.head("200 OK", "transfer-encoding: chunked") + b"zz\r\n"),
-    bad.raw(bad.head("413 Payload Too Large", "content-length: 0")),
-    bad.raw(b"garbage\r\n\r\n"),
-    bad.slowly(bad.head("200 OK", "content-length: 2") + b"{}", pause=0.05),
+HEALTH = 3.0  # seconds within which health must be answered: a connection may have to wait until a stranger gives way
+ATTACKERS = 8
+# Takes a step for each pair of messages, and does not end at all if it is told so.
+TEMPLATE = (
+    "{% if messages[0]['content'] == 'endless' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}{% if messages[0]['content'] == 'large' %}{% for a in range(99999) %}"
+    "{{ 'x' * 9999 }}{% endfor %}{% endif %}{% for m in messages %}{% for n in messages %}{% endfor %}"
+    "{{ m['content'] }}{% endfor %}"
 )
 
 
@@ -58,7 +61,10 @@ class Targets:
     def __init__(self, seed: int, note: Callable[[str], None]) -> None:
         self.random = random.Random(seed)
         self.note = note
-        self.done: Counter[str] = Counter()
+        self.done: defaultdict[str, table.Line] = defaultdict(table.Line)
+        self.reached: Counter[str] = Counter()  # engines, and should not have
+        self.took: dict[str, list[float]] = {}
+        self._counting = threading.Lock()
         self.answers: Counter[int | str] = Counter()
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -78,6 +84,7 @@ class Targets:
             stack.enter_context(self.fleet)
             for engine in self.bad:
                 stack.callback(engine.stop)
+            hostile.long_words(self.bad[0])
             followed = [flag for engine in self.engines for flag in ("--engine", f"{engine.name}={engine.url}")]
             limits = ("--max-connections", str(CONNECTIONS), "--request-timeout", "5s")
             self.relay_port = free_block("127.0.0.1")
@@ -86,30 +93,34 @@ class Targets:
             snapshots = ("--snapshot-dir", str(directory / "snapshots"), "--snapshot-every", "5s")
             self.service = self._start(stack, keys, "serve", *followed, *limits, *snapshots)
             self.relay = self._start(stack, keys, "relay", *followed, *limits, "--publish", at, *relayed)
-            self.reader = self._start(stack, keys, "serve", "--from", at, *limits, *relayed)
+            self.reader = self._start(stack, keys, "serve", "--from", at, *limits, *relayed, name="reading service")
             routing = (
                 *limits,
                 "--write-timeout",
                 "5s",
                 "--body-memory",
                 str(BODIES),
-                "--tokenizer",
-                "none",
                 "--max-body",
                 "64MiB",
             )
-            self.router = self._start(stack, keys, "router", *followed, *routing)
+            self.router = self._start(stack, keys, "router", *followed, *routing, "--tokenizer", "none")
+            model = directory / "model"
+            model.mkdir()
+            write_tokenizer(model, TEMPLATE)
+            reads = ("--no-events", "--tokenizer", str(model))
+            self.reading = self._start(stack, keys, "router", *followed, *routing, *reads, name="reading router")
             failing = [flag for number, e in enumerate(self.bad) for flag in ("--engine", f"bad-{number}={e.url}")]
-            waits = ("--first-byte-timeout", "5s", "--stall-timeout", "5s")
-            self.crowded = self._start(stack, keys, "router", *failing, *routing, *waits, "--no-events")
+            waits = ("--first-byte-timeout", "5s", "--stall-timeout", "5s", "--hedge-after", "0.9")
+            idle = ("--no-events", "--tokenizer", "none")
+            self.crowded = self._start(stack, keys, "router", *failing, *routing, *waits, *idle, name="hedging router")
             for process in self.processes:
                 process.wait_ready()
             self._stack = stack.pop_all()
         self.before = {id(process): process.resident() for process in self.processes}
         return self
 
-    def _start(self, stack: ExitStack, keys: Keys, command: str, *flags: str) -> Process:
-        process = Process(command, flags, keys, MEMORY)
+    def _start(self, stack: ExitStack, keys: Keys, command: str, *flags: str, name: str = "") -> Process:
+        process = Process(command, flags, keys, MEMORY, name)
         stack.callback(process.stop)
         return process
 
@@ -122,17 +133,20 @@ class Targets:
     @property
     def processes(self) -> list[Process]:
         """All processes of kvatlas."""
-        return [self.service, self.relay, self.reader, self.router, self.crowded]
+        return [self.service, self.relay, self.reader, self.router, self.reading, self.crowded]
 
     # The attack
 
-    def run(self, seconds: float) -> None:
-        """Attacks for so long."""
-        targets = [Target(process.port) for process in self.processes]
-        targets += [Target(process.port, process.keys.ask) for process in self.processes]
+    def run(self, seconds: float, only: Sequence[str] | None = None) -> None:
+        """Attacks for so long, with all kinds, or only with these."""
+        kinds = tuple(kind for kind in ATTACKS if only is None or kind.__name__ in only)
+        targets = [Target(process.port, None, process.admin) for process in self.processes]
+        targets += [Target(process.port, process.keys.ask, process.admin) for process in self.processes]
+        ports = {process.name: process.port for process in self.processes}
+        prober = Prober(ports | {f"{process.name}, admin": process.admin for process in self.processes})
         self._stop.clear()
         for _ in range(ATTACKERS):
-            self._thread(self._attack, targets, ATTACKS, random.Random(self.random.randrange(1 << 30)))
+            self._thread(self._attack, targets, kinds, random.Random(self.random.randrange(1 << 30)))
         readers = [Target(self.relay_port), Target(self.relay_port, self.relay.keys.reader)]
         for _ in range(2):
             self._thread(self._attack, readers, READER_ATTACKS, random.Random(self.random.randrange(1 << 30)))
@@ -140,13 +154,16 @@ class Targets:
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             for engine in self.bad:
-                engine.behaviour = self.random.choice(BAD_DAYS)
+                engine.behaviour = hostile.BAD_DAYS[self.random.choice(tuple(hostile.BAD_DAYS))]
+            self.reached.update(hostile.forbidden(self.bad, self.router.keys))
             self._stop.wait(min(left, 1.0))
             for process in self.processes:
-                assert process.alive, f"{process.command} ended: {process.process.returncode}\n{''.join(process.log)}"
+                assert process.alive, f"{process.name} ended: {process.process.returncode}\n{''.join(process.log)}"
         for engine in self.bad:
             engine.behaviour = bad.usual
         self.quiesce()
+        self.took = prober.stop()
+        self.reached.update(hostile.forbidden(self.bad, self.router.keys))
 
     def _thread(self, run: Callable[..., None], *arguments: object) -> None:
         thread = threading.Thread(target=run, args=arguments, daemon=True)
@@ -162,9 +179,15 @@ class Targets:
 
     def _attack(self, targets: list[Target], attacks: tuple[Attack, ...], choose: random.Random) -> None:
         while not self._stop.is_set():
-            attack = choose.choice(attacks)
-            attack(choose.choice(targets), choose)
-            self.done[attack.__name__] += 1
+            attack, at = choose.choice(attacks), choose.choice(targets)
+            target = Target(at.port, at.key, at.admin)
+            attack(target, choose)
+            with self._counting:
+                line = self.done[attack.__name__]
+                line.with_key += target.key is not None
+                line.without_key += target.key is None
+                line.traffic.update(target.traffic)
+                line.outcomes.update(target.outcomes)
 
     def _work(self) -> None:
         """A client with a key: each of its requests must be answered."""
@@ -188,18 +211,24 @@ class Targets:
     def check(self) -> list[str]:
         """Everything that is not as it should be after an attack; empty if all is well."""
         wrong = [f"the client with a key got {self.answers}"] if set(self.answers) != {200} else []
+        wrong += [f"{what} ({times} times)" for what, times in self.reached.most_common(20)]
+        for name, took in self.took.items():
+            worst = max(took, default=float("inf"))
+            wrong += [f"{name}: health took {worst:.1f} s"] if worst > HEALTH else []
         for process in self.processes:
+            highest = process.highest()
+            wrong += [f"{process.name}: {highest:,} bytes resident at most"] if highest > RESIDENT else []
             is_router = process.command == "router"
             if is_router:
                 wrong += self._settles(process, "kvatlas_router_engine_requests_in_flight", 0)
             # The one that asks is the last.
             wrong += self._settles(process, f"kvatlas_{'router' if is_router else 'http'}_connections", 1)
             grown = process.resident() - self.before[id(process)]
-            wrong += [f"{process.command}: {grown:,} bytes more than before"] if grown > GROWTH else []
+            wrong += [f"{process.name}: {grown:,} bytes more than before"] if grown > GROWTH else []
             lost = [line for line in process.log if "panic" in line or "internal error" in line]
-            wrong += [f"{process.command}: {line}" for line in lost]
+            wrong += [f"{process.name}: {line}" for line in lost]
         wrong += self._compare(self.service) + self._compare(self.reader)
-        wrong += [f"{p.command} ended with {code}" for p in self.processes if (code := p.stop()) != 0]
+        wrong += [f"{p.name} ended with {code}" for p in self.processes if (code := p.stop()) != 0]
         return wrong
 
     def _settles(self, process: Process, metric: str, most: float) -> list[str]:
@@ -207,7 +236,7 @@ class Targets:
         end = time.monotonic() + PATIENCE
         while (value := process.metric(metric)) > most and time.monotonic() < end:
             time.sleep(0.2)
-        return [f"{process.command}: {metric} is {value:,.0f}"] if value > most else []
+        return [f"{process.name}: {metric} is {value:,.0f}"] if value > most else []
 
     def _compare(self, service: Process) -> list[str]:
         """Every answer at a quiet point must be what the engines hold."""
@@ -235,12 +264,22 @@ def main() -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--minutes", type=float, default=10.0)
+    parser.add_argument(
+        "--only", default="", help="kinds of attacks, by name and with commas between; all if not given"
+    )
     parser.add_argument("--seed", type=int, default=int(time.time()))
     options = parser.parse_args()
     print(f"seed {options.seed}", flush=True)
     with Targets(options.seed, lambda line: print(line, flush=True)) as attacked:
-        attacked.run(60 * options.minutes)
-        print(", ".join(f"{name} {count}" for name, count in attacked.done.most_common()), flush=True)
+        attacked.run(60 * options.minutes, options.only.split(",") if options.only else None)
+        print(*table.lines(attacked.done), sep="\n", flush=True)
+        for process in attacked.processes:
+            print(f"{process.name}: {process.highest() >> 20:,} MiB resident at most", flush=True)
+        for name, took in attacked.took.items():
+            slow = sorted(took)[-1 - len(took) // 100] if took else float("inf")
+            print(
+                f"{name}: health within {slow:.2f} s in 99 of 100, {max(took, default=0.0):.2f} s at most", flush=True
+            )
         print(f"answers to the client with a key: {dict(attacked.answers)}", flush=True)
         wrong = attacked.check()
     for line in wrong:

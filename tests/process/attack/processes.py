@@ -50,13 +50,16 @@ class Process:
     flags: tuple[str, ...]
     keys: Keys
     memory: int
+    name: str = ""
     port: int = field(default_factory=lambda: free_block("127.0.0.1"))
+    admin: int = field(default_factory=lambda: free_block("127.0.0.1"))
     log: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         command = [sys.executable, "-W", "ignore", "-m", "kvatlas.cli", self.command]
         command += ["--bind", f"127.0.0.1:{self.port}", "--key-file", self.keys.file("ask")]
-        command += ["--admin-key-file", self.keys.file("admin"), *self.flags]
+        command += ["--admin-key-file", self.keys.file("admin"), "--admin-bind", f"127.0.0.1:{self.admin}", *self.flags]
+        self.name = self.name or self.command
 
         def limit() -> None:
             resource.setrlimit(resource.RLIMIT_AS, (self.memory, self.memory))
@@ -122,6 +125,13 @@ class Process:
         """Resident bytes."""
         fields = Path(f"/proc/{self.process.pid}/statm").read_text(encoding="ascii").split()
         return int(fields[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def highest(self) -> int:
+        """The most resident bytes so far."""
+        status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
+        found = re.search(r"^VmHWM:\s+(\d+) kB", status, re.MULTILINE)
+        assert found is not None
+        return int(found[1]) << 10
 
     def stop(self) -> int:
         """Sends SIGTERM and returns the exit code; a process that does not end in time is killed."""

@@ -7,7 +7,7 @@ import random
 import struct
 import time
 
-from tests.process.attack.clients import HOLD, Attack, Target, connected, drain
+from tests.process.attack.target import HOLD, Attack, Target, connected, drain
 
 
 def greeting(target: Target) -> bytes:
@@ -51,7 +51,7 @@ def greedy(target: Target, choose: random.Random) -> None:
     question = choose.choice((b"F" + bytes(8), b"K0123456789abcdef", b"A" + bytes(24)))
     with connected(target) as made:
         made.sendall(handshake(target))
-        made.settimeout(HOLD)
+        made.socket.settimeout(HOLD)
         for _ in range(20):
             made.sendall(message(question) * 200)
         time.sleep(HOLD)
@@ -61,7 +61,7 @@ def follower(target: Target, choose: random.Random) -> None:
     """A reader that follows, and stops to read."""
     with connected(target) as made:
         made.sendall(handshake(target) + message(b"F" + struct.pack(">Q", choose.randrange(1 << 40))))
-        made.settimeout(HOLD)
+        made.socket.settimeout(HOLD)
         made.recv(100)
         time.sleep(HOLD)
 

@@ -96,8 +96,8 @@ def test_a_recording(run: Run, tmp_path: Path, compress: bool) -> None:
     assert run("decode", "r", "--count", "1").stdout.count("batch") == 1
 
 
-def test_a_recording_of_an_engine(run: Run, shared: Path) -> None:
-    done = run("decode", shared / "engine_streams" / "sglang-0.5.23.jsonl.gz", "--json")
+def test_a_recording_of_an_engine(run: Run, engine_streams: Path) -> None:
+    done = run("decode", engine_streams / "sglang-0.5.23.jsonl.gz", "--json")
     assert (done.returncode, done.stderr) == (0, "")
     batches = [json.loads(line) for line in done.stdout.splitlines()]
     assert [batch["seq"] for batch in batches] == list(range(426))

@@ -169,7 +169,9 @@ def test_an_engine_that_joins_gets_work(tokenizer: Path, stack: ExitStack) -> No
     wait_until(lambda: expected(fleet.router, hot)["e0"] > 0, "its holder is known")
     joined = stack.enter_context(Engine())
     assert fleet.router.ask({"name": "e2", "url": joined.url}, path="/engines").status == 201
-    wait_until(lambda: [one["standing"] for one in fleet.router.workers()] == ["up"] * 3, "it is up")
+    # Engines that have said which models they have come first.
+    wait_until(lambda: all(one["models"] for one in fleet.router.workers()), "it has said what it has")
+    assert [one["standing"] for one in fleet.router.workers()] == ["up"] * 3
     for number in range(30):
         fleet.router.ask(prompt(text_of(100 + number, 300)))
         fleet.router.ask(prompt(hot + text_of(200 + number, 32)))

@@ -448,7 +448,14 @@ def test_a_beginning_that_is_no_error_is_not_held_for_long(router: Router, engin
 
 def test_what_is_held_is_bounded(router: Router, engine: Engine, other: Engine) -> None:
     long = named("response.created", response={"id": "resp_1", "instructions": "x" * 300_000})
-    engine.behaviour = other.behaviour = events(long, named("response.failed", response={"error": {"code": "x"}}))
+
+    async def fails_later(talk: Talk) -> None:
+        await talk.send(head("200 OK", "transfer-encoding: chunked", kind="text/event-stream"))
+        await talk.send(chunk(long))
+        await asyncio.sleep(0.3)  # what comes in one piece is looked at as one
+        await talk.send(chunk(named("response.failed", response={"error": {"code": "x"}})) + chunk(b""))
+
+    engine.behaviour = other.behaviour = fails_later
     answer = ask(router, RESPONSE, True)
     assert answer.body.startswith(long)
     assert engine.asked() + other.asked() == 1

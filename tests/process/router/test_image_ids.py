@@ -56,6 +56,7 @@ class Vision:
     def __init__(self, engine: Engine, publisher: Publisher) -> None:
         self.cached: list[int] = []
         self.held: set[int] = set()
+        self.lies: dict[str, int] = {}  # tokens of images whose heads say another size
         self._publisher = publisher
         engine.answers["/version"] = {"version": "0.33.0"}
         engine.behaviour = self.act
@@ -75,7 +76,7 @@ class Vision:
                 width, height = struct.unpack(">II", raw[16:24]) if raw else (60, 60)
                 settings = body.get("mm_processor_kwargs")
                 name = each.get("uuid") if settings is None else None
-                length = max(1, width * height // 100)
+                length = self.lies.get(url) or max(1, width * height // 100)
                 runs.append((len(tokens), length, name or f"own of {url} {settings}"))
                 tokens += [IMAGE_TOKEN] * length
         full = len(tokens) // BLOCK
@@ -180,7 +181,7 @@ def test_what_follows_an_image_is_found(engine: Engine, tokenizer: Path) -> None
             said, was = cached(router, vision, chat(pair, "so", "then " * 9))
             assert said == was > 3 * 54
             explained = router.ask(chat(first), path="/explain").json
-            assert explained["images"] == [{"id": name, "tokens": 54}]
+            assert explained["images"] == [{"tokens": 54}]
             assert explained["tokens"] == len(BEFORE) + 54 + len(AFTER)
 
 
@@ -256,16 +257,44 @@ def test_addresses_are_named_only_if_they_never_change(engine: Engine, tokenizer
             assert uuids(engine) == [None]
             said, was = cached(router, vision, chat(*turns))
             assert said == before < was
-            # Nobody else can use the router's names.
-            forged = [part("https://a.b/c.png", uuid="kvatlas-0"), text(AFTER)]
-            assert router.ask(chat(forged)).status == 200
-            assert uuids(engine) == [None]
         with Router(engine, flags=(*flags, "--image-ids", "addresses")) as router:
             router.wait_followed()
             wait_named(router)
             assert cached(router, vision, chat(turns[0]))[1] == before, "it has a name now"
             said, was = cached(router, vision, chat(*turns))
             assert said == was > before + 36
+
+
+def test_an_image_that_lies_about_its_size_is_outweighed(engine: Engine, tokenizer: Path) -> None:
+    """The head of one image says 90 by 60, but the engine makes another number of tokens of it than of others."""
+    with Publisher() as publisher:
+        flags = exact(tokenizer, (engine, publisher))
+        vision = Vision(engine, publisher)
+        vision.lies = {image(90, 60, 99): 7}
+        with Router(engine, flags=flags) as router:
+            router.wait_followed()
+            wait_named(router)
+
+            def lengths(seed: int) -> list[dict[str, int]]:
+                wait_until(lambda: router.in_flight() == 0, "what the engine has counted is known")
+                images: list[dict[str, int]] = router.ask(asked(seed), path="/explain").json["images"]
+                return images
+
+            def asked(seed: int) -> dict[str, Any]:
+                return chat([text(BEFORE), part(image(90, 60, seed)), text(AFTER)])
+
+            def shown(*seeds: int) -> None:
+                for seed in seeds:
+                    assert router.ask(asked(seed)).status == 200
+                    wait_until(lambda: router.in_flight() == 0, "what the engine has counted is known")
+
+            shown(99)
+            assert lengths(0) == [{"tokens": 7}], "it came first"
+            shown(1, 2, 3, 4, 5)
+            assert lengths(0) == [{"tokens": 54}]
+            shown(99, 99, 99)
+            assert lengths(0) == [{"tokens": 54}]
+            assert lengths(99) == [{"tokens": 7}]
 
 
 @pytest.mark.parametrize("how", ["settings", "compressed"])

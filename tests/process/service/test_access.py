@@ -77,6 +77,19 @@ def test_the_key_that_asks_changes_nothing() -> None:
         assert register(service, "tcp://127.0.0.1:9", "admin-key").status == 201
 
 
+@pytest.mark.parametrize("written", ["0a1b2c-key", "%30a1b2c-key", "%2530a1b2c-key", "MGExYjJjLWtleQ=="])
+def test_a_key_in_a_line_is_in_no_answer(written: str) -> None:
+    with running(key="0a1b2c-key") as service:
+        head = {"Authorization": "Bearer 0a1b2c-key"}
+        answer = ask(service.address, "GET", "/health", headers=head | {"X-Request-Id": written})
+        assert answer.status == 200
+        assert written not in str(answer.headers)
+        for path in (f"/health?key={written}", f"/{written}", f"/workers?model_name={written}"):
+            answer = ask(service.address, "GET", path, headers=head)
+            assert (answer.status, answer.code) == (400, "key_in_target")
+            assert "0a1b2c" not in str(answer.headers) + str(answer.body)
+
+
 def test_an_admin_key_alone_lets_everybody_ask() -> None:
     with running(admin_key="admin-key") as service:
         for method, path in ASKS:

@@ -239,11 +239,8 @@ def test_nothing_is_kept_where_it_is_turned_off(publishers: Callable[[], Publish
         assert "adoption" not in stream_of(service)
 
 
-def recorded(shared: Path, recording: str) -> list[dict[str, Any]]:
-    path = shared / "engine_streams" / f"{recording}.jsonl.gz"
-    if not path.exists():
-        pytest.skip(f"no recording: {path} does not exist")
-    with gzip.open(path, "rt", encoding="utf-8") as lines:
+def recorded(engine_streams: Path, recording: str) -> list[dict[str, Any]]:
+    with gzip.open(engine_streams / f"{recording}.jsonl.gz", "rt", encoding="utf-8") as lines:
         return [record for record in map(json.loads, lines) if record["type"] in ("frames", "truth")]
 
 
@@ -254,9 +251,12 @@ def clears(record: dict[str, Any]) -> bool:
 
 @pytest.mark.parametrize("recording", RECORDINGS)
 def test_recorded_engines_from_the_middle(
-    shared: Path, recording: str, publishers: Callable[[], Publisher], record_property: Callable[[str, object], None]
+    engine_streams: Path,
+    recording: str,
+    publishers: Callable[[], Publisher],
+    record_property: Callable[[str, object], None],
 ) -> None:
-    records = recorded(shared, recording)
+    records = recorded(engine_streams, recording)
     batches = [i for i, record in enumerate(records) if record["type"] == "frames"]
     cleared = [i for i in batches if clears(records[i])] + [len(records)]
     shares = {"engine": 0, "plain": 0, "stores": 0, "answers": 0}

@@ -61,8 +61,6 @@ def test_only_full_blocks_have_names() -> None:
 
 
 def truths(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        pytest.skip(f"no recording {path.name}")
     with gzip.open(path, "rt") as file:
         for line in file:
             record = json.loads(line)
@@ -70,30 +68,30 @@ def truths(path: Path) -> Iterator[dict[str, Any]]:
                 yield record
 
 
-def test_a_recorded_vllm_names_its_blocks_alike(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_vllm_names_its_blocks_alike(engine_streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "lora_path", lambda name: f"lora-weights/{name}")
     names, compared = VllmNames("0", as_bytes=True), 0
-    for truth in truths(shared / "engine_streams/vllm-0.33.0-bytes.jsonl.gz"):
+    for truth in truths(engine_streams / "vllm-0.33.0-bytes.jsonl.gz"):
         mine = wire(names, truth["token_ids"], 16, truth["lora_name"], truth["cache_salt"])
         assert [name.hex() for name in mine if isinstance(name, bytes)] == truth["block_hashes"]
         compared += len(mine)
     assert compared > 500
 
 
-def test_a_recorded_vllm_with_pickles_names_its_blocks_alike(shared: Path) -> None:
+def test_a_recorded_vllm_with_pickles_names_its_blocks_alike(engine_streams: Path) -> None:
     names, compared = VllmNames(algorithm="sha256"), 0
-    for truth in truths(shared / "engine_streams/vllm-0.33.0.jsonl.gz"):
+    for truth in truths(engine_streams / "vllm-0.33.0.jsonl.gz"):
         if truth["lora_name"] is None:
             assert wire(names, truth["token_ids"], 16, None, truth["cache_salt"]) == truth["block_hashes"]
             compared += truth["full_blocks"]
     assert compared > 2_000
 
 
-def test_a_recorded_sglang_names_its_blocks_alike(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_recorded_sglang_names_its_blocks_alike(engine_streams: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ids = {"adapter-a": "28761e9640c8e70407da46ebc4a61916", "adapter-b": "ee85b8ca5d657d7f1da835fb24916cb6"}
     monkeypatch.setattr(module, "lora_id", lambda name: ids.get(name, name))
     names, compared = SglangNames(), 0
-    for truth in truths(shared / "engine_streams/sglang-0.5.23.jsonl.gz"):
+    for truth in truths(engine_streams / "sglang-0.5.23.jsonl.gz"):
         if truth["lora_name"] not in (None, *ids):
             continue
         assert wire(names, truth["token_ids"], 16, truth["lora_name"], truth["cache_salt"]) == truth["block_hashes"]

@@ -156,10 +156,7 @@ def test_a_block_size_must_divide_512(size: int) -> None:
         make_request(TraceRequest(0, 600, 1, (1, 2)), 0, size)
 
 
-def test_the_conversation_trace(shared: Path) -> None:
-    path = shared / "traces" / "conversation_trace.jsonl"
-    if not path.exists():
-        pytest.skip(f"no trace: {path} does not exist")
-    trace = read_trace(path)
+def test_the_conversation_trace(conversation_trace: Path) -> None:
+    trace = read_trace(conversation_trace)
     assert len(trace.requests) == 12_031
     assert sum(r.input_length for r in trace.requests) == 144_793_823

@@ -4,17 +4,11 @@ use std::fmt::Write as _;
 
 use hyper::header::{ACCEPT, HeaderMap};
 
-const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
-const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
-
-/// The type and the text for a client that sent these headers. `open_metrics`: what there is to say.
-#[must_use]
-pub fn negotiated(headers: &HeaderMap, open_metrics: String) -> (&'static str, String) {
-    if prefers_text(headers) { (TEXT, plain(&open_metrics)) } else { (OPEN_METRICS, open_metrics) }
-}
+pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
+pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// True if the headers rate plain text above OpenMetrics, which comes where they say nothing of either.
-fn prefers_text(headers: &HeaderMap) -> bool {
+pub(super) fn prefers_text(headers: &HeaderMap) -> bool {
     let (mut open, mut text, mut any) = (None, None, None);
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
     for range in all.flat_map(|value| value.split(',')) {
@@ -33,7 +27,7 @@ fn prefers_text(headers: &HeaderMap) -> bool {
 }
 
 /// The text format 0.0.4: there a counter is named with its `_total`, and nothing marks the end.
-fn plain(open_metrics: &str) -> String {
+pub(super) fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().peekable();
     while let Some(line) = lines.next() {
@@ -64,7 +58,7 @@ mod tests {
         for value in accept {
             headers.append(ACCEPT, value.parse().unwrap());
         }
-        negotiated(&headers, String::new()).0
+        if prefers_text(&headers) { TEXT } else { OPEN_METRICS }
     }
 
     #[test]

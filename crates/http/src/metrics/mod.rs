@@ -2,12 +2,13 @@
 
 mod format;
 mod process;
+mod shared;
 
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::registry::Registry;
 
-pub use self::format::negotiated;
 use self::process::Process;
+pub use self::shared::Exposition;
 
 /// Appends what the system says of this process, without the line that ends a text.
 ///

@@ -10,6 +10,7 @@ use serde_json::value::RawValue;
 use super::chat::ConvertedChat;
 use super::pieces::{call, of_text, system};
 use super::tools;
+use crate::allowance::{CountedList, PART};
 use crate::dialect::Dialect;
 use crate::json_string;
 use crate::messages::{Message, Part, listed, object, value};
@@ -89,7 +90,7 @@ pub(crate) fn of_messages<'a>(
         } else if let Some(text) = string(content.get()) {
             messages.push(of_text(role, text));
         } else {
-            let blocks: Vec<Block<'a>> = serde_json::from_str(content.get()).map_err(|_| PromptFailure::BadMessages)?;
+            let blocks = items(Some(content))?;
             let own = if dialect.is_vllm() {
                 vllm(role, blocks, dialect, messages)?
             } else {
@@ -234,10 +235,11 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
         messages.push(Message { tool_call_id: id(), ..of_text("tool", "".into()) });
     }
     let is_tool = |part: &Part<'_>| matches!(part, Part::Tool(_));
-    while let Some(first) = parts.first() {
-        let kind = is_tool(first);
-        let end = parts.iter().position(|part| is_tool(part) != kind).unwrap_or(parts.len());
-        let content: Vec<Part<'_>> = parts.drain(..end).collect();
+    let mut parts = parts.into_iter().peekable();
+    while let Some(first) = parts.next() {
+        let kind = is_tool(&first);
+        let mut content = vec![first];
+        content.extend(std::iter::from_fn(|| parts.next_if(|part| is_tool(part) == kind)));
         let is_list = !matches!(content.as_slice(), [Part::Text(_)]);
         messages.push(Message { role: "tool".into(), content, tool_call_id: id(), is_list, ..Message::default() });
     }
@@ -247,7 +249,11 @@ fn sglang_result<'a>(block: &Block<'a>, messages: &mut Vec<Message<'a>>) -> Resu
 /// The blocks of an answer of a tool that is not one string.
 fn items(content: Option<&RawValue>) -> Result<Vec<Block<'_>>, PromptFailure> {
     match content.filter(|raw| is_there(Some(raw))) {
-        Some(raw) => serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages),
+        Some(raw) => {
+            let blocks: CountedList<Block<'_>, PART> =
+                serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
+            Ok(blocks.0)
+        }
         None => Ok(Vec::new()),
     }
 }
@@ -276,8 +282,7 @@ fn tool_text<'a>(block: &Block<'a>) -> Result<Cow<'a, str>, PromptFailure> {
 
 /// The texts of blocks.
 fn texts(raw: &RawValue) -> Result<Vec<Cow<'_, str>>, PromptFailure> {
-    let blocks: Vec<Block<'_>> = serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
-    Ok(blocks.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
+    Ok(items(Some(raw))?.into_iter().filter(|block| block.kind == "text").filter_map(|block| block.text).collect())
 }
 
 /// The text of a system message among the others; none if nothing of it is kept.

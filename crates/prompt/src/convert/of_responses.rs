@@ -9,9 +9,10 @@ use serde_json::value::RawValue;
 
 use super::chat::ConvertedChat;
 use super::pieces::{call, of_text, system};
+use crate::allowance::CountedList;
 use crate::dialect::{self, Dialect};
 use crate::dialect_chat;
-use crate::messages::{self, Message, Part, is_object, listed, object};
+use crate::messages::{self, Message, Part, is_object, listed, object, parsed};
 use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, string};
 
@@ -166,8 +167,7 @@ fn is_list(raw: &RawValue) -> bool {
 /// Arguments of a call. Engines take what is not an object for an empty one, so that a chat can go on.
 fn arguments(raw: Option<&RawValue>) -> Value {
     let json = raw.map(|raw| string(raw.get()).unwrap_or(raw.get().into())).unwrap_or_default();
-    let read: Option<Value> = serde_json::from_str(&json).ok();
-    read.filter(is_object).unwrap_or_else(|| object([]))
+    parsed(&json).filter(is_object).unwrap_or_else(|| object([]))
 }
 
 /// The texts of a list of thoughts.
@@ -178,8 +178,8 @@ fn thoughts(raw: Option<&RawValue>) -> Vec<Option<Cow<'_, str>>> {
         text: Option<Cow<'a, str>>,
     }
     let Some(raw) = raw.filter(|raw| is_there(Some(raw))) else { return Vec::new() };
-    let all: Vec<Thought<'_>> = serde_json::from_str(raw.get()).unwrap_or_default();
-    all.into_iter().map(|thought| thought.text).collect()
+    let all: Option<CountedList<Thought<'_>, 32>> = serde_json::from_str(raw.get()).ok();
+    all.map(|all| all.0).unwrap_or_default().into_iter().map(|thought| thought.text).collect()
 }
 
 /// A call of a function. vLLM takes these as they are.

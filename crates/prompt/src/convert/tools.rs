@@ -4,10 +4,11 @@ use memchr::memmem;
 use minijinja::Value;
 use serde_json::value::RawValue;
 
+use crate::allowance::{CountedList, CountedValue, PART, take};
 use crate::dialect::Dialect;
 use crate::dialect_chat;
 use crate::endpoint::Endpoint;
-use crate::messages::{field, with};
+use crate::messages::{field, given, with};
 use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, read};
 
@@ -21,12 +22,12 @@ const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict",
 /// with null for a description or parameters that are not given.
 pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let is_given = is_there(parts.tools);
-    let choice = read::<Value>(parts.tool_choice);
+    let choice = given(parts.tool_choice);
     if !dialect.is_vllm() && choice.as_ref().is_some_and(is_none) {
         return Ok(None);
     }
     let listed: Vec<Value> = match parts.tools.filter(|raw| is_there(Some(raw))) {
-        Some(raw) => read(Some(raw)).ok_or(PromptFailure::BadMessages)?,
+        Some(raw) => values(raw)?,
         None => Vec::new(),
     };
     let changed = match parts.messages.filter(|_| endpoint == Endpoint::Messages) {
@@ -66,6 +67,12 @@ pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> 
         Value::from_pairs(tool)
     });
     Ok(Some(tools.collect()))
+}
+
+/// A list of any JSON.
+fn values(raw: &RawValue) -> Result<Vec<Value>, PromptFailure> {
+    let list: CountedList<CountedValue, PART> = read(Some(raw)).ok_or(PromptFailure::BadMessages)?;
+    Ok(list.0.into_iter().map(|CountedValue(value)| value).collect())
 }
 
 /// True if a `tool_choice` offers no tool: a string in a chat, an object in Messages.
@@ -200,7 +207,7 @@ fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Resu
     if !are_changed(messages) {
         return Ok(None);
     }
-    let turns: Vec<Value> = read(Some(messages)).ok_or(PromptFailure::BadMessages)?;
+    let turns = values(messages)?;
     let mut tools = given.to_vec();
     let mut removed: Vec<String> = Vec::new();
     let mut any = false;
@@ -214,6 +221,8 @@ fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Resu
             return Err(PromptFailure::OtherItem);
         }
         any = true;
+        // Each is looked for among all.
+        take(0)?;
         let change = field(&block, "tool").ok_or(PromptFailure::BadMessages)?;
         let definition = field(&change, "definition");
         let name = word(definition.as_ref().unwrap_or(&change), "name").ok_or(PromptFailure::BadMessages)?;

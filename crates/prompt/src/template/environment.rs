@@ -11,6 +11,8 @@ use minijinja_contrib::pycompat;
 use super::pieces::{self, Pieces};
 use super::strftime::strftime;
 use super::syntax::syntax;
+use super::work::FUEL;
+use crate::allowance;
 use crate::python::{self, Json};
 
 /// The clock that templates take the time from.
@@ -40,6 +42,7 @@ impl Clock {
 /// An environment with no templates.
 pub(super) fn environment(clock: Clock) -> Environment<'static> {
     let mut environment = Environment::new();
+    environment.set_fuel(Some(FUEL[0]));
     environment.set_syntax(syntax());
     environment.set_auto_escape_callback(|_| AutoEscape::None);
     environment.set_formatter(|out, _, value| {
@@ -92,13 +95,17 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
 
 /// Returns the indentation of the first level: so many spaces, or a string.
 fn indentation(indent: &Value) -> Result<String, Error> {
-    if let Some(text) = indent.as_str() {
+    if let Some(text) = indent.as_str().filter(|text| text.len() <= WIDEST) {
         return Ok(text.to_owned());
     }
     // A bool is an int in Python, and less than none is none.
     let spaces =
         if indent.kind() == ValueKind::Bool { i64::from(indent.is_true()) } else { i64::try_from(indent.clone())? };
-    Ok(" ".repeat(usize::try_from(spaces).unwrap_or(0)))
+    let spaces = usize::try_from(spaces).unwrap_or(0);
+    if spaces > WIDEST {
+        return Err(Error::new(ErrorKind::InvalidOperation, "the indentation is too wide"));
+    }
+    Ok(" ".repeat(spaces))
 }
 
 /// An argument, by name or place.
@@ -106,9 +113,55 @@ fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Resul
     Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
 }
 
+/// Bytes of an indentation at most, and the longest width of a field in a format.
+const WIDEST: usize = 64;
+const LONGEST_WIDTH: usize = 4;
+
+/// Bytes that an item of a list takes, with a short text.
+const ITEM: usize = 48;
+
+/// Checks that a method may make so many bytes. What it makes is counted when it is there; it must not be made first.
+fn check(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
+    let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
+    if bytes as u64 / 64 > left || !allowance::has_room_for(bytes) {
+        // All that is left.
+        state.consume_fuel(left)?;
+    }
+    Ok(())
+}
+
+/// Checks the arguments of methods whose results can be many times as long as the text.
+fn check_method(state: &State<'_, '_>, text: &str, name: &str, args: &[Value]) -> Result<(), Error> {
+    let first = args.first().and_then(Value::as_str);
+    match (name, first, args.get(1).and_then(Value::as_str)) {
+        ("replace", Some(old), Some(new)) if new.len() > old.len() => {
+            check(state, text.len() + text.matches(old).count() * (new.len() - old.len()))
+        }
+        ("split" | "rsplit", Some(mark), _) if !mark.is_empty() => {
+            check(state, text.len() + ITEM * text.matches(mark).count())
+        }
+        ("split", None, _) => check(state, text.len() + ITEM * text.split_whitespace().count()),
+        ("splitlines", ..) => check(state, text.len() + ITEM * text.lines().count()),
+        ("join", ..) => {
+            let count = args.first().and_then(Value::len).unwrap_or(0);
+            check(state, count * text.len())
+        }
+        ("format", ..) => {
+            let is_wide = text.split(|char: char| !char.is_ascii_digit()).any(|digits| digits.len() > LONGEST_WIDTH);
+            let is_nested = text.contains(":{");
+            if is_wide || is_nested {
+                return Err(Error::new(ErrorKind::InvalidOperation, "the format has too wide a field"));
+            }
+            Ok(())
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Methods of Python's strings, lists and dictionaries.
 fn method(state: &mut State<'_, '_>, value: &Value, name: &str, args: &[Value]) -> Result<Value, Error> {
     if let Some(text) = value.as_str() {
+        check_method(state, text, name, args)?;
         let one = || args.first().and_then(Value::as_str);
         match (name, one()) {
             ("removeprefix", Some(prefix)) => return Ok(text.strip_prefix(prefix).unwrap_or(text).into()),

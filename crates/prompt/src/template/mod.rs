@@ -1,5 +1,6 @@
 //! Chat templates: Jinja with what Hugging Face's transformers offers them, which is what engines render with.
 
+mod doubling;
 mod environment;
 mod generation;
 #[cfg(test)]
@@ -12,17 +13,21 @@ mod pieces;
 mod strftime;
 mod syntax;
 mod wants_parts;
+mod work;
 
-use minijinja::{Environment, Value};
+use minijinja::{Environment, ErrorKind, Value};
 
+use crate::allowance;
 use crate::dialect::Dialect;
 use crate::error::Error;
+use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
 
 pub(crate) use environment::Clock;
 use inline_system::InlineSystem;
 use metered_messages::MeteredMessages;
 use output::Output;
+use work::{FUEL, fuel_for};
 
 /// The name of the only template in its environment.
 const NAME: &str = "chat";
@@ -30,7 +35,8 @@ const NAME: &str = "chat";
 /// A chat template, compiled.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    environment: Environment<'static>,
+    /// Environments with the template, which differ in how much it may do: [`FUEL`].
+    environments: [Environment<'static>; FUEL.len()],
     /// True if the template takes the content of a message as a list of parts: it does if it loops over one.
     pub as_parts: bool,
     /// True if the template writes each message for itself.
@@ -94,6 +100,10 @@ impl ChatTemplate {
         special_tokens: impl IntoIterator<Item = (K, V)>,
         clock: Clock,
     ) -> Result<Self, Error> {
+        if doubling::adds_to_itself(source) {
+            let message = "adds a value to itself, which can make more than any memory holds".to_owned();
+            return Err(Error::Template { message });
+        }
         let inline_system = InlineSystem::of(source);
         let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
         let source = generation::without_marks(source);
@@ -102,9 +112,14 @@ impl ChatTemplate {
         let is_local = local::is_local(&source).map_err(invalid)?;
         let mut environment = environment::environment(clock);
         environment.add_template_owned(NAME, pieces::with_pieces(&source)).map_err(invalid)?;
+        let environments = FUEL.map(|fuel| {
+            let mut environment = environment.clone();
+            environment.set_fuel(Some(fuel));
+            environment
+        });
         let special_tokens =
             special_tokens.into_iter().map(|(name, token)| (name.into(), Value::from(token.into()))).collect();
-        Ok(Self { environment, as_parts, is_local, inline_system, toggle, special_tokens })
+        Ok(Self { environments, as_parts, is_local, inline_system, toggle, special_tokens })
     }
 
     /// True if an engine takes system messages of Messages to the top for this template.
@@ -172,7 +187,8 @@ impl ChatTemplate {
     /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
     /// each message begins, if each is written for itself.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
-        let room = if earlier.len() == 0 { texts_length(&variables.messages) } else { 0 };
+        let (length, count) = (texts_length(&variables.messages), variables.messages.len());
+        let room = if earlier.len() == 0 { length } else { 0 };
         let mut output = Output::after(earlier, room);
         let (messages, watched) = if self.is_local {
             let watched = MeteredMessages::new(variables.messages, output.written().clone());
@@ -187,8 +203,14 @@ impl ChatTemplate {
         context.extend(variables.more);
         context.push(("messages".into(), messages));
         let context = Value::from_pairs(context);
-        let template = self.environment.get_template(NAME).map_err(|error| error.to_string())?;
-        template.render_captured_to(context, &mut output).map_err(|error| error.to_string())?;
+        let environment = &self.environments[fuel_for(count, length)];
+        let template = environment.get_template(NAME).map_err(|error| error.to_string())?;
+        template.render_captured_to(context, &mut output).map_err(|error| {
+            if error.kind() == ErrorKind::OutOfFuel {
+                allowance::fail(PromptFailure::TookTooLong);
+            }
+            error.to_string()
+        })?;
         let (same, rest) = output.text();
         Ok((same, rest, watched.map(|watched| watched.begins()).unwrap_or_default()))
     }

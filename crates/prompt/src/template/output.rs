@@ -4,10 +4,18 @@ use std::io::{self, Write};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
+use crate::allowance;
+use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
 
 /// The least room for bytes that are not in the earlier text.
 const ROOM: usize = 4096;
+
+/// Bytes of a text beyond which no more is written. No prompt of that length is looked at.
+const LONGEST: usize = 32 << 20;
+
+/// Writes from one look at the clock to the next.
+const LOOK: usize = 64;
 
 /// A text that begins as an earlier one does, as far as it does.
 pub(super) struct Output<'t> {
@@ -20,12 +28,14 @@ pub(super) struct Output<'t> {
     room: usize,
     /// Number of bytes written, for others to see.
     written: Arc<AtomicUsize>,
+    /// Number of writes.
+    writes: usize,
 }
 
 impl<'t> Output<'t> {
     /// `room`: bytes to make room for where the text is no longer that of the earlier one.
     pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
-        Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default() }
+        Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default(), writes: 0 }
     }
 
     pub(super) fn written(&self) -> &Arc<AtomicUsize> {
@@ -40,6 +50,16 @@ impl<'t> Output<'t> {
 
 impl Write for Output<'_> {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.writes += 1;
+        let why_not = match () {
+            () if self.same + self.rest.len() + bytes.len() > LONGEST => Some(PromptFailure::TooLong),
+            () if self.writes.is_multiple_of(LOOK) && allowance::is_late() => Some(PromptFailure::TookTooLong),
+            () => None,
+        };
+        if let Some(why_not) = why_not {
+            allowance::fail(why_not);
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
         let mut new = bytes;
         if self.rest.is_empty() {
             let same = self.earlier.common(self.same, bytes);

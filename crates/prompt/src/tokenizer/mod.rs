@@ -13,7 +13,9 @@ mod segments;
 use std::ops::Range;
 use std::path::Path;
 
+use crate::allowance::{self, MOST_TOKENS};
 use crate::error::Error;
+use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
 use cuts::Cuts;
 use segments::{Key, Segments};
@@ -22,6 +24,14 @@ use segments::{Key, Segments};
 const QUICK_TEXT: usize = 4096;
 /// Shorter pieces between two special tokens take the quick library less time than what it takes to remember them.
 const QUICK_PIECE: usize = 256;
+
+/// Bytes of several pieces that are tokenized at once: between two of these there is a look at the clock.
+const PIECE: usize = 256 << 10;
+/// Bytes of one piece that are tokenized, with the quick library and with the common one: of a longer one the beginning.
+const LONGEST_FOR_QUICK: usize = 1 << 20;
+const LONGEST_FOR_COMMON: usize = 256 << 10;
+/// Tokens at the end of a beginning that are not taken for those of the text.
+const UNSURE: usize = 64;
 
 /// Text to token ids. What was tokenized is remembered.
 #[derive(Debug)]
@@ -54,13 +64,11 @@ pub(crate) struct TextTokens {
     pub(crate) ids: Rope<u32>,
     /// Places in the text at which a special token begins, and how many tokens there are before each.
     cuts: Vec<(usize, usize)>,
+    /// The reason why these are only the tokens of the text's beginning, if they are.
+    pub(crate) cut: Option<PromptFailure>,
 }
 
 impl TextTokens {
-    fn whole(ids: Vec<u32>) -> Self {
-        Self { ids: ids.into(), cuts: Vec::new() }
-    }
-
     /// Bytes that the tokens and cuts take.
     pub(crate) fn bytes(&self) -> usize {
         self.ids.bytes() + self.cuts.capacity() * size_of::<(usize, usize)>()
@@ -104,17 +112,24 @@ impl Tokenizer {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
             (Some((before, after)), true) => (before, after),
-            (None, true) => return Some(TextTokens::whole(self.engine.encode(text, true)?)),
+            (None, true) if text.len() > self.longest() => {
+                // What is added at its end is not among the tokens of its beginning.
+                let cut = Some(PromptFailure::TooLong);
+                return Some(TextTokens { cut, ..TextTokens::default() });
+            }
+            (None, true) => {
+                return Some(TextTokens { ids: self.engine.encode(text, true)?.into(), ..TextTokens::default() });
+            }
         };
         let mut made = match self.places(text.len()) {
             Some(places) => self.encode_on(before.to_vec(), PrefixTokens::default(), text, places)?,
             None => {
-                let tokens = self.engine.encode(text, false)?;
+                let (tokens, cut) = self.tokens(text)?;
                 let tokens = if before.is_empty() { tokens } else { [before, &tokens].concat() };
-                TextTokens::whole(tokens)
+                TextTokens { ids: tokens.into(), cuts: Vec::new(), cut }
             }
         };
-        if !after.is_empty() {
+        if !after.is_empty() && made.cut.is_none() {
             made.ids = made.ids.join_slice(made.ids.len(), after);
         }
         Some(made)
@@ -152,11 +167,19 @@ impl Tokenizer {
     /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
     fn encode_on(&self, ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         let before = known.ids.map_or(0, |(_, count)| count);
-        let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before };
+        let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before, cut: None };
         // Segments that are not known, one after another, and the tokens of one that is.
         let (mut new, mut found) = (Vec::new(), Vec::new());
         for segment in places.segments(rest) {
             let text = &rest[segment.clone()];
+            let begins = new.first().map_or(segment.start, |(first, _): &(Range<usize>, _)| first.start);
+            if segment.end - begins > PIECE && !new.is_empty() {
+                self.encode_new(rest, &new, places, &mut made)?;
+                new.clear();
+            }
+            if made.cut.is_some() {
+                break;
+            }
             let key = self.is_kept(text).then(|| self.segments.key(text));
             if key.is_some_and(|key| self.segments.extend(key, text, &mut found)) {
                 self.encode_new(rest, &new, places, &mut made)?;
@@ -172,7 +195,7 @@ impl Tokenizer {
             Some((known, count)) => known.join_vec(count, made.ids),
             None => made.ids.into(),
         };
-        Some(TextTokens { ids, cuts: made.cuts })
+        Some(TextTokens { ids, cuts: made.cuts, cut: made.cut })
     }
 
     /// Tokenize segments that stand one after another: at once, since calls for short texts take longer.
@@ -184,7 +207,15 @@ impl Tokenizer {
         made: &mut PartialTokens,
     ) -> Option<()> {
         let ([(first, _), ..], [.., (last, _)]) = (segments, segments) else { return Some(()) };
-        let ids = self.engine.encode(&rest[first.start..last.end], false)?;
+        if made.is_cut() {
+            return Some(());
+        }
+        let (ids, cut) = self.tokens(&rest[first.start..last.end])?;
+        if cut.is_some() {
+            made.cut = cut;
+            made.ids.extend_from_slice(&ids);
+            return Some(());
+        }
         let starts: Vec<usize> = if segments.len() > 1 { places.starts(&ids).collect() } else { vec![0] };
         if starts.len() != segments.len() {
             for (segment, key) in segments {
@@ -212,6 +243,25 @@ impl Tokenizer {
         Some(())
     }
 
+    /// The tokens of a text, or of its beginning and why no others. Memory is several times the length of a text, with the
+    /// common library a hundred times.
+    fn tokens(&self, text: &str) -> Option<(Vec<u32>, Option<PromptFailure>)> {
+        let longest = self.longest();
+        if text.len() <= longest {
+            return Some((self.engine.encode(text, false)?, None));
+        }
+        let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
+        let mut ids = self.engine.encode(&text[..end], false)?;
+        // The last ones may be others where the text goes on.
+        ids.truncate(ids.len().saturating_sub(UNSURE));
+        Some((ids, Some(PromptFailure::TooLong)))
+    }
+
+    /// Bytes of a text that the library is given at once, at most.
+    fn longest(&self) -> usize {
+        if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
+    }
+
     /// Remembers the tokens of a segment. With the quick library that takes a good part of the time that it saves, so only
     /// what comes again is remembered.
     fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
@@ -233,9 +283,22 @@ struct PartialTokens {
     /// The place where the rest begins in the text, and how many tokens there are before.
     from: usize,
     before: usize,
+    /// The reason why there will be no more.
+    cut: Option<PromptFailure>,
 }
 
 impl PartialTokens {
+    /// True if there will be no more.
+    fn is_cut(&mut self) -> bool {
+        if self.cut.is_none() && self.before + self.ids.len() > MOST_TOKENS {
+            self.cut = Some(PromptFailure::TooLong);
+        }
+        if self.cut.is_none() && allowance::is_late() {
+            self.cut = Some(PromptFailure::TookTooLong);
+        }
+        self.cut.is_some()
+    }
+
     /// Appends the tokens of the rest's next segment.
     fn push(&mut self, segment: &Range<usize>, ids: &[u32]) {
         self.cut(segment, self.before + self.ids.len());

@@ -14,6 +14,8 @@ mod turn;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::{Mutex, PoisonError};
 
+use minijinja::Value;
+
 use crate::endpoint::Endpoint;
 use crate::messages::field;
 use crate::prompt_failure::PromptFailure;
@@ -106,8 +108,13 @@ impl Turns {
         let before = known.as_ref().filter(|_| is_short).map(|known| &known.before);
         let Some((prompted, made)) = prompter.after(request, before) else {
             // Another prompter's messages, or a request that needs all of its own.
-            return Request::parse(request.endpoint, body)
-                .map_or_else(|_| prompter.prompt(request), |request| prompter.prompt(&request));
+            return Request::parse(request.endpoint, body).map_or_else(
+                |_| prompter.prompt(request),
+                |mut whole| {
+                    whole.limits.until = request.limits.until;
+                    prompter.prompt(&whole)
+                },
+            );
         };
         let has_list = |made: &NewTurn| {
             let begins = request.list().map(|raw| raw.get().as_ptr() as usize + 1);
@@ -146,6 +153,7 @@ impl Turns {
                 text: made.text,
                 begins: made.begins,
                 tokens: made.tokens,
+                weight: made.weight + known.map_or(0, |known| known.before.turn.weight),
             };
             let keys = keys.iter().copied().take(whole / body::STEP).collect();
             let bytes = turn.bytes();
@@ -171,9 +179,11 @@ impl Turn {
         count
     }
 
-    /// Bytes that it takes. Messages have their text, and a little beside it.
+    /// Bytes that it takes.
     fn bytes(&self) -> usize {
-        2 * self.list.bytes() + 512 * self.ends.len() + self.text.bytes() + self.tokens.bytes()
+        let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
+        let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
+        self.list.bytes() + others + self.text.bytes() + self.tokens.bytes()
     }
 }
 

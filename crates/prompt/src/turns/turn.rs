@@ -33,6 +33,8 @@ pub(crate) struct Turn {
     pub(crate) text: Rope<u8>,
     pub(crate) begins: Vec<usize>,
     pub(crate) tokens: TextTokens,
+    /// Bytes that the messages take.
+    pub(crate) weight: usize,
 }
 
 /// The data that a prompter made of a chat, to be kept.
@@ -47,6 +49,8 @@ pub(crate) struct NewTurn {
     pub(crate) text: Rope<u8>,
     pub(crate) begins: Vec<usize>,
     pub(crate) tokens: TextTokens,
+    /// Bytes that the new messages take.
+    pub(crate) weight: usize,
 }
 
 /// The first messages of a chat that was seen before.

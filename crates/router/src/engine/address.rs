@@ -6,6 +6,9 @@ use hyper::Uri;
 
 use crate::error::Error;
 
+/// Bytes of an address at most: its path is in the head of each request.
+const MAX_URL: usize = 2 << 10;
+
 /// Address of an engine: `http://host:port/path`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
@@ -29,6 +32,10 @@ impl FromStr for Address {
             let shown = without_password(url);
             Error::config(format!("an engine's url must be http://host:port or https://…, got {shown:?}: {why}"))
         };
+        if url.len() > MAX_URL {
+            let got = url.len();
+            return Err(Error::config(format!("an engine's url must have {MAX_URL} bytes at most, got {got}")));
+        }
         if url.contains('#') {
             return Err(wrong("it must not have a fragment"));
         }

@@ -29,6 +29,15 @@ const READ: usize = 64 << 10;
 /// Bytes of an answer's head at most.
 const MAX_HEAD: usize = 256 << 10;
 
+/// Bytes of a head's beginning up to which it is looked at with each read: what is no HTTP is known by then.
+const BEGINNING: usize = 1 << 10;
+
+/// Bytes that are read before others have their turn: an engine that sends without end must not have a thread to itself.
+const TURN: usize = 64 << 10;
+
+/// Heads before that of the answer at most, such as `100 Continue`.
+const MAX_INTERIM: u8 = 16;
+
 thread_local! {
     static SCRATCH: RefCell<Box<[u8]>> = RefCell::new(vec![0; READ].into_boxed_slice());
 }
@@ -43,6 +52,10 @@ pub(crate) struct Connection {
     stream: Stream,
     /// Bytes that were read and not yet used.
     rest: BytesMut,
+    /// Bytes that were read since others had their turn.
+    in_turn: usize,
+    /// Heads that came before that of the answer.
+    interim: u8,
     /// The part of the request that had not been sent when the head of the answer came.
     unsent: SendFailure,
     /// Time since which nothing runs on the connection.
@@ -85,7 +98,8 @@ impl Connection {
             Ok(Err(error)) => return Err(Fault::Connect(error.to_string())),
             Err(_) => return Err(Fault::ConnectTimeout),
         };
-        Ok(Self { stream, rest: BytesMut::new(), unsent: SendFailure::Nothing, idle_since: Instant::now(), served: 0 })
+        let (rest, unsent) = (BytesMut::new(), SendFailure::Nothing);
+        Ok(Self { stream, rest, in_turn: 0, interim: 0, unsent, idle_since: Instant::now(), served: 0 })
     }
 
     /// True if a connection on which nothing runs can take a request: nothing came, and it is not closed.
@@ -103,6 +117,7 @@ impl Connection {
     /// read all, and read no more.
     pub(crate) async fn ask(&mut self, head: &[u8], body: &[u8], method: &Method) -> Result<Head, Fault> {
         let (mut sent, mut sends) = (0, true);
+        self.interim = 0;
         std::future::poll_fn(|context| {
             if sends {
                 // One that is not written to any more may still have said why.
@@ -161,23 +176,30 @@ impl Connection {
     /// Reads the head of the answer to a request with this method.
     fn poll_head(&mut self, context: &mut Context<'_>, method: &Method) -> Poll<Result<Head, Fault>> {
         loop {
-            if !self.rest.is_empty()
-                && let Some((head, is_interim)) = parse(&mut self.rest, method)?
-            {
-                if is_interim {
-                    continue;
+            let read = match ready!(self.poll_more(context)) {
+                Ok(0) | Err(_) if self.rest.is_empty() => return Poll::Ready(Err(self.end_fault())),
+                Ok(0) => return Poll::Ready(Err(Fault::Malformed("its head ends too early"))),
+                Ok(read) => read,
+                Err(error) => return Poll::Ready(Err(Fault::Broken(error.to_string()))),
+            };
+            let new = &self.rest[self.rest.len() - read..];
+            // A head is whole with the end of a line only; one that comes letter by letter is not read each time.
+            if self.rest.len() <= BEGINNING || new.contains(&b'\n') {
+                while !self.rest.is_empty()
+                    && let Some((head, is_interim)) = parse(&mut self.rest, method)?
+                {
+                    if !is_interim {
+                        return Poll::Ready(Ok(head));
+                    }
+                    self.interim += 1;
+                    if self.interim > MAX_INTERIM {
+                        return Poll::Ready(Err(Fault::Malformed("it sends interim answers without end")));
+                    }
                 }
-                return Poll::Ready(Ok(head));
             }
             if self.rest.len() > MAX_HEAD {
                 return Poll::Ready(Err(Fault::Malformed("its head is too long")));
             }
-            return Poll::Ready(Err(match ready!(self.poll_more(context)) {
-                Ok(0) | Err(_) if self.rest.is_empty() => self.end_fault(),
-                Ok(0) => Fault::Malformed("its head ends too early"),
-                Ok(_) => continue,
-                Err(error) => Fault::Broken(error.to_string()),
-            }));
         }
     }
 
@@ -206,7 +228,7 @@ impl Connection {
             }
             let found = SCRATCH.with_borrow_mut(|scratch| {
                 let mut buffer = ReadBuf::new(scratch);
-                ready!(self.poll_read(context, &mut buffer))?;
+                ready!(self.poll_read_in_turn(context, &mut buffer))?;
                 Poll::Ready(Ok::<_, io::Error>(take_from(framing, buffer.filled(), &mut self.rest)))
             });
             return Poll::Ready(match ready!(found) {
@@ -238,10 +260,22 @@ impl Connection {
     fn poll_more(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         SCRATCH.with_borrow_mut(|scratch| {
             let mut buffer = ReadBuf::new(scratch);
-            ready!(self.poll_read(context, &mut buffer))?;
+            ready!(self.poll_read_in_turn(context, &mut buffer))?;
             self.rest.extend_from_slice(buffer.filled());
             Poll::Ready(Ok(buffer.filled().len()))
         })
+    }
+
+    /// Reads, and lets others have their turn after so many bytes.
+    fn poll_read_in_turn(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.in_turn >= TURN {
+            self.in_turn = 0;
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let read = self.poll_read(context, buffer);
+        self.in_turn = if read.is_pending() { 0 } else { self.in_turn + buffer.filled().len() };
+        read
     }
 
     fn poll_read(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {

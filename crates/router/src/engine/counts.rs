@@ -23,6 +23,8 @@ pub(crate) struct Counts {
     pub(crate) last_byte: AtomicU64,
     /// Connections made.
     pub(crate) connections: AtomicU64,
+    /// Answers about itself, and lines and entries of them, that were longer or more than is taken.
+    pub(crate) oversized: AtomicU64,
     /// Number of times that the engine was left alone because of failures.
     pub(crate) opened: AtomicU64,
     /// Prompt tokens that the engine says it had cached, and prompt tokens of the same requests.

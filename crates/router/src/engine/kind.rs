@@ -1,9 +1,9 @@
 //! Tells which engine's server it is, by what it says of itself.
 
 use kvatlas_prompt::Dialect;
-use serde_json::Value;
 
 use crate::config::Handover;
+use crate::picked::{pick, read};
 
 /// The kind of an engine's server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -31,28 +31,26 @@ impl Kind {
 
     /// The kind of an engine that says at none of these paths that it is SGLang's, by what it said of its version.
     pub(crate) fn vllm(answer: &[u8]) -> Self {
-        let said: Value = serde_json::from_slice(answer).unwrap_or_default();
-        let version = said["version"].as_str();
-        let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version);
-        let takes_image_ids = version.is_some_and(takes_image_ids);
+        let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
+        let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
+        let takes_image_ids = version.as_deref().is_some_and(takes_image_ids);
         let handover = Handover::Vllm;
         Self { handover, dialect, takes_image_ids, bootstrap_port: None, max_len: None, cuts_prompts: false }
     }
 
     /// Reads what was answered at one of these paths. None: it is not SGLang's.
     pub(crate) fn sglang(answer: &[u8]) -> Option<Self> {
-        let said: Value = serde_json::from_slice(answer).ok()?;
-        const NAMES: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
-        NAMES.iter().any(|name| said.get(name).is_some()).then(|| {
-            let port = said["disaggregation_bootstrap_port"].as_u64().and_then(|port| u16::try_from(port).ok());
-            let dialect = Dialect::of(kvatlas_prompt::Engine::Sglang, said["version"].as_str());
-            let bootstrap_port = port.filter(|port| *port > 0);
-            let max_len = said["context_length"].as_u64().filter(|len| *len > 0);
-            let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
-            let cuts_prompts = said["allow_auto_truncate"] == true;
-            let handover = Handover::Sglang;
-            Self { handover, dialect, takes_image_ids: false, bootstrap_port, max_len, cuts_prompts }
-        })
+        const SIGNS: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
+        const OTHERS: [&str; 4] = ["disaggregation_bootstrap_port", "version", "context_length", "allow_auto_truncate"];
+        pick(answer, SIGNS)?.iter().any(Option::is_some).then_some(())?;
+        let [port, version, max_len, cuts] = pick(answer, OTHERS)?;
+        let dialect = Dialect::of(kvatlas_prompt::Engine::Sglang, read::<String>(version).as_deref());
+        let bootstrap_port = read::<u16>(port).filter(|port| *port > 0);
+        let max_len = read::<u64>(max_len).filter(|len| *len > 0);
+        let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+        let cuts_prompts = read(cuts) == Some(true);
+        let handover = Handover::Sglang;
+        Some(Self { handover, dialect, takes_image_ids: false, bootstrap_port, max_len, cuts_prompts })
     }
 }
 

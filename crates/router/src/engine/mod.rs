@@ -44,12 +44,12 @@ pub use self::health::HealthState;
 pub(crate) use self::health::{Finding, Health};
 pub(crate) use self::kind::Kind;
 use self::kind::takes_image_ids;
+pub(crate) use self::models::{MAX_MODELS, MAX_NAME, Serving, denies_model};
 pub use self::models::{Model, Models};
-pub(crate) use self::models::{Serving, denies_model};
 pub(crate) use self::pool::Pool;
-pub(crate) use self::questions::{ask, get, status, whole};
+pub(crate) use self::questions::{LIST, SHORT, ask, get, lines, status, whole};
 pub(crate) use self::recent::Recent;
-pub(crate) use self::reported::{is_asleep, loads};
+pub(crate) use self::reported::EngineMetrics;
 pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 pub(crate) use self::signs::Signs;
 pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
@@ -113,6 +113,14 @@ impl Engine {
         if name.is_empty() || name.len() > 256 {
             return Err(Error::config(format!("an engine's name must have 1 to 256 bytes, got {} bytes", name.len())));
         }
+        for (setting, name) in Self::names(&config, &name) {
+            if name.len() > MAX_NAME || name.chars().any(char::is_control) {
+                let shown: String = name.chars().take(64).collect();
+                return Err(Error::config(format!(
+                    "an engine's {setting} must have {MAX_NAME} bytes at most, and no control characters, got {shown:?}"
+                )));
+            }
+        }
         if !(config.weight > 0.0 && config.weight.is_finite()) {
             return Err(Error::config(format!("engine {name}: weight must be above 0, got {}", config.weight)));
         }
@@ -156,6 +164,14 @@ impl Engine {
         let address: Address = config.url.parse()?;
         let default_name = || format!("{}{}", address.authority, address.base);
         Ok((config.name.clone().unwrap_or_else(default_name), address))
+    }
+
+    /// All names in an engine's settings, each with the setting.
+    fn names<'a>(config: &'a EngineConfig, name: &'a str) -> impl Iterator<Item = (&'static str, &'a str)> {
+        let lists = [("models", &config.models), ("aliases", &config.aliases), ("adapters", &config.adapters)];
+        let listed = lists.into_iter().flat_map(|(setting, names)| names.iter().map(move |name| (setting, &**name)));
+        let single = [("model", config.model.as_deref()), ("version", config.version.as_deref()), ("name", Some(name))];
+        single.into_iter().filter_map(|(setting, name)| Some((setting, name?))).chain(listed)
     }
 
     /// True if it is shown the key of all engines, if it has none of its own.

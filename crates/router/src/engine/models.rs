@@ -1,9 +1,14 @@
 //! The models that an engine serves: what it lists, what its configuration adds, and what its answers have denied.
 
-use serde_json::{Value, json};
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
 
 use crate::clock::millis;
 use crate::config::EngineConfig;
+use crate::picked::{self, each_field, each_item, pick};
 
 /// Milliseconds for which an engine is not asked for a model that it said it does not have, if others may have it.
 const DENIED_FOR: u64 = 30_000;
@@ -37,6 +42,19 @@ pub struct Models {
     denied: Vec<(String, u64)>,
 }
 
+/// Models that an engine may list, bytes of the name of one, and plain fields of its entry that are kept.
+pub(crate) const MAX_MODELS: usize = 1000;
+pub(crate) const MAX_NAME: usize = 256;
+const MAX_FIELDS: usize = 32;
+
+/// An engine's list of its models.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    pub(crate) models: Vec<Model>,
+    /// Entries beyond the most, or with a name that is too long.
+    pub(crate) left_out: u64,
+}
+
 /// A model or an adapter that an engine serves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Model {
@@ -53,12 +71,23 @@ pub struct Model {
 }
 
 impl Model {
-    fn new(card: Value) -> Option<Self> {
+    /// Reads an entry of an engine's list: its plain fields only.
+    fn read(entry: &RawValue) -> Option<Self> {
+        let mut card = Map::new();
+        let mut max_len = None;
+        each_field(entry.get().as_bytes(), |name, value| {
+            if name == "max_model_len" {
+                max_len = picked::read::<u64>(Some(value)).filter(|len| *len > 0);
+            }
+            let is_plain = !value.get().starts_with(['[', '{']) && value.get().len() <= MAX_NAME + 2;
+            if is_plain && name.len() <= MAX_NAME && (card.len() < MAX_FIELDS || card.contains_key(name)) {
+                card.extend(picked::read(Some(value)).map(|value: Value| (name.to_owned(), value)));
+            }
+        })?;
         let name = card.get("id")?.as_str().filter(|name| !name.is_empty())?.to_owned();
         let parent = card.get("parent").and_then(Value::as_str).map(str::to_owned);
-        let max_len = card.get("max_model_len").and_then(Value::as_u64).filter(|len| *len > 0);
         let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
-        Some(Self { name, parent, card, own_name: None, max_len })
+        Some(Self { name, parent, card: card.into(), own_name: None, max_len })
     }
 
     /// Makes the entry of a name that the engine does not list.
@@ -112,24 +141,28 @@ impl Models {
                 names.push(model);
             }
         }
-        let adapted: Vec<Option<u32>> = names
-            .iter()
-            .map(|model| {
-                let parent = model.parent.as_ref().and_then(|parent| names.iter().find(|other| other.name == *parent));
-                model.max_len.or(parent.and_then(|parent| parent.max_len))
-            })
-            .collect();
-        names.iter_mut().zip(adapted).for_each(|(model, len)| model.max_len = len);
+        let mut lens: HashMap<String, Option<u32>> = HashMap::new();
+        if names.iter().any(|model| model.parent.is_some() && model.max_len.is_none()) {
+            names.iter().for_each(|model| {
+                lens.entry(model.name.clone()).or_insert(model.max_len);
+            });
+        }
+        for model in &mut names {
+            model.max_len = model.max_len.or_else(|| *lens.get(model.parent.as_ref()?)?);
+        }
         let least_len = names.iter().map(|model| model.max_len.unwrap_or(0)).min().unwrap_or(0);
         Self { names, is_whole, least_len, denied: Vec::new() }
     }
 
-    /// The models in an engine's answer at `/v1/models`; none if it does not say any.
-    pub(crate) fn read(body: &[u8]) -> Option<Vec<Model>> {
-        let Value::Object(mut answer) = serde_json::from_slice(body).ok()? else { return None };
-        let Value::Array(cards) = answer.remove("data")? else { return None };
-        let models: Vec<_> = cards.into_iter().filter_map(Model::new).collect();
-        (!models.is_empty()).then_some(models)
+    /// Reads an engine's answer at `/v1/models`; none if it does not say any.
+    pub(crate) fn read(body: &[u8]) -> Option<Listing> {
+        let [list] = pick(body, ["data"])?;
+        let mut said = Listing { models: Vec::new(), left_out: 0 };
+        each_item(list?, |entry| match Model::read(entry).filter(|_| said.models.len() < MAX_MODELS) {
+            Some(model) => said.models.push(model),
+            None => said.left_out += u64::from(entry.get().len() > MAX_NAME || said.models.len() == MAX_MODELS),
+        })?;
+        (!said.models.is_empty()).then_some(said)
     }
 
     fn find(&self, model: &str) -> Option<&Model> {
@@ -221,12 +254,15 @@ impl Models {
 
 /// True if an engine's refusal says that it has no model, or no adapter, of the name that the request has.
 pub(crate) fn denies_model(status: u16, body: &[u8]) -> bool {
-    let Ok(said) = serde_json::from_slice::<Value>(body) else { return false };
-    let error = if said["error"].is_null() { &said } else { &said["error"] };
-    if error["code"] == "model_not_found" {
+    let Some([error, ..]) = pick(body, ["error"]) else { return false };
+    let is_there = |raw: &&RawValue| raw.get() != "null";
+    let error = error.filter(is_there);
+    let inside = error.map_or(body, |error| error.get().as_bytes());
+    let [code, message, detail] = pick(inside, ["code", "message", "detail"]).unwrap_or_default();
+    if picked::read::<Cow<'_, str>>(code).is_some_and(|code| code == "model_not_found") {
         return true;
     }
-    let message = [error, &error["message"], &error["detail"]].into_iter().find_map(Value::as_str).unwrap_or_default();
+    let message = [error, message, detail].into_iter().find_map(picked::read::<String>).unwrap_or_default();
     let message = message.to_lowercase();
     let says = |words: &[&str]| words.iter().any(|words| message.contains(words));
     match status {
@@ -246,7 +282,7 @@ mod tests {
     use super::*;
 
     fn said(text: &str) -> Option<Vec<Model>> {
-        Models::read(text.as_bytes())
+        Models::read(text.as_bytes()).map(|said| said.models)
     }
 
     fn config(models: &[&str], aliases: &[&str], adapters: &[&str]) -> EngineConfig {

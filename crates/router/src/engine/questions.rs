@@ -1,13 +1,46 @@
 //! Questions of the router's own to an engine, each on a connection of its own.
 
+use std::sync::atomic::Ordering::Relaxed;
+
 use super::{Connection, Engine, Fault, Framing, Head};
 
-/// The longest answer of an engine to a question of the router's own.
+/// The longest answer of an engine that is read as a whole, to a request or to a question about a prompt: the tokens of a
+/// long one take megabytes.
 const MAX_ANSWER: usize = 16 << 20;
 
-/// The status and body of what an engine answers to a question of the router's own.
-pub(crate) async fn get(engine: &Engine, path: &str) -> Result<(u16, Vec<u8>), String> {
-    ask(engine, "GET", path, b"").await
+/// The longest answer of an engine about itself, in one word or so.
+pub(crate) const SHORT: usize = 256 << 10;
+
+/// The longest answer of an engine about itself that is a list: a thousand adapters of vLLM, or the settings of each rank of
+/// SGLang.
+pub(crate) const LIST: usize = 1 << 20;
+
+/// The longest metrics of an engine, and the longest line of them, of which one at a time is held.
+const METRICS: usize = 16 << 20;
+const LINE: usize = 16 << 10;
+
+/// The status and body of what an engine answers to a question about itself, if it is no longer than this.
+pub(crate) async fn get(engine: &Engine, path: &str, most: usize) -> Result<(u16, Vec<u8>), String> {
+    let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
+    let mut body = Vec::new();
+    read(engine, connection, answer.framing, most, |piece| body.extend_from_slice(piece)).await?;
+    Ok((answer.status.as_u16(), body))
+}
+
+/// The status of what an engine answers to a question about itself, whose lines are shown one after another if all is well.
+pub(crate) async fn lines(engine: &Engine, path: &str, mut see: impl FnMut(&str)) -> Result<u16, String> {
+    let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
+    let status = answer.status.as_u16();
+    if status != 200 {
+        return Ok(status);
+    }
+    let mut lines = Lines::default();
+    read(engine, connection, answer.framing, METRICS, |piece| lines.add(piece, &mut see)).await?;
+    lines.end(&mut see);
+    if lines.left_out > 0 {
+        engine.counts.oversized.fetch_add(lines.left_out, Relaxed);
+    }
+    Ok(status)
 }
 
 /// The status that an engine answers with to a question of the router's own.
@@ -39,14 +72,91 @@ async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) 
     Ok((connection, answer))
 }
 
+/// Shows the pieces of a body, and counts it where it is longer than this.
+async fn read(
+    engine: &Engine,
+    mut connection: Connection,
+    mut framing: Framing,
+    most: usize,
+    mut see: impl FnMut(&[u8]),
+) -> Result<(), String> {
+    let mut length = 0;
+    while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
+        let data = data.map_err(|fault| fault.to_string())?;
+        length += data.len();
+        if length > most {
+            engine.counts.oversized.fetch_add(1, Relaxed);
+            return Err(format!("its answer has more than {most} bytes"));
+        }
+        see(&data);
+    }
+    Ok(())
+}
+
 /// All of a body, and the connection on which it came.
 pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> Result<(Connection, Vec<u8>), String> {
     let mut body = Vec::new();
     while let Some(data) = std::future::poll_fn(|context| connection.poll_data(context, &mut framing)).await {
         body.extend_from_slice(&data.map_err(|fault| fault.to_string())?);
         if body.len() > MAX_ANSWER {
-            return Err("its answer is too long".to_owned());
+            return Err(format!("its answer has more than {MAX_ANSWER} bytes"));
         }
     }
     Ok((connection, body))
+}
+
+/// Cuts what comes in pieces into lines. One that is too long is left out.
+#[derive(Default)]
+struct Lines {
+    open: Vec<u8>,
+    skips: bool,
+    left_out: u64,
+}
+
+impl Lines {
+    fn add(&mut self, piece: &[u8], see: &mut impl FnMut(&str)) {
+        let mut rest = piece;
+        while let Some(at) = memchr::memchr(b'\n', rest) {
+            self.go_on(&rest[..at]);
+            self.end(see);
+            rest = &rest[at + 1..];
+        }
+        self.go_on(rest);
+    }
+
+    fn go_on(&mut self, part: &[u8]) {
+        self.skips |= self.open.len() + part.len() > LINE;
+        if !self.skips {
+            self.open.extend_from_slice(part);
+        }
+    }
+
+    fn end(&mut self, see: &mut impl FnMut(&str)) {
+        if self.skips {
+            self.left_out += 1;
+        } else {
+            see(&String::from_utf8_lossy(&self.open));
+        }
+        self.open.clear();
+        self.skips = false;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lines_however_they_are_cut() {
+        let long = "x".repeat(LINE + 1);
+        let text = format!("a 1\n\n{long}\nb 2\r\n{}\nlast", &long[1..]);
+        for cut in [1, 2, 7, 1000, text.len()] {
+            let (mut lines, mut seen) = (Lines::default(), Vec::new());
+            let mut see = |line: &str| seen.push(line.to_owned());
+            text.as_bytes().chunks(cut).for_each(|piece| lines.add(piece, &mut see));
+            lines.end(&mut see);
+            assert_eq!(seen, ["a 1", "", "b 2\r", &long[1..], "last"], "pieces of {cut}");
+            assert_eq!(lines.left_out, 1);
+        }
+    }
 }

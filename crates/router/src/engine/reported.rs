@@ -4,56 +4,78 @@ use std::collections::BTreeMap;
 
 use kvatlas_routing::Load;
 
-/// Reads the loads in an engine's metrics, by data-parallel rank.
-pub(crate) fn loads(text: &str) -> BTreeMap<u32, Load> {
-    let mut loads: BTreeMap<u32, Load> = BTreeMap::new();
-    let mut tokens: BTreeMap<u32, (Option<f64>, Option<f64>)> = BTreeMap::new();
-    for line in text.lines().filter(|line| line.starts_with("vllm:") || line.starts_with("sglang:")) {
-        let Some((name, labels, value)) = parts(line) else { continue };
-        let rank = label(labels, "engine").or_else(|| label(labels, "dp_rank"));
-        let rank = rank.and_then(|rank| rank.parse().ok()).unwrap_or(0);
-        let mut set = |field: fn(&mut Load) -> &mut Option<f64>| {
-            let load = loads.entry(rank).or_default();
-            *field(load) = Some(value);
-        };
-        match name {
-            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => set(|load| &mut load.waiting),
-            "vllm:num_requests_running" | "sglang:num_running_reqs" => set(|load| &mut load.running),
-            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
-                set(|load| &mut load.kv_usage);
-            }
-            "vllm:cache_config_info" => {
-                let blocks = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse().ok());
-                if blocks.is_some() {
-                    loads.entry(rank).or_default().capacity_blocks = blocks;
-                }
-            }
-            "sglang:max_total_num_tokens" => tokens.entry(rank).or_default().0 = Some(value),
-            "sglang:page_size" => tokens.entry(rank).or_default().1 = Some(value),
-            _ => {}
-        }
-    }
-    for (rank, (all, page)) in tokens {
-        if let (Some(all), Some(page)) = (all, page.filter(|page| *page > 0.0)) {
-            loads.entry(rank).or_default().capacity_blocks = Some(all / page);
-        }
-    }
-    loads
+/// Ranks of which an engine may speak.
+const MAX_RANKS: usize = 1024;
+
+/// An engine's words on itself in its metrics, read line by line.
+#[derive(Debug, Default)]
+pub(crate) struct EngineMetrics {
+    loads: BTreeMap<u32, Load>,
+    /// Tokens of the cache and of one page, where SGLang says them.
+    tokens: BTreeMap<u32, (Option<f64>, Option<f64>)>,
+    is_awake: bool,
+    is_asleep: bool,
+    /// Lines about more ranks than an engine can have.
+    pub(crate) left_out: u64,
 }
 
-/// Reads in an engine's metrics whether it is asleep. None: they do not say. It is not as long as one of its ranks is
-/// awake.
-pub(crate) fn is_asleep(text: &str) -> Option<bool> {
-    let (mut is_awake, mut is_asleep) = (false, false);
-    for line in text.lines().filter(|line| line.starts_with("vllm:engine_sleep_state")) {
-        let Some((_, labels, value)) = parts(line).filter(|(name, ..)| *name == "vllm:engine_sleep_state") else {
-            continue;
+impl EngineMetrics {
+    /// Reads one line.
+    pub(crate) fn add(&mut self, line: &str) {
+        if !line.starts_with("vllm:") && !line.starts_with("sglang:") {
+            return;
+        }
+        let Some((name, labels, value)) = parts(line) else { return };
+        if name == "vllm:engine_sleep_state" {
+            let state = label(labels, "sleep_state").filter(|_| value > 0.0);
+            self.is_awake |= state == Some("awake");
+            self.is_asleep |= state.is_some_and(|state| state != "awake");
+            return;
+        }
+        let set: fn(&mut Load) -> &mut Option<f64> = match name {
+            "vllm:num_requests_waiting" | "sglang:num_queue_reqs" => |load| &mut load.waiting,
+            "vllm:num_requests_running" | "sglang:num_running_reqs" => |load| &mut load.running,
+            "vllm:kv_cache_usage_perc" | "vllm:gpu_cache_usage_perc" | "sglang:token_usage" => {
+                |load| &mut load.kv_usage
+            }
+            "vllm:cache_config_info" => |load| &mut load.capacity_blocks,
+            "sglang:max_total_num_tokens" | "sglang:page_size" => |load| &mut load.capacity_blocks,
+            _ => return,
         };
-        let state = label(labels, "sleep_state").filter(|_| value > 0.0);
-        is_awake |= state == Some("awake");
-        is_asleep |= state.is_some_and(|state| state != "awake");
+        let rank = label(labels, "engine").or_else(|| label(labels, "dp_rank"));
+        let rank: u32 = rank.and_then(|rank| rank.parse().ok()).unwrap_or(0);
+        let is_known = self.loads.contains_key(&rank) || self.tokens.contains_key(&rank);
+        if !is_known && self.loads.len().max(self.tokens.len()) >= MAX_RANKS {
+            self.left_out += 1;
+            return;
+        }
+        match name {
+            "sglang:max_total_num_tokens" => self.tokens.entry(rank).or_default().0 = Some(value),
+            "sglang:page_size" => self.tokens.entry(rank).or_default().1 = Some(value),
+            "vllm:cache_config_info" => {
+                if let Some(blocks) = label(labels, "num_gpu_blocks").and_then(|blocks| blocks.parse().ok()) {
+                    *set(self.loads.entry(rank).or_default()) = Some(blocks);
+                }
+            }
+            _ => *set(self.loads.entry(rank).or_default()) = Some(value),
+        }
     }
-    (is_awake || is_asleep).then_some(!is_awake)
+
+    /// Tells whether the engine is asleep. None: it does not say. It is not as long as one of its ranks is awake.
+    pub(crate) fn is_asleep(&self) -> Option<bool> {
+        (self.is_awake || self.is_asleep).then_some(!self.is_awake)
+    }
+
+    /// The loads by data-parallel rank.
+    pub(crate) fn into_loads(self) -> BTreeMap<u32, Load> {
+        let mut loads = self.loads;
+        for (rank, (all, page)) in self.tokens {
+            if let (Some(all), Some(page)) = (all, page.filter(|page| *page > 0.0)) {
+                loads.entry(rank).or_default().capacity_blocks = Some(all / page);
+            }
+        }
+        loads
+    }
 }
 
 /// Splits a line into its name, its labels without their braces, and its value.
@@ -90,6 +112,24 @@ fn label<'a>(labels: &'a str, name: &str) -> Option<&'a str> {
 mod tests {
     use super::*;
 
+    fn read(text: &str) -> EngineMetrics {
+        let mut reported = EngineMetrics::default();
+        text.lines().for_each(|line| reported.add(line));
+        reported
+    }
+
+    fn is_asleep(text: &str) -> Option<bool> {
+        read(text).is_asleep()
+    }
+
+    #[test]
+    fn engines_have_so_many_ranks_at_most() {
+        let text: String =
+            (0..5_000).map(|rank| format!("vllm:num_requests_running{{engine=\"{rank}\"}} 1\n")).collect();
+        let reported = read(&text);
+        assert_eq!((reported.left_out as usize, reported.into_loads().len()), (5_000 - MAX_RANKS, MAX_RANKS));
+    }
+
     #[test]
     fn engines_that_sleep() {
         let said = |states: &[(&str, u8)]| -> String {
@@ -118,7 +158,7 @@ mod tests {
             vllm:num_requests_waiting{engine=\"1\",model_name=\"m,\"} 7\nvllm:kv_cache_usage_perc{engine=\"0\"} 0.5\n\
             vllm:cache_config_info{block_size=\"16\",engine=\"0\",num_gpu_blocks=\"1000\"} 1.0\n\
             vllm:num_requests_running{broken\nvllm:kv_cache_usage_perc{engine=\"1\"} NaN\n";
-        let loads = loads(text);
+        let loads = read(text).into_loads();
         let first = loads[&0];
         assert_eq!(
             (first.running, first.waiting, first.kv_usage, first.capacity_blocks),
@@ -126,7 +166,7 @@ mod tests {
         );
         assert_eq!((loads[&1].waiting, loads[&1].kv_usage), (Some(7.0), None));
         let text = "sglang:num_queue_reqs{dp_rank=\"2\"} 1\nsglang:max_total_num_tokens 640\nsglang:page_size 64\n";
-        let loads = super::loads(text);
+        let loads = read(text).into_loads();
         assert_eq!((loads[&2].waiting, loads[&0].capacity_blocks), (Some(1.0), Some(10.0)));
     }
 }

@@ -4,7 +4,7 @@
 use std::sync::atomic::AtomicU8;
 use std::sync::atomic::Ordering::Relaxed;
 
-use serde_json::Value;
+use crate::picked::{self, pick};
 
 /// The path at which vLLM tells whether it sleeps.
 pub(crate) const SLEEP_PATH: &str = "/is_sleeping";
@@ -67,7 +67,8 @@ pub(crate) fn read(status: u16, body: &[u8]) -> Option<bool> {
     if status != 200 {
         return None;
     }
-    serde_json::from_slice::<Value>(body).ok()?.get("is_sleeping")?.as_bool()
+    let [said] = pick(body, ["is_sleeping"])?;
+    picked::read(said)
 }
 
 #[cfg(test)]

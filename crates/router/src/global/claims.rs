@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use serde_json::Value;
-
 use super::SitesService;
 use super::reports::{
     COMPARED, NO_USAGE, NOT_FINISHED, NOT_TAKEN, NOTHING_CLAIMED, OTHER_TOKENS, QUEUE_FULL, REFUSED, Report,
     UNKNOWN_SITE,
 };
 use crate::lock;
+use crate::picked::{pick, read};
 use crate::remote_service::{JSON, post};
 
 /// Time within which a report must be taken.
@@ -75,7 +74,7 @@ pub(crate) async fn run(global: Arc<SitesService>) {
         let sending = post(&global.at, global.own_shard, "/sites/compare", JSON, &body);
         let result = match tokio::time::timeout(LIMIT, sending).await {
             Ok(Ok((status, answer))) if status.is_success() => {
-                let known = serde_json::from_slice::<Value>(&answer).ok().and_then(|said| said["known"].as_bool());
+                let known = pick(&answer, ["known"]).and_then(|[known]| read::<bool>(known));
                 if known == Some(true) { COMPARED } else { UNKNOWN_SITE }
             }
             // Nobody has sent digests since it began.

@@ -20,7 +20,6 @@ use std::time::Duration;
 
 use hyper::StatusCode;
 use serde::Serialize;
-use serde_json::Value;
 use tokio_rustls::rustls::ClientConfig;
 
 pub(crate) use self::bounds::Bounds;
@@ -32,6 +31,7 @@ use crate::clock::millis;
 use crate::config::{Config, EngineConfig};
 use crate::engine::Engine;
 use crate::error::Error;
+use crate::picked::{pick, read};
 use crate::remote_service::{JSON, Question, post, service_at};
 
 /// The longest time that a question may take, even if nobody waits for it any more.
@@ -178,6 +178,6 @@ impl SitesService {
 
 /// The code of a refusal.
 fn code(answer: &[u8]) -> Option<String> {
-    let answer: Value = serde_json::from_slice(answer).ok()?;
-    answer["code"].as_str().map(str::to_owned)
+    let [code] = pick(answer, ["code"])?;
+    read(code)
 }

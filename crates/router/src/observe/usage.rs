@@ -15,6 +15,9 @@ static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 /// Bytes that a `usage` object may have.
 const MOST: usize = 8 << 10;
 
+/// Objects of that name in an answer, beyond which it is not known which of them is the answer's own.
+const MOST_OBJECTS: u32 = 16;
+
 /// Tokens, as an engine counts them.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Usage {
@@ -147,14 +150,27 @@ pub(super) struct Scan {
     tail_len: usize,
     /// The text behind a name, while its object is not whole.
     open: Option<Vec<u8>>,
+    /// Number of objects of that name.
+    objects: u32,
+    /// True if the last one is among them.
+    is_counted: bool,
 }
 
 impl Scan {
     pub(super) fn pass(&mut self, data: &[u8]) {
+        if self.is_given_up() {
+            return;
+        }
         if let Some(mut open) = self.open.take() {
             let room = MOST.saturating_sub(open.len());
-            open.extend_from_slice(&data[..room.min(data.len())]);
-            self.begin(&open);
+            let more = &data[..room.min(data.len())];
+            open.extend_from_slice(more);
+            // Before its end, or the end of what it may have, it is not whole; nor is it known to be an object at first.
+            if more.len() == room || more.contains(&b'}') || open.len() < FIRST {
+                self.read(&open);
+            } else {
+                self.open = Some(open);
+            }
         }
         // A name that began in the piece before.
         if self.tail_len > 0 {
@@ -167,13 +183,34 @@ impl Scan {
             }
         }
         for at in FINDER.find_iter(data) {
+            if self.is_given_up() {
+                break;
+            }
             self.begin(&data[at + NAME.len()..]);
         }
         self.keep_tail(data);
     }
 
+    fn is_given_up(&self) -> bool {
+        self.objects > MOST_OBJECTS
+    }
+
+    /// Takes the text behind a name.
     fn begin(&mut self, text: &[u8]) {
-        let text = &text[..text.len().min(MOST)];
+        self.is_counted = false;
+        self.read(&text[..text.len().min(MOST)]);
+    }
+
+    fn read(&mut self, text: &[u8]) {
+        // Others than objects, such as a token of that name, are seen at once.
+        if !self.is_counted && is_object(text) {
+            self.is_counted = true;
+            self.objects += 1;
+            if self.is_given_up() {
+                self.told = UsageNumbers::default();
+                return;
+            }
+        }
         match parse(text) {
             Ok(told) => self.told.merge(told),
             Err(UsageFault::NotWhole) if text.len() < MOST => self.open = Some(text.to_vec()),
@@ -193,6 +230,14 @@ impl Scan {
         self.tail[keep..keep + data.len()].copy_from_slice(data);
         self.tail_len = keep + data.len();
     }
+}
+
+/// Bytes within which an object has begun, if it does.
+const FIRST: usize = 16;
+
+/// True if the text behind a name is that of an object.
+fn is_object(text: &[u8]) -> bool {
+    matches!(text.trim_ascii_start(), [b':', rest @ ..] if rest.trim_ascii_start().starts_with(b"{"))
 }
 
 /// Reason why there is no `usage` object.
@@ -329,6 +374,23 @@ mod tests {
         );
         all.merge(read_usage(br#"{"usage":{"input_tokens":5,"output_tokens":7}}"#).unwrap());
         assert_eq!(all.usage(), Usage { prompt: Some(165), cached: Some(160), output: Some(7) });
+    }
+
+    #[test]
+    fn of_many_objects_none_is_believed() {
+        let object = r#"{"usage":{"prompt_tokens":5}},"#;
+        let told = |text: &str, cut: usize| {
+            let mut scan = Scan::default();
+            text.as_bytes().chunks(cut).for_each(|piece| scan.pass(piece));
+            scan.told.usage().prompt
+        };
+        for cut in [1, 7, 64, 1 << 20] {
+            assert_eq!(told(&object.repeat(16), cut), Some(5), "{cut}");
+            assert_eq!(told(&object.repeat(17), cut), None, "{cut}");
+            let tokens = r#"{"token":"usage","usage":null},"#.repeat(1000);
+            assert_eq!(told(&format!("[{tokens}{object}"), cut), Some(5), "{cut}");
+            assert_eq!(told(&r#""usage":{"#.repeat(10_000), cut), None, "{cut}");
+        }
     }
 
     #[test]

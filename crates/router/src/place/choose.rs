@@ -264,6 +264,7 @@ impl Places {
         };
         let bounds = said.as_ref().and_then(|said| said.of(&engine.name));
         let global = app.external_index.as_ref().and_then(ExternalIndex::global);
+        let is_at_site = global.is_some();
         let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
         app.counts.decision.add(took);
@@ -312,6 +313,7 @@ impl Places {
             id: decision.id,
             worker: decision.worker,
             held_then,
+            is_at_site,
             cached: decision.cached_tokens,
             predicted: decision.predicted_tokens,
             uncached: decision.uncached_tokens,

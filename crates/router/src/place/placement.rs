@@ -60,6 +60,8 @@ pub(crate) struct Placement {
     pub(super) sent: Option<SentPrompt>,
     /// The engine's holdings of the prompt by the index, if they are known.
     pub(super) held_then: Option<HeldThen>,
+    /// True if the engine is a site, with a router of its own.
+    pub(super) is_at_site: bool,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
     /// The parts of the prompt that are not text: the answer may tell how many tokens those are.
@@ -79,7 +81,10 @@ impl Placement {
         headers.insert(CACHED, HeaderValue::from(self.cached));
         headers.insert(MICROS, HeaderValue::from(self.micros));
         headers.insert(WHY, HeaderValue::from_static(self.why));
-        headers.remove(UNVERIFIED);
+        // A site's own router says so of an engine that this one does not know.
+        if !self.is_at_site {
+            headers.remove(UNVERIFIED);
+        }
         if self.engine.is_unverified.load(Relaxed) {
             headers.insert(UNVERIFIED, HeaderValue::from_static("1"));
         }

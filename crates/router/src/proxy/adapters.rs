@@ -15,6 +15,9 @@ use crate::app::App;
 use crate::engine::{Engine, Fault, Serving, whole};
 use crate::refusal::Refusal;
 
+/// Bytes of a body that is read for an adapter's name: a longer one goes on as it came.
+const LONGEST: usize = 64 << 10;
+
 /// A change of the adapters that engines have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AdapterChange {
@@ -68,7 +71,9 @@ pub(super) async fn change(
     model: Option<&str>,
     body: &Bytes,
 ) -> Result<Response<Answer>, Refusal> {
-    let asked: Map<String, Value> = serde_json::from_slice(body).unwrap_or_default();
+    let is_short = body.len() <= LONGEST;
+    let asked: Map<String, Value> =
+        if is_short { serde_json::from_slice(body).unwrap_or_default() } else { Map::new() };
     let name = asked.get("lora_name").and_then(Value::as_str).map(str::to_owned);
     let base = asked.get("model").and_then(Value::as_str).or(model);
     let engines = app.fleet.engines().clone();

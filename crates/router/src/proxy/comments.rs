@@ -15,7 +15,6 @@ use bytes::Bytes;
 use http_body::{Body, Frame};
 use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, HeaderValue, X_CONTENT_TYPE_OPTIONS};
 use hyper::{Response, StatusCode};
-use serde::Deserialize;
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::answer_body::{BodyError, COMMENT};
@@ -23,6 +22,7 @@ use super::headers::REQUEST_ID;
 use crate::answer::Answer;
 use crate::app::App;
 use crate::observe::Dialect;
+use crate::picked::{pick, read};
 use crate::refusal::Refusal;
 
 /// Header that has nginx pass on what comes at once.
@@ -176,23 +176,9 @@ fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
 
 /// The message of an error, in one of the forms that engines have for it.
 fn told(said: &[u8]) -> Option<String> {
-    #[derive(Deserialize)]
-    struct Error {
-        message: String,
-    }
-    #[derive(Deserialize)]
-    #[serde(untagged)]
-    enum ErrorBody {
-        Inside { error: Error },
-        Plain(Error),
-        Text { error: String },
-        Detail { detail: String },
-    }
-    let message = match serde_json::from_slice(said).ok()? {
-        ErrorBody::Inside { error } | ErrorBody::Plain(error) => error.message,
-        ErrorBody::Text { error } => error,
-        ErrorBody::Detail { detail } => detail,
-    };
+    let [error, own, detail] = pick(said, ["error", "message", "detail"])?;
+    let [inside] = error.and_then(|error| pick(error.get().as_bytes(), ["message"])).unwrap_or_default();
+    let message = [inside, own, error, detail].into_iter().find_map(read::<String>)?;
     Some(message).filter(|message| !message.is_empty())
 }
 

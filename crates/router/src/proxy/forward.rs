@@ -20,17 +20,21 @@ use super::usage;
 use crate::answer::Answer;
 use crate::answer_engines::{KeptItem, is_kept};
 use crate::app::App;
-use crate::encoding::{Codings, unpack};
+use crate::encoding::{Encoding, unpack};
 use crate::names;
 use crate::observe::{AnswerFormat, Dialect};
 use crate::place::Task;
 use crate::reading::look_at;
+use crate::reading_turns::Client;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
+use crate::reserved;
 use crate::routes::{ForwardRule, ModelAt, Route, of_query};
 use crate::sessions::has_turns;
 
-/// Passes a request on, and its answer back.
+/// Passes a request on, and its answer back. `may_write_fields`: whether its client may write what is between the router
+/// and its engines.
+#[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what is known of its client")]
 pub(crate) async fn forward(
     app: &Arc<App>,
     shard: usize,
@@ -39,14 +43,20 @@ pub(crate) async fn forward(
     forwarded: ForwardRule,
     until: Instant,
     arrived: Instant,
+    client: Client,
+    may_write_fields: bool,
 ) -> Result<Response<Answer>, Refusal> {
     let endpoint = forwarded.endpoint;
     let (mut head, body) = request.into_parts();
-    hide_keys(&mut head.headers, &mut head.uri, &app.gate);
+    hide_keys(&mut head.headers, &app.gate);
     if route.takes_off_slash() {
         take_off_slash(&mut head.uri);
     }
+    if !may_write_fields {
+        reserved::check_head(&head.headers)?;
+    }
     let body = read(app, body, app.config.http.max_body, until).await?;
+    reserved::check_body(app, may_write_fields, &body).await?;
     let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
     if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
         let outgoing = EngineRequest {
@@ -59,7 +69,7 @@ pub(crate) async fn forward(
         let model = head.uri.query().and_then(of_query);
         return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
     }
-    let mut known = look(app, &head.headers, head.uri.query(), forwarded, &body).await?;
+    let mut known = look(app, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
     let repeatable = route.may_repeat(&head.method) && !known.in_background;
     let file = input_file(&head.method, head.uri.path(), &body);
@@ -174,25 +184,31 @@ impl ReadRequest {
 
 /// True if a body is compressed: fields cannot be added to it.
 fn is_encoded(headers: &HeaderMap) -> bool {
-    headers.contains_key(CONTENT_ENCODING) && Codings::of(headers).is_none_or(|codings| !codings.are_none())
+    headers.contains_key(CONTENT_ENCODING) && !Encoding::of(headers).is_plain()
 }
 
 /// Reads what a request asks. A body that is compressed is read all the same.
 async fn look(
     app: &Arc<App>,
+    client: Client,
     headers: &HeaderMap,
     query: Option<&str>,
     forwarded: ForwardRule,
+    may_write_fields: bool,
     body: &Bytes,
 ) -> Result<RequestFacts, Refusal> {
-    let codings = Codings::of(headers);
-    let unpacked = match codings {
-        Some(codings) if !codings.are_none() => unpack(codings, body, app.config.http.max_body).await,
-        _ => None,
+    let unpacked = match Encoding::of(headers) {
+        Encoding::Plain => None,
+        Encoding::One(coding) => Some(unpack(coding, body, app.config.http.max_body, &app.front.memory).await?),
+        Encoding::Several => return Err(Refusal::several_encodings()),
+        Encoding::Unknown => return Err(Refusal::unreadable()),
     };
+    if let Some(unpacked) = &unpacked {
+        reserved::check_body(app, may_write_fields, &unpacked.body).await?;
+    }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let mut known = look_at(app, forwarded.endpoint, forwarded.model, kind, plain).await?;
+    let mut known = look_at(app, client, forwarded.endpoint, forwarded.model, kind, plain).await?;
     // It is passed on as it came.
     if unpacked.is_some() {
         known.is_passed_as_it_came();

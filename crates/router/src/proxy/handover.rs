@@ -8,12 +8,14 @@ use std::time::Instant;
 
 use bytes::Bytes;
 use hyper::StatusCode;
+use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
 use super::exchange::{Patience, exchange};
-use super::fields::{Fields, with};
+use super::fields::{Fields, fields, with};
 use super::flight::Flight;
 use super::headers::EngineRequest;
 use super::leg::{Leg, PrefillResult, Verdict};
@@ -22,9 +24,13 @@ use crate::config::{Handover, Role};
 use crate::engine::{Engine, Fault, whole};
 use crate::names;
 use crate::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
+use crate::picked::{pick, read};
 use crate::place::Task;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
+
+/// Bytes of what a prefill engine hands over at most: it names the blocks of the prompt.
+const MAX_PARAMETERS: usize = 4 << 20;
 
 /// The state that prefill has come to before decode is asked.
 pub(crate) enum PrefillState {
@@ -72,7 +78,7 @@ pub(crate) async fn prepare(
     arrived: Instant,
     attempts: &mut Attempts,
 ) -> PrefillState {
-    let Ok(fields) = serde_json::from_slice::<Fields<'_>>(body) else {
+    let Some(fields) = fields(body) else {
         return match handover {
             Handover::Vllm => PrefillState::Alone,
             Handover::Sglang => PrefillState::Refused(Refusal::bad("malformed_json", "the body must be a JSON object")),
@@ -157,11 +163,8 @@ pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"
 /// True if vLLM can go on from blocks of another engine for such a request: it hands over those of one prompt only, and
 /// its beam search asks for each token anew.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
-    let is = |name: &str, so: fn(&Value) -> bool| {
-        fields.get(name).and_then(|raw| serde_json::from_str(raw.get()).ok()).is_some_and(|value: Value| so(&value))
-    };
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
-        && !is("use_beam_search", |value| *value == Value::Bool(true))
+        && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
 }
 
 /// The number of prompts in a field that has a list of them; none if it has one prompt, as text or as tokens.
@@ -171,7 +174,8 @@ fn prompts(fields: &Fields<'_>, name: &str) -> Option<usize> {
     if !raw.strip_prefix('[')?.trim_start().starts_with(['"', '[']) {
         return None;
     }
-    serde_json::from_str::<Vec<&RawValue>>(raw).ok().map(|prompts| prompts.len())
+    // Nothing is kept of them.
+    serde_json::from_str::<Vec<IgnoredAny>>(raw).ok().map(|prompts| prompts.len())
 }
 
 /// The answers to each prompt that SGLang is asked for.
@@ -179,9 +183,17 @@ fn answers(fields: &Fields<'_>) -> usize {
     let number = |raw: Option<&&RawValue>| serde_json::from_str::<usize>(raw?.get()).ok();
     // In a request of its own API they are among the parameters, of which there may be a list.
     let parameters = fields.get("sampling_params").map(|raw| raw.get().trim_start_matches(['[', ' ', '\n']));
-    let first = parameters.and_then(|text| serde_json::Deserializer::from_str(text).into_iter::<Fields<'_>>().next());
-    let in_parameters = first.and_then(Result::ok).and_then(|first| number(first.get("n")));
+    let first =
+        parameters.and_then(|text| serde_json::Deserializer::from_str(text).into_iter::<Parameters<'_>>().next());
+    let in_parameters = first.and_then(Result::ok).and_then(|first| number(first.n.as_ref()));
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
+}
+
+/// The parameters of a request, of which one is looked at.
+#[derive(Deserialize)]
+struct Parameters<'a> {
+    #[serde(borrow)]
+    n: Option<&'a RawValue>,
 }
 
 /// The most prompts of one request that get rooms of their own.
@@ -247,7 +259,9 @@ async fn first(
     let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
         PrefillResult::Done(body) => {
-            serde_json::from_slice(&body).map(Some).map_err(|_| Fault::Malformed("its body is not JSON"))
+            let [handed] = pick(&body, ["kv_transfer_params"]).ok_or(Fault::Malformed("its body is not JSON"))?;
+            let handed = handed.filter(|handed| handed.get().len() <= MAX_PARAMETERS);
+            Ok(Some(json!({ "kv_transfer_params": read::<Value>(handed) })))
         }
         PrefillResult::Refused(_) => Ok(None),
     });

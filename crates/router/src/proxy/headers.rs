@@ -1,8 +1,7 @@
 //! Heads of requests, as engines get them: without what is between the client and the router only.
 
-use base64::Engine as _;
-use base64::alphabet::STANDARD;
-use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
+use std::borrow::Cow;
+
 use hyper::header::{
     ACCEPT_ENCODING, AUTHORIZATION, CONNECTION, CONTENT_LENGTH, CONTENT_SECURITY_POLICY, CONTENT_TYPE, EXPECT, HOST,
     HeaderMap, HeaderName, HeaderValue, LOCATION, PROXY_AUTHENTICATE, PROXY_AUTHORIZATION, TE, TRAILER,
@@ -10,7 +9,6 @@ use hyper::header::{
 };
 use hyper::{Method, Uri};
 use kvatlas_http::Gate;
-use percent_encoding::percent_decode;
 
 use crate::engine::Engine;
 use crate::routes::bare;
@@ -19,12 +17,6 @@ pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id"
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
-
-/// Base64, with padding or without.
-const BASE64: GeneralPurpose = GeneralPurpose::new(
-    &STANDARD,
-    GeneralPurposeConfig::new().with_decode_padding_mode(DecodePaddingMode::Indifferent),
-);
 
 /// Headers that are for the next hop only (RFC 9110, 7.6.1), and those that are written anew for it.
 fn is_for_one_hop(name: &HeaderName) -> bool {
@@ -38,6 +30,56 @@ fn is_for_one_hop(name: &HeaderName) -> bool {
         || *name == PROXY_AUTHORIZATION
         || *name == KEEP_ALIVE
         || *name == PROXY_CONNECTION
+}
+
+/// Beginnings of names by which a client could give a request another path, method, host or origin behind the router.
+const REWRITING: [&str; 8] = [
+    "x-forwarded",
+    "x-original-",
+    "x-rewrite-",
+    "x-http-method",
+    "x-method-override",
+    "x-override-",
+    "x-envoy-",
+    "x-real-",
+];
+
+/// Headers that only a proxy may write: what engines, and proxies before them, may take for the request's own path, method,
+/// host or client.
+fn is_for_proxies(name: &HeaderName) -> bool {
+    let name = name.as_str();
+    if !matches!(name.as_bytes().first(), Some(b'x' | b'f' | b'c' | b't' | b'p')) {
+        return false;
+    }
+    // Servers that hand names on as variables take both signs for one.
+    let dashed = if name.contains('_') { Cow::Owned(name.replace('_', "-")) } else { Cow::Borrowed(name) };
+    let is_other = || {
+        matches!(
+            &*dashed,
+            "forwarded"
+                | "forwarded-for"
+                | "front-end-https"
+                | "fastly-client-ip"
+                | "client-ip"
+                | "cf-connecting-ip"
+                | "cf-connecting-ipv6"
+                | "true-client-ip"
+                | "proxy"
+                | "x-client-ip"
+                | "x-cluster-client-ip"
+                | "x-appengine-user-ip"
+                | "x-azure-clientip"
+                | "x-azure-socketip"
+                | "x-host"
+                | "x-http-host-override"
+                | "x-http-destinationurl"
+                | "x-proxy-url"
+                | "x-proxyuser-ip"
+                | "x-script-name"
+                | "x-url-scheme"
+        )
+    };
+    (dashed.starts_with("x-") && REWRITING.iter().any(|beginning| dashed.starts_with(beginning))) || is_other()
 }
 
 /// The names that a `Connection` header declares to be for one hop.
@@ -54,24 +96,15 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Takes the router's own keys out of a request's head: no engine gets to know them.
-pub(crate) fn hide_keys(headers: &mut HeaderMap, uri: &mut Uri, gate: &Gate) {
+/// Takes the router's own keys out of a request's lines: no engine gets to know them.
+pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     if !gate.asks_for_key_to_change() {
         return;
-    }
-    if let Some(query) = uri.query().filter(|query| shows_key(query.as_bytes(), gate)) {
-        let pairs: Vec<&str> = query.split('&').filter(|pair| !shows_key(pair.as_bytes(), gate)).collect();
-        // A key that has the sign which separates pairs is in none of them.
-        let left = Some(pairs.join("&")).filter(|left| !left.is_empty() && !shows_key(left.as_bytes(), gate));
-        let path = left.map_or_else(|| uri.path().to_owned(), |left| format!("{}?{left}", uri.path()));
-        set_path(uri, &path);
     }
     if gate.asks_for_key() {
         headers.remove(AUTHORIZATION);
     }
-    let with_key: Vec<HeaderName> =
-        headers.iter().filter(|(_, value)| shows_key(value.as_bytes(), gate)).map(|(name, _)| name.clone()).collect();
-    for name in with_key {
+    for name in gate.names_with_keys(headers) {
         headers.remove(name);
     }
 }
@@ -91,20 +124,6 @@ fn set_path(uri: &mut Uri, path: &str) {
     let mut parts = std::mem::take(uri).into_parts();
     parts.path_and_query = path.parse().ok();
     *uri = Uri::from_parts(parts).unwrap_or_default();
-}
-
-/// True if a text contains a key of the router, as it is or in an encoding that clients use for keys.
-fn shows_key(text: &[u8], gate: &Gate) -> bool {
-    if gate.has_key_in(text) {
-        return true;
-    }
-    if text.contains(&b'%') && gate.has_key_in(&percent_decode(text).collect::<Vec<u8>>()) {
-        return true;
-    }
-    // A user and a password (RFC 7617).
-    let Some((scheme, pair)) = text.split_at_checked(6) else { return false };
-    scheme.eq_ignore_ascii_case(b"basic ")
-        && BASE64.decode(pair.trim_ascii()).is_ok_and(|plain| gate.has_key_in(&plain))
 }
 
 /// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
@@ -243,7 +262,7 @@ impl EngineRequest<'_> {
                 || (*name == ACCEPT_ENCODING && self.plain)
                 // The rank that was decided on has the room.
                 || (*name == RANK && rank.is_some());
-            if is_ours || is_for_one_hop(name) || named.contains(name) {
+            if is_ours || is_for_one_hop(name) || is_for_proxies(name) || named.contains(name) {
                 continue;
             }
             put(&[name.as_str().as_bytes(), b": ", value.as_bytes(), b"\r\n"]);
@@ -300,6 +319,29 @@ mod tests {
         left.sort_unstable();
         let harmless = ["content-security-policy", "x-content-type-options"];
         assert_eq!(left, ["authorization", "content-length", harmless[0], "host", harmless[1], "x-yours"]);
+    }
+
+    #[test]
+    fn headers_that_only_proxies_may_write() {
+        for name in [
+            "x-original-url",
+            "x-rewrite-url",
+            "x-http-method-override",
+            "x-http-method",
+            "x-method-override",
+            "x-forwarded-for",
+            "x_forwarded_host",
+            "x-original_url",
+            "forwarded",
+            "x-real-ip",
+            "true-client-ip",
+            "proxy",
+        ] {
+            assert!(is_for_proxies(&HeaderName::from_static(name)), "{name}");
+        }
+        for name in ["x-request-id", "traceparent", "content-type", "x-api-key", "x-mine", "forward", "priority"] {
+            assert!(!is_for_proxies(&HeaderName::from_static(name)), "{name}");
+        }
     }
 
     #[test]

@@ -31,9 +31,15 @@ struct HedgeCount<'a>(&'a AtomicUsize);
 impl<'a> HedgeCount<'a> {
     fn new(app: &'a App) -> Option<Self> {
         let in_flight: usize = app.fleet.engines().iter().map(|engine| engine.counts.in_flight.load(Relaxed)).sum();
-        let open = &app.counts.open_hedges;
-        let is_free = open.fetch_update(Relaxed, Relaxed, |open| (open * EACH < in_flight).then_some(open + 1)).is_ok();
-        is_free.then_some(Self(open))
+        Self::take(&app.counts.open_hedges, in_flight)
+    }
+
+    /// Takes a place among so many requests at engines, of which the open hedges are some.
+    fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
+        let one_more =
+            |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));
+        // A value that is made beforehand would be dropped where there is no place, and give back what was never taken.
+        open.fetch_update(Relaxed, Relaxed, one_more).is_ok().then(|| Self(open))
     }
 }
 
@@ -89,5 +95,27 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
             count(1);
             failed
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn five_in_a_hundred_and_again_when_they_are_over() {
+        let open = AtomicUsize::new(0);
+        for round in 0..3 {
+            let mut taken = Vec::new();
+            for _ in 0..100 {
+                let in_flight = 100 + taken.len();
+                taken.extend(HedgeCount::take(&open, in_flight));
+            }
+            assert_eq!((taken.len(), open.load(Relaxed)), (5, 5), "round {round}");
+            drop(taken);
+            assert_eq!(open.load(Relaxed), 0, "what was refused gives nothing back");
+        }
+        assert!(HedgeCount::take(&open, 1).is_some(), "one request alone may be at two engines");
+        assert!(HedgeCount::take(&open, 0).is_none());
     }
 }

@@ -4,19 +4,19 @@
 //! text, and at an engine whose `/tokenize` makes the same tokens of a text of many kinds as the router. Else the text goes
 //! on as it came, and is counted.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use kvatlas_prompt::{Endpoint, TOKENIZE_PATH, tokenize_answer};
 use serde_json::json;
-use serde_json::value::RawValue;
 
+use super::fields::fields;
 use crate::app::App;
 use crate::engine::{Engine, ask};
 use crate::fleet::Dialects;
+use crate::prompts::PromptLimits;
 use crate::request_facts::RequestFacts;
 
 /// Time within which an engine must say what the probe's tokens are.
@@ -44,7 +44,7 @@ pub(crate) fn body_of_ids(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestF
 
 /// Makes the body with ids, or returns the number of the reason why not.
 fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
-    let mut fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).map_err(|_| 1usize)?;
+    let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
         return Err(1);
     }
@@ -85,7 +85,9 @@ async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
     let recalled = app.prompts.recall(Endpoint::Completions, body);
     // Completions are alike for all engines.
     let any = |_: Option<&str>| Dialects { main: engine.dialect(), others: Vec::new(), only_model: None };
-    let ours = app.prompts.read(app.service.as_ref(), any, |_| false, Endpoint::Completions, body, &recalled).ids;
+    let limits = PromptLimits::until(Instant::now() + PATIENCE);
+    let read = app.prompts.read(app.service.as_ref(), any, |_| false, Endpoint::Completions, body, &recalled, limits);
+    let ours = read.ids;
     let is_equal = theirs.is_some() && theirs.as_deref() == ours.as_deref();
     app.tokens.note(&engine, model, is_equal);
 }

@@ -1,21 +1,22 @@
 //! Streams whose clients do not ask how many tokens they have: the engine is asked all the same, and the chunk in which it
 //! says so is kept from the client.
 
-use std::collections::BTreeMap;
-
 use bytes::Bytes;
-use serde_json::value::RawValue;
 use serde_json::{Map, Value, json};
 
-use super::fields::with;
+use super::fields::{fields, with};
+
+/// Bytes of the options at most: longer ones are none that an engine takes.
+const LONGEST_OPTIONS: usize = 4096;
 
 const FIELD: &str = r#""stream_options":{"include_usage":true},"#;
 
 /// Makes the body that asks for usage; None if it cannot be made. `has_options`: whether it has `stream_options`.
 pub(crate) fn ask_for_usage(body: &[u8], has_options: bool) -> Option<Bytes> {
     if has_options {
-        let fields: BTreeMap<String, &RawValue> = serde_json::from_slice(body).ok()?;
-        let given = fields.get("stream_options").and_then(|raw| serde_json::from_str(raw.get()).ok());
+        let fields = fields(body)?;
+        let short = fields.get("stream_options").filter(|raw| raw.get().len() <= LONGEST_OPTIONS);
+        let given = short.and_then(|raw| serde_json::from_str(raw.get()).ok());
         let mut options: Map<String, Value> = given.unwrap_or_default();
         options.insert("include_usage".to_owned(), json!(true));
         // Without the usage at the end there would have been none in between.

@@ -88,26 +88,24 @@ pub(crate) fn is_listed(path: &str, listed: &[String]) -> bool {
 
 /// A path as an engine may read it.
 fn plain(path: &str) -> String {
-    let decoded = percent_encoding::percent_decode_str(path).decode_utf8_lossy().to_ascii_lowercase();
+    let decoded = kvatlas_http::plain(path.as_bytes());
+    let decoded = String::from_utf8_lossy(&decoded).to_ascii_lowercase();
     let segments = decoded.split('/').filter(|segment| !segment.is_empty());
     segments.fold(String::new(), |path, segment| path + "/" + segment)
 }
 
 /// True if a path has `.` or `..` among its segments, however it writes them (RFC 3986, 5.2.4).
 fn climbs(path: &str) -> bool {
-    if !path.contains(['.', '%']) {
+    if !path.bytes().any(|byte| matches!(byte, b'.' | b'%') || !byte.is_ascii()) {
         return false;
     }
-    let mut plain = path.to_ascii_lowercase();
-    // A server behind another one may decode it once more.
-    while plain.contains("%25") {
-        plain = plain.replace("%25", "%");
-    }
-    for (written, sign) in [("%2e", "."), ("%2f", "/"), ("%5c", "/"), ("\\", "/"), ("%3b", ";")] {
-        plain = plain.replace(written, sign);
-    }
-    // Some servers do not count what stands behind a semicolon.
-    plain.split('/').any(|segment| matches!(segment.split(';').next(), Some("." | "..")))
+    let plain = kvatlas_http::plain(path.as_bytes());
+    plain.split(|byte| matches!(byte, b'/' | b'\\')).any(|segment| {
+        // Some servers do not count what stands behind a semicolon, and cut a path at a zero or drop what is not seen.
+        let name = segment.split(|byte| matches!(byte, b';' | 0)).next().unwrap_or_default();
+        let seen = name.iter().filter(|byte| **byte > b' ' && **byte != 0x7f);
+        name.contains(&b'.') && seen.clone().count() <= 2 && seen.clone().all(|byte| *byte == b'.')
+    })
 }
 
 #[cfg(test)]
@@ -228,6 +226,14 @@ mod tests {
             "/v1/..%3Ba/x",
             "/v1/%252e%25252e/x",
             "/v1/a%5C..%5cx",
+            "/v1/%25%32%65.;x/y",
+            "/v1/%c0%ae%c0%ae/x",
+            "/v1/%u002e%u002e/x",
+            "/v1/a%c0%af..%c0%afx",
+            "/v1/..%00/x",
+            "/v1/..%20/x",
+            "/v1/.%09./x",
+            "/v1/..%2500%252fx",
         ] {
             assert!(climbs(path), "{path}");
         }

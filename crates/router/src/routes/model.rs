@@ -1,11 +1,14 @@
 //! Finds the model that a request names, apart from prompts that are read as a whole.
 
-use std::borrow::Cow;
-use std::collections::BTreeMap;
+use std::fmt;
 
 use memchr::memmem;
 use percent_encoding::{NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
+use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::value::RawValue;
+
+/// Bytes of a model's name as a body has it.
+const LONGEST_NAME: usize = 4096;
 
 /// Place where a body names the model, if its type does not say otherwise.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,6 +24,7 @@ impl ModelAt {
     /// The model that a body of this type (`Content-Type`) names, if it names one.
     pub(crate) fn of(self, kind: &str, body: &[u8]) -> Option<String> {
         match self.value(kind, body)? {
+            ModelText::Json(value) if value.len() > LONGEST_NAME => None,
             ModelText::Json(value) => serde_json::from_str(value).ok(),
             ModelText::Form(value) => Some(value.to_owned()),
             ModelText::Url(value) => decoded(value),
@@ -82,8 +86,45 @@ fn decoded(value: &str) -> Option<String> {
 
 /// The field `model` of a JSON object: of a field that is there twice, engines take the last.
 fn json_field(body: &[u8]) -> Option<&str> {
-    let fields: BTreeMap<Cow<'_, str>, &RawValue> = serde_json::from_slice(body).ok()?;
-    fields.get("model").map(|value| value.get())
+    serde_json::from_slice::<ModelField<'_>>(body).ok()?.0.map(|value| value.get())
+}
+
+/// The field of an object that names the model: nothing is kept of the others.
+struct ModelField<'b>(Option<&'b RawValue>);
+
+impl<'de> Deserialize<'de> for ModelField<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(serde::Deserialize)]
+        #[serde(field_identifier, rename_all = "lowercase")]
+        enum Key {
+            Model,
+            #[serde(other)]
+            Other,
+        }
+
+        struct Object;
+
+        impl<'de> Visitor<'de> for Object {
+            type Value = ModelField<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
+                let mut found = None;
+                while let Some(key) = map.next_key()? {
+                    match key {
+                        Key::Model => found = Some(map.next_value()?),
+                        Key::Other => drop(map.next_value::<IgnoredAny>()?),
+                    }
+                }
+                Ok(ModelField(found))
+            }
+        }
+
+        deserializer.deserialize_map(Object)
+    }
 }
 
 /// A short field of a form (RFC 7578). `boundary`: what stands between its parts; else its first line says that.

@@ -11,6 +11,7 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::lru::Lru;
+use super::turn::ShownUnder;
 
 /// Sessions whose last prompts are kept, and the bytes of these.
 const MOST: usize = 1 << 14;
@@ -117,11 +118,11 @@ impl Habits {
     }
 
     /// The habits of the last minutes, for a page. None if there are none.
-    pub(super) fn to_json(&self, now: f64) -> Option<Value> {
+    pub(super) fn to_json(&self, now: f64, shown_under: &ShownUnder) -> Option<Value> {
         let last = self.told.back().filter(|habit| habit.at + TOLD >= now)?;
         Some(json!({
             "sessions": self.count(now),
-            "session": super::Turn::hex(last.session),
+            "session": shown_under.hex(last.session),
             "differs_at_token": last.differs_at,
             "tokens": last.tokens,
         }))
@@ -152,9 +153,10 @@ mod tests {
         let places: Vec<_> = found.iter().map(Option::is_some).collect();
         assert_eq!(places, [false, false, false, true, false, false]);
         assert_eq!(found[3], Some(Habit { session: 1, at: 3.0, differs_at: 0, tokens: 23 * 16 }));
+        let shown_under = ShownUnder::new([0; 32]);
         assert_eq!((habits.turns(), habits.count(5.0), habits.count(5.0 + TOLD + 1.0)), (3, 1, 0));
-        assert_eq!(habits.to_json(6.0).expect("one")["sessions"], 1);
-        assert_eq!(habits.to_json(6.0 + TOLD), None);
+        assert_eq!(habits.to_json(6.0, &shown_under).expect("one")["sessions"], 1);
+        assert_eq!(habits.to_json(6.0 + TOLD, &shown_under), None);
     }
 
     #[test]

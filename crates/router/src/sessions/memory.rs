@@ -4,7 +4,7 @@ use kvatlas_routing::Kind;
 
 use super::identity::{Class, Hints, Identity};
 use super::lru::Lru;
-use super::turn::Turn;
+use super::turn::{ShownUnder, Turn};
 use crate::observe::Stop;
 
 /// Sessions that are kept in mind.
@@ -16,6 +16,7 @@ const MOST_CHILDREN: usize = 64;
 /// The sessions that were seen last.
 pub(super) struct Memory {
     sessions: Lru<Session>,
+    shown_under: ShownUnder,
 }
 
 #[derive(Debug, Default)]
@@ -36,8 +37,8 @@ struct AnswerEnd {
 }
 
 impl Memory {
-    pub(super) fn new() -> Self {
-        Self { sessions: Lru::new(MOST, usize::MAX) }
+    pub(super) fn new(shown_under: ShownUnder) -> Self {
+        Self { sessions: Lru::new(MOST, usize::MAX), shown_under }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -83,6 +84,7 @@ impl Memory {
             after: waited_for.iter().map(|ended| ended.id).collect(),
             delay: end.map(|end| (now - end).max(0.0)),
             hints,
+            shown_under: self.shown_under.clone(),
         }
     }
 
@@ -129,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_reason_for_an_end_tells_which_pause_comes() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
         let first = begin(&mut memory, 1, None, Hints::default(), 0.0);
         assert_eq!((first.kind, first.pause, first.number), (Kind::Start, None, 0));
         memory.end(&first, 10, Some(Stop::Tool), 5.0);
@@ -148,7 +150,7 @@ mod tests {
 
     #[test]
     fn agents_wait_for_each_other() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
         let spawns = begin(&mut memory, 1, None, Hints::default(), 0.0);
         memory.end(&spawns, 1, Some(Stop::Tool), 1.0);
         let children = [2, 3].map(|key| begin(&mut memory, key, Some(1), Hints::default(), 1.5));
@@ -168,7 +170,7 @@ mod tests {
 
     #[test]
     fn a_session_that_is_over_begins_anew() {
-        let mut memory = Memory::new();
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
         let last = begin(&mut memory, 1, None, Hints { is_last: true, ..Hints::default() }, 0.0);
         memory.end(&last, 1, Some(Stop::End), 1.0);
         assert_eq!((memory.len(), memory.look(identity(1, None), Hints::default(), 2.0).kind), (0, Kind::Start));

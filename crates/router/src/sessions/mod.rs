@@ -34,6 +34,7 @@ use xxhash_rust::xxh3::xxh3_64_with_seed;
 use crate::clock::seconds;
 use crate::config::Config;
 use crate::error::Error;
+use crate::fleet_secret::FleetSecret;
 use crate::lock;
 use crate::observe::Stop;
 use chains::{Chains, End};
@@ -45,6 +46,7 @@ use memory::Memory;
 pub(crate) use body::BodyNames;
 pub(crate) use identity::{Hints, Identity, Name};
 pub use source::Source;
+use turn::ShownUnder;
 pub(crate) use turn::Turn;
 
 /// The sessions that requests belong to.
@@ -53,6 +55,7 @@ pub(crate) struct Sessions {
     sources: Vec<Source>,
     own_header: Option<HeaderName>,
     memory: Mutex<Memory>,
+    shown_under: ShownUnder,
     habits: Mutex<Habits>,
     chains: Chains,
     /// Sessions without a name that have begun, and what their keys are made with: no other router makes the same.
@@ -74,16 +77,18 @@ pub(crate) struct Prompt<'a> {
 }
 
 impl Sessions {
-    pub(crate) fn new(config: &Config) -> Result<Self, Error> {
+    pub(crate) fn new(config: &Config, secret: &FleetSecret) -> Result<Self, Error> {
         let own = Some(config.session_header.as_str()).filter(|name| !name.is_empty());
         let own_header = own.map(|name| {
             HeaderName::try_from(name)
                 .map_err(|_| Error::config(format!("session_header: {name:?} is no header's name")))
         });
+        let shown_under = ShownUnder::new(secret.key("kvatlas 2026-11-28 names of sessions"));
         Ok(Self {
             sources: config.session_sources.clone(),
             own_header: own_header.transpose()?,
-            memory: Mutex::new(Memory::new()),
+            memory: Mutex::new(Memory::new(shown_under.clone())),
+            shown_under,
             habits: Mutex::new(Habits::new()),
             chains: Chains::new(),
             started: AtomicU64::new(0),
@@ -150,7 +155,7 @@ impl Sessions {
         let Some(found) = found else { return };
         if !self.has_warned.swap(true, Relaxed) {
             tracing::warn!(
-                session = Turn::hex(found.session),
+                session = self.shown_under.hex(found.session),
                 differs_at_token = found.differs_at,
                 tokens = found.tokens,
                 "a session's prompts begin differently turn after turn, so that no cache is of use to it: something that \
@@ -167,7 +172,7 @@ impl Sessions {
 
     /// The sessions whose prompts begin differently each time, for a page. None if there were none lately.
     pub(crate) fn habits(&self) -> Option<Value> {
-        lock(&self.habits).to_json(seconds())
+        lock(&self.habits).to_json(seconds(), &self.shown_under)
     }
 
     /// Sessions that are kept in mind.

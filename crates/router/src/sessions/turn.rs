@@ -1,11 +1,35 @@
 //! A request as a part of its session.
 
+use std::fmt;
+use std::sync::Arc;
+
 use kvatlas_routing::Kind;
 use serde_json::{Map, Value, json};
 
 use super::identity::{Class, Hints};
 use super::source::Source;
 use crate::observe::Stop;
+
+/// The key under which names of sessions are shown, so that none is found by guessing it.
+#[derive(Clone, PartialEq)]
+pub(crate) struct ShownUnder(Arc<[u8; 32]>);
+
+impl ShownUnder {
+    pub(super) fn new(key: [u8; 32]) -> Self {
+        Self(Arc::new(key))
+    }
+
+    /// Writes a session's key as records and pages have it.
+    pub(super) fn hex(&self, session: u64) -> String {
+        blake3::keyed_hash(&self.0, &session.to_le_bytes()).to_hex()[..16].to_owned()
+    }
+}
+
+impl fmt::Debug for ShownUnder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("***")
+    }
+}
 
 /// A request as a part of its session.
 #[derive(Debug, Clone, PartialEq)]
@@ -25,20 +49,16 @@ pub(crate) struct Turn {
     /// Seconds since the last of these ends.
     pub(crate) delay: Option<f64>,
     pub(crate) hints: Hints,
+    pub(crate) shown_under: ShownUnder,
 }
 
 impl Turn {
-    /// Writes a key as records and pages have it.
-    pub(crate) fn hex(key: u64) -> String {
-        format!("{key:016x}")
-    }
-
     /// Returns the turn in JSON.
     pub(crate) fn to_json(&self) -> Value {
         json!({
-            "key": Self::hex(self.session),
+            "key": self.shown_under.hex(self.session),
             "source": self.source.word(),
-            "parent": self.parent.map(Self::hex),
+            "parent": self.parent.map(|parent| self.shown_under.hex(parent)),
             "turn": self.number,
             "kind": self.kind.as_str(),
             "class": self.hints.class.map(Class::word),
@@ -53,8 +73,8 @@ impl Turn {
     pub(crate) fn record(&self, fields: &mut Map<String, Value>) {
         let millis = |seconds: f64| (seconds * 1e3).round() as u64;
         let fields_of_turn: [(&str, Value); 10] = [
-            ("session_id", Self::hex(self.session).into()),
-            ("parent", self.parent.map(Self::hex).into()),
+            ("session_id", self.shown_under.hex(self.session).into()),
+            ("parent", self.parent.map(|parent| self.shown_under.hex(parent)).into()),
             ("turn", self.number.into()),
             ("kind", self.kind.as_str().into()),
             ("class", self.hints.class.map(Class::word).into()),

@@ -1,8 +1,9 @@
 //! From a request to its answer: checks the key, the path and the method, and calls what answers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, LazyLock};
+use std::thread::available_parallelism;
 use std::time::Instant;
 
 use hyper::{Method, Request, Response, StatusCode};
@@ -10,6 +11,7 @@ use kvatlas_follow::log::panic_text;
 use kvatlas_follow::report::{self, VERSION};
 use kvatlas_http::parts::PartRequest;
 use kvatlas_http::{BodyLimits, Call, Content, ListenerKind, RequestBody, body};
+use tokio::sync::Semaphore;
 
 use super::answer::{self, Answer, json, json_pieces, typed};
 use super::app::App;
@@ -25,7 +27,7 @@ const OPENAPI: &str = include_str!("openapi.json");
 pub(crate) async fn answer(app: Arc<App>, call: Call, request: Request<RequestBody>) -> Response<Answer> {
     let started = Instant::now();
     let route = Route::of(request.uri().path());
-    let trace = Trace::of(&request, app.front.config.access_log);
+    let trace = Trace::of(&request, app.front.config.access_log, &app.gate);
     let mut response = dispatch(&app, &call, route, request).await.unwrap_or_else(|refusal| refusal.response());
     let took = started.elapsed();
     app.counts.answered(route, response.status().as_u16(), took);
@@ -40,10 +42,11 @@ async fn dispatch(
     request: Request<RequestBody>,
 ) -> Result<Response<Answer>, Refusal> {
     let kind = call.kind;
+    app.gate.check_target(&request)?;
     if kind == ListenerKind::Admin {
         app.gate.check_admin_host(&request)?;
-    } else if app.gate.check(&request, route.access())? {
-        call.place.is_known();
+    } else {
+        app.gate.check(&request, route.access())?;
     }
     if route == Route::Unknown || !route.is_at(kind) {
         return Err(Refusal::unknown_path());
@@ -84,8 +87,9 @@ async fn dispatch(
         Route::Health => Ok(health::health(&app.pulses, &app.fleet)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
-            let text = exposition::text(app).map_err(|_| Refusal::internal())?;
-            let (kind, text) = kvatlas_http::metrics::negotiated(request.headers(), text);
+            let made =
+                app.front.exposition.get(request.headers(), kind == ListenerKind::Admin, || exposition::text(app));
+            let (kind, text) = made.map_err(|_| Refusal::internal())?;
             Ok(typed(StatusCode::OK, kind, text))
         }),
         Route::Version => Ok(json(StatusCode::OK, serde_json::json!({ "version": VERSION }).to_string())),
@@ -105,28 +109,62 @@ async fn post(
     let most = app.front.config.max_body;
     let limits = BodyLimits { most, thrown_away: (most as u64).saturating_mul(PATIENCE), until };
     let body = body::read(body, limits, &app.front.memory).await.map_err(|fault| Refusal::of_body(&fault, most))?;
-    let parameters = head.uri.query().unwrap_or_default();
-    let sent = match Content::of(&head.headers) {
-        Some(Content::Json) => Body::Json(&body),
-        Some(Content::Bytes) if matches!(route, Route::Query | Route::QueryByHash | Route::Digest) => {
-            Body::Bytes { parameters, blocks: &body }
-        }
+    let is_json = match Content::of(&head.headers) {
+        Some(Content::Json) => true,
+        Some(Content::Bytes) if matches!(route, Route::Query | Route::QueryByHash | Route::Digest) => false,
         _ => return Err(Refusal::wrong_content_type()),
     };
     match route {
-        Route::Register => counted(app, register::register(app, &body).await),
-        Route::Observed => guarded(app, || observed::observe(app, &body)),
-        Route::Digest => guarded(app, || match sent {
+        Route::Register => return counted(app, register::register(app, &body).await),
+        Route::Unregister => return counted(app, register::unregister(app, &body).await),
+        _ => {}
+    }
+    if !takes_long(route, body.len()) {
+        return answer_at(app, route, head.uri.query().unwrap_or_default(), &body, is_json);
+    }
+    let turn = ASIDE.acquire().await.ok();
+    let app = app.clone();
+    let answering = tokio::task::spawn_blocking(move || {
+        let answered = answer_at(&app, route, head.uri.query().unwrap_or_default(), &body, is_json);
+        drop((turn, body));
+        answered
+    });
+    answering.await.unwrap_or_else(|_| Err(Refusal::internal()))
+}
+
+/// Permits to answer what takes long, on threads beside those that serve.
+static ASIDE: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
+
+/// Bytes of a query beyond which it takes more than a moment: those of a prompt of 40,000 tokens. Of what has many things
+/// in it, each of which is looked for, it is less.
+const LONG_QUERY: usize = 256 << 10;
+const LONG_BODY: usize = 16 << 10;
+
+fn takes_long(route: Route, bytes: usize) -> bool {
+    bytes > if matches!(route, Route::Query | Route::QueryByHash) { LONG_QUERY } else { LONG_BODY }
+}
+
+/// Answers what needs nothing but to be computed.
+fn answer_at(
+    app: &App,
+    route: Route,
+    parameters: &str,
+    body: &[u8],
+    is_json: bool,
+) -> Result<Response<Answer>, Refusal> {
+    let sent = if is_json { Body::Json(body) } else { Body::Bytes { parameters, blocks: body } };
+    guarded(app, || match route {
+        Route::Observed => observed::observe(app, body),
+        Route::Digest => match sent {
             Body::Bytes { parameters, blocks } => sites::digest(app, parameters, blocks),
             Body::Json(_) => Err(Refusal::wrong_content_type()),
-        }),
-        Route::Sites => guarded(app, || sites::find(app, &body)),
-        Route::SitesCompare => guarded(app, || sites::compare(app, &body)),
-        Route::Unregister => counted(app, register::unregister(app, &body).await),
-        Route::Query => guarded(app, || queries::single(app, sent, Kind::Tokens)),
-        Route::QueryByHash => guarded(app, || queries::single(app, sent, Kind::Hashes)),
-        _ => guarded(app, || queries::batch(app, &body)),
-    }
+        },
+        Route::Sites => sites::find(app, body),
+        Route::SitesCompare => sites::compare(app, body),
+        Route::Query => queries::single(app, sent, Kind::Tokens),
+        Route::QueryByHash => queries::single(app, sent, Kind::Hashes),
+        _ => queries::batch(app, body),
+    })
 }
 
 /// A panic is a bug, and costs the request that met it.

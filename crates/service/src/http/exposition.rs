@@ -69,6 +69,13 @@ fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     gauge(encoder, "http_connections", "Open HTTP connections", open)?;
     let help = "HTTP connections that were closed before they sent a key, to make room for others";
     counter(encoder, "http_connections_evicted", help, app.front.evicted())?;
+    let help = "HTTP connections that were closed before they sent a key, for another reason: too_many_streams at once, or an unread_answer";
+    let mut family = describe(encoder, "http_strangers_closed", help, MetricType::Counter)?;
+    for (reason, count) in app.front.closed_strangers() {
+        count_of(&mut family, &[("reason", reason)], count)?;
+    }
+    let help = "Bytes that HTTP connections which have not sent a key count for. Beyond 80 MiB, the largest are closed";
+    gauge(encoder, "http_stranger_bytes", help, app.front.stranger_bytes() as i64)?;
     let help = "Memory of the bodies of all requests in bytes";
     gauge(encoder, "http_body_bytes", help, app.front.memory.used() as i64)?;
     let help = "HTTP requests refused because http.body_memory was full, by reason: no_room for the body, or it was too slow and gave_way to others";

@@ -6,6 +6,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use hyper::{Method, Request, Response};
+use kvatlas_http::Gate;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::routes::Route;
@@ -28,14 +29,13 @@ pub(crate) struct Trace {
 impl Trace {
     /// Reads what a client sends, if it can be used. `logged`: the request will be in the access log, and has an id
     /// there.
-    pub(crate) fn of<B>(request: &Request<B>, logged: bool) -> Self {
+    pub(crate) fn of<B>(request: &Request<B>, logged: bool, gate: &Gate) -> Self {
         let headers = request.headers();
-        let id = read(headers, &REQUEST_ID, is_id).or_else(|| logged.then(new_id));
-        Self {
-            id,
-            parent: read(headers, &TRACEPARENT, is_traceparent),
-            method: logged.then(|| request.method().clone()),
-        }
+        let read = |name: HeaderName, is_good: fn(&[u8]) -> bool| {
+            read(headers, &name, |value| is_good(value) && !gate.has_key_in(value))
+        };
+        let id = read(REQUEST_ID, is_id).or_else(|| logged.then(new_id));
+        Self { id, parent: read(TRACEPARENT, is_traceparent), method: logged.then(|| request.method().clone()) }
     }
 
     /// Puts the names into the answer, and writes the access log.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 
 from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
@@ -38,14 +39,22 @@ class GreedyBound:
     def __post_init__(self) -> None:
         self._random = random.Random(self.seed)
 
-    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
         """The engine of least harm."""
         names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
         best: list[int] = []
         least = float("inf")
         uncached: dict[int, int] = {}
         for number, engine in enumerate(self.engines):
-            if number in self._down:
+            if number in self._down or number in without:
                 continue
             mine = uncached[number] = request.prompt_tokens - engine.depth(names) * self.block_size
             cost = self._cost(engine, mine)
@@ -86,7 +95,7 @@ class GreedyBound:
         """See `Placer`."""
         self._uncached.pop(request.number, None)
 
-    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
         """See `Placer`."""
 
     def joins(self, engine: int, now: float) -> None:

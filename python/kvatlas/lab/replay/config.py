@@ -84,10 +84,11 @@ class ReplayConfig:
             raise ConfigError(f"check must be from 0 to 1, got {self.check}")
         if not self.check_seconds >= 0:
             raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
-        for name in ("slow", "joins", "dies", "hangs"):
-            for number in getattr(self.scenario, name):
-                if number >= self.fleet.engines:
-                    raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
+        named = [(name, n) for name in ("slow", "joins", "dies", "limits") for n in getattr(self.scenario, name)]
+        named += [(trouble.kind, trouble.engine) for trouble in self.scenario.troubles]
+        for name, number in named:
+            if number >= self.fleet.engines:
+                raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
         if self.guess not in GUESSES:
             raise ConfigError(f"guess must be one of {', '.join(GUESSES)}, got {self.guess!r}")
         if self.routers < 1:

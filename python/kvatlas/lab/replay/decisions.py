@@ -27,6 +27,7 @@ from kvatlas._hashes import Hashes
 from kvatlas._text import count, percent, seconds
 from kvatlas.errors import TraceError
 from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.sim.dependencies import Dependency
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
@@ -208,7 +209,15 @@ class RecordedChoices:
     def __init__(self, chosen: Sequence[int]) -> None:
         self._chosen = chosen
 
-    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
         """The engine that stands for the recorded worker."""
         return self._chosen[request.number]
 
@@ -225,7 +234,7 @@ class RecordedChoices:
     def failed(self, request: Request, now: float) -> None:
         """See `Placer`."""
 
-    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
         """See `Placer`."""
 
     def joins(self, engine: int, now: float) -> None:

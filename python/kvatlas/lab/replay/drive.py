@@ -5,14 +5,16 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
-from typing import Literal
+from dataclasses import dataclass, field, replace
+from functools import partial
 
 from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.delivery import Delivery
 from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import RETRIES, Misbehaviour
 from kvatlas.lab.replay.placing import Placer
-from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.scenario import Scenario, Trouble
+from kvatlas.lab.replay.trouble import SLOW
 from kvatlas.sim.gaps import Gaps
 from kvatlas.sim.hardware import StepTime
 from kvatlas.sim.host import HostTier
@@ -21,7 +23,7 @@ from kvatlas.sim.request import Request, State
 from kvatlas.sim.scheduler import EngineConfig
 from kvatlas.sim.stepped import SteppedEngine
 
-Change = Literal["joins", "dies", "hangs"]
+Change = Callable[[int, float], None]  # with the engine's number and the time
 Find = Callable[[Hashes], IndexMatch]
 Look = Callable[[Request, Hashes, IndexMatch], None]
 
@@ -70,9 +72,10 @@ class Outcome:
     requests: int = 0  # that came
     ends: dict[int, float] = field(default_factory=dict)  # when each request got its last token, by number
     hits: dict[int, int] = field(default_factory=dict)  # tokens that each found cached, by number
-    refused: int = 0  # too large for any engine, or refused by the router
+    refused: int = 0  # too large for any engine, or failed at as many engines as a router asks
     waited: int = 0  # held back in the router for a while
-    retried: int = 0  # sent again as their engine died
+    longest_wait: float = 0.0  # in the router, of those that were
+    retried: int = 0  # sent again as their engine died or answered with an error
     ttft: list[float] = field(default_factory=list)  # from coming to the router, in the order of the first tokens
     waits: Waits = field(default_factory=Waits)  # summed over the requests with a first token
     good: int = 0  # within both limits
@@ -88,8 +91,10 @@ class _Life:
     query: Hashes
     arrived: float
     engine: int = -1
+    asked: float = 0.0  # when the router was asked last: again after it has failed
     sent: float = 0.0
     first: float = -1.0  # when its first token was seen, on whichever engine
+    failed: frozenset[int] = frozenset()  # engines that have answered it with an error
 
 
 class Drive:
@@ -120,7 +125,7 @@ class Drive:
         self.engines = [
             SteppedEngine(
                 name,
-                config,
+                replace(config, max_running=scenario.limits.get(n, config.max_running)),
                 steps.slower(scenario.slow.get(n, 1.0)),
                 delivery,
                 self,
@@ -140,13 +145,16 @@ class Drive:
         self._freed = False
         self._now = 0.0
         self.ended: Callable[[int, float], None] | None = None  # told of each request that is over: number, time
-        self._changes: list[tuple[float, int, Change]] = sorted(
-            [
-                *((at, n, "joins") for n, at in scenario.joins.items()),
-                *((at, n, "dies") for n, at in scenario.dies.items()),
-                *((begin, n, "hangs") for n, (begin, _) in scenario.hangs.items()),
-            ]
-        )
+        self._trouble = Misbehaviour()
+        self._steps = [engine.steps for engine in self.engines]
+        self._changes: list[tuple[float, int, Change]] = [
+            *((at, n, self._joins) for n, at in scenario.joins.items()),
+            *((at, n, self._dies) for n, at in scenario.dies.items()),
+        ]
+        for trouble in scenario.troubles:
+            self._changes.append((trouble.begin, trouble.engine, partial(self._begins, trouble)))
+            self._changes.append((trouble.end, trouble.engine, partial(self._ends, trouble)))
+        self._changes.sort(key=lambda change: change[:2])
         for n in scenario.joins:
             placer.leaves(n, 0.0)
 
@@ -156,6 +164,7 @@ class Drive:
         """A request's prompt is done."""
         now, life = self._now, self._lives[request.number]
         self.placer.first_token(request, now)
+        self._trouble.note_answer(life.engine)
         self._freed = True
         if life.first < 0:
             life.first = now
@@ -207,7 +216,8 @@ class Drive:
             self._at(now)
             free = self._pool.free if self._pool is not None else 0
             if change <= now:
-                self._change(now)
+                _, n, happens = self._changes.pop(0)
+                happens(n, now)
             elif late <= now:
                 _, number, n = heapq.heappop(self._late)
                 self._submit(self._lives[number].request, n, now)
@@ -279,16 +289,21 @@ class Drive:
         self._now = max(self._now, now)
         self._delivery.now = self._now
 
+    def _without(self, life: _Life, now: float) -> frozenset[int]:
+        """The engines that a request is not to be sent to: those that failed it, and those that are avoided."""
+        without = self._trouble.avoided(now) | life.failed
+        return without if len(without) < len(self.engines) else life.failed
+
     def _choose(self, life: _Life, now: float, look: Look | None = None) -> None:
-        placer, request = self.placer, life.request
+        placer, request, life.asked = self.placer, life.request, now
         match = None
         if self._find is not None:
             self._delivery.run_until(now)
             match = self._find(life.query)
             if look is not None:
                 look(request, life.query, match)
-        placer.observe(self.engines, now)
-        engine = placer.choose(request, life.query, match, now)
+        placer.observe(self._trouble.reports(self.engines), now)
+        engine = placer.choose(request, life.query, match, now, without=self._without(life, now))
         if engine is None:
             self.outcome.waited += 1
             self._bind(now)
@@ -297,46 +312,69 @@ class Drive:
 
     def _bind(self, now: float) -> None:
         for request, engine in self.placer.bound(now):
-            self._send(self._lives[request.number], engine, now)
+            life = self._lives[request.number]
+            self.outcome.longest_wait = max(self.outcome.longest_wait, now - life.asked)
+            self._send(life, engine, now)
 
     def _send(self, life: _Life, n: int, now: float) -> None:
         request = life.request
         life.engine, life.sent = n, now
         if self._prepare is not None:
             self._prepare(request, n)
-        if self._scenario.is_late(request.number):
-            heapq.heappush(self._late, (now + self._scenario.late_by, request.number, n))
+        if late := self._scenario.lateness(request.number):
+            heapq.heappush(self._late, (now + late, request.number, n))
         else:
             self._submit(request, n, now)
 
     def _submit(self, request: Request, n: int, now: float) -> None:
         engine = self.engines[n]
-        if not engine.submit(request, now):
-            self.outcome.refused += 1
-            del self._lives[request.number]
+        if self._trouble.refuses(n):
+            self._fails(request, n, now)
+        elif not engine.submit(request, now):
             self.placer.failed(request, now)
-            if self.ended is not None:
-                self.ended(request.number, now)
-        elif engine.due is not None:
-            heapq.heappush(self._heap, (engine.due, n))
+            self._refuse(request, now)
+        else:
+            self._wake(n)
 
-    def _change(self, now: float) -> None:
-        _, n, change = heapq.heappop(self._changes)
-        engine = self.engines[n]
-        if change == "joins":
-            self.placer.joins(n, now)
-            self._freed = True
-            return
-        if change == "hangs":
-            engine.hang(now, self._scenario.hangs[n][1])
-            if engine.due is not None:
-                heapq.heappush(self._heap, (engine.due, n))
-            return
+    def _wake(self, n: int) -> None:
+        due = self.engines[n].due
+        if due is not None:
+            heapq.heappush(self._heap, (due, n))
+
+    def _refuse(self, request: Request, now: float) -> None:
+        self.outcome.refused += 1
+        del self._lives[request.number]
+        if self.ended is not None:
+            self.ended(request.number, now)
+
+    def _fails(self, request: Request, n: int, now: float) -> None:
+        """An engine answers a request with an error, at once."""
+        self.placer.failed(request, now)
+        self._trouble.note_failure(n, now)
+        self._freed = True
+        life = self._lives[request.number]
+        life.failed |= {n}
+        if len(life.failed) > RETRIES or len(life.failed) == len(self.engines):
+            self._refuse(request, now)
+        else:
+            self.outcome.retried += 1
+            self._choose(life, now)
+
+    # What happens to engines
+
+    def _joins(self, n: int, now: float) -> None:
+        self.placer.joins(n, now)
+        self._freed = True
+
+    def _dies(self, n: int, now: float) -> None:
         self.placer.leaves(n, now)
-        lost = engine.die(now)
+        self._lose(n, self.engines[n].die(now), now)
+
+    def _lose(self, n: int, lost: list[Request], now: float) -> None:
+        """An engine is gone, and the requests that it had are sent again."""
         lost += [self._lives[number].request for _, number, other in sorted(self._late) if other == n]
         self._late = sorted(each for each in self._late if each[2] != n)
-        self._delivery.gone(engine.worker)
+        self._delivery.gone(self.engines[n].worker)
         for request in lost:
             self.placer.failed(request, now)
         for request in lost:
@@ -344,6 +382,26 @@ class Drive:
             life = self._lives[request.number]
             _again(request)
             self._choose(life, now)
+
+    def _begins(self, trouble: Trouble, n: int, now: float) -> None:
+        engine = self.engines[n]
+        self._trouble.begin(trouble, engine)
+        if trouble.kind == "stops":
+            engine.hang(now, trouble.end)
+        elif trouble.kind == "slow":
+            engine.set_speed(self._steps[n].slower(SLOW), now)
+        elif trouble.kind == "restarts":
+            self._lose(n, engine.restart(now), now)
+        self._wake(n)
+
+    def _ends(self, trouble: Trouble, n: int, now: float) -> None:
+        self._trouble.end(trouble)
+        if trouble.kind == "slow":
+            self.engines[n].set_speed(self._steps[n], now)
+        elif trouble.kind == "sleeps":
+            self.engines[n].forget()
+        self._freed = True
+        self._wake(n)
 
 
 def _again(request: Request) -> None:

@@ -9,6 +9,7 @@ from kvatlas._hashes import Hashes
 from kvatlas.errors import PolicyError
 from kvatlas.lab.replay.blind import Guess
 from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import EngineReport
 from kvatlas.routing import Decision, Router
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
@@ -32,8 +33,19 @@ class Placer(Protocol):
     def uses_index(self) -> bool:
         """True if `choose` weighs what the index says."""
 
-    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
-        """The number of the engine; None: the request waits in the router until `bound` gives it out."""
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
+        """The number of the engine; None: the request waits in the router until `bound` gives it out.
+
+        `without`: numbers of engines that have failed to answer this request.
+        """
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         """Requests that waited and go to an engine now."""
@@ -47,7 +59,7 @@ class Placer(Protocol):
     def failed(self, request: Request, now: float) -> None:
         """The engine died or refused the request; the same request may be given to `choose` again."""
 
-    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
         """The engines report on themselves, as their metrics do."""
 
     def joins(self, engine: int, now: float) -> None:
@@ -96,13 +108,27 @@ class RouterPlacer:
     def uses_index(self) -> bool:
         return self._router.uses_index
 
-    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
         """See `Placer`."""
         found: Any = match
         if self._guess is not None:
             found = self._guessed(request, now)
+        allowed = [name for n, name in enumerate(self._workers) if n not in without] if without else None
         decision = self._router.choose(
-            content_hashes=query, prompt_tokens=request.prompt_tokens, match=found, session=request.session, now=now
+            content_hashes=query,
+            prompt_tokens=request.prompt_tokens,
+            match=found,
+            session=request.session,
+            allowed=allowed,
+            now=now,
         )
         self._sent[request.number] = decision
         if decision.waits:
@@ -137,7 +163,7 @@ class RouterPlacer:
         if self._guess is not None:
             self._guess.ended(request, now)
 
-    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
         """See `Placer`."""
         if now < self._observed + REPORT_EVERY:
             return
@@ -198,10 +224,18 @@ class RoutersPlacer:
     def uses_index(self) -> bool:
         return self._routers[0].uses_index
 
-    def choose(self, request: Request, query: Hashes, match: IndexMatch | None, now: float) -> int | None:
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
         """See `Placer`."""
         self._tell(now)
-        return self._of(request).choose(request, query, match, now)
+        return self._of(request).choose(request, query, match, now, without=without)
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
         """See `Placer`."""
@@ -220,7 +254,7 @@ class RoutersPlacer:
         """See `Placer`."""
         self._of(request).failed(request, now)
 
-    def observe(self, engines: Sequence[SteppedEngine], now: float) -> None:
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
         """See `Placer`."""
         for router in self._routers:
             router.observe(engines, now)

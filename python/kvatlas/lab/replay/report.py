@@ -117,7 +117,7 @@ def print_report(result: ReplayResult, console: Console) -> None:
     console.print()
     for line in summary.conclusion(result):
         console.print(line, highlight=False)
-    for line in [*summary.about_missed(result), *summary.about_sessions(result)]:
+    for line in [*summary.about_missed(result), *summary.about_sessions(result), *summary.about_trouble(result)]:
         console.print(line, highlight=False)
     console.print(summary.about_check(result), style="bold red" if result.disagreements else None, highlight=False)
     for policy in result.policies:

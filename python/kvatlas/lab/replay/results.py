@@ -80,7 +80,8 @@ class PolicyResult:
     goodput: float  # requests per second within both limits, until the last token
     good: float  # the same as a share of the requests
     waited: int  # requests held back in the router for a while
-    retried: int  # requests sent again because their engine died
+    longest_wait: float  # the longest time that one was
+    retried: int  # requests sent again because their engine died or answered with an error
     lost_events: int  # events lost
     index: IndexFigures
     agreement: Agreement

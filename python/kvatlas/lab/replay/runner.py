@@ -135,7 +135,7 @@ def _replay_policy(
     name, its = placer.name, config.fleet
     size, workers = its.engine.block_size, its.workers()
     # What is late, lost or in a second tier is no mistake of the index: there is nothing to check then.
-    exact = config.scenario.exact_events and not config.scenario.dies and not config.host_tokens
+    exact = config.scenario.exact_events and not config.scenario.loses_caches and not config.host_tokens
     check = config.check if exact and name not in BOUNDS else 0.0
     watched = watched_workers(workers, its.engine.blocks, its.seed)
     timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
@@ -221,6 +221,7 @@ def _replay_policy(
         goodput=outcome.good / outcome.end if outcome.end else 0.0,
         good=outcome.good / done if done else 0.0,
         waited=outcome.waited,
+        longest_wait=outcome.longest_wait,
         retried=outcome.retried,
         lost_events=delivery.counters.lost,
         index=index_figures(timed, stats, clock_cost()),

@@ -4,10 +4,45 @@ from __future__ import annotations
 
 import math
 from dataclasses import MISSING, dataclass, field, fields
+from typing import Literal, get_args
 
 from kvatlas.errors import ConfigError
 
+Kind = Literal["stops", "slow", "errors", "busy", "restarts", "sleeps", "stale"]
+"""A way in which an engine misbehaves for a time; `kvatlas.lab.replay.trouble.TROUBLES` describes them."""
+
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, without their whole parts, are spread evenly
+
+
+@dataclass(frozen=True, slots=True)
+class Trouble:
+    """A time in which an engine misbehaves.
+
+    Attributes:
+        kind: How.
+        engine: The engine's number.
+        begin: When it begins, in seconds from the first request.
+        end: When it is over.
+    """
+
+    kind: Kind
+    engine: int
+    begin: float
+    end: float
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(Kind):
+            raise ConfigError(f"kind of a trouble must be one of {', '.join(get_args(Kind))}, got {self.kind!r}")
+        if self.engine < 0 or not (math.isfinite(self.end) and 0 <= self.begin <= self.end):
+            raise ConfigError(f"{self.kind} of engine {self.engine} cannot be from {self.begin} to {self.end}")
+
+    def overlaps(self, other: Trouble) -> bool:
+        """True if both are at the same time."""
+        return self.begin <= other.end and other.begin <= self.end
+
+    def order(self) -> tuple[float, int, str]:
+        """Key to sort troubles by time."""
+        return self.begin, self.engine, self.kind
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +53,12 @@ class Scenario:
         slow: How many times as slow an engine is as the others, in everything.
         joins: When an engine joins that is not there from the beginning; its cache is empty.
         dies: When an engine is gone, with its cache and its requests, which are sent again.
-        hangs: When an engine stops doing anything, and when it goes on where it was.
-        late: Share of the requests, from 0 to 1, that reach the queue of their engine `late_by` seconds after they were
-            sent there: as with a picture that is slow to fetch, the engine serves others meanwhile.
-        late_by: How late those are.
+        troubles: Times in which engines misbehave.
+        limits: How many requests an engine runs at once, if that is fewer than it says.
+        late: Share of the requests, from 0 to 1, that reach the queue of their engine `late_by` to `late_to` seconds
+            after they were sent there: as with a picture that is slow to fetch, the engine serves others meanwhile.
+        late_by: How late those are at least.
+        late_to: How late they are at most; None: all are as late as `late_by`.
         event_delay: How late announcements arrive.
         lose_events: Share of the announcements that are lost, from 0 to 1. The next one of the same engine shows the
             gap; those that follow wait until the lost one has been asked for again and came.
@@ -32,9 +69,11 @@ class Scenario:
     slow: dict[int, float] = field(default_factory=dict)
     joins: dict[int, float] = field(default_factory=dict)
     dies: dict[int, float] = field(default_factory=dict)
-    hangs: dict[int, tuple[float, float]] = field(default_factory=dict)
+    troubles: tuple[Trouble, ...] = ()
+    limits: dict[int, int] = field(default_factory=dict)
     late: float = 0.0
     late_by: float = 12.0
+    late_to: float | None = None
     event_delay: float = 0.0
     lose_events: float = 0.0
     repair: float = 1.0
@@ -49,9 +88,11 @@ class Scenario:
             raise ConfigError(f"lose_events must be from 0 to below 1, got {self.lose_events}")
         if not 0 <= self.late <= 1:
             raise ConfigError(f"late must be from 0 to 1, got {self.late}")
-        for engine, (begin, end) in self.hangs.items():
-            if engine < 0 or not (math.isfinite(end) and 0 <= begin <= end):
-                raise ConfigError(f"hangs of engine {engine} cannot be from {begin} to {end}")
+        if self.late_to is not None and not (math.isfinite(self.late_to) and self.late_to >= self.late_by):
+            raise ConfigError(f"late_to must not be below late_by ({self.late_by} s), got {self.late_to}")
+        for engine, limit in self.limits.items():
+            if engine < 0 or limit < 1:
+                raise ConfigError(f"limits of engine {engine} cannot be {limit}")
         for name in ("slow", "joins", "dies"):
             for engine, value in getattr(self, name).items():
                 if engine < 0 or not (math.isfinite(value) and value >= 0):
@@ -63,12 +104,20 @@ class Scenario:
     def plain(self) -> bool:
         """True if the scenario changes nothing."""
         return all(getattr(self, f.name) == f.default for f in fields(self) if f.default is not MISSING) and not (
-            self.slow or self.joins or self.dies or self.hangs
+            self.slow or self.joins or self.dies or self.limits
         )
 
-    def is_late(self, number: int) -> bool:
-        """True if the request of this number is late: the same ones under every policy, spread evenly."""
-        return number * GOLDEN % 1.0 < self.late
+    def lateness(self, number: int) -> float:
+        """Seconds by which the request of this number is late: the same under every policy, spread evenly."""
+        place = number * GOLDEN % 1.0
+        if place >= self.late:
+            return 0.0
+        return self.late_by + ((self.late_to or self.late_by) - self.late_by) * (place / self.late)
+
+    @property
+    def loses_caches(self) -> bool:
+        """True if engines lose their caches without announcing it."""
+        return bool(self.dies) or any(trouble.kind == "restarts" for trouble in self.troubles)
 
     @property
     def exact_events(self) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from kvatlas._text import count, duration, percent, seconds
@@ -77,6 +78,24 @@ WAITING = (
 )
 
 
+def about_trouble(result: ReplayResult) -> list[str]:
+    """The cost of misbehaving engines under each policy, in sentences. Empty if none misbehave."""
+    scenario = result.config.scenario
+    if not (scenario.troubles or scenario.limits or scenario.late):
+        return []
+    kinds = Counter(trouble.kind for trouble in scenario.troubles)
+    told = [f"{kind} {number} times" for kind, number in kinds.items()]
+    told += [f"{count(len(scenario.limits))} engines with a limit that they do not tell"] if scenario.limits else []
+    told += [f"{percent(scenario.late)} of the requests late"] if scenario.late else []
+    lines = [f"Trouble: {', '.join(told)}."]
+    lines += [
+        f"With {p.policy}, {count(p.retried)} requests were sent again and {count(p.refused)} refused; the longest "
+        f"wait in the router was {seconds(p.longest_wait)}."
+        for p in result.policies
+    ]
+    return lines
+
+
 def conclusion(result: ReplayResult) -> list[str]:
     """The meaning of the results, in sentences. Empty if there is nothing to compare."""
     done = [p for p in result.policies if not p.partial]
@@ -85,7 +104,10 @@ def conclusion(result: ReplayResult) -> list[str]:
     if ours is None or not others:
         return []
     refused = max(p.refused for p in done)
-    large = [f"{count(refused)} requests were too large for an engine's cache and were refused."] if refused else []
+    why = "too large for an engine's cache" + (
+        ", or failed at three engines" if result.config.scenario.troubles else ""
+    )
+    large = [f"{count(refused)} requests were {why} and were refused."] if refused else []
     if not ours.first_tokens:
         return large
     lines = [

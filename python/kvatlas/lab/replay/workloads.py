@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from kvatlas.errors import ConfigError
-from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.lab.replay.scenario import Scenario, Trouble
 from kvatlas.sim.agents import AgentConfig, generate_agents
 from kvatlas.sim.bursts import BurstConfig, generate_bursts
 from kvatlas.sim.conversations import code_generation, generate_conversations, reasoning
@@ -165,7 +165,12 @@ _ALL = (
     Workload("slow", "mixed; one engine half as fast", _mixed, scenario=Scenario(slow={3: 2.0})),
     Workload("joining", "mixed; one engine joins after 100 s, empty", _mixed, scenario=Scenario(joins={3: 100.0})),
     Workload("dying", "mixed; one engine dies after 150 s", _mixed, scenario=Scenario(dies={3: 150.0})),
-    Workload("hanging", "mixed; one engine hangs from 100 to 130 s", _mixed, scenario=Scenario(hangs={3: (100, 130)})),
+    Workload(
+        "hanging",
+        "mixed; one engine hangs from 100 to 130 s",
+        _mixed,
+        scenario=Scenario(troubles=(Trouble("stops", 3, 100.0, 130.0),)),
+    ),
     Workload(
         "late",
         "mixed; every fiftieth prompt reaches its engine's queue 12 s late",

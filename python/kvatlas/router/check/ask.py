@@ -8,8 +8,10 @@ from typing import Any, Self
 
 import httpx
 
-from kvatlas._http import authorization, failure
+from kvatlas._http import authorization, failure, read_whole
 from kvatlas.errors import ClientError
+
+_MOST = 1 << 20  # bytes of an answer
 
 ANSWER = 120.0
 """Seconds that a one-token answer may take: a model may be compiled for its first request."""
@@ -37,7 +39,11 @@ class Engine:
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
         self._http = httpx.AsyncClient(
-            base_url=url, timeout=timeout, headers=authorization(key), trust_env=False, follow_redirects=False
+            base_url=url,
+            timeout=timeout,
+            headers={"Accept-Encoding": "identity", **authorization(key)},
+            trust_env=False,
+            follow_redirects=False,
         )
 
     async def __aenter__(self) -> Self:
@@ -78,12 +84,15 @@ class Engine:
         return Answer(_number(usage.get("prompt_tokens")), _number(cached), time.monotonic() - began, found)
 
     async def _send(self, method: str, path: str, body: object = None, timeout: float | None = None) -> httpx.Response:
+        wait = httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
         try:
-            return await self._http.request(
-                method, path, json=body, timeout=httpx.USE_CLIENT_DEFAULT if timeout is None else timeout
-            )
+            async with self._http.stream(method, path, json=body, timeout=wait) as answer:
+                content = await read_whole(answer, _MOST)
         except (httpx.HTTPError, OSError) as error:
             raise ClientError(f"it {failure(error)[1]}") from error
+        if content is None:
+            raise ClientError(f"{method} {path} returned more than {_MOST >> 10} KiB, or a packed answer")
+        return httpx.Response(answer.status_code, content=content, request=answer.request)
 
 
 def _number(value: object) -> int | None:

@@ -257,6 +257,15 @@ class RouterSection(Section):
             "behind them are found: images sent as data (auto), or by address too, if what is there never changes.",
         ),
     )
+    engine_fields: Literal["admin", "all"] = field(
+        default="admin",
+        metadata=about(
+            Choice("admin", "all"),
+            "--engine-fields",
+            "Who may send what is between the router and its engines, such as kv_transfer_params, bootstrap_room or "
+            "X-data-parallel-rank: only requests with the admin key (admin), or all. Others are refused (400).",
+        ),
+    )
     hedge_after: float = field(
         default=0.0,
         metadata=about(

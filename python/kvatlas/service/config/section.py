@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
+import stat
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,8 +16,13 @@ from kvatlas.service.config.kinds import (
     Kind,
 )
 
+logger = logging.getLogger("kvatlas.config")
+
 ENV_PREFIX = "KVATLAS_"
+MAX_KEY = 8 << 10  # bytes of a key: it is a line in the head of each request
 DEFAULT_GROUP = "default"
+_EXPOSED = 0o027  # bits of a mode that open a file to others than its owner and, for reading, its group
+_warned: set[str] = set()  # a key is read by each part that shows it
 
 
 @dataclass(frozen=True)
@@ -105,8 +112,8 @@ def one_key(name: str, key: str | None, file: Path | None) -> None:
             raise ConfigError(f"{name} and {name}_file are both given: give one of them")
 
 
-def read_secret(path: Path, name: str) -> str:
-    """The key in a file of one line.
+def read_secret(path: Path, name: str, *, warn: bool = True) -> str:
+    """The key in a file of one line. `warn`: whether to log that others may read it; not where the native part does.
 
     Raises:
         ConfigError: The file cannot be read, is empty or does not hold a key.
@@ -114,14 +121,43 @@ def read_secret(path: Path, name: str) -> str:
     try:
         with path.open("rb") as file:
             text = file.read(65_537).decode()
+        exposed = exposure(path)
     except (OSError, UnicodeDecodeError) as error:
         why = (error.strerror or str(error)) if isinstance(error, OSError) else "it is not text"
         raise ConfigError(f"{name}: cannot read {path}: {why}") from error
+    if warn and exposed is not None and exposed not in _warned:
+        _warned.add(exposed)
+        logger.warning("%s: %s", name, exposed)
     return check_secret(text.strip(), f"{name}: {path}")
+
+
+def exposure(path: Path) -> str | None:
+    """The words on a file with a secret that others than its owner and group may use; None if there is nothing to say.
+
+    Raises:
+        OSError: The file cannot be looked at.
+    """
+    mode = stat.S_IMODE(path.stat().st_mode)
+    if not mode & _EXPOSED:
+        return None
+    where = f"the key in {path} is open to other users of this machine (mode {mode:04o})"
+    return f"{where}: chmod 600 {path}, or 640 for a group"
+
+
+def secret_files(*sections: Section) -> Iterator[tuple[str, Path]]:
+    """The files with secrets that are configured, each with the name of its setting."""
+    for section in sections:
+        for key in keys_of(type(section)):
+            name = key.path.rpartition(".")[2]
+            path = getattr(section, name)
+            if path is not None and (name.endswith("key_file") or name == "tls_key"):
+                yield key.path, path
 
 
 def check_secret(secret: object, name: str) -> str:
     """The key, if it can be sent in a header. No message contains it."""
     if not isinstance(secret, str) or not is_bearer(secret):
         raise ConfigError(f"{name} must hold one key of visible ASCII characters without white space")
+    if len(secret) > MAX_KEY:
+        raise ConfigError(f"{name} must hold a key of {MAX_KEY} bytes at most, got {len(secret)}")
     return secret

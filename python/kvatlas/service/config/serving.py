@@ -166,7 +166,7 @@ class HttpConfig(Section):
         Raises:
             ConfigError: The key file cannot be read, or does not hold a key.
         """
-        return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file")
+        return self.key if self.key_file is None else read_secret(self.key_file, "http.key_file", warn=False)
 
     def admin_bearer(self) -> str | None:
         """The bearer key for all routes, if it is set separately.
@@ -176,7 +176,7 @@ class HttpConfig(Section):
         """
         if self.admin_key_file is None:
             return self.admin_key
-        return read_secret(self.admin_key_file, "http.admin_key_file")
+        return read_secret(self.admin_key_file, "http.admin_key_file", warn=False)
 
     def is_loopback(self) -> bool:
         """True if only this machine can connect."""

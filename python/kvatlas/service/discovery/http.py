@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import Any, Self
 
@@ -14,7 +15,10 @@ import httpx
 from kvatlas._http import authorization, failure
 from kvatlas.errors import DiscoveryError
 
-_MOST = 16 << 20  # bytes of an answer
+SHORT = 256 << 10  # bytes of an answer
+LIST = 1 << 20  # bytes of an answer that is a list: a thousand adapters, or the settings of each rank
+_METRICS = 16 << 20  # bytes of metrics, which are read line by line
+_LINE = 16 << 10  # bytes of a line of them; a longer one is left out
 _AT_ONCE = 32  # requests under way
 _KEEP = 1.0  # seconds that a connection is kept: for the other questions to the same engine
 
@@ -30,7 +34,8 @@ class Asker:
         self._http = httpx.AsyncClient(
             timeout=httpx.Timeout(timeout, pool=None),
             limits=httpx.Limits(max_keepalive_connections=_AT_ONCE, keepalive_expiry=_KEEP),
-            headers=authorization(key),
+            # As it is: what an encoding becomes has no bound.
+            headers={"Accept-Encoding": "identity", **authorization(key)},
             verify=ssl.create_default_context(),
             trust_env=False,
             follow_redirects=False,
@@ -46,26 +51,33 @@ class Asker:
     ) -> None:
         await self._http.aclose()
 
-    async def get(self, url: str, *, absent: tuple[int, ...] = ()) -> str | None:
-        """The body of an answer with status 200; None for the statuses of `absent`.
+    async def get(self, url: str, *, absent: tuple[int, ...] = (), most: int = SHORT) -> str | None:
+        """The body of an answer with status 200, of so many bytes at most; None for the statuses of `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.
         """
-        status, body = await self._ask("GET", url)
-        path = httpx.URL(url).path
-        if status == httpx.codes.OK:
-            return body
-        if status in absent:
-            return None
-        if status in (401, 403):
-            raise DiscoveryError(
-                f"it refuses GET {path} with status {status}: set its API key with --engine-key-file or "
-                "KVATLAS_ENGINE_KEY",
-                f"http_{status}",
-            )
-        temporary = status >= 500 or status == 429
-        raise DiscoveryError(f"GET {path} returned status {status}", f"http_{status}", temporary=temporary)
+        status, body = await self._ask("GET", url, most)
+        return body if _is_there("GET", url, status, absent) else None
+
+    async def lines(self, url: str, prefix: str, *, absent: tuple[int, ...] = ()) -> list[str]:
+        """The lines with this beginning of an answer with status 200; none for the statuses of `absent`.
+
+        Raises:
+            DiscoveryError: There is no answer, or an unexpected one, or there are too many such lines.
+        """
+        found: list[str] = []
+        size = 0
+        async with self._answer("GET", url) as answer:
+            if not _is_there("GET", url, answer.status_code, absent):
+                return found
+            async for line in _lines(_pieces(answer, "GET", _METRICS)):
+                if line.startswith(prefix.encode()):
+                    size += len(line)
+                    if size > LIST:
+                        raise _too_long("GET", answer, LIST)
+                    found.append(line.decode(errors="replace"))
+        return found
 
     async def post(self, url: str, body: object, headers: Mapping[str, str]) -> tuple[int, str]:
         """The status and the body of the answer to a body in JSON.
@@ -73,32 +85,33 @@ class Asker:
         Raises:
             DiscoveryError: There is no answer.
         """
-        return await self._ask("POST", url, json=body, headers=headers)
+        return await self._ask("POST", url, SHORT, json=body, headers=headers)
 
-    async def _ask(self, method: str, url: str, **more: Any) -> tuple[int, str]:
+    async def _ask(self, method: str, url: str, most: int, **more: Any) -> tuple[int, str]:
+        body = bytearray()
+        async with self._answer(method, url, **more) as answer:
+            async for piece in _pieces(answer, method, most):
+                body += piece
+        return answer.status_code, body.decode(errors="replace")
+
+    @asynccontextmanager
+    async def _answer(self, method: str, url: str, **more: Any) -> AsyncIterator[httpx.Response]:
         try:
             async with self._turn, self._http.stream(method, url, **more) as answer:
-                body = bytearray()
-                async for piece in answer.aiter_bytes():
-                    body += piece
-                    if len(body) > _MOST:
-                        raise DiscoveryError(
-                            f"{method} {answer.url.path} returned more than {_MOST >> 20} MiB", "bad_answer"
-                        )
+                yield answer
         except (httpx.HTTPError, OSError) as error:
             code, words = failure(error)
             raise DiscoveryError(f"it {words}", code, temporary=True) from error
         except (httpx.InvalidURL, ValueError) as error:
             raise DiscoveryError(f"the request cannot be sent: {error}", "unreachable") from error
-        return answer.status_code, body.decode(errors="replace")
 
-    async def get_json(self, url: str, *, absent: tuple[int, ...] = ()) -> Any:
+    async def get_json(self, url: str, *, absent: tuple[int, ...] = (), most: int = SHORT) -> Any:
         """The value of an answer in JSON; None for the statuses of `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.
         """
-        text = await self.get(url, absent=absent)
+        text = await self.get(url, absent=absent, most=most)
         if text is None:
             return None
         try:
@@ -107,3 +120,55 @@ class Asker:
             path = httpx.URL(url).path
             words = f"GET {path} did not return JSON: is this an engine?"
             raise DiscoveryError(words, "bad_answer") from error
+
+
+def _is_there(method: str, url: str, status: int, absent: tuple[int, ...]) -> bool:
+    """True for status 200, false for those of `absent`.
+
+    Raises:
+        DiscoveryError: It is another one.
+    """
+    path = httpx.URL(url).path
+    if status == httpx.codes.OK or status in absent:
+        return status == httpx.codes.OK
+    if status in (401, 403):
+        raise DiscoveryError(
+            f"it refuses {method} {path} with status {status}: set its API key with --engine-key-file or "
+            "KVATLAS_ENGINE_KEY",
+            f"http_{status}",
+        )
+    temporary = status >= 500 or status == 429
+    raise DiscoveryError(f"{method} {path} returned status {status}", f"http_{status}", temporary=temporary)
+
+
+async def _pieces(answer: httpx.Response, method: str, most: int) -> AsyncIterator[bytes]:
+    """The pieces of a body as it was sent.
+
+    Raises:
+        DiscoveryError: It is longer than this, or packed all the same.
+    """
+    if answer.headers.get("Content-Encoding", "identity") != "identity":
+        raise DiscoveryError(
+            f"{method} {answer.url.path} returned a packed answer, which was not asked for", "bad_answer"
+        )
+    size = 0
+    async for piece in answer.aiter_raw():
+        size += len(piece)
+        if size > most:
+            raise _too_long(method, answer, most)
+        yield piece
+
+
+async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """The lines of a text. One that is too long comes without its end."""
+    rest = b""
+    async for piece in pieces:
+        *whole, rest = (rest + piece).split(b"\n")
+        for line in whole:
+            yield line[:_LINE]
+        rest = rest[:_LINE]
+    yield rest
+
+
+def _too_long(method: str, answer: httpx.Response, most: int) -> DiscoveryError:
+    return DiscoveryError(f"{method} {answer.url.path} returned more than {most >> 10} KiB", "bad_answer")

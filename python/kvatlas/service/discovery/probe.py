@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import logging
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -15,18 +16,36 @@ from kvatlas.errors import DiscoveryError, KvatlasError
 from kvatlas.service.config import Config
 from kvatlas.service.config.engines import Engine
 from kvatlas.service.discovery.endpoints import at, bound_port, check_listening, reachable
-from kvatlas.service.discovery.http import Asker
+from kvatlas.service.discovery.http import LIST, Asker
+
+logger = logging.getLogger("kvatlas.discovery")
 
 __all__ = ["EngineDescription", "Prober", "Source"]
 
 _NO_EVENTS = "it publishes no KV events: start it with --kv-events-config"
 _NO_RANKS = "GET /kv_event_sources did not return a JSON object of ranks: is this an engine?"
 _NO_ENGINE = "it has none of the HTTP routes of vLLM and SGLang: is this the address of an engine?"
-_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}", re.MULTILINE)
+_INFO_NAME = "vllm:cache_config_info{"
+_INFO = re.compile(r"^vllm:cache_config_info\{(.*)\}")
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
+_OF_SOURCE = ("enable_kv_cache_events", "publisher", "endpoint", "replay_endpoint", "topic", "kv_cache_report_mode")
+_OF_EVENTS = (
+    *(
+        "publisher",
+        "endpoint_host",
+        "endpoint_port_base",
+        "replay_endpoint_port_base",
+        "topic",
+        "block_size",
+        "dp_size",
+    ),
+    "kv_cache_report_mode",
+)
 _MOST_RANKS = 1 << 10
-_MOST_NAMES = 1 << 10
-_MOST_BYTES = 1 << 10  # of a name
+_MOST_DIGITS = 9
+_MOST_NAMES = 1000
+_MOST_BYTES = 256  # of a name
+_MOST_TEXT = 64 << 10  # bytes of another text that an engine says
 
 
 @dataclass(frozen=True)
@@ -119,6 +138,7 @@ class Prober:
         self._config = config
         self.host = urlsplit(engine.url).hostname or ""
         self._said: _ServerAnswer | None = None
+        self._left_out = 0  # models, when they were last asked for
         self._models = _Models()
 
     async def changed(self) -> bool:
@@ -177,18 +197,22 @@ class Prober:
             raise
 
     async def _asked(self) -> _ServerAnswer:
-        sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405))
+        sources = await self._asker.get_json(f"{self._engine.url}/kv_event_sources", absent=(404, 405), most=LIST)
         if sources is not None:
             if not isinstance(sources, dict):
                 raise DiscoveryError(_NO_RANKS, "bad_answer")
             if len(sources) > _MOST_RANKS:
                 raise _too_many(len(sources))
-            return _ServerAnswer("vllm", sources)
+            about = {
+                rank: _plain(said, *_OF_SOURCE) if isinstance(said, dict) else None for rank, said in sources.items()
+            }
+            return _ServerAnswer("vllm", about)
         for path in ("/server_info", "/get_server_info"):
-            info = await self._asker.get_json(self._engine.url + path, absent=(404, 405))
+            info = await self._asker.get_json(self._engine.url + path, absent=(404, 405), most=LIST)
             if isinstance(info, dict) and ("kv_events" in info or "kv_events_config" in info):
-                names = ("kv_events", "kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
-                return _ServerAnswer("sglang", {name: info.get(name) for name in names})
+                names = ("kv_events_config", "served_model_name", "model_path", "page_size", "dp_size")
+                said = dict.fromkeys(names) | _plain(info, *names)
+                return _ServerAnswer("sglang", said | {"kv_events": _events(info.get("kv_events"))})
         return _ServerAnswer("vllm", {"": await self._old_vllm()})
 
     # vLLM
@@ -219,7 +243,7 @@ class Prober:
         return _others(aliases, model), _others(adapters, model)
 
     async def _vllm_source(self, name: str, config: object) -> Source:
-        if not isinstance(config, dict) or not name.isdecimal():
+        if not isinstance(config, dict) or not _is_number(name):
             raise DiscoveryError(_NO_RANKS, "bad_answer")
         if not config.get("enable_kv_cache_events", True) or config.get("publisher", "zmq") != "zmq":
             raise DiscoveryError(
@@ -255,18 +279,30 @@ class Prober:
 
     async def _ask_models(self) -> _Models:
         """Ask for the names of the model, of which there is one at least, and of its adapters."""
-        models = await self._asker.get_json(f"{self._engine.url}/v1/models")
+        models = await self._asker.get_json(f"{self._engine.url}/v1/models", most=LIST)
         cards = models.get("data") if isinstance(models, dict) else None
         served: list[str] = []
         adapters: list[str] = []
+        left_out = 0
         for card in cards if isinstance(cards, list) else []:
             if isinstance(card, dict) and isinstance(card.get("id"), str) and card["id"]:
+                if len(served) + len(adapters) == _MOST_NAMES or not _fits(card["id"]):
+                    left_out += 1
+                    continue
                 # Adapters have the model as their parent.
                 (adapters if card.get("parent") else served).append(card["id"])
+        self._say_left_out(left_out)
         if not served:
             raise DiscoveryError("GET /v1/models lists no models: set the model with --model", "bad_answer")
         self._models = _Models(tuple(served), tuple(adapters))
         return self._models
+
+    def _say_left_out(self, models: int) -> None:
+        """Log how many models of the engine are left out; once for each number."""
+        if models and models != self._left_out:
+            words = "engine %s: %d of its models are left out: it lists more than %d, or names of more than %d bytes"
+            logger.warning(words, self._engine.shown_url, models, _MOST_NAMES, _MOST_BYTES)
+        self._left_out = models
 
     async def _try_models(self) -> None:
         """Ask for the names where the model's name is known otherwise. Without an answer, names stay as they were."""
@@ -275,12 +311,12 @@ class Prober:
 
     async def _vllm_metrics(self) -> dict[str, int | None]:
         """Ask for the block sizes by data-parallel rank."""
-        text = await self._asker.get(f"{self._engine.url}/metrics", absent=(404, 405))
+        lines = await self._asker.lines(f"{self._engine.url}/metrics", _INFO_NAME, absent=(404, 405))
         sizes: dict[str, int | None] = {}
-        for match in _INFO.finditer(text or ""):
+        for match in filter(None, map(_INFO.match, lines[: _MOST_RANKS + 1])):
             labels = dict(_LABEL.findall(match[1]))
             size = labels.get("block_size", "")
-            sizes[labels.get("engine", "0")] = int(size) if size.isdecimal() and int(size) else None
+            sizes[labels.get("engine", "0")] = int(size) if _is_number(size) and int(size) else None
         return sizes
 
     async def _old_vllm(self) -> str:
@@ -307,7 +343,7 @@ class Prober:
         if events is None:
             raise DiscoveryError(_ports_wanted(version, self._config.command), "unknown_address")
         ranks = (
-            range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if name.isdecimal()) or [0]
+            range(engine.ranks) if engine.ranks else sorted(int(name) for name in metrics if _is_number(name)) or [0]
         )
         counts = self._counts_copies({})
         return tuple(
@@ -370,7 +406,7 @@ class Prober:
             if address is None:
                 continue
             host, _, port = _text(address).removeprefix("tcp://").rpartition(":")
-            if not port.isdecimal():
+            if not _is_number(port):
                 raise DiscoveryError(f"its {name} is {address!r}, expected tcp://HOST:PORT", "bad_answer")
             events |= {f"{name}_port_base": int(port), "endpoint_host": host}
         return events
@@ -421,8 +457,35 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
 
 def _others(names: tuple[str, ...], model: str) -> tuple[str, ...]:
     """The names, each once and without the model's own, as many and as long as the service takes them."""
-    fit = (name for name in names if name != model and len(name.encode(errors="replace")) <= _MOST_BYTES)
+    fit = (name for name in names if name != model and _fits(name))
     return tuple(dict.fromkeys(fit))[:_MOST_NAMES]
+
+
+def _fits(name: str) -> bool:
+    return len(name.encode(errors="replace")) <= _MOST_BYTES
+
+
+def _plain(value: object, *names: str) -> dict[str, Any]:
+    """The fields of these names, as far as they are numbers, words and the like: all that is kept of an answer."""
+    if not isinstance(value, dict):
+        return {}
+    found = {name: value[name] for name in names if isinstance(value.get(name, ...), str | int | float | bool | None)}
+    return {name: said for name, said in found.items() if not isinstance(said, str) or len(said) <= _MOST_TEXT}
+
+
+def _events(value: object) -> dict[str, Any] | None:
+    """SGLang's words on its events, as far as they are of use; None if it has none."""
+    if not isinstance(value, dict):
+        return None
+    found = _plain(value, *_OF_EVENTS)
+    each = value.get("publishers")
+    if isinstance(each, list):
+        found["publishers"] = [_plain(one, "dp_rank", "endpoint") for one in each[:_MOST_RANKS]]
+    return found
+
+
+def _is_number(text: str) -> bool:
+    return text.isdecimal() and len(text) <= _MOST_DIGITS
 
 
 def _is_positive(number: object) -> TypeGuard[int]:

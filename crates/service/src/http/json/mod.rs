@@ -16,6 +16,9 @@ use super::refusal::Refusal;
 /// Levels at most that values that are skipped may be nested.
 const DEPTH: usize = 64;
 
+/// Hashes in a list at most: those of a prompt of 16 million tokens.
+const MOST_HASHES: usize = 1 << 20;
+
 type Result<T> = std::result::Result<T, Refusal>;
 
 /// A reader at its place in a document.
@@ -100,7 +103,12 @@ impl<'a> Reader<'a> {
 
     /// Integers of 64 bits, signed or not, behind what is in `into` already; the negative ones in two's complement.
     pub(crate) fn hashes(&mut self, what: &str, into: &mut Vec<u64>) -> Result<()> {
+        let before = into.len();
         self.array(what, |reader, _| {
+            if into.len() - before == MOST_HASHES {
+                let message = format!("{what} must have at most {MOST_HASHES} hashes");
+                return Err(Refusal::invalid("too_many_hashes", message));
+            }
             into.push(reader.hash(what)?);
             Ok(())
         })

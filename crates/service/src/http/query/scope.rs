@@ -12,6 +12,9 @@ use super::values::{boolean, unsigned};
 
 type Result<T> = std::result::Result<T, Refusal>;
 
+/// Workers that a query can name at most.
+const MOST_NAMES: usize = 1 << 14;
+
 /// The scope of a query: where to look, and what to say of it.
 #[derive(Debug, Default)]
 pub(crate) struct Scope<'a> {
@@ -65,7 +68,11 @@ impl<'a> PartialScope<'a> {
                 seen.note(3, key)?;
                 if !reader.null()? {
                     let mut names = Vec::new();
-                    reader.array(key, |reader, _| {
+                    reader.array(key, |reader, at| {
+                        if at == MOST_NAMES {
+                            let message = format!("among must have at most {MOST_NAMES} workers");
+                            return Err(Refusal::invalid("too_many_workers", message));
+                        }
                         names.push(instance_id(reader, "an item of among")?);
                         Ok(())
                     })?;

@@ -1,8 +1,4 @@
-"""Hostile clients of an HTTP port. Each does one nasty thing once, and leaves nothing open behind it.
-
-What each is told does not matter here: that the process lives, forgets them, and goes on serving
-those who have a key is what the attack checks. The tests of each subject say what the right answer is.
-"""
+"""Hostile clients of HTTP/1.1, by the connection and the byte. Each does one nasty thing once."""
 
 from __future__ import annotations
 
@@ -12,71 +8,8 @@ import random
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 
-
-@dataclass(frozen=True)
-class Target:
-    """A port to attack, and the key that the attacker has, if any."""
-
-    port: int
-    key: str | None = None
-
-    def head(self, method: str, path: str, *fields: str) -> bytes:
-        """The head of a request, with its empty line."""
-        own = [] if self.key is None else [f"Authorization: Bearer {self.key}"]
-        return "\r\n".join([f"{method} {path} HTTP/1.1", "Host: 127.0.0.1", *own, *fields, "", ""]).encode()
-
-    def post(self, path: str, body: bytes, *fields: str) -> bytes:
-        """A whole POST of JSON."""
-        more = ("Content-Type: application/json", f"Content-Length: {len(body)}")
-        return self.head("POST", path, *more, *fields) + body
-
-
-Attack = Callable[[Target, random.Random], None]
-
-CHAT = json.dumps({"model": "sim-model", "messages": [{"role": "user", "content": "hello"}]}).encode()
-STREAMED = json.dumps(
-    {"model": "sim-model", "stream": True, "messages": [{"role": "user", "content": "hello"}]}
-).encode()
-PATHS = (
-    "/v1/chat/completions",
-    "/v1/completions",
-    "/v1/responses",
-    "/v1/messages",
-    "/v1/load_lora_adapter",
-    "/v1/fine_tuning/jobs",
-    "/explain",
-    "/engines",
-    "/engines/x/drain",
-    "/peers/work",
-    "/peers/requests",
-    "/register",
-    "/unregister",
-    "/query",
-    "/query_by_hash",
-    "/dump",
-    "/snapshot",
-    "/digest",
-    "/metrics",
-    "/v1/../admin",
-)
-HOLD = 3.0  # seconds that a client sits on what it has
-
-
-@contextlib.contextmanager
-def connected(target: Target) -> Iterator[socket.socket]:
-    """A connection; whatever becomes of it is no error."""
-    with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", target.port), 10) as made:
-        yield made
-
-
-def drain(made: socket.socket, seconds: float = HOLD) -> None:
-    """Reads until the other side closes or is silent."""
-    made.settimeout(seconds)
-    while made.recv(65536):
-        pass
+from tests.process.attack.target import CHAT, HOLD, PATHS, STREAMED, Attack, Target, connected, drain
 
 
 def silence(target: Target, choose: random.Random) -> None:
@@ -104,7 +37,7 @@ def large_body(target: Target, choose: random.Random) -> None:
         made.sendall(
             target.head("POST", choose.choice(PATHS), "Content-Type: application/json", f"Content-Length: {size}")
         )
-        made.settimeout(HOLD)
+        made.socket.settimeout(HOLD)
         for _ in range(min(size, 59 << 20) >> 20):
             made.sendall(b" " * (1 << 20))
         time.sleep(HOLD)
@@ -174,7 +107,7 @@ def garbage(target: Target, choose: random.Random) -> None:
 def not_read(target: Target, choose: random.Random) -> None:
     """A streamed answer that is asked for and never read."""
     with connected(target) as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
+        made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
         made.sendall(target.post("/v1/chat/completions", STREAMED))
         time.sleep(HOLD * choose.random())
 
@@ -200,7 +133,7 @@ def half_close(target: Target, choose: random.Random) -> None:
     """A whole request, and then the end of this side."""
     with connected(target) as made:
         made.sendall(target.post(choose.choice(PATHS), CHAT))
-        made.shutdown(socket.SHUT_WR)
+        made.socket.shutdown(socket.SHUT_WR)
         drain(made)
 
 
@@ -208,7 +141,7 @@ def reset(target: Target, choose: random.Random) -> None:
     """A client that is gone at some moment of its request."""
     data = target.post(choose.choice(PATHS), CHAT)
     with connected(target) as made:
-        made.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+        made.socket.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         made.sendall(data[: choose.randrange(len(data) + 1)])
         time.sleep(choose.random() / 10)
 
@@ -223,47 +156,17 @@ def deep(target: Target, choose: random.Random) -> None:
         drain(made)
 
 
-def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
-    """A frame of HTTP/2 (RFC 9113, 4.1)."""
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def http2_head(target: Target, method: str, path: str) -> bytes:
-    """The header block of a request, without compression (RFC 7541, 6.2.2)."""
-    fields = [(b":method", method.encode()), (b":scheme", b"http"), (b":path", path.encode())]
-    fields += [(b":authority", b"127.0.0.1"), (b"content-type", b"application/json")]
-    if target.key is not None:
-        fields.append((b"authorization", b"Bearer " + target.key.encode()))
-    return b"".join(b"\x00" + bytes([len(name)]) + name + bytes([len(value)]) + value for name, value in fields)
-
-
-def no_window(target: Target, choose: random.Random) -> None:
-    """HTTP/2 streams whose answers may not be sent, as the client gives them no window."""
-    settings = frame(4, 0, 0, struct.pack(">HI", 4, 0))
-    with connected(target) as made:
-        made.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
-        for number in range(choose.randrange(1, 100)):
-            stream = 2 * number + 1
-            if target.key is not None and choose.random() < 0.5:
-                made.sendall(frame(1, 4, stream, http2_head(target, "POST", "/v1/chat/completions")))
-                made.sendall(frame(0, 1, stream, STREAMED))
-            else:
-                path = choose.choice(("/health", "/ready", "/version", "/", "/ui", "/metrics", "/v1/models"))
-                made.sendall(frame(1, 5, stream, http2_head(target, "GET", path)))
+def unfinished_heads(target: Target, choose: random.Random) -> None:
+    """Many heads of 60 to 120 KiB that never end."""
+    with contextlib.ExitStack() as stack:
+        for _ in range(choose.randrange(50, 250)):
+            made = stack.enter_context(connected(target))
+            with contextlib.suppress(OSError):
+                made.socket.settimeout(1.0)
+                size = choose.randrange(60 << 10, 120 << 10)
+                line = choose.choice((b"x-long: " + b"y" * size, b"x: y\r\n" * (size // 6), b"GET /" + b"a" * size))
+                made.sendall(line if line.startswith(b"GET") else b"GET /health HTTP/1.1\r\n" + line)
         time.sleep(HOLD)
-        drain(made)
-
-
-def rapid_reset(target: Target, choose: random.Random) -> None:
-    """HTTP/2 streams that are ended as soon as they have begun (CVE-2023-44487)."""
-    with connected(target) as made:
-        made.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0))
-        for number in range(choose.randrange(100, 2000)):
-            stream = 2 * number + 1
-            made.sendall(
-                frame(1, 5, stream, http2_head(target, "GET", "/health")) + frame(3, 0, stream, struct.pack(">I", 8))
-            )
-        drain(made)
 
 
 ATTACKS: tuple[Attack, ...] = (
@@ -281,6 +184,5 @@ ATTACKS: tuple[Attack, ...] = (
     half_close,
     reset,
     deep,
-    no_window,
-    rapid_reset,
+    unfinished_heads,
 )

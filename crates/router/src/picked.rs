@@ -1,0 +1,97 @@
+//! The few fields that are needed of an object in JSON, each as it came: nothing is made of the others.
+
+use std::borrow::Cow;
+use std::fmt;
+
+use serde::Deserialize;
+use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+
+/// Picks these fields out of an object; of several of one name the last. None if the text is no object in JSON.
+pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
+    let mut found = [None; N];
+    each_field(text, |name, value| {
+        if let Some(at) = names.iter().position(|wanted| *wanted == name) {
+            found[at] = Some(value);
+        }
+    })?;
+    Some(found)
+}
+
+/// Shows the fields of an object one after another. None if the text is no object in JSON.
+pub(crate) fn each_field<'a>(text: &'a [u8], see: impl FnMut(&str, &'a RawValue)) -> Option<()> {
+    let mut reader = serde_json::Deserializer::from_slice(text);
+    reader.deserialize_map(Fields(see)).ok()?;
+    reader.end().ok()
+}
+
+/// Shows the items of a list one after another. None if the text is no list in JSON.
+pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -> Option<()> {
+    struct Items<F>(F);
+
+    impl<'a, F: FnMut(&'a RawValue)> Visitor<'a> for Items<F> {
+        type Value = ();
+
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("a list")
+        }
+
+        fn visit_seq<A: SeqAccess<'a>>(mut self, mut items: A) -> Result<(), A::Error> {
+            while let Some(item) = items.next_element()? {
+                (self.0)(item);
+            }
+            Ok(())
+        }
+    }
+
+    serde_json::Deserializer::from_str(list.get()).deserialize_seq(Items(see)).ok()
+}
+
+/// Reads a value of this type; none if it is another one.
+pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
+    serde_json::from_str(raw?.get()).ok()
+}
+
+struct Fields<F>(F);
+
+/// The name of a field, borrowed unless it has escapes.
+#[derive(Deserialize)]
+struct Name<'a>(#[serde(borrow)] Cow<'a, str>);
+
+impl<'a, F: FnMut(&str, &'a RawValue)> Visitor<'a> for Fields<F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut fields: A) -> Result<(), A::Error> {
+        while let Some((Name(name), value)) = fields.next_entry()? {
+            (self.0)(&name, value);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_asked_for() {
+        let text = br#"{"a": [{}, {}], "b": 1, "b": null, "\u0063": "x", "d": {"a": 2}}"#;
+        let [a, b, c, e] = pick(text, ["a", "b", "c", "e"]).expect("an object");
+        assert_eq!(
+            [a, b, c, e].map(|raw| raw.map(RawValue::get)),
+            [Some("[{}, {}]"), Some("null"), Some("\"x\""), None]
+        );
+        assert_eq!((read::<&str>(c), read::<u32>(c), read::<u32>(e)), (Some("x"), None, None));
+        let mut items = Vec::new();
+        each_item(a.expect("it is there"), |item| items.push(item.get())).expect("a list");
+        assert_eq!(items, ["{}", "{}"]);
+        assert!(each_item(c.expect("it is there"), |_| {}).is_none());
+        for wrong in ["", "[]", "[1, 2]", "5", "null", "{", "{} x", r#"{"a": }"#, "<html>"] {
+            assert!(pick(wrong.as_bytes(), ["a"]).is_none(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,238 @@
+//! A body read for its keys and texts, as engines read it: whatever its encoding, and however its texts are written.
+//!
+//! It need not be valid: of what an engine refuses anyway, nothing is at stake.
+
+use super::quotes::is_picture_name;
+use super::{ReservedPart, has_address, is_engine_field};
+use kvatlas_prompt::PICTURE_PREFIX;
+
+/// Bytes of a text that are kept: no name of a field is longer.
+const KEPT: usize = 512;
+
+/// Fields of a body in which clients write schemas and arguments of their own, whose keys are no fields of the engine's.
+const OF_CLIENTS: [&[u8]; 9] = [
+    b"messages",
+    b"tools",
+    b"functions",
+    b"response_format",
+    b"text",
+    b"structured_outputs",
+    b"guided_json",
+    b"output_config",
+    b"output_format",
+];
+
+/// The encoding of a body, by its first bytes, as Python's `json` finds it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Text {
+    Utf8,
+    Utf16 { is_big: bool },
+    Utf32 { is_big: bool },
+}
+
+impl Text {
+    pub(super) fn of(body: &[u8]) -> Self {
+        match body {
+            [0, 0, ..] => Self::Utf32 { is_big: true },
+            [0xff, 0xfe, 0, 0, ..] | [_, 0, 0, 0, ..] => Self::Utf32 { is_big: false },
+            [0xfe, 0xff, ..] | [0, _, ..] => Self::Utf16 { is_big: true },
+            [0xff, 0xfe, ..] | [_, 0, ..] => Self::Utf16 { is_big: false },
+            _ => Self::Utf8,
+        }
+    }
+
+    /// True if the body begins as an object of JSON does.
+    pub(super) fn is_object(self, body: &[u8]) -> bool {
+        let beginning = &body[..body.len().min(KEPT)];
+        let is_space = |byte: &u8| byte.is_ascii_whitespace() || *byte >= 0x80;
+        let first = match self {
+            Self::Utf8 => beginning.iter().copied().find(|byte| !is_space(byte)),
+            Self::Utf16 { is_big } => units(beginning, 2, is_big).find(|byte| !is_space(byte)),
+            Self::Utf32 { is_big } => units(beginning, 4, is_big).find(|byte| !is_space(byte)),
+        };
+        first == Some(b'{')
+    }
+
+    pub(super) fn read(self, body: &[u8], reader: Reader) -> Option<ReservedPart> {
+        match self {
+            Self::Utf8 => reader.read(body.iter().copied()),
+            Self::Utf16 { is_big } => reader.read(units(body, 2, is_big)),
+            Self::Utf32 { is_big } => reader.read(units(body, 4, is_big)),
+        }
+    }
+}
+
+/// Units of a width in bytes, each as its ASCII character, or as a byte that is none: no other one is looked for.
+fn units(body: &[u8], width: usize, is_big: bool) -> impl Iterator<Item = u8> + '_ {
+    body.chunks_exact(width).map(move |unit| {
+        let (low, high) = if is_big { (unit[width - 1], &unit[..width - 1]) } else { (unit[0], &unit[1..]) };
+        if high.iter().all(|byte| *byte == 0) { low } else { 0xff }
+    })
+}
+
+/// The last thing that was read outside of texts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Last {
+    Text,
+    /// A key with its colon.
+    Key(Key),
+    Other,
+}
+
+/// A key, as far as its value is looked at.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Key {
+    /// One of a field that is between the router and its engines.
+    Field,
+    /// The name of a picture.
+    Uuid,
+    /// The name of the request.
+    RequestId,
+    Other,
+}
+
+/// The escape in which a text is being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Escape {
+    None,
+    Begun,
+    /// The digits so far of four, and their value.
+    Digits(u8, u16),
+}
+
+/// A reader of keys and texts, one byte after the other.
+pub(super) struct Reader {
+    is_object: bool,
+    may_write_fields: bool,
+    is_in_text: bool,
+    escape: Escape,
+    kept: Vec<u8>,
+    /// Bytes of the text.
+    length: usize,
+    depth: usize,
+    /// True in a field in which keys are the client's own.
+    is_of_client: bool,
+    last: Last,
+}
+
+impl Reader {
+    /// `is_object`: whether the body begins as an object does.
+    pub(super) fn new(is_object: bool, may_write_fields: bool) -> Self {
+        Self {
+            is_object,
+            may_write_fields,
+            is_in_text: false,
+            escape: Escape::None,
+            kept: Vec::with_capacity(KEPT),
+            length: 0,
+            depth: 0,
+            is_of_client: false,
+            last: Last::Other,
+        }
+    }
+
+    fn read(mut self, bytes: impl Iterator<Item = u8>) -> Option<ReservedPart> {
+        for byte in bytes {
+            let found = if self.is_in_text { self.in_text(byte) } else { self.between(byte) };
+            if found.is_some() {
+                return found;
+            }
+        }
+        None
+    }
+
+    fn between(&mut self, byte: u8) -> Option<ReservedPart> {
+        if matches!(byte, b' ' | b'\t' | b'\n' | b'\r') {
+            return None;
+        }
+        // `null` is as if it were not there.
+        if self.last == Last::Key(Key::Field) && byte != b'n' {
+            return Some(ReservedPart::Field(String::from_utf8_lossy(&self.kept).into_owned().into()));
+        }
+        match byte {
+            b'"' => {
+                self.is_in_text = true;
+                self.kept.clear();
+                self.length = 0;
+                return None;
+            }
+            b':' if self.last == Last::Text => {
+                self.last = Last::Key(self.key());
+                return None;
+            }
+            b'{' | b'[' => self.depth += 1,
+            b'}' | b']' => self.depth = self.depth.saturating_sub(1),
+            _ => {}
+        }
+        self.last = Last::Other;
+        None
+    }
+
+    /// The kind of key that the text is that has just ended.
+    fn key(&mut self) -> Key {
+        let name = &*self.kept;
+        if self.length > KEPT {
+            return Key::Other;
+        }
+        if self.depth <= 1 {
+            self.is_of_client = self.is_object && OF_CLIENTS.contains(&name);
+        }
+        let is_of_client = self.is_of_client && self.depth > 1;
+        match name {
+            b"uuid" => Key::Uuid,
+            b"request_id" if !self.may_write_fields => Key::RequestId,
+            _ if !self.may_write_fields && !is_of_client && is_engine_field(name) => Key::Field,
+            _ => Key::Other,
+        }
+    }
+
+    fn in_text(&mut self, byte: u8) -> Option<ReservedPart> {
+        match self.escape {
+            Escape::None => match byte {
+                b'"' => return self.end(),
+                b'\\' => self.escape = Escape::Begun,
+                // No text of JSON goes on in the next line: this is something else, with JSON in it.
+                b'\n' | b'\r' if !self.is_object => self.is_in_text = false,
+                _ => self.push(byte),
+            },
+            Escape::Begun if byte == b'u' => self.escape = Escape::Digits(0, 0),
+            Escape::Begun => {
+                self.escape = Escape::None;
+                self.push(if byte.is_ascii_alphanumeric() { 0xff } else { byte });
+            }
+            Escape::Digits(count, value) => {
+                let digit = char::from(byte).to_digit(16).unwrap_or(0);
+                let value = value << 4 | digit as u16;
+                self.escape = Escape::Digits(count + 1, value);
+                if count == 3 {
+                    self.escape = Escape::None;
+                    self.push(u8::try_from(value).ok().filter(u8::is_ascii).unwrap_or(0xff));
+                }
+            }
+        }
+        None
+    }
+
+    fn push(&mut self, byte: u8) {
+        if self.length < KEPT {
+            self.kept.push(byte);
+        }
+        self.length += 1;
+    }
+
+    /// A text has ended.
+    fn end(&mut self) -> Option<ReservedPart> {
+        self.is_in_text = false;
+        let of = std::mem::replace(&mut self.last, Last::Text);
+        let text = &*self.kept;
+        let is_name = match of {
+            Last::Key(Key::Uuid) => text.starts_with(PICTURE_PREFIX.as_bytes()),
+            _ => is_picture_name(text),
+        };
+        if is_name {
+            return Some(ReservedPart::Name);
+        }
+        let is_address = of == Last::Key(Key::RequestId) && (has_address(text) || self.length > KEPT);
+        is_address.then_some(ReservedPart::Field("request_id".into()))
+    }
+}

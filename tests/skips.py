@@ -1,0 +1,25 @@
+"""The reasons for which a test may be skipped. A skip for any other reason fails the run."""
+
+REASONS = (
+    # Tools that a target of their own installs.
+    "is not installed: `make check-deploy` installs it",
+    "no wheel to test: make target/wheel-test/built",
+    "is not installed: run `make build-tests`",
+    # What other projects release, and what a machine may not have.
+    "the dialect's released service is not here: set KVATLAS_DYNAMO_PYTHON",
+    "no Chromium: install Debian's package chromium",
+    "could not import 'transformers'",
+    "openssl is not installed",
+    "kubectl is not installed",
+    "there is no systemd-analyze",
+    "the wheel's dependencies cannot be fetched",
+    # Traces are not part of the repository.
+    "no conversation_trace.jsonl: set KVATLAS_TRACES to the folder that has it",
+    # Only where an operating system has it.
+    "signals",
+    "scripts",
+    "no /dev/full here",
+    "/proc tells which sockets are listened on",
+    "limits of memory are Linux's here",
+    "the kernel does not say what a process takes",
+)
