@@ -343,6 +343,7 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service)
         return register(service, **({"instance": 3} | more))
 
     key = (running(key="k"), "GET", "/workers", None)
+    in_target = (running(key="a-key"), "GET", "/workers?key=a-key", None)
     both = running(key="k", admin_key="a")
     other_key = (both, "GET", "/dump", None, ("Authorization", "Bearer k"))
     limited = running({"limits": {"workers": 1}})
@@ -385,7 +386,7 @@ def test_every_code_is_given(engine: Callable[..., Publisher], service: Service)
     }
     host = ask(address, "GET", "/health", headers={"Host": "elsewhere"})
     given[host.code] = host.status
-    for settings, method, path, body, *more in (key, other_key, small):
+    for settings, method, path, body, *more in (key, in_target, other_key, small):
         with settings as other:
             answer = ask(other.address, method, path, body, headers=dict(more))
             given[answer.code] = answer.status
