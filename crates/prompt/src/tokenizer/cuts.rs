@@ -11,8 +11,8 @@
 //! The cut is before the token and not after, so that a piece knows that it is not the first: some pre-tokenizers
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text in another way.
 //!
-//! Where several pieces are tokenized at once, each but the first begins where the token of a cut stands among the tokens:
-//! as many must be found as there are cuts, since a model may be able to make such a token of other text.
+//! Where several pieces are tokenized at once, each that begins at a cut begins where the token of a cut stands among the
+//! tokens: as many must be found as there are cuts, since a model may be able to make such a token of other text.
 
 use std::ops::Range;
 
@@ -66,19 +66,24 @@ impl Cuts {
         Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
     }
 
-    /// The numbers of the tokens with which the pieces of a text begin: the first, and all that are those of cuts.
-    pub(super) fn starts(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
+    /// True if a text begins with the token of a cut.
+    pub(super) fn is_before(&self, text: &str) -> bool {
+        let beginning = &text.as_bytes()[..text.len().min(self.longest)];
+        self.tokens.find(beginning).is_some_and(|found| found.start() == 0)
+    }
+
+    /// The places of all tokens that are those of cuts.
+    pub(super) fn places(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
         /// Ids that are looked at in one go: most have none of a cut among them, whose ids mostly stand beside each other.
         const RUN: usize = 64;
         let span = self.highest - self.lowest;
         let may_be_cut = move |any, id: &u32| any | (id.wrapping_sub(self.lowest) <= span);
         let is_cut = |id: u32| self.ids.get(id as usize / 64).is_some_and(|bits| bits >> (id % 64) & 1 == 1);
         let runs = ids.chunks(RUN).enumerate().filter(move |(_, run)| run.iter().fold(false, may_be_cut));
-        let cuts = runs.flat_map(move |(number, run)| {
+        runs.flat_map(move |(number, run)| {
             let cuts = run.iter().enumerate().filter(move |(_, id)| is_cut(**id));
             cuts.map(move |(at, _)| number * RUN + at)
-        });
-        std::iter::once(0).chain(cuts.filter(|at| *at > 0))
+        })
     }
 }
 
@@ -155,10 +160,13 @@ mod tests {
         ] {
             assert_eq!(cuts.segments(text).map(|piece| &text[piece]).collect::<Vec<_>>(), expected);
         }
-        let starts = |ids: &[u32]| cuts.starts(ids).collect::<Vec<_>>();
-        assert_eq!(starts(&[64, 0, 1, 1, 65, 128, 64]), [0, 2, 3, 6]);
-        assert_eq!(starts(&[7, 1]), [0, 1]);
+        for (text, expected) in [("", false), ("<a>", true), ("<b>x", true), ("x<a>", false), ("<a", false)] {
+            assert_eq!(cuts.is_before(text), expected, "{text}");
+        }
+        let places = |ids: &[u32]| cuts.places(ids).collect::<Vec<_>>();
+        assert_eq!(places(&[64, 0, 1, 1, 65, 128, 64]), [0, 2, 3, 6]);
+        assert_eq!(places(&[7, 1]), [1]);
         let many: Vec<u32> = (0..1000).map(|at| if at % 130 == 0 { 1 } else { 65 + at }).collect();
-        assert_eq!(starts(&many), (0..1000).step_by(130).collect::<Vec<_>>());
+        assert_eq!(places(&many), (0..1000).step_by(130).collect::<Vec<_>>());
     }
 }

@@ -216,7 +216,14 @@ impl Tokenizer {
             made.ids.extend_from_slice(&ids);
             return Some(());
         }
-        let starts: Vec<usize> = if segments.len() > 1 { places.starts(&ids).collect() } else { vec![0] };
+        // The first piece may begin at no cut, and may come to no token at all.
+        let mut starts = vec![0];
+        if segments.len() > 1 {
+            if places.is_before(&rest[first.start..]) {
+                starts.clear();
+            }
+            starts.extend(places.places(&ids));
+        }
         if starts.len() != segments.len() {
             for (segment, key) in segments {
                 let ids = self.engine.encode(&rest[segment.clone()], false)?;

@@ -142,6 +142,15 @@ fn remembered_is_exact_unigram() {
     random(&TokenizerPair::open(&file("unigram"), Library::Best));
 }
 
+/// Line feeds alone are no token, what is not known is one that there is a cut for: as many are found as there are pieces.
+#[test]
+fn a_piece_without_tokens_is_not_taken_for_the_next_one() {
+    let both = TokenizerPair::open(&file("unigram"), Library::Best);
+    for text in ["\r\n\n</s>&𒑱 /%<unk>k", "\n</s>𒑱", "</s>&𒑱 /%", "</s>", "<unk>k</s>𒑱", "\n"] {
+        both.check(text);
+    }
+}
+
 #[test]
 fn a_tokenizer_of_yours_is_exact() {
     let Ok(file) = std::env::var("KVATLAS_TOKENIZER") else { return };

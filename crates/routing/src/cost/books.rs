@@ -37,6 +37,8 @@ pub(super) struct Books {
     averages: Averages,
     idle: IdlePrompts,
     sessions: Sessions,
+    /// True once another router has told of a request: a session that is new here may be an old one there.
+    has_peers: bool,
     again: Again,
     /// The limits of running requests, by number of the worker.
     limits: Vec<RunningLimit>,
@@ -59,6 +61,7 @@ impl Books {
 
     /// Another router has sent a request. Nobody knows exactly when, so how long its prompt takes tells nothing.
     pub(super) fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
+        self.has_peers = true;
         self.add(request, candidates, row, false, now);
     }
 
@@ -212,10 +215,10 @@ impl Books {
         }
     }
 
-    /// Requests that a new session brings, times the share of the time in which another session has one under way.
+    /// Requests that a new session brings, times the weight of what it brings; 0 for one that is not new, or need not be.
     fn settle(&self, weights: &Weights, request: &Request<'_>) -> f64 {
         match request.session {
-            Some(session) if weights.settle > 0.0 && !self.sessions.knows(session) => {
+            Some(session) if weights.settle > 0.0 && !self.has_peers && !self.sessions.knows(session) => {
                 weights.settle * self.sessions.to_come()
             }
             _ => 0.0,
