@@ -243,9 +243,9 @@ def test_over_tls(engine: Engine, other: Engine, tokenizer: Path, tmp_path: Path
 
 
 def test_a_request_that_waited_is_compared_too(engine: Engine, top: Service, tokenizer: Path) -> None:
-    publish(top, "e0", [text_of(0)])
+    publish(top, "e0", [text_of(7)])  # not as the prompt begins that is on its way: it would be sent after that one
     with Router(engine, flags=flags(top.url, tokenizer)) as router, busy(router, engine) as (release,):
-        waits = ThreadedRequest(router, prompt(text_of(0)))
+        waits = ThreadedRequest(router, prompt(text_of(7)))
         wait_until(lambda: router.metric("kvatlas_router_queue") == 1, "it waits in the router")
         engine.behaviour = says(SURE)
         release.set()
