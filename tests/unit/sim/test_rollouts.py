@@ -8,6 +8,7 @@ import pytest
 
 from kvatlas.errors import ConfigError
 from kvatlas.sim.rollouts import BLOCK, RolloutConfig, generate_rollouts
+from kvatlas.sim.trace import TraceRequest
 
 
 def test_samples_of_a_group_begin_together_and_with_the_same_prompt() -> None:
@@ -22,7 +23,7 @@ def test_samples_of_a_group_begin_together_and_with_the_same_prompt() -> None:
 
 def test_the_second_step_waits_for_the_last_turn_of_each_sample() -> None:
     trace = generate_rollouts(RolloutConfig(steps=2, groups=2, samples=3, seed=1, fewest=2, most=4))
-    turns: dict[object, list] = {}
+    turns: dict[object, list[TraceRequest]] = {}
     for line in trace.requests:
         turns.setdefault(line.session_id, []).append(line)
     ends = {lines[-1].id for name, lines in turns.items() if str(name).startswith("0.")}
