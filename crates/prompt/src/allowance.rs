@@ -104,7 +104,7 @@ pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<
 /// Notes that something is about to be made that takes so many bytes.
 ///
 /// # Errors
-/// It must not be made: there is no memory or no time left.
+/// The reason, if there is no memory or no time left for it: it must not be made then.
 pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     let mut open = OPEN.get();
     open.calls = open.calls.wrapping_add(1);

@@ -1,6 +1,6 @@
 //! A body read for its keys and texts, as engines read it: whatever its encoding, and however its texts are written.
 //!
-//! It need not be valid: of what an engine refuses anyway, nothing is at stake.
+//! A body need not be valid JSON: an engine refuses one that is not, so nothing is at stake.
 
 use super::quotes::is_picture_name;
 use super::{ReservedPart, has_address, is_engine_field};

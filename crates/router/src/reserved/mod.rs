@@ -57,7 +57,7 @@ pub(crate) fn may_write_fields(app: &App, shown: ShownKey) -> bool {
 /// Refuses a head with what is between the router and its engines.
 ///
 /// # Errors
-/// What is in it.
+/// A refusal that names the header or field, if there is one.
 pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     let known = HEADERS.iter().find(|name| headers.contains_key(**name));
     let found = known.copied().or_else(|| {
@@ -70,7 +70,7 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
 /// Refuses a body with what only the router writes. `may_write_fields`: whether its client may write fields.
 ///
 /// # Errors
-/// What is in it.
+/// A refusal that names the header or field, if there is one.
 pub(crate) async fn check_body(app: &Arc<App>, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
     let found = aside_if_long(app, body, move |_, body| find(body, may_write_fields)).await?;
     found.map_or(Ok(()), |found| Err(found.refusal("field")))
