@@ -7,7 +7,8 @@ MINUTES ?= 5
 # The processes that pytest divides its files among.
 JOBS ?= 2
 BIN := .venv/bin
-RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
+RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml lab/crates/*/Cargo.toml trees/crates/*/Cargo.toml) \
+	$(shell find crates lab/crates trees/crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
 PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 # Files with every package by its version and its hashes, whatever it depends on included: see `make requirements`.
@@ -61,7 +62,7 @@ clippy:
 lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python -m tools.check_words crates python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_words crates lab trees python tests benchmarks tools examples
 
 types:
 	$(BIN)/mypy
@@ -160,7 +161,7 @@ sbom: $(AUDIT)/bin/cargo-cyclonedx $(AUDIT)/ready  ## what a release consists of
 	@mkdir -p $(SBOM)
 	PATH="$(CURDIR)/$(AUDIT)/bin:$$PATH" cargo cyclonedx --manifest-path crates/python/Cargo.toml --format json --spec-version 1.5 \
 		--target all --override-filename kvatlas-sbom
-	sed 's#file://$(CURDIR)/#file:///#g' crates/python/kvatlas-sbom.json > $(SBOM)/crates.cdx.json; rm -f crates/*/kvatlas-sbom.json
+	sed 's#file://$(CURDIR)/#file:///#g' crates/python/kvatlas-sbom.json > $(SBOM)/crates.cdx.json; rm -f crates/*/kvatlas-sbom.json lab/crates/*/kvatlas-sbom.json trees/crates/*/kvatlas-sbom.json
 	PYTHONWARNINGS=ignore $(AUDIT)/venv/bin/cyclonedx-py requirements --output-reproducible --output-format JSON --spec-version 1.5 \
 		--pyproject pyproject.toml --mc-type application --output-file $(SBOM)/packages.cdx.json requirements/image.txt
 
