@@ -7,17 +7,17 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Gate};
 
-use crate::answer_engines::AnswerEngines;
-use crate::cache_reports::CacheReporter;
+use crate::answers::stored::AnswerEngines;
 use crate::config::Config;
-use crate::counts::Counts;
-use crate::external_index::ExternalIndex;
-use crate::fleet::Fleet;
-use crate::peers::Peers;
-use crate::place::Places;
-use crate::prompts::Prompts;
+use crate::engines::fleet::Fleet;
+use crate::placing::Places;
 use crate::proxy::Tokens;
-use crate::sessions::Sessions;
+use crate::proxy::counts::Counts;
+use crate::remote::cache_reports::CacheReporter;
+use crate::remote::external_index::ExternalIndex;
+use crate::remote::peers::Peers;
+use crate::requests::prompts::Prompts;
+use crate::requests::sessions::Sessions;
 
 /// The state of a router that requests share.
 pub(crate) struct App {
