@@ -62,6 +62,7 @@ lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.check_words crates python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_idiom
 
 types:
 	$(BIN)/mypy
