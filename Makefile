@@ -63,6 +63,7 @@ lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.check_words crates lab trees python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_idiom
 
 types:
 	$(BIN)/mypy
