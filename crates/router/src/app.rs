@@ -23,7 +23,7 @@ use crate::requests::sessions::Sessions;
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) fleet: Fleet,
-    pub(crate) places: Places,
+    pub(crate) places: Arc<Places>,
     pub(crate) counts: Counts,
     /// The state of the HTTP server.
     pub(crate) front: Front,
@@ -42,7 +42,7 @@ pub(crate) struct App {
     /// The engines that keep answers, by the answers that they made.
     pub(crate) answer_engines: AnswerEngines,
     /// Other routers in front of the same engines.
-    pub(crate) peers: Peers,
+    pub(crate) peers: Arc<Peers>,
     /// The page that shows the router, for those who look at it.
     pub(crate) page: Page,
     /// True if the router is about to end.

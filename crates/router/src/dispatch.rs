@@ -18,8 +18,6 @@ use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::proxy::counts;
 use crate::proxy::{REQUEST_ID, forward};
-use crate::remote::peer_requests;
-use crate::remote::peer_work;
 use crate::reports::admin;
 use crate::reports::exposition;
 use crate::reports::page;
@@ -180,8 +178,7 @@ async fn dispatch(
         RouterAnswer::PageDecision => page::decision(app, query),
         RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
-        RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
-        RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,
+        RouterAnswer::PeersRequests => admin::hear_report(app, request, until).await,
         RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
         RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
         RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),

@@ -26,7 +26,7 @@ use crate::proxy::Tokens;
 use crate::proxy::counts::Counts;
 use crate::remote::cache_reports::{self, CacheReporter};
 use crate::remote::external_index::ExternalIndex;
-use crate::remote::peer_work;
+use crate::remote::peer_requests;
 use crate::remote::peers::Peers;
 use crate::remote::sites;
 use crate::reports::page;
@@ -76,7 +76,7 @@ impl Router {
         let (threads, gate) = (front.threads(), front.gate.clone());
         let secret = FleetSecret::new(&gate, &config);
         let fleet = Fleet::new(config.clone(), threads)?;
-        let places = Places::new(&config, policy)?;
+        let places = Arc::new(Places::new(&config, policy)?);
         let external_index = ExternalIndex::new(&config, threads, fleet.tls())?;
         let cache_reporter = if places.wants().hashes { CacheReporter::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
@@ -99,7 +99,7 @@ impl Router {
             tokens: Tokens::default(),
             sessions: Sessions::new(&config, &secret)?,
             answer_engines: AnswerEngines::default(),
-            peers: Peers::new(&config)?,
+            peers: Arc::new(Peers::new(&config)?),
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -117,7 +117,10 @@ impl Router {
         control.spawn(control::run(app.clone()));
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
-        control.spawn(peer_work::run(app.clone()));
+        {
+            let _entered = control.enter();
+            peer_requests::run(&app.peers, &app.places, &app.config);
+        }
         if let Some(global) = app.external_index.as_ref().and_then(ExternalIndex::global) {
             control.spawn(sites::run(global.clone()));
         }

@@ -6,10 +6,9 @@ use kvatlas_routing as core;
 
 use super::waiter::News;
 use super::{Core, Places};
-use crate::clock::seconds;
+use crate::clock::{self, seconds};
 use crate::engines::{Engine, HealthState};
-use crate::remote::peer_requests::SentRow;
-use crate::remote::peers::Row;
+use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
     /// Adds an engine, in the place of `replaced`, which takes requests once they can find it ([`Self::is_back`]). If
@@ -77,37 +76,16 @@ impl Places {
         }
     }
 
-    /// Returns what this router has at each rank of each engine.
-    pub(crate) fn own_work(&self) -> Vec<Row> {
-        let core = self.core();
-        let workers = core.router.workers().map(|(id, _)| id);
-        let row = |id| {
-            let ((name, rank), work) = (core.router.name(id)?, core.router.own_work(id)?);
-            Some(Row::new(name, rank, &work))
-        };
-        workers.filter_map(row).collect()
-    }
-
-    /// Takes in what another router has at each rank. Returns the number of rows that count here.
-    pub(crate) fn hear(&self, peer: u64, lasts: f64, rows: &[Row]) -> usize {
-        let mut core = self.core();
-        let now = seconds();
-        let mut heard = 0;
-        for row in rows {
-            if let Some(id) = core.router.worker(&row.engine, row.rank) {
-                heard += usize::from(core.router.set_peer(peer, id, &row.work(), now + lasts, now));
-            }
+    /// Sets whether what the index says of an engine's rank at this place can be trusted.
+    pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
+        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
+            self.core().router.set_trusted(*id, trusted);
         }
-        self.call(&core);
-        heard
     }
+}
 
-    /// Returns what has changed among this router's requests, for a router that was told this much.
-    pub(crate) fn changes_since(
-        &self,
-        told: &mut core::RequestReport,
-        most_blocks: usize,
-    ) -> core::RequestChanges<SentRow> {
+impl SharedRequests for Places {
+    fn changes_since(&self, told: &mut core::RequestReport, most_blocks: usize) -> core::RequestChanges<SentRow> {
         let core = self.core();
         core.router.changes_since(told, most_blocks).map(|sent| {
             let (name, rank) = core.router.name(sent.worker)?;
@@ -115,42 +93,37 @@ impl Places {
         })
     }
 
-    /// True if another router tells of its requests.
-    pub(crate) fn hears_of(&self, peer: u64) -> bool {
+    fn hears_of(&self, peer: u64) -> bool {
         self.core().router.hears_of(peer)
     }
 
-    /// Takes in what has changed among another router's requests, with the content hashes of those that it has sent.
-    /// `anew`: what it said before is forgotten.
-    pub(crate) fn hear_changes(
+    fn hear_changes(
         &self,
         peer: u64,
         anew: bool,
-        lasts: f64,
+        seconds: f64,
         changes: core::RequestChanges<SentRow>,
         content_hashes: Vec<Vec<u64>>,
-    ) {
+    ) -> Heard {
         let mut core = self.core();
-        let now = seconds();
+        let now = clock::seconds();
         if anew {
             core.router.forget_changes(peer, now);
         }
         let mut content_hashes = content_hashes.into_iter();
+        let mut unknown = 0;
         let changes = changes.map(|row| {
             let content_hashes = content_hashes.next()?;
-            let worker = core.router.worker(&row.engine, row.rank)?;
-            let SentRow { number, tokens, block_size, cached, .. } = row;
-            Some(core::SentRequest { number, worker, tokens, block_size, cached, content_hashes })
+            let Some(worker) = core.router.worker(&row.engine, row.rank) else {
+                unknown += 1;
+                return None;
+            };
+            let SentRow { number, tokens, block_size, cached, output_left, .. } = row;
+            Some(core::SentRequest { number, worker, tokens, block_size, cached, output_left, content_hashes })
         });
-        core.router.hear_changes(peer, &changes, now + lasts, now);
+        let counted = core.router.hear_changes(peer, &changes, now + seconds, now);
         self.call(&core);
-    }
-
-    /// Sets whether what the index says of an engine's rank at this place can be trusted.
-    pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
-        if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
-            self.core().router.set_trusted(*id, trusted);
-        }
+        Heard { counted, unknown }
     }
 }
 

@@ -3,9 +3,7 @@
 pub(crate) mod cache_reports;
 pub(crate) mod external_index;
 pub(crate) mod index;
-pub(crate) mod peer_report;
 pub(crate) mod peer_requests;
-pub(crate) mod peer_work;
 pub(crate) mod peers;
 pub(crate) mod service;
 pub(crate) mod sites;

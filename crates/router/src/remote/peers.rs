@@ -1,51 +1,37 @@
-//! Routers beside this one, in front of the same engines: each tells the others what it has at each engine, so that they
-//! do not all choose the one that has least to do.
+//! Peers: other routers in front of the same engines. Each reports its requests to the others
+//! ([`peer_requests`](super::peer_requests)), so that they do not all choose the engine with the least to do.
 //!
-//! Routers tell sums of requests, tokens and blocks to come, and which requests these are, with the hashes of their
-//! prompts' blocks: it counts in the decision core like this router's own, until the other says otherwise or falls
-//! silent. Engines are told apart by name.
-//!
-//! A peer is a URL, or a name of which every address is one (`dns:NAME:PORT`): those of a headless Service of Kubernetes,
-//! among them this router's own, which is found out when it hears itself.
+//! A peer is a URL, or a host name whose addresses are all peers (`dns:NAME:PORT`), such as that of a headless Service of
+//! Kubernetes. This router's own address may be among them: it finds out when it hears itself.
 
+use std::collections::HashMap;
 use std::sync::atomic::AtomicU64;
 use std::sync::{Arc, Mutex};
-use std::time::Duration;
-
-use kvatlas_routing::Work;
-use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, EngineConfig};
 use crate::engines::Engine;
 use crate::error::Error;
 use crate::ids;
 
-/// Time for which a message counts; the longest that is believed; time within which it must be taken.
-pub(crate) const COUNTS: Duration = Duration::from_secs(2);
-pub(crate) const MOST_SECONDS: f64 = 60.0;
-pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
-
-/// Bytes of what another tells.
-pub(crate) const MOST_BYTES: usize = 4 << 20;
-
-/// The outcomes of what was told: by this router, and to it.
+/// Names of [`Peers::counts`]: reports of this router that were accepted and not, and requests in reports of others that
+/// count here and that are at an engine of no name here.
 pub(crate) const RESULTS: [&str; 4] = ["told", "not_taken", "heard", "unknown_engine"];
 
-/// The position of a router that tells of its requests: its number, and that of its last message that was taken in.
-pub(crate) type Positions = std::collections::HashMap<u64, u64>;
+/// Number of the last report accepted from each router, by the router's number.
+pub(crate) type Positions = HashMap<u64, u64>;
 
-/// The routers beside this one.
+/// The other routers, and the exchange with them.
 pub(crate) struct Peers {
-    /// Number that stands for this router, for the others.
+    /// Random number that identifies this router to the others.
     pub(crate) number: u64,
     pub(crate) others: Vec<Arc<Engine>>,
     pub(crate) names: Vec<Name>,
-    /// Engines' ranks that were told and heard of, and messages that were not taken, by [`RESULTS`].
+    /// Counts by [`RESULTS`].
     pub(crate) counts: [AtomicU64; RESULTS.len()],
     pub(crate) positions: Mutex<Positions>,
 }
 
-/// A name of which every address is a router's.
+/// A host name whose addresses are all peers.
 #[derive(Clone)]
 pub(crate) struct Name {
     pub(crate) host: String,
@@ -58,50 +44,6 @@ impl Name {
         let (host, port) = peer.strip_prefix("dns:")?.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;
         Some(Self { host: host.to_owned(), port }).filter(|name| !name.host.is_empty())
-    }
-}
-
-/// The work that a router has at one rank of an engine.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub(crate) struct Row {
-    pub(crate) engine: String,
-    pub(crate) rank: u32,
-    requests: u32,
-    waiting: u32,
-    queued_tokens: f64,
-    queued_prompt_tokens: f64,
-    context_tokens: f64,
-    #[serde(default)]
-    used_blocks: f64,
-    output_tokens_left: f64,
-}
-
-impl Row {
-    pub(crate) fn new(engine: &str, rank: u32, work: &Work) -> Self {
-        Self {
-            engine: engine.to_owned(),
-            rank,
-            requests: work.requests,
-            waiting: work.waiting,
-            queued_tokens: work.queued_tokens,
-            queued_prompt_tokens: work.queued_prompt_tokens,
-            context_tokens: work.context_tokens,
-            used_blocks: work.used_blocks,
-            output_tokens_left: work.output_tokens_left,
-        }
-    }
-
-    pub(crate) fn work(&self) -> Work {
-        Work {
-            requests: self.requests,
-            waiting: self.waiting,
-            queued_tokens: self.queued_tokens,
-            queued_prompt_tokens: self.queued_prompt_tokens,
-            context_tokens: self.context_tokens,
-            used_blocks: self.used_blocks,
-            output_tokens_left: self.output_tokens_left,
-        }
     }
 }
 

@@ -20,6 +20,7 @@ use crate::engines::fleet::Adder;
 use crate::error::Error;
 use crate::placing::Outlook;
 use crate::proxy::read;
+use crate::remote::peer_requests::{self, Report};
 use crate::reports::state;
 use crate::requests::long_work::{aside, aside_if_long};
 use crate::requests::read_body::look_at;
@@ -193,6 +194,17 @@ fn answer_change(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response
 /// A name out of a path, where `%XX` is a byte.
 fn decoded(name: &str) -> String {
     percent_encoding::percent_decode_str(name).decode_utf8_lossy().into_owned()
+}
+
+/// Takes in the report of another router.
+pub(crate) async fn hear_report(
+    app: &Arc<App>,
+    request: Request<RequestBody>,
+    until: Instant,
+) -> Result<Response<Answer>, Refusal> {
+    let body = read(app, request.into_body(), peer_requests::MOST_BYTES, until).await?;
+    let report = aside_if_long(app, &body, |_, body| Report::parse(body)).await??;
+    peer_requests::hear(&app.peers, &*app.places, report)
 }
 
 #[cfg(test)]

@@ -111,7 +111,7 @@ impl Scrape {
         let help = "Answers of /v1/responses, files and batches whose engine is known";
         gauge(encoder, "stored_answers", help, self.0.answer_engines.len() as u64)?;
         if !self.0.config.peers.is_empty() {
-            let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); engines in reports from other routers: heard, or unknown_engine (of no name here)";
+            let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); requests in reports from other routers: heard, or unknown_engine (at an engine of no name here)";
             let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
             for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
                 count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;

@@ -116,7 +116,6 @@ pub(crate) enum RouterAnswer {
     PageDecision,
     Explain,
     Snapshot,
-    PeersWork,
     PeersRequests,
     AddEngine,
     RemoveEngine,
@@ -127,7 +126,7 @@ pub(crate) enum RouterAnswer {
 impl RouterAnswer {
     /// True if a body says what is to be done.
     pub(crate) fn wants_body(self) -> bool {
-        matches!(self, Self::Explain | Self::PeersWork | Self::PeersRequests | Self::AddEngine)
+        matches!(self, Self::Explain | Self::PeersRequests | Self::AddEngine)
     }
 
     /// True if a body must be JSON, where there is one.
@@ -222,7 +221,6 @@ pub(super) static ROUTES: &[Route] = &[
     prompt("/generate", Endpoint::Generate),
     prompt("/inference/v1/generate", Endpoint::Tokens),
     prompt("/v1/chat/completions/tokens", Endpoint::ChatTokens),
-    own(POST, "/peers/work", Admin, RouterAnswer::PeersWork, "for other routers: report their work at the engines"),
     own(POST, "/peers/requests", Admin, RouterAnswer::PeersRequests, "for other routers: report their requests there"),
     own(GET, "/", Ask, RouterAnswer::Welcome, "this text"),
     own(GET, "/health", Open, RouterAnswer::Health, "200 while the router's threads are running"),
