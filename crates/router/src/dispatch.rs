@@ -16,8 +16,8 @@ use crate::answers::body::{Answer, json, typed};
 use crate::answers::observe::Dialect;
 use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::proxy::counts;
-use crate::proxy::{REQUEST_ID, forward};
+use crate::counts;
+use crate::engines::request_head::REQUEST_ID;
 use crate::reports::admin;
 use crate::reports::exposition;
 use crate::reports::page;
@@ -136,9 +136,9 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let may_write_fields = reserved::may_write_fields(app, shown);
+            let may_write_fields = reserved::may_write_fields(&app.config, shown);
             let answered =
-                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
+                app.proxy.forward(shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -156,33 +156,35 @@ async fn dispatch(
     match own {
         RouterAnswer::Welcome => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", routes::WELCOME.as_bytes())),
         RouterAnswer::Health => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
-        RouterAnswer::Ready => Ok(admin::ready(app)),
+        RouterAnswer::Ready => Ok(admin::ready(app.leaving.load(Relaxed), &app.fleet, app.follower.as_deref())),
         RouterAnswer::Version => {
             let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
             Ok(json(StatusCode::OK, version.to_string()))
         }
         RouterAnswer::Metrics => metrics(app, request.headers(), kind),
-        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
+        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(&app.places).to_string())),
         RouterAnswer::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
         RouterAnswer::Streams => {
-            let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
+            let streams = app.follower.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
             Ok(json(StatusCode::OK, streams.to_string()))
         }
-        RouterAnswer::Decisions => admin::decisions(app, query).await,
+        RouterAnswer::Decisions => admin::decisions(&app.places, &app.reader.threads, query).await,
         RouterAnswer::Reuse => Ok(json(StatusCode::OK, app.places.reuse().to_string())),
-        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
-        RouterAnswer::Model => admin::model(app, route.parameter(path)),
+        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(&app.fleet).to_string())),
+        RouterAnswer::Model => admin::model(&app.fleet, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
         RouterAnswer::Page => kvatlas_ui::asset(path).map(page::file).ok_or_else(Refusal::unknown_path),
-        RouterAnswer::PageEvents => page::events(app),
-        RouterAnswer::PageDecision => page::decision(app, query),
+        RouterAnswer::PageEvents => page::events(&app.page),
+        RouterAnswer::PageDecision => page::decision(&app.places, query),
         RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
-        RouterAnswer::Snapshot => admin::snapshot(app, request).await,
-        RouterAnswer::PeersRequests => admin::hear_report(app, request, until).await,
-        RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
-        RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
-        RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),
-        RouterAnswer::Undrain => admin::drain_engine(app, route.parameter(path), false),
+        RouterAnswer::Snapshot => {
+            admin::snapshot(app.follower.as_deref(), app.config.http.request_timeout, request).await
+        }
+        RouterAnswer::PeersRequests => admin::hear_report(&app.reader, &app.peers, &*app.places, request, until).await,
+        RouterAnswer::AddEngine => admin::add_engine(&app.reader, &app.places, request, is_known, until).await,
+        RouterAnswer::RemoveEngine => admin::remove_engine(&app.places, route.parameter(path)),
+        RouterAnswer::Drain => admin::drain_engine(&app.places, route.parameter(path), true),
+        RouterAnswer::Undrain => admin::drain_engine(&app.places, route.parameter(path), false),
     }
 }
 

@@ -16,9 +16,9 @@ use tokio::time::timeout;
 
 use crate::config::Role;
 use crate::engines::fleet::Fleet;
+use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, HealthState};
 use crate::lock;
-use crate::proxy::EngineRequest;
 
 /// Time within which a search must end, and an engine must answer: then the request goes on as it would without.
 const PATIENCE: Duration = Duration::from_secs(2);

@@ -7,9 +7,8 @@
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use crate::app::App;
 use crate::clock::millis;
-use crate::config::Handover;
+use crate::config::{Handover, HealthConfig};
 use crate::engines::{Engine, Fault, Finding, Kind, status};
 use crate::lock;
 
@@ -23,12 +22,11 @@ const PAUSE: Duration = Duration::from_secs(1);
 const REFUSALS: u32 = 2;
 
 /// Asks an engine how it is, and waits for as long as it may need to say.
-pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
-    let health = &app.config.health;
+pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     let (started, started_at) = (Instant::now(), millis());
     let mut answer = pin!(status(engine, &health.path));
     if let Ok(answer) = tokio::time::timeout(health.timeout, answer.as_mut()).await {
-        return judge(app, engine, answer, started.elapsed());
+        return judge(health, engine, answer, started.elapsed());
     }
     let late = || {
         let waited = started.elapsed().as_secs_f64();
@@ -52,7 +50,7 @@ pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
         };
         tokio::select! {
             biased;
-            answer = answer.as_mut() => return judge(app, engine, answer, started.elapsed()),
+            answer = answer.as_mut() => return judge(health, engine, answer, started.elapsed()),
             asked = beside => match asked {
                 Ok(Ok(status)) => {
                     refusals = 0;
@@ -101,8 +99,7 @@ fn alive_path(engine: &Engine) -> &'static str {
 }
 
 /// Judges an answer, or the lack of one, that took so long.
-fn judge(app: &App, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
-    let health = &app.config.health;
+fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
     let is_late = took > health.timeout;
     let is_moving = || engine.is_at_work() && engine.stillness().0 <= engine.signs.limit_at_work(health.timeout);
     match answer {

@@ -19,6 +19,7 @@ mod pool;
 mod questions;
 mod recent;
 mod reported;
+pub(crate) mod request_head;
 mod side_route;
 mod signs;
 mod sleep;

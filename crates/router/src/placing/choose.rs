@@ -14,7 +14,6 @@ use super::holding::look_up;
 use super::waiter::{News, Waiter};
 use super::{Core, Placement, Places};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::clock::seconds;
 use crate::config::Role;
 use crate::engines::Engine;
@@ -74,7 +73,6 @@ impl Places {
     /// Chooses an engine for a request, not one of `tried` if there is another.
     pub(crate) async fn choose(
         &self,
-        app: &App,
         shard: usize,
         known: &RequestFacts,
         task: Task,
@@ -82,19 +80,19 @@ impl Places {
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         for _ in 0..TRIES {
-            let decided = match keeper(&app.fleet, known) {
-                Some(rank) => self.place_at(app, known, rank).map(|decision| (decision, None, None)),
+            let decided = match keeper(&self.fleet, known) {
+                Some(rank) => self.place_at(known, rank).map(|decision| (decision, None, None)),
                 None => {
-                    let allowed = candidates(&app.fleet, known, task, tried)?;
-                    match self.choose_or_wait(app, shard, known, &allowed).await? {
+                    let allowed = candidates(&self.fleet, known, task, tried)?;
+                    match self.choose_or_wait(shard, known, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
-                        ChoiceResult::Waits(id, news) => self.wait(app, known, task, tried, allowed, id, news).await?,
+                        ChoiceResult::Waits(id, news) => self.wait(known, task, tried, allowed, id, news).await?,
                         ChoiceResult::NoWorker => None,
                     }
                 }
             };
             if let Some(decided) = decided
-                && let Some(placement) = self.placement(app, decided, known, started)
+                && let Some(placement) = self.placement(decided, known, started)
             {
                 if let Some(telling) = &known.telling {
                     telling.note_query();
@@ -109,9 +107,9 @@ impl Places {
     }
 
     /// Places a request at the rank of an engine that is being drained, and keeps what the request goes on from.
-    fn place_at(&self, app: &App, known: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
+    fn place_at(&self, known: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
-            let looked = self.look_up(&app.fleet, known, held);
+            let looked = self.look_up(known, held);
             let mut core = self.core();
             let now = seconds();
             let Core { router, depths, unheard, .. } = &mut *core;
@@ -124,19 +122,18 @@ impl Places {
 
     async fn choose_or_wait(
         &self,
-        app: &App,
         shard: usize,
         known: &RequestFacts,
         allowed: &[core::WorkerId],
     ) -> Result<ChoiceResult, Refusal> {
-        match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        match self.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, app, shard, known).await;
+                let looked = ask(elsewhere, &self.fleet, shard, known).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
                 self.decide(known, allowed, held.as_ref(), bounds)
             }
             None => HELD.with_borrow_mut(|held| {
-                let looked = self.look_up(&app.fleet, known, held);
+                let looked = self.look_up(known, held);
                 self.decide(known, allowed, looked.then_some(&*held), None)
             }),
         }
@@ -144,10 +141,8 @@ impl Places {
 
     /// Waits in the router until an engine has room. A client that goes away gives the place back. None: all that might
     /// have taken it are gone, before it could be told of others.
-    #[expect(clippy::too_many_arguments, reason = "a request, and its place in the queue")]
     async fn wait(
         &self,
-        app: &App,
         known: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
@@ -158,7 +153,7 @@ impl Places {
         let mut ticket = Ticket { places: self, id: Some(id) };
         let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
-            let now_allowed = candidates(&app.fleet, known, task, tried)?;
+            let now_allowed = candidates(&self.fleet, known, task, tried)?;
             if now_allowed != allowed {
                 allowed = now_allowed;
                 let mut core = self.core();
@@ -185,9 +180,9 @@ impl Places {
     }
 
     /// Looks up which engines hold a prompt. True if there was an index to ask.
-    fn look_up(&self, fleet: &Fleet, known: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
+    fn look_up(&self, known: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
         let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
-        let engines = fleet.engines();
+        let engines = self.fleet.engines();
         look_up(keyspace, &known.hashes, &known.others, &engines, held);
         true
     }
@@ -229,19 +224,19 @@ impl Places {
     }
 
     /// Tells how the candidates for a request look, without any effect.
-    pub(crate) async fn explain(&self, app: &App, shard: usize, known: &RequestFacts) -> Result<Outlook, Refusal> {
-        let allowed = candidates(&app.fleet, known, Task::Generate, &[])?;
+    pub(crate) async fn explain(&self, shard: usize, known: &RequestFacts) -> Result<Outlook, Refusal> {
+        let allowed = candidates(&self.fleet, known, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
-        let looked = match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        let looked = match self.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, app, shard, known).await;
+                let looked = ask(elsewhere, &self.fleet, shard, known).await;
                 let is_known = looked.is_some();
                 if let Some(looked) = looked {
                     (held, bounds) = (looked.held, looked.bounds);
                 }
                 is_known
             }
-            None => self.look_up(&app.fleet, known, &mut held),
+            None => self.look_up(known, &mut held),
         };
         let mut core = self.core();
         let Core { router, depths, .. } = &mut *core;
@@ -254,21 +249,20 @@ impl Places {
     /// Makes the placement that was decided. None: the engine has gone meanwhile.
     fn placement(
         &self,
-        app: &App,
         (decision, terms, said): ExplainedDecision,
         known: &RequestFacts,
         started: Instant,
     ) -> Option<Placement> {
-        let Some(engine) = app.fleet.engine(&decision.name) else {
+        let Some(engine) = self.fleet.engine(&decision.name) else {
             self.core().router.fail(decision.id, seconds());
             return None;
         };
         let bounds = said.as_ref().and_then(|said| said.of(&engine.name));
-        let global = app.external_index.as_ref().and_then(ExternalIndex::global);
+        let global = self.external_index.as_deref().and_then(ExternalIndex::global);
         let is_at_site = global.is_some();
         let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
-        app.counts.decision.add(took);
+        self.counts.decision.add(took);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         // A prompt that is computed for another engine has no answer of its own.
@@ -334,8 +328,8 @@ impl Places {
 }
 
 /// Asks another process what engines hold of a prompt.
-async fn ask(elsewhere: &ExternalIndex, app: &App, shard: usize, known: &RequestFacts) -> Option<LookupResult> {
-    let engines = app.fleet.engines().clone();
+async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, known: &RequestFacts) -> Option<LookupResult> {
+    let engines = fleet.engines().clone();
     let model = known.model.as_deref().unwrap_or_default();
     let question = Question { model, block_size: known.block_size, hashes: &known.hashes };
     elsewhere.look_up(shard, question, &engines).await

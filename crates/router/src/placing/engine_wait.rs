@@ -10,7 +10,6 @@ use tokio::time::timeout_at;
 use super::Places;
 use super::no_engine::{EngineWait, FULL, TIMEOUT};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::engines::fleet::Fleet;
 use crate::engines::{Engine, HealthState};
 use crate::lock;
@@ -37,13 +36,12 @@ impl Places {
     pub(crate) async fn wait_for_engine<'a>(
         &'a self,
         place: &mut Option<EngineWait<'a>>,
-        app: &App,
         known: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
         why: Refusal,
     ) -> Result<(), Refusal> {
-        let (room, fleet) = (&self.no_engine, &app.fleet);
+        let (room, fleet) = (&self.no_engine, &*self.fleet);
         let mut has_others = false;
         if place.is_none() {
             // They have said when to come back.

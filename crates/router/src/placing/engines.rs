@@ -7,13 +7,43 @@ use kvatlas_routing as core;
 use super::waiter::News;
 use super::{Core, Places};
 use crate::clock::{self, seconds};
+use crate::config::EngineConfig;
+use crate::engines::fleet::Adder;
 use crate::engines::{Engine, HealthState};
+use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
+    /// Adds an engine, in the place of the one of its name if there is one.
+    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
+        // The decision core knows it before requests can find it: at no moment is there nobody of its name.
+        let changed = self.fleet.set(config, adds, |replaced, added| self.add(replaced, added))?;
+        self.is_back();
+        if let Some(replaced) = changed.replaced {
+            replaced.pool.clear();
+        }
+        Ok(changed.added)
+    }
+
+    /// Removes an engine. What runs there goes on.
+    pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
+        let removed = self.fleet.remove(name)?;
+        self.remove(&removed);
+        Ok(removed)
+    }
+
+    /// Sends an engine no new requests, or new ones again.
+    pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
+        let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
+        engine.health.set_draining(drain);
+        self.drain(&engine, drain);
+        tracing::info!(engine = name, drain, "an engine was drained, or taken back");
+        Ok(engine)
+    }
+
     /// Adds an engine, in the place of `replaced`, which takes requests once they can find it ([`Self::is_back`]). If
     /// `replaced` is the same engine with other settings, the requests there and all that was learnt of it stay.
-    pub(crate) fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
+    fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
         if let Some(replaced) = replaced {
@@ -47,12 +77,12 @@ impl Places {
     }
 
     /// Removes an engine that is gone.
-    pub(crate) fn remove(&self, engine: &Engine) {
+    fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
     }
 
     /// Makes an engine take nothing new, or lets it do so again.
-    pub(crate) fn drain(&self, engine: &Engine, drain: bool) {
+    fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
             if drain {

@@ -39,12 +39,15 @@ use tokio::sync::Notify;
 
 use crate::clock::seconds;
 use crate::config::Config;
+use crate::counts::Counts;
 use crate::engines::Engine;
+use crate::engines::fleet::Fleet;
 use crate::error::Error;
 use crate::lock;
 use crate::placing::decisions::Decisions;
 use crate::placing::record::Recorder;
 use crate::placing::reuse::ReuseMeter;
+use crate::remote::external_index::ExternalIndex;
 use crate::requests::prompts::PromptForms;
 
 use waiter::Waiter;
@@ -63,6 +66,10 @@ const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded
 /// Decides where requests go.
 pub(crate) struct Places {
     core: Mutex<Core>,
+    pub(super) fleet: Arc<Fleet>,
+    /// Another process that is asked what engines hold, if one is.
+    external_index: Option<Arc<ExternalIndex>>,
+    counts: Arc<Counts>,
     /// Calls the task that places those who wait.
     room: Notify,
     /// Requests for which no engine is up.
@@ -105,7 +112,13 @@ pub(crate) struct Summary {
 }
 
 impl Places {
-    pub(crate) fn new(config: &Config, policy: core::BoxedPolicy) -> Result<Self, Error> {
+    pub(crate) fn new(
+        config: &Config,
+        policy: core::BoxedPolicy,
+        fleet: Arc<Fleet>,
+        external_index: Option<Arc<ExternalIndex>>,
+        counts: Arc<Counts>,
+    ) -> Result<Self, Error> {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
@@ -126,6 +139,9 @@ impl Places {
                     .then(|| core::PredictedIndex::new(core::Retention::Mock { blocks: UNKNOWN_CACHE })),
                 tickets: HashMap::new(),
             }),
+            fleet,
+            external_index,
+            counts,
             room: Notify::new(),
             no_engine: NoEngine::new(config.wait_for_engine, config.queue),
             decisions: Decisions::new(config.decisions),
@@ -136,6 +152,11 @@ impl Places {
             wants,
             off: Default::default(),
         })
+    }
+
+    /// The engines that requests are placed at.
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
     }
 
     /// The parts of a prompt that are looked at.

@@ -11,9 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use hyper::header::HeaderValue;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::counts::{Counts, GIVEN_UP};
 use crate::engines::{Engine, Fault};
-use crate::proxy::counts::GIVEN_UP;
 
 /// Engines that a request is tried at because others do not have its model.
 const MOST_WITHOUT: usize = 16;
@@ -36,9 +35,9 @@ pub(crate) enum LastAttempt {
 
 impl LastAttempt {
     /// Counts and logs a request that gets no answer from an engine. `id`: its name.
-    pub(crate) fn count(self, app: &App, id: Option<&HeaderValue>, why: &Refusal) {
-        app.counts.given_up[self as usize].fetch_add(1, Relaxed);
-        let Some(left_out) = app.counts.given_up_lines[self as usize].take() else { return };
+    pub(crate) fn count(self, counts: &Counts, id: Option<&HeaderValue>, why: &Refusal) {
+        counts.given_up[self as usize].fetch_add(1, Relaxed);
+        let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
         let id = id.and_then(|id| id.to_str().ok());
         let reason = GIVEN_UP[self as usize];
         tracing::warn!(

@@ -5,16 +5,16 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
 use crate::answers::observe::{AnswerFacts, Failure, Usage};
-use crate::app::App;
 use crate::engines::{Engine, Fault};
 use crate::placing::Placement;
+use crate::proxy::Proxy;
 
 /// Tokens of a stream after which the decision core is told of them.
 const PROGRESS: u32 = 32;
 
 /// A request at an engine. If it is dropped before it has ended, the client gave it up.
 pub(crate) struct Flight {
-    app: Arc<App>,
+    proxy: Arc<Proxy>,
     placement: Placement,
     /// True if the engine refused the request.
     refused: bool,
@@ -28,9 +28,9 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// `arrived`: when the request came to the router.
-    pub(crate) fn new(app: Arc<App>, placement: Placement, arrived: Instant) -> Self {
+    pub(crate) fn new(proxy: Arc<Proxy>, placement: Placement, arrived: Instant) -> Self {
         placement.engine.sent();
-        Self { app, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
+        Self { proxy, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -71,11 +71,11 @@ impl Flight {
     pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
-            self.app.counts.first_token.add(now.duration_since(self.arrived));
-            self.app.places.first_token(&self.placement);
+            self.proxy.counts.first_token.add(now.duration_since(self.arrived));
+            self.proxy.places.first_token(&self.placement);
         }
         if tokens >= self.told + PROGRESS {
-            self.app.places.progress(&self.placement, tokens - self.told);
+            self.proxy.places.progress(&self.placement, tokens - self.told);
             self.told = tokens;
         }
     }
@@ -93,7 +93,7 @@ impl Flight {
 
     /// Notes that the engine keeps its answer under this name.
     pub(crate) fn note_kept_answer(&self, id: &str) {
-        self.app.answer_engines.insert(id, &self.engine().name);
+        self.proxy.answer_engines.insert(id, &self.engine().name);
     }
 
     /// Notes that the answer is an error, or has come to one.
@@ -114,7 +114,7 @@ impl Flight {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
-                self.app.prompts.media.learn(media, prompt);
+                self.proxy.reader.prompts.media.learn(media, prompt);
             }
             let counts = &self.placement.engine.counts;
             if let (Some(prompt), Some(cached)) = (prompt, cached) {
@@ -123,10 +123,10 @@ impl Flight {
             }
             counts.output_tokens.fetch_add(u64::from(output.unwrap_or(seen.events)), Relaxed);
             if self.refused {
-                self.app.places.fail(&self.placement);
+                self.proxy.places.fail(&self.placement);
             } else {
-                self.placement.answered(&self.app.sessions, &seen);
-                self.app.places.finish(&self.placement, seen);
+                self.placement.answered(&self.proxy.sessions, &seen);
+                self.proxy.places.finish(&self.placement, seen);
             }
         }
     }
@@ -137,8 +137,8 @@ impl Flight {
             self.engine().counts.broken.fetch_add(1, Relaxed);
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             self.hold_against(fault);
-            self.app.places.fail(&self.placement);
-            if let Some(left_out) = self.app.counts.broken_lines.take() {
+            self.proxy.places.fail(&self.placement);
+            if let Some(left_out) = self.proxy.counts.broken_lines.take() {
                 let engine = &*self.engine().name;
                 tracing::warn!(engine, reason = fault.name(), left_out, "an answer broke off: {fault}");
             }
@@ -153,7 +153,7 @@ impl Flight {
                 self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             }
             self.hold_against(fault);
-            self.app.places.fail(&self.placement);
+            self.proxy.places.fail(&self.placement);
             tracing::debug!(engine = &*self.engine().name, reason = fault.name(), "a request failed: {fault}");
         }
     }
@@ -188,7 +188,7 @@ impl Drop for Flight {
         if self.end() {
             self.engine().counts.cancelled.fetch_add(1, Relaxed);
             self.engine().health.unknown();
-            self.app.places.cancel(&self.placement);
+            self.proxy.places.cancel(&self.placement);
         }
     }
 }

@@ -4,7 +4,7 @@
 //! SGLang: both are asked at once, with a room in which they meet.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -17,15 +17,15 @@ use super::attempts::Attempts;
 use super::exchange::{Patience, exchange};
 use super::fields::{Fields, fields, with};
 use super::flight::Flight;
-use super::headers::EngineRequest;
 use super::leg::{Leg, PrefillResult, Verdict};
 use crate::answers::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::config::{Handover, Role};
 use crate::engines::json_fields::{pick, read};
+use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, Fault, whole};
 use crate::ids;
+use crate::proxy::Proxy;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
@@ -47,10 +47,10 @@ pub(crate) enum PrefillState {
 /// The way in which an engine takes over the prompt of a request from a prefill engine; none if it computes the prompt
 /// itself.
 ///
-/// `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
+/// `decode_alone`: tokens that a decode engine computes itself; `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
 /// that it would have to compute.
 pub(crate) fn prefill_by(
-    app: &App,
+    decode_alone: u32,
     engine: &Engine,
     takes_over: bool,
     uncached: impl FnOnce() -> u32,
@@ -62,14 +62,14 @@ pub(crate) fn prefill_by(
     match engine.handover()? {
         // A half answers nothing without a room in which a prefill engine meets it, and nobody meets one that does both.
         Handover::Sglang => is_half.then_some(Handover::Sglang),
-        Handover::Vllm => (takes_over && uncached() > app.config.decode_alone).then_some(Handover::Vllm),
+        Handover::Vllm => (takes_over && uncached() > decode_alone).then_some(Handover::Vllm),
     }
 }
 
 /// Lets a prefill engine compute a prompt, as the decode engine wants it.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
-    app: &Arc<App>,
+    proxy: &Arc<Proxy>,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: &Bytes,
@@ -90,9 +90,10 @@ pub(crate) async fn prepare(
                        times, or add an engine that does both (--engine)";
         return PrefillState::Refused(Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message));
     }
+    let first_byte = proxy.config.upstream.first_byte_timeout;
     let mut tried: Vec<Arc<Engine>> = Vec::new();
-    while tried.len() <= app.config.upstream.retries as usize {
-        let placement = match app.places.choose(app, shard, known, Task::Prefill(handover), &tried).await {
+    while tried.len() <= proxy.config.upstream.retries as usize {
+        let placement = match proxy.places.choose(shard, known, Task::Prefill(handover), &tried).await {
             Ok(placement) => placement,
             Err(refusal) if handover == Handover::Sglang => return PrefillState::Refused(refusal),
             Err(_) => break,
@@ -101,15 +102,15 @@ pub(crate) async fn prepare(
         let rank = placement.rank;
         if engine.config.role != Role::Prefill {
             // One that does both can do it when it is asked to decode.
-            app.places.fail(&placement);
+            proxy.places.fail(&placement);
             break;
         }
-        let flight = Flight::new(app.clone(), placement, arrived);
+        let flight = Flight::new(proxy.clone(), placement, arrived);
         match handover {
             Handover::Vllm => {
                 let Some(asked) = vllm_prefill(&fields) else { return PrefillState::Alone };
                 let fresh = attempts.needs_new_connection();
-                match first(app, shard, outgoing, asked, flight, fresh).await {
+                match first(first_byte, shard, outgoing, asked, flight, fresh).await {
                     // The decode engine gets the request as the client wrote it, and has the last word.
                     Ok(None) => break,
                     Ok(Some(answer)) => {
@@ -137,7 +138,7 @@ pub(crate) async fn prepare(
                 let mut head = Vec::new();
                 outgoing.write(&engine, rank, both.len(), &mut head);
                 let fresh = attempts.needs_new_connection();
-                let work = beside(app.clone(), shard, head, both.clone(), flight, fresh);
+                let work = beside(first_byte, shard, head, both.clone(), flight, fresh);
                 return PrefillState::Meanwhile(both, Leg { engine, work: Some(tokio::spawn(work)) });
             }
         }
@@ -247,7 +248,7 @@ fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
 
 /// Asks a prefill engine, and waits for its whole answer. None: it refused the request.
 async fn first(
-    app: &App,
+    first_byte: Duration,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: Bytes,
@@ -256,7 +257,7 @@ async fn first(
 ) -> Result<Option<Value>, Fault> {
     let mut head = Vec::new();
     outgoing.write(flight.engine(), flight.placement().rank, body.len(), &mut head);
-    let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
+    let answer = legwork(first_byte, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
         PrefillResult::Done(body) => {
             let [handed] = pick(&body, ["kv_transfer_params"]).ok_or(Fault::Malformed("its body is not JSON"))?;
@@ -273,14 +274,14 @@ async fn first(
 
 /// Asks a prefill engine whose answer nobody reads.
 async fn beside(
-    app: Arc<App>,
+    first_byte: Duration,
     shard: usize,
     head: Vec<u8>,
     body: Bytes,
     mut flight: Flight,
     fresh: bool,
 ) -> Result<PrefillResult, Fault> {
-    let answer = legwork(&app, shard, &head, &body, &mut flight, fresh).await;
+    let answer = legwork(first_byte, shard, &head, &body, &mut flight, fresh).await;
     if let Err(fault) = &answer {
         flight.note_failure(fault);
     }
@@ -288,7 +289,7 @@ async fn beside(
 }
 
 async fn legwork(
-    app: &App,
+    first_byte: Duration,
     shard: usize,
     head: &[u8],
     body: &[u8],
@@ -296,8 +297,8 @@ async fn legwork(
     fresh: bool,
 ) -> Result<PrefillResult, Fault> {
     let engine = flight.engine().clone();
-    let patience = Patience::new(app, &engine);
-    let (connection, answer) = exchange(app, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
+    let patience = Patience::new(first_byte, &engine);
+    let (connection, answer) = exchange(first_byte, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
     let (keep, status, headers) = (answer.keep, answer.status, answer.headers);
     if !status.is_success() {
         flight.answered(status.as_u16());

@@ -13,13 +13,14 @@ use super::attempts::{Attempts, LastAttempt};
 use super::exchange::{Patience, exchange};
 use super::flight::Flight;
 use super::handover::{self, PrefillState};
-use super::headers::{EngineRequest, REQUEST_ID, strip};
 use super::leg::{DecodeFailure, Verdict, beside_prefill};
-use super::token_bodies;
+use super::{Proxy, token_bodies};
 use crate::answers::body::Answer;
 use crate::answers::observe::{AnswerFormat, Observer};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::config::Config;
+use crate::engines::fleet::Fleet;
+use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Connection, Engine, Fault, Head, whole};
 use crate::placing::{EngineWait, Placement, may_be_served_elsewhere};
 use crate::requests::facts::RequestFacts;
@@ -31,7 +32,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A request that is to be sent to an engine.
 pub(super) struct Job<'a> {
-    pub(super) app: &'a Arc<App>,
+    pub(super) proxy: &'a Arc<Proxy>,
     pub(super) shard: usize,
     pub(super) outgoing: EngineRequest<'a>,
     pub(super) body: Bytes,
@@ -56,8 +57,8 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, takes_over, forwards_ids, keeps, model, .. } = self;
-        let (app, shard, forwards_ids, arrived) = (*app, *shard, *forwards_ids, self.arrived);
+        let Self { proxy, shard, outgoing, body, known, reading, takes_over, forwards_ids, keeps, model, .. } = self;
+        let (proxy, shard, forwards_ids, arrived) = (*proxy, *shard, *forwards_ids, self.arrived);
         let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
@@ -67,11 +68,11 @@ impl Job<'_> {
         // Its place among those that wait because no engine is up, if it did.
         let mut waited: Option<EngineWait<'_>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
-            why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
+            why.count(&proxy.counts, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
-            let choosing = app.places.choose(app, shard, known, task, attempts.tried());
+            let choosing = proxy.places.choose(shard, known, task, attempts.tried());
             let chosen = match &waited {
                 None => choosing.await,
                 Some(place) => place.in_turn(Box::pin(choosing)).await,
@@ -92,29 +93,29 @@ impl Job<'_> {
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
-            let mut flight = Flight::new(app.clone(), placement, arrived);
+            let mut flight = Flight::new(proxy.clone(), placement, arrived);
             let renamed = rename(&engine, known, *model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
             let prefill_by = match task {
-                Task::Generate => {
-                    handover::prefill_by(app, &engine, *takes_over, || flight.placement().uncached(known))
-                }
+                Task::Generate => handover::prefill_by(proxy.config.decode_alone, &engine, *takes_over, || {
+                    flight.placement().uncached(known)
+                }),
                 _ => None,
             };
             let prepared = match prefill_by {
                 Some(by) => {
                     let prepared =
-                        handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts).await;
-                    app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+                        handover::prepare(proxy, shard, outgoing, body, known, by, arrived, &mut attempts).await;
+                    proxy.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
                 }
                 None => PrefillState::Alone,
             };
             if forwards_ids && matches!(prepared, PrefillState::Body(_) | PrefillState::Meanwhile(..)) {
-                app.tokens.goes_apart();
+                proxy.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
-                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(app, &engine, known, body), None),
+                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(proxy, &engine, known, body), None),
                 PrefillState::Alone => (body.clone(), None),
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
@@ -131,12 +132,13 @@ impl Job<'_> {
             let mut bytes = Vec::new();
             outgoing.write(&engine, rank, asked.len(), &mut bytes);
             let fresh = attempts.needs_new_connection();
-            let patience = Patience::new(app, &engine);
+            let first_byte = proxy.config.upstream.first_byte_timeout;
+            let patience = Patience::new(first_byte, &engine);
             let answered = async {
                 if attempts.is_lost() {
                     return Err(Fault::Prefill { sent: false });
                 }
-                exchange(app, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
+                exchange(first_byte, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
             };
             let fault = match beside_prefill(answered, &mut prefill).await {
                 Ok((connection, answer)) => {
@@ -159,7 +161,7 @@ impl Job<'_> {
                     }
                     if matches!(answer.status, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST)
                         && attempts.may_look_further()
-                        && may_be_served_elsewhere(&app.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
+                        && may_be_served_elsewhere(&proxy.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
                     {
                         match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
                             Ok(said) if said.denies_model() => {
@@ -167,7 +169,7 @@ impl Job<'_> {
                                 flight.note_failure(&Fault::NoModel);
                                 Fault::NoModel
                             }
-                            Ok(said) => return Ok(refused(app, said, flight, new_id.cloned(), headers)),
+                            Ok(said) => return Ok(refused(&proxy.config, said, flight, new_id.cloned(), headers)),
                             Err(fault) => {
                                 flight.note_failure(&fault);
                                 fault
@@ -175,21 +177,21 @@ impl Job<'_> {
                         }
                     } else if is_worth_another(answer.status)
                         && attempts.may_go_on_after(&busy)
-                        && has_other(app, &engine, attempts.tried())
+                        && has_other(&proxy.fleet, &engine, attempts.tried())
                     {
                         flight.note_failure(&busy);
                         busy
                     } else {
                         let status = answer.status;
                         let is_kept = *keeps && status.is_success();
-                        let (mut passing, told) = pass(app, shard, connection, answer, *reading, flight);
+                        let (mut passing, told) = pass(&proxy.config, shard, connection, answer, *reading, flight);
                         if is_kept {
                             passing = passing.kept();
                         }
                         match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
                             Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {
                                 let fault = Fault::Error(passing.failure().map_or(500, |failure| failure.status));
-                                failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                failed = Some(respond_failed(&proxy.config, told, passing, new_id.cloned(), headers));
                                 fault
                             }
                             Ok(()) => {
@@ -202,14 +204,21 @@ impl Job<'_> {
                                 if let Some(prefill) = prefill.take() {
                                     passing.beside(prefill);
                                 }
-                                return Ok(respond(app, told, passing, new_id.cloned(), headers));
+                                return Ok(respond(&proxy.config, told, passing, new_id.cloned(), headers));
                             }
                             Err(DecodeFailure::Refused(verdict)) => {
-                                return Ok(refused(app, verdict, passing.into_flight(), new_id.cloned(), headers));
+                                return Ok(refused(
+                                    &proxy.config,
+                                    verdict,
+                                    passing.into_flight(),
+                                    new_id.cloned(),
+                                    headers,
+                                ));
                             }
                             Err(DecodeFailure::Failed(fault)) => {
                                 if passing.give_up(&fault) {
-                                    failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                    failed =
+                                        Some(respond_failed(&proxy.config, told, passing, new_id.cloned(), headers));
                                 }
                                 fault
                             }
@@ -217,7 +226,7 @@ impl Job<'_> {
                     }
                 }
                 Err(DecodeFailure::Refused(verdict)) => {
-                    return Ok(refused(app, verdict, flight, new_id.cloned(), headers));
+                    return Ok(refused(&proxy.config, verdict, flight, new_id.cloned(), headers));
                 }
                 Err(DecodeFailure::Failed(fault)) => {
                     flight.note_failure(&fault);
@@ -234,7 +243,7 @@ impl Job<'_> {
                 None => {}
                 // Nothing was sent: it may be tried again, if not at once.
                 Some(LastAttempt::NoRetriesLeft)
-                    if failed.is_none() && attempts.may_wait() && app.places.may_wait() =>
+                    if failed.is_none() && attempts.may_wait() && proxy.places.may_wait() =>
                 {
                     let why = refusal.clone();
                     self.wait_for_engine(&mut waited, &mut attempts, task, Some(refusal), why).await?;
@@ -249,7 +258,7 @@ impl Job<'_> {
             if fault != Fault::NoModel {
                 last = Some(refusal);
             }
-            app.counts.retries[fault.number()].fetch_add(1, Relaxed);
+            proxy.counts.retries[fault.number()].fetch_add(1, Relaxed);
         }
     }
 }
@@ -264,18 +273,16 @@ impl<'a> Job<'a> {
         last: Option<Refusal>,
         why: Refusal,
     ) -> Result<(), Refusal> {
-        let app: &'a App = self.app;
+        let proxy: &'a Proxy = self.proxy;
         let failed = last.is_some();
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
         let result = match self.known.only {
-            None => {
-                Box::pin(app.places.wait_for_engine(waited, app, &self.known, task, attempts.tried(), refused)).await
-            }
+            None => Box::pin(proxy.places.wait_for_engine(waited, &self.known, task, attempts.tried(), refused)).await,
             Some(_) => Err(refused),
         };
         if result.is_err() && failed {
-            app.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
+            proxy.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
         }
         attempts.start_over();
         result
@@ -312,9 +319,9 @@ fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMa
 }
 
 /// True if there is an engine that has not been asked.
-fn has_other(app: &App, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
+fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
     let known = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
-    app.fleet.engines().iter().any(|other| !known(other))
+    fleet.engines().iter().any(|other| !known(other))
 }
 
 /// True if an answer says nothing of the request, only that this engine does not take it.
@@ -344,7 +351,7 @@ fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
 
 /// Makes the answer that is passed on, and the head that stands before it.
 fn pass(
-    app: &App,
+    config: &Config,
     shard: usize,
     connection: Connection,
     answer: Head,
@@ -359,13 +366,13 @@ fn pass(
     } else {
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
-    let stall = app.config.upstream.stall_timeout;
+    let stall = config.upstream.stall_timeout;
     let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
-    (passing.commented(app.config.comment_after), (status, headers))
+    (passing.commented(config.comment_after), (status, headers))
 }
 
 fn respond(
-    app: &App,
+    config: &Config,
     (status, mut headers): (StatusCode, HeaderMap),
     passing: AnswerBody,
     new_id: Option<HeaderValue>,
@@ -374,8 +381,8 @@ fn respond(
     if passing.hides() {
         headers.remove(CONTENT_LENGTH);
     }
-    name(app, passing.placement(), new_id, asked, &mut headers);
-    let mut response = Response::new(Answer::Passing(Box::new(passing)));
+    name(config, passing.placement(), new_id, asked, &mut headers);
+    let mut response = Response::new(Answer::Stream(Box::pin(passing)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -387,13 +394,13 @@ pub(super) struct FailedMark;
 
 /// Makes the answer that a client gets if no engine has a better one.
 fn respond_failed(
-    app: &App,
+    config: &Config,
     told: (StatusCode, HeaderMap),
     passing: AnswerBody,
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
-    let mut response = respond(app, told, passing, new_id, asked);
+    let mut response = respond(config, told, passing, new_id, asked);
     response.extensions_mut().insert(FailedMark);
     response
 }
@@ -401,7 +408,7 @@ fn respond_failed(
 /// Makes the answer of a prefill engine that refused the request: the decode engine, which waits for it, would have
 /// said the same.
 fn refused(
-    app: &App,
+    config: &Config,
     verdict: Verdict,
     mut decode: Flight,
     new_id: Option<HeaderValue>,
@@ -414,16 +421,22 @@ fn refused(
     let mut response = Response::new(Answer::Full(body.into()));
     *response.status_mut() = status;
     *response.headers_mut() = its;
-    name(app, decode.placement(), new_id, asked, response.headers_mut());
+    name(config, decode.placement(), new_id, asked, response.headers_mut());
     response
 }
 
 /// Tells the client which request this answers, and where it was placed.
-fn name(app: &App, placement: &Placement, new_id: Option<HeaderValue>, asked: &HeaderMap, headers: &mut HeaderMap) {
+fn name(
+    config: &Config,
+    placement: &Placement,
+    new_id: Option<HeaderValue>,
+    asked: &HeaderMap,
+    headers: &mut HeaderMap,
+) {
     if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
         headers.insert(REQUEST_ID, id);
     }
-    if app.config.response_headers {
+    if config.response_headers {
         placement.tell(headers);
     }
 }

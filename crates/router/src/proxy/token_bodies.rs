@@ -6,18 +6,16 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use kvatlas_prompt::{Endpoint, TOKENIZE_PATH, tokenize_answer};
+use kvatlas_prompt::{TOKENIZE_PATH, tokenize_answer};
 use serde_json::json;
 
+use super::Proxy;
 use super::fields::fields;
-use crate::app::App;
-use crate::engines::fleet::Dialects;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
-use crate::requests::prompts::PromptLimits;
 
 /// Time within which an engine must say what the probe's tokens are.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -33,17 +31,17 @@ const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
 /// Makes the body of a completion for an engine.
-pub(crate) fn body_of_ids(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &Bytes) -> Bytes {
-    let (result, body) = match rewritten(app, engine, known, body) {
+pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &RequestFacts, body: &Bytes) -> Bytes {
+    let (result, body) = match rewritten(proxy, engine, known, body) {
         Ok(made) => (0, made),
         Err(result) => (result, body.clone()),
     };
-    app.tokens.counts[result].fetch_add(1, Relaxed);
+    proxy.tokens.counts[result].fetch_add(1, Relaxed);
     body
 }
 
 /// Makes the body with ids, or returns the number of the reason why not.
-fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
+fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
         return Err(1);
@@ -56,7 +54,7 @@ fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &
     if known.has_adapter() || engine.models.load().base(model) != model {
         return Err(4);
     }
-    if !is_proven(app, engine, model) {
+    if !is_proven(proxy, engine, model) {
         return Err(6);
     }
     let ids = serde_json::value::to_raw_value(&**ids).map_err(|_| 3usize)?;
@@ -65,29 +63,23 @@ fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &
 }
 
 /// True if the engine is known to make the same tokens; it is asked, beside this request, if it is time to.
-fn is_proven(app: &Arc<App>, engine: &Arc<Engine>, model: &str) -> bool {
-    let (is_equal, is_due) = app.tokens.proof(engine, model);
+fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
+    let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {
-        tokio::spawn(prove(app.clone(), engine.clone(), model.to_owned()));
+        tokio::spawn(prove(proxy.clone(), engine.clone(), model.to_owned()));
     }
     is_equal
 }
 
 /// Asks an engine for the tokens of the probe, and notes whether they are the router's.
-async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
+async fn prove(proxy: Arc<Proxy>, engine: Arc<Engine>, model: String) {
     let body = json!({ "model": model, "prompt": PROBE }).to_string();
     let asked = tokio::time::timeout(PATIENCE, ask(&engine, "POST", TOKENIZE_PATH, body.as_bytes())).await;
     let theirs = match asked {
         Ok(Ok((200, answer))) => tokenize_answer(&answer),
         _ => None,
     };
-    let body = body.as_bytes();
-    let recalled = app.prompts.recall(Endpoint::Completions, body);
-    // Completions are alike for all engines.
-    let any = |_: Option<&str>| Dialects { main: engine.dialect(), others: Vec::new(), only_model: None };
-    let limits = PromptLimits::until(Instant::now() + PATIENCE);
-    let read = app.prompts.read(app.service.as_ref(), any, |_| false, Endpoint::Completions, body, &recalled, limits);
-    let ours = read.ids;
+    let ours = proxy.reader.completion_tokens(engine.dialect(), body.as_bytes());
     let is_equal = theirs.is_some() && theirs.as_deref() == ours.as_deref();
-    app.tokens.note(&engine, model, is_equal);
+    proxy.tokens.note(&engine, model, is_equal);
 }

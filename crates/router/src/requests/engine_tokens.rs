@@ -8,12 +8,11 @@ use bytes::Bytes;
 use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, Question, Request, TOKENIZE_PATH, tokenize_answer};
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
-use crate::engines::fleet::{Dialects, ToAsk};
+use crate::engines::fleet::{Dialects, Fleet, ToAsk};
 use crate::engines::{Engine, Outcome, ask};
 use crate::requests::facts::RequestFacts;
-use crate::requests::long_work::aside_if_long;
-use crate::requests::prompts::{EngineTokens, Silence};
+use crate::requests::long_work::LongWork;
+use crate::requests::prompts::{EngineTokens, Prompts, Silence};
 
 /// Time within which an engine must say what a prompt's tokens are, and time within which one of those asked for a
 /// prompt must have said it: a request does not wait longer to be placed well.
@@ -26,20 +25,22 @@ const ENGINES: usize = 2;
 /// Asks for a prompt's tokens: an engine of the dialect that most engines of the model have, and, if others make
 /// another prompt of it, one of each of these.
 pub(crate) async fn ask_for_tokens(
-    app: &Arc<App>,
+    prompts: &Prompts,
+    fleet: &Fleet,
+    threads: &LongWork,
     endpoint: Endpoint,
     body: &Bytes,
     known: &mut RequestFacts,
 ) -> Result<(), Refusal> {
-    let Dialects { main, others, .. } = app.fleet.dialects(known.model.as_deref());
-    let told = tokens(app, endpoint, body, known, main).await?;
-    app.prompts.take_engine_tokens(endpoint, told, known);
+    let Dialects { main, others, .. } = fleet.dialects(known.model.as_deref());
+    let told = tokens(fleet, threads, endpoint, body, known, main).await?;
+    prompts.take_engine_tokens(endpoint, told, known);
     if known.is_alike || known.hashes.is_empty() {
         return Ok(());
     }
     for dialect in others {
-        let told = tokens(app, endpoint, body, known, dialect).await?;
-        app.prompts.take_other_dialect(dialect, told.ok().as_ref(), known);
+        let told = tokens(fleet, threads, endpoint, body, known, dialect).await?;
+        prompts.take_other_dialect(dialect, told.ok().as_ref(), known);
     }
     Ok(())
 }
@@ -47,26 +48,26 @@ pub(crate) async fn ask_for_tokens(
 /// Asks engines of a dialect: first for what they make of the request itself, then for the tokens of the chat that the
 /// router makes of it.
 async fn tokens(
-    app: &Arc<App>,
+    fleet: &Fleet,
+    threads: &LongWork,
     endpoint: Endpoint,
     body: &Bytes,
     known: &RequestFacts,
     dialect: Dialect,
 ) -> Result<Result<EngineTokens, Silence>, Refusal> {
-    let own_name = known.model.as_deref().and_then(|model| app.fleet.own_name(model, dialect));
+    let own_name = known.model.as_deref().and_then(|model| fleet.own_name(model, dialect));
     let (model, has_media) = (known.model.as_deref(), known.media.is_some());
     let named = own_name.or_else(|| known.model.clone());
     let until = Instant::now() + LONGEST;
     let mut said: Vec<String> = Vec::new();
     // What is not text has no tokens there that its blocks are known by.
     if let Some(path) = Question::render_path(endpoint, dialect).filter(|_| !has_media) {
-        let to_ask = app.fleet.to_ask(model, dialect, path, None);
+        let to_ask = fleet.to_ask(model, dialect, path, None);
         if !to_ask.is_empty() {
             let model = named.clone();
-            let question = move |_: &App, body: &[u8]| {
-                Question::rendered(&Request::parse(endpoint, body)?, dialect, model.as_deref())
-            };
-            match aside_if_long(app, body, question).await? {
+            let question =
+                move |body: &[u8]| Question::rendered(&Request::parse(endpoint, body)?, dialect, model.as_deref());
+            match threads.run_on(body, question).await? {
                 Ok(Some(question)) => match put(to_ask, &Arc::new(question), until).await {
                     Some(Ok(tokens)) => return Ok(Ok(tokens)),
                     Some(Err(why)) => said.push(why),
@@ -79,15 +80,15 @@ async fn tokens(
     }
     let question = {
         let model = named.clone();
-        move |_: &App, body: &[u8]| Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
+        move |body: &[u8]| Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
     };
-    let question = match aside_if_long(app, body, question).await? {
+    let question = match threads.run_on(body, question).await? {
         Ok(question) => Arc::new(question),
         Err(why_not) => return Ok(Err(Silence { why_not, said: words(said) })),
     };
     let mut asked: Option<Arc<Engine>> = None;
     for _ in 0..ENGINES {
-        let to_ask = app.fleet.to_ask(model, dialect, TOKENIZE_PATH, asked.as_ref());
+        let to_ask = fleet.to_ask(model, dialect, TOKENIZE_PATH, asked.as_ref());
         asked = to_ask.now.clone();
         match put(to_ask, &question, until).await {
             Some(Ok(tokens)) => return Ok(Ok(tokens)),
@@ -96,7 +97,7 @@ async fn tokens(
         }
     }
     if said.is_empty() {
-        let is_any_up = app.fleet.one_for(model, dialect).is_some();
+        let is_any_up = fleet.one_for(model, dialect).is_some();
         let why = if is_any_up { "no engine tells tokens at present" } else { "no engine of the model is up" };
         said.push(why.to_owned());
     }

@@ -11,7 +11,6 @@ use kvatlas_prompt::{
     Dialect, Endpoint, Media, Options, PictureNames, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter,
     RecalledBody, Request, Turns,
 };
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::config::{Config, Handover, ImageIds};
 use crate::engines::fleet::Dialects;
@@ -53,8 +52,6 @@ pub(crate) struct Prompts {
     names_pictures: Option<PictureNames>,
     /// Turns to read long prompts.
     pub(crate) turns: Arc<ReadingTurns>,
-    /// Permits for other work on long bodies, which takes only as long as it takes to look at each byte: one for each core.
-    helpers: Arc<Semaphore>,
     /// Prompts without tokens, by [`Endpoint::ALL`] and [`PromptFailure::ALL`].
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
     /// Prompts that could not be read, as a share of all.
@@ -142,6 +139,7 @@ impl Prompts {
         wants: PromptForms,
         cache_reporter: Option<Arc<CacheReporter>>,
         secret: &FleetSecret,
+        cores: usize,
     ) -> Result<Self, Error> {
         let names_pictures = match config.image_ids {
             ImageIds::Auto => Some(PictureScope::Data),
@@ -170,7 +168,6 @@ impl Prompts {
             by_model.insert(model.clone(), load(path)?);
         }
         let is_quick = by_model.values().chain([&any]).all(|prompters: &Prompters| prompters.0[0].is_quick());
-        let cores = std::thread::available_parallelism().map_or(1, usize::from);
         Ok(Self {
             any,
             by_model,
@@ -184,18 +181,12 @@ impl Prompts {
             block_size: config.block_size,
             routing_group: config.routing_group.clone(),
             turns: ReadingTurns::new(cores),
-            helpers: Arc::new(Semaphore::new(cores)),
             why_not: Default::default(),
             unread: UnreadPrompts::default(),
             is_read: config.tokenizer.is_some() || !config.tokenizers.is_empty(),
             again: AtomicU64::new(0),
             media: MediaTokens::default(),
         })
-    }
-
-    /// Waits until a long body may be worked on, which it is while what is returned is held.
-    pub(crate) async fn turn(&self) -> Option<OwnedSemaphorePermit> {
-        self.helpers.clone().acquire_owned().await.ok()
     }
 
     /// True if anything is made of prompts.

@@ -24,7 +24,7 @@ const OF_AN_ENGINE: usize = 64;
 
 /// Keeps the page up to date for as long as the runtime lives.
 pub(crate) async fn run(app: Arc<App>) {
-    let looker = app.service.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
+    let looker = app.follower.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
     let counted = PageCounts::of(&app);
     let (open, figures) = (HashMap::new(), HashMap::new());
     let shown = PageState { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
@@ -86,7 +86,7 @@ impl PageSource for PageState {
             "errors": counts.refused.errors(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
-            "changing_prompts": app.sessions.habits(),
+            "changing_prompts": app.proxy.sessions.habits(),
             "engines": rows,
             "indexes": self.looker.as_ref().map(FleetObserver::indexes),
         })

@@ -12,16 +12,14 @@ mod json;
 mod quotes;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::header::HeaderMap;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
-use crate::config::EngineFields;
-use crate::proxy::REQUEST_ID;
-use crate::requests::long_work::aside_if_long;
+use crate::config::{Config, EngineFields};
+use crate::engines::request_head::REQUEST_ID;
+use crate::requests::long_work::LongWork;
 use kvatlas_http::ShownKey;
 
 /// Headers that are between a router and an engine, or what stands beside an engine.
@@ -50,8 +48,8 @@ enum ReservedPart {
 }
 
 /// True if a client that showed this may write what is between the router and its engines.
-pub(crate) fn may_write_fields(app: &App, shown: ShownKey) -> bool {
-    app.config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
+pub(crate) fn may_write_fields(config: &Config, shown: ShownKey) -> bool {
+    config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
 }
 
 /// Refuses a head with what is between the router and its engines.
@@ -71,8 +69,8 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
 ///
 /// # Errors
 /// A refusal that names the header or field, if there is one.
-pub(crate) async fn check_body(app: &Arc<App>, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
-    let found = aside_if_long(app, body, move |_, body| find(body, may_write_fields)).await?;
+pub(crate) async fn check_body(threads: &LongWork, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
+    let found = threads.run_on(body, move |body| find(body, may_write_fields)).await?;
     found.map_or(Ok(()), |found| Err(found.refusal("field")))
 }
 

@@ -12,7 +12,8 @@ use kvatlas_http::Access;
 
 pub(crate) use self::model::{ModelAt, of_query};
 use self::pattern::ANY;
-pub(crate) use self::pattern::{Methods, bare};
+use self::pattern::bare;
+pub(crate) use self::pattern::{Methods, take_off_slash};
 pub(crate) use self::table::{ForwardCondition, ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 

@@ -1,6 +1,6 @@
 //! Patterns of paths, and sets of methods.
 
-use hyper::Method;
+use hyper::{Method, Uri};
 
 /// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
 #[derive(Debug)]
@@ -73,5 +73,38 @@ impl Methods {
     pub(crate) fn list(self) -> String {
         let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
         names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Takes the slash at the end of a request's path off: engines answer such a path with a redirection, which ends at the
+/// client, or not at all.
+pub(crate) fn take_off_slash(uri: &mut Uri) {
+    let bare = bare(uri.path());
+    if bare.len() < uri.path().len() {
+        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
+        // They are parts of those that it came with.
+        let mut parts = std::mem::take(uri).into_parts();
+        parts.path_and_query = path.parse().ok();
+        *uri = Uri::from_parts(parts).unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_at_the_end() {
+        for (given, wanted) in [
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
+            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
+            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
+            ("/", "/"),
+        ] {
+            let mut uri: Uri = given.parse().expect("a URI");
+            take_off_slash(&mut uri);
+            assert_eq!(uri.to_string(), wanted);
+        }
     }
 }

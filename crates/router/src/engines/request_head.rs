@@ -11,7 +11,6 @@ use hyper::{Method, Uri};
 use kvatlas_http::Gate;
 
 use crate::engines::Engine;
-use crate::requests::routes::bare;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
@@ -107,23 +106,6 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     for name in gate.names_with_keys(headers) {
         headers.remove(name);
     }
-}
-
-/// Takes the slash at the end of a request's path off: engines answer such a path with a redirection, which ends at the
-/// client, or not at all.
-pub(crate) fn take_off_slash(uri: &mut Uri) {
-    let bare = bare(uri.path());
-    if bare.len() < uri.path().len() {
-        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
-        set_path(uri, &path);
-    }
-}
-
-/// Gives a request another path and query, which are parts of those that it came with.
-fn set_path(uri: &mut Uri, path: &str) {
-    let mut parts = std::mem::take(uri).into_parts();
-    parts.path_and_query = path.parse().ok();
-    *uri = Uri::from_parts(parts).unwrap_or_default();
 }
 
 /// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
@@ -341,21 +323,6 @@ mod tests {
         }
         for name in ["x-request-id", "traceparent", "content-type", "x-api-key", "x-mine", "forward", "priority"] {
             assert!(!is_for_proxies(&HeaderName::from_static(name)), "{name}");
-        }
-    }
-
-    #[test]
-    fn slashes_at_the_end() {
-        for (given, wanted) in [
-            ("/v1/chat/completions/", "/v1/chat/completions"),
-            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
-            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
-            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
-            ("/", "/"),
-        ] {
-            let mut uri: Uri = given.parse().expect("a URI");
-            take_off_slash(&mut uri);
-            assert_eq!(uri.to_string(), wanted);
         }
     }
 
