@@ -1,4 +1,4 @@
-"""Parts that figures of replays and benchmarks share: colours, axes, labels that keep clear of each other, files."""
+"""Common parts of figures: colours, axes, labels that do not overlap, files."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 
 def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
-    """A colour and a mark for each name: members of a family share the colour."""
+    """A colour and a mark for each name; names of one family share the colour."""
     used: dict[str, int] = {}
     found = {}
     for name in names:
@@ -48,9 +48,9 @@ def styles(names: Sequence[str]) -> dict[str, tuple[str, str]]:
 
 
 def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[float]:
-    """Move `places` until they are `gap` apart (less if there is no room) within low to high, and no further.
+    """Move `places` by the least distance so that they are `gap` apart within low to high; closer if there is no room.
 
-    Least squares with order kept: pools of places that touch move as one.
+    Least squares with order kept: places that touch move as one.
     """
     if not len(places):
         return []
@@ -72,7 +72,7 @@ def apart(places: Sequence[float], gap: float, low: float, high: float) -> list[
 
 
 def plain_log_axis(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
-    """Ticks as people say them: 1 µs, 10 M."""
+    """Label the ticks of a logarithmic axis in units: 1 µs, 10 M."""
     from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter  # noqa: PLC0415
 
     axis = axes.xaxis if which == "x" else axes.yaxis
@@ -89,12 +89,12 @@ def plain_log_axis(axes: Axes, which: Literal["x", "y"], unit: str) -> None:
 
 
 def bare(axes: Axes) -> None:
-    """No frame on top and at the right."""
+    """Remove the frame on top and at the right."""
     axes.spines[["top", "right"]].set_visible(False)
 
 
 def svg_of(figure: Figure) -> str:
-    """A figure as inline SVG."""
+    """Render a figure as inline SVG."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Date": None})
     text = out.getvalue()
@@ -107,7 +107,7 @@ def save_png(figure: Figure, path: Path, dpi: int = 110) -> None:
 
 
 def check_plot(path: Path) -> None:
-    """Raise `PlotError` if the name of `path` is not that of a picture or a page: do this before the work."""
+    """Raise `PlotError` unless the suffix of `path` names a picture or a page. To be called before the work."""
     if path.suffix.lower() not in FORMATS:
         raise PlotError(f"cannot plot to {path}: its name must end in {', '.join(FORMATS[:-1])} or {FORMATS[-1]}")
 

@@ -1,4 +1,4 @@
-"""Pages of HTML that need nothing else: no scripts, no files besides, nothing fetched."""
+"""Self-contained HTML pages: no scripts, no further files, nothing fetched."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import kvatlas
 
 
 def page(title: str, parts: Sequence[str], data: Any = None) -> str:
-    """A page of `parts` of HTML; with `data`, what it shows as JSON for whoever wants to compute."""
+    """A page made of `parts` in HTML, with its `data` embedded as JSON if given."""
     body = "\n".join(parts)
     if data is not None:
         facts = html.escape(json.dumps(data, indent=1, sort_keys=True, default=str), quote=False)
@@ -22,18 +22,18 @@ def page(title: str, parts: Sequence[str], data: Any = None) -> str:
 
 
 def heading(text: str) -> str:
-    """A heading."""
+    """An HTML heading."""
     return f"<h2>{html.escape(text)}</h2>"
 
 
 def paragraphs(lines: Sequence[str], *, note: bool = False) -> str:
-    """Lines of text, a paragraph each. `note`: in small print."""
+    """HTML paragraphs, one for each line of text; with `note`, in small print."""
     opening = '<p class="note">' if note else "<p>"
     return "\n".join(f"{opening}{html.escape(line)}</p>" for line in lines)
 
 
 def table(columns: Sequence[str], rows: Sequence[Sequence[Any]], kinds: Sequence[str] = ()) -> str:
-    """A table. `kinds` of its rows, if given: "bad", "ours", "bound", or "" for a plain one."""
+    """An HTML table. `kinds` of its rows, if given: "bad", "ours", "bound", or "" for a plain one."""
     head = "".join(f"<th>{html.escape(column)}</th>" for column in columns)
     lines = []
     for number, row in enumerate(rows):

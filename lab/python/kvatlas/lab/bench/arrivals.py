@@ -1,4 +1,4 @@
-"""The queries that each worker gets, and when: a trace spread over workers.
+"""Arrival times of the queries of each worker: a trace spread over workers.
 
 A **session** is what a trace says (`session_id`), else the requests that have their second trace block in common, as
 turns of a conversation do (the first is often everybody's system prompt); a prompt of one trace block is a session of
@@ -35,7 +35,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(slots=True)
 class Chains:
-    """The blocks of every request, one after the other: `contents[first[r] : first[r] + total[r]]`, `names` alike."""
+    """Blocks of all requests, one after the other: `contents[first[r] : first[r] + total[r]]`, `names` alike."""
 
     first: Ints
     total: Ints  # blocks that will ever be full: of the prompt, then of the output
@@ -48,7 +48,7 @@ class Chains:
 
 @dataclass(slots=True)
 class Arrivals:
-    """Every (request, worker), in order of the worker, then of time."""
+    """Arrivals as pairs (request, worker), ordered by worker, then by time."""
 
     times: Floats  # seconds from the first
     requests: Ints
@@ -72,7 +72,7 @@ def sessions_of(requests: Sequence[TraceRequest]) -> Ints:
 
 
 def spread_ticks(timestamps: Sequence[int]) -> Floats:
-    """Seconds from the first timestamp (ms), those of one tick spread over the time to the next tick.
+    """Seconds from the first timestamp (ms); requests of one tick are spread over the time to the next tick.
 
     A tick lasts until the next timestamp, but no longer than the median of those times: a lull stays one.
     """
@@ -120,8 +120,8 @@ def _choose(rng: np.random.Generator, workers: int, copies: int, sessions: int) 
 def make_chains(trace: Trace, config: PlanConfig) -> Chains:
     """The blocks of every request of every duplicate.
 
-    A trace's id i becomes ids i * length ... of its own in each duplicate; generated tokens are nobody else's, and the
-    same on every copy of a request.
+    A trace's id i becomes ids i * length ... of its own in each duplicate. Blocks of generated tokens are unique to a
+    request, and the same on every copy of it.
     """
     size, length = config.fleet.engine.block_size, config.length
     parts = check_block_size(size, trace.block)

@@ -1,4 +1,4 @@
-"""The inside of a process that measures: one line of JSON on stdout, and nothing else there."""
+"""Output of a measuring process: one line of JSON on stdout, and nothing else there."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def _fleet() -> FleetConfig:
 
 @dataclass(frozen=True, slots=True)
 class PlanConfig:
-    """A fleet and what is asked of it.
+    """Settings of a plan: a simulated fleet and the requests that it gets.
 
     Attributes:
         fleet: The simulated engines, which all name blocks alike. A block's tokens must divide 512, those of a trace

@@ -1,8 +1,8 @@
 """The picture of a sweep: thresholds as a ladder, and the throughput-latency curves beside it.
 
 Four panels, two clocks (from the deadline, in service) by two percentiles. A filled mark is a run that kept up; the
-large one is the threshold; hollow marks on dotted lines are runs that did not keep up: their latencies are those of a
-queue that grows, and depend on how long one looks.
+large one is the threshold; hollow marks on dotted lines are runs that did not keep up: they measure a growing queue, so
+their latencies depend on the length of the run.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _PANELS = (
 
 
 def draw_sweep(sweep: Sweep, title: str = "") -> Figure:
-    """All of it as one figure."""
+    """Draw the four panels as one figure."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     found = sorted((one for one in sweep.indexes if one.threshold), key=lambda one: -(one.threshold or 0))
@@ -138,7 +138,7 @@ def _draw_curves(
 
 
 def _label_tops(panels: list[Axes], found: list[IndexResult], look: dict[str, tuple[str, str]]) -> None:
-    """Names above the upper panels, each over its threshold, moved apart where they would touch."""
+    """Write names above the upper panels, each over its threshold, moved apart where they would touch."""
     if not any(one.curve for one in found):
         return
     thresholds = [one.threshold or 1.0 for one in found]
@@ -180,7 +180,7 @@ def _label_tops(panels: list[Axes], found: list[IndexResult], look: dict[str, tu
 
 
 def sweep_page(sweep: Sweep, command: str) -> str:
-    """The page: picture, table, where and how."""
+    """The HTML page of a sweep: picture, table, machine and options."""
     rows = sweep_rows(sweep)
     points, kinds = curve_rows(sweep)
     limit = sweep.config.limit

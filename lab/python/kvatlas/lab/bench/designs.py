@@ -1,4 +1,4 @@
-"""The designs that can be measured, by name: the ladder's, a peer program's, and one's own in Python."""
+"""Registry of the designs that can be measured: the ladder's, those of peer programs, and a user's own in Python."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvatlas.lab.designs import RUNGS, Deviation, NestedDict
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """One line of the list.
+    """Design that can be measured.
 
     Attributes:
         name: Name that results show.
@@ -94,7 +94,7 @@ def _strict(name: str) -> Design | None:
 
 
 class _NumberAdapter:
-    """The nested dictionary, whose workers have names, for a run, whose workers have numbers."""
+    """Adapter between a run, which numbers workers, and the nested dictionary, which names them."""
 
     def __init__(self, inner: NestedDict) -> None:
         self._inner = inner

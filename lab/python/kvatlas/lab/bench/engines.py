@@ -1,4 +1,4 @@
-"""Workers' shares of a plan through the simulated engine, in virtual time.
+"""Simulation of each worker's share of a plan, in virtual time.
 
 What an engine announces is a slice of a request's chain of blocks, so it is kept as one: where it starts in the plan's
 contents and how long it is. To see that from a sink, requests are given the *places* of their blocks (a `range`) for
@@ -32,7 +32,7 @@ LOOKUP, STORE_ROOT, STORE, REMOVE, CLEAR = range(5)
 
 @dataclass(slots=True)
 class Columns:
-    """Operations as a plan has them: see `kvatlas._native.Plan`."""
+    """Operations as columns of a plan: see `kvatlas._native.Plan`."""
 
     times: NDArray[np.uint64]  # ns
     kinds: NDArray[np.uint8]
@@ -46,7 +46,7 @@ class Columns:
 
 
 class Tape:
-    """A sink that writes down operations as columns. `now` (ns) is set by whoever drives the engine."""
+    """A sink that records operations as columns. The driver of the engine sets `now` (ns)."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -119,7 +119,7 @@ class Tape:
         self.parents.append(parent)
 
     def columns(self) -> Columns:
-        """The events that were written down, as columns."""
+        """The recorded events, as columns."""
         return Columns(
             np.array(self.times, dtype=np.uint64),
             np.array(self.kinds, dtype=np.uint8),
@@ -132,7 +132,7 @@ class Tape:
 
 
 def run_worker(number: int, times: Floats, requests: Ints, chains: Chains, config: EngineConfig) -> tuple[Tape, Engine]:
-    """One worker's requests, in order of time. Every one is a lookup when it arrives, before what it causes."""
+    """Run one worker's requests in order of time. Each begins with a lookup, then causes events."""
     tape = Tape(number)
     engine = Engine(str(number), config, tape)
     for arrival, r in zip(times.tolist(), requests.tolist(), strict=True):
@@ -160,7 +160,7 @@ def _ns(seconds: float) -> int:
 
 
 def run_share(arrivals: Arrivals, chains: Chains, config: EngineConfig) -> Columns:
-    """Some workers, one after the other."""
+    """Run several workers, one after the other."""
     numbers, begins = np.unique(arrivals.workers, return_index=True)
     ends = [*begins[1:].tolist(), len(arrivals.workers)]
     parts: list[Columns] = []
@@ -174,7 +174,7 @@ def run_share(arrivals: Arrivals, chains: Chains, config: EngineConfig) -> Colum
 
 
 def join(parts: Sequence[Columns]) -> Columns:
-    """One after the other. Removals are shifted to where their names are now."""
+    """Concatenate the columns of several workers. Indices of removals are shifted with the names that they point to."""
     base = 0
     starts = []
     for part in parts:
@@ -199,7 +199,7 @@ _CHAIN_COLUMNS = ("first", "total", "prompt", "prompt_tokens", "output_tokens", 
 
 
 def save_chains(chains: Chains, folder: Path) -> None:
-    """Put what `run_share` needs of the chains into files."""
+    """Write the parts of the chains that `run_share` needs into files."""
     for name in _CHAIN_COLUMNS:
         np.save(folder / f"{name}.npy", getattr(chains, name))
 
@@ -211,5 +211,5 @@ def load_chains(folder: Path) -> Chains:
 
 
 def run_share_of_files(folder: str, arrivals: Arrivals, config: EngineConfig) -> tuple[Columns, int]:
-    """`run_share` for a process of its own; with how many requests it was."""
+    """Run `run_share` in another process. Returns its columns and the number of requests."""
     return run_share(arrivals, load_chains(Path(folder)), config), len(arrivals.requests)

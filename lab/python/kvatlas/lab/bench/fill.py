@@ -1,7 +1,7 @@
 """Put measured figures into a document: `python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...`.
 
 Between `<!-- NAME -->` and `<!-- end NAME -->` the document gets the table of FILE, a sweep.json or grow.json, and
-where it was measured. Everything else stays as it is: words are written by people, figures by the machine.
+where it was measured. The rest of the document stays as it is.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvatlas.lab.bench.report import ns, speed, wrong_words
 
 
 def fill(text: str, name: str, table: str) -> str:
-    """`text` with what is between the marks of `name` replaced. Raises `PageError` if they are not there once."""
+    """Replace the text between the marks of `name`. Raises `PageError` unless the marks occur exactly once."""
     begin, end = f"<!-- {name} -->", f"<!-- end {name} -->"
     pattern = re.compile(re.escape(begin) + r".*?" + re.escape(end), re.DOTALL)
     if len(pattern.findall(text)) != 1:
@@ -61,7 +61,7 @@ def sweep_table(data: dict[str, Any]) -> str:
 
 
 def grow_table(data: dict[str, Any]) -> str:
-    """Growth in Markdown: the smallest and the largest size of each series; the figure has all between."""
+    """Growth in Markdown: the smallest and the largest size of each series. The figure shows the sizes between them."""
     points = data["points"]
     heads, columns = [], []
     for one in data["series"]:
@@ -88,7 +88,7 @@ def grow_table(data: dict[str, Any]) -> str:
 
 
 def markdown(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """A Markdown table."""
     lines = ["| " + " | ".join(line) + " |" for line in (head, *rows)]
     return "\n".join([lines[0], "|---|" + "---:|" * (len(head) - 1), *lines[1:]])
 
@@ -99,7 +99,7 @@ def _where(data: dict[str, Any]) -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Fill a document in. Returns the exit status."""
+    """Fill in the document that the command line names. Returns the exit status."""
     if len(arguments) < 2 or not all("=" in pair for pair in arguments[1:]):
         print("Error: usage: python -m kvatlas.lab.bench.fill DOCUMENT NAME=FILE...", file=sys.stderr)
         return 2

@@ -1,13 +1,13 @@
 """The growth of the cost of one lookup: with the depth of a query, workers, holders of a block, and blocks stored.
 
-Not a run: an index is built from a plan made for the purpose, then one thread looks up, one query after the other,
-each timed in service. Nothing else runs, so this is what a lookup costs and not what a user waits. The four series
-vary one thing each; the rest stays as it is in `_SERIES`.
+An index is built from a plan made for the purpose, then one thread runs lookups, each timed in service. There is no
+other load, so the time is the cost of a lookup, not a user's wait. Each of four series varies one size; the others keep
+their values in `_SERIES`.
 
-All prompts begin with the same block, as prompts with one system prompt do, so every worker that holds anything holds
-that one. The rest of each prompt is its own. Queries are held to their last block, and asked in random order.
+All prompts begin with the same block, as prompts with one system prompt do, so every worker with blocks holds it. The
+rest of each prompt is unique. Queries are held to their last block, and asked in random order.
 
-A design that takes too long to build, or too much memory, is left out from that size on, and that is said.
+A design that takes too long to build, or too much memory, is left out from that size on, and listed as skipped.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ from kvatlas.lab.bench.segments import Ints
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """An index's contents.
+    """Contents of an index to measure.
 
     Attributes:
-        depth: Blocks of each chain, the first of which all chains share.
-        workers: How many there are.
+        depth: Blocks of each chain; all chains share the first.
+        workers: Number of workers.
         holders: Workers that hold each chain.
         blocks: Distinct blocks, about.
     """
@@ -52,13 +52,13 @@ class Shape:
 
     @property
     def held(self) -> int:
-        """Pairs of a worker and a block that it holds, about."""
+        """Approximate number of pairs of a worker and a block that it holds."""
         return self.chains * self.depth * self.holders
 
 
 @dataclass(frozen=True, slots=True)
 class Series:
-    """One thing that varies."""
+    """Series of shapes in which one size varies."""
 
     name: str
     label: str
@@ -66,7 +66,7 @@ class Series:
 
 
 def series(*, short: bool = False) -> tuple[Series, ...]:
-    """The four of them. `short`: the same idea at sizes that take seconds."""
+    """The four series; with `short`, at sizes that take seconds."""
     less = 16 if short else 1
     step = slice(None, None, 2) if short else slice(None)
     blocks = 131_072 // less
@@ -105,7 +105,7 @@ def series(*, short: bool = False) -> tuple[Series, ...]:
 
 @dataclass(slots=True)
 class ShapeColumns:
-    """A shape as operations: chain by chain its stores on all of its holders, then lookups."""
+    """Operations that build a shape: each chain's stores on all of its holders, then lookups."""
 
     shape: Shape
     seed: int
@@ -130,7 +130,7 @@ class ShapeColumns:
             yield holder, chain * depth, depth
 
     def plan(self) -> Plan:
-        """The operations as a plan, whose lookups are each of a worker that holds all of what is asked."""
+        """The operations as a plan. Each lookup belongs to a worker that holds all blocks of the query."""
         depth = self.shape.depth
         count = len(self.chain) + len(self.asked)
 
@@ -181,7 +181,7 @@ def shape_columns(shape: Shape, seed: int = 0, lookups: int = 4_000) -> ShapeCol
 
 @dataclass(slots=True)
 class GrowthPoint:
-    """One design at one size: p50 and p99 of a lookup in ns, or why there are none."""
+    """Result of one design at one size: p50 and p99 of a lookup in ns, or the reason why it was left out."""
 
     series: str
     size: int
@@ -195,7 +195,7 @@ class GrowthPoint:
 
 @dataclass(slots=True)
 class Growth:
-    """All of them."""
+    """Results of all series and designs."""
 
     points: list[GrowthPoint]
     series: list[Series]
@@ -210,7 +210,7 @@ class Growth:
 
 
 Probe = Callable[[Shape, str], Result]
-"""(shape, index) -> what the probe printed. Raises `MeasurementError`."""
+"""Function (shape, index) that returns the result printed by a probe. Raises `MeasurementError`."""
 
 
 def grow(
@@ -223,7 +223,7 @@ def grow(
     journal: Journal | None = None,
     progress: Callable[[str, str, int, float], None] = lambda *_: None,
 ) -> Growth:
-    """Fill `growth` in; it holds what is known when KeyboardInterrupt stops this. Designs take turns at each size."""
+    """Measure all series into `growth`; its results outlive KeyboardInterrupt. Designs take turns at each size."""
     journal = Journal(None) if journal is None else journal
     growth.complete = False
     growth.config = config

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def draw_growth(growth: Growth, title: str = "Time of one lookup (p50 in service)") -> Figure:
-    """All four series as one figure."""
+    """Draw the four series as one figure."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - an optional dependency
 
     names = list(dict.fromkeys(point.index for point in growth.points))
@@ -76,7 +76,7 @@ def _draw(axes: Axes, points: list[GrowthPoint], names: list[str], look: dict[st
 
 
 def growth_rows(growth: Growth, series: str) -> tuple[list[str], list[list[str]]]:
-    """Columns and rows of one series: a design a line, a size a column, p50 / p99."""
+    """Columns and rows of one series: a row for each design, a column for each size, with p50 / p99."""
     sizes = sorted({p.size for p in growth.points if p.series == series})
     names = list(dict.fromkeys(p.index for p in growth.points))
     cells = {(p.index, p.size): f"{ns(p.p50)} / {ns(p.p99)}" for p in growth.points if p.series == series and p.p50}
@@ -96,7 +96,7 @@ def skipped(growth: Growth) -> list[str]:
 
 
 def growth_page(growth: Growth, command: str) -> str:
-    """The page: picture, tables, what was left out, where and how."""
+    """The HTML page of growth: picture, tables, skipped points, machine and options."""
     parts = [svg_of(draw_growth(growth))]
     for one in growth.series:
         columns, rows = growth_rows(growth, one.name)

@@ -1,7 +1,8 @@
-"""Every point of a sweep, a line of JSON each, written as soon as it is measured.
+"""Journal of a sweep: a line of JSON for each point, written as soon as it is measured.
 
-That is what makes a sweep resumable: it asks for the same points again in the same order, and those that are here are
-not measured again. What must be the same: plan, design, options, machine and versions, and which repeat it is.
+It makes a sweep resumable: a repeated sweep asks for the same points in the same order, and points in the journal are
+    not measured again. Points are equal if plan, design, options, machine, versions and the number of the repeat are
+    equal.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from kvatlas.errors import JournalError
 
 
 class Journal:
-    """The points measured so far, in `path` if one is given."""
+    """Points measured so far, kept in the file `path` if given."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -29,7 +30,7 @@ class Journal:
         return len(self._known)
 
     def find(self, key: dict[str, object]) -> dict[str, Any] | None:
-        """The result of this very point, if there is one."""
+        """The recorded result of an equal point, or None."""
         return self._known.get(_text(key))
 
     def add(self, key: dict[str, object], result: dict[str, Any]) -> None:
@@ -69,6 +70,6 @@ def _read(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
             bad += 1
             continue
         yield _text(key), result
-    # A torn line or two is what a crash leaves; a file of another kind is a mistake of whoever named it.
+    # A crash leaves a torn line or two; more bad lines mean that the file is not a journal.
     if bad > 2 and bad > len(lines) // 2:
         raise JournalError(f"{path} does not contain points of a sweep: choose another file, or remove it")

@@ -28,7 +28,7 @@ def machine() -> dict[str, str | int]:
 
 
 def machine_id(facts: dict[str, str | int]) -> str:
-    """A short name for what must be the same for measurements to belong together."""
+    """Short name of the machine and versions; only measurements with equal names can be compared."""
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:12]
 
 

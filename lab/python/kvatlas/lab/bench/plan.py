@@ -1,13 +1,13 @@
-"""Plans: every lookup and every event of a fleet, with the virtual time of each, made once and run often.
+"""Plans: every lookup and every event of a fleet with its virtual time, made once and run often.
 
 A trace is spread over workers (`arrivals`), each worker's share runs through the simulated engine in virtual time
-(`engines`), and what all of them announce is merged in order of time: at equal times lookups come before events, then
-by worker, and what one worker announces stays in its order. Every request is a lookup on each of its workers: as if a
-router had asked, and then sent it there.
+(`engines`), and their events are merged in order of time: at equal times lookups come before events, then by worker,
+and the events of one worker keep their order. Every request is a lookup on each of its workers, as if a router had
+queried and then sent it there.
 
 Same trace, configuration and seed: same plan, same digest, however many processes made it.
 
-Engines are made fast enough for what they get. A trace that runs twenty times at once on 32 engines would keep them
+Engines are made fast enough for their requests. A trace that runs twenty times at once on 32 engines would keep them
 computing for hours after its last request, and events would come long after the lookups of the requests that caused
 them. So unless `engine_speed` is set, prefill and decoding run as much faster as keeps prefill a quarter busy and half
 of the places for running requests free, on average, over the trace.
@@ -80,7 +80,7 @@ def make_plan(
         trace: The requests.
         config: The fleet, and how it gets the requests.
         processes: Number of processes to use; None: one a CPU, or none for a small plan.
-        progress: Told how far it is.
+        progress: Called with the progress.
 
     Raises:
         ConfigError: Too large a plan.
@@ -91,7 +91,7 @@ def make_plan(
 def draft_plan(
     trace: Trace, config: PlanConfig, *, processes: int | None = None, progress: Progress | None = None
 ) -> Draft:
-    """`make_plan` up to the columns."""
+    """Make the columns of a plan: `make_plan` without the packing."""
     arrivals = make_arrivals(trace, config)
     chains = make_chains(trace, config)
     speed = config.engine_speed or _fast_enough(arrivals, chains, config)
@@ -121,7 +121,7 @@ def draft_plan(
 
 
 def plan_key(trace: Trace, config: PlanConfig) -> str:
-    """Names the plan of this configuration and this trace before it is made: for files that keep plans."""
+    """Key of the plan of a configuration and a trace, known before the plan is made: for files that keep plans."""
     digest = hashlib.sha256(json.dumps([FORMAT, config.as_json()], sort_keys=True).encode())
     for row in trace.requests:
         digest.update(repr((row.timestamp, row.input_length, row.output_length, row.hash_ids, row.session_id)).encode())
@@ -131,7 +131,7 @@ def plan_key(trace: Trace, config: PlanConfig) -> str:
 def cached_plan(
     trace: Trace, config: PlanConfig, folder: Path, *, progress: Progress | None = None
 ) -> tuple[Plan, Path]:
-    """The plan from `folder`, where it is made and kept if it is not there yet. Raises `OSError`."""
+    """Load the plan from `folder`, or make it and keep it there. Raises `OSError`."""
     path = folder / f"plan-{plan_key(trace, config)}.kvplan"
     if path.exists():
         return Plan.load(str(path)), path
@@ -161,7 +161,7 @@ def _fast_enough(arrivals: Arrivals, chains: Chains, config: PlanConfig) -> floa
 
 
 def _shares(arrivals: Arrivals, count: int) -> list[Arrivals]:
-    """About equal shares of whole workers, in order of the workers."""
+    """Split the workers, in order, into shares with about equal numbers of requests."""
     borders = np.flatnonzero(np.diff(arrivals.workers)) + 1
     ideal = np.linspace(0, len(arrivals.times), count + 1)[1:-1]
     # Each share ends where the next worker begins.

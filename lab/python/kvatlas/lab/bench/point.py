@@ -14,7 +14,7 @@ from kvatlas.lab.bench.designs import make_design
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Run in this process."""
+    """Measure one point in this process."""
     if not 2 <= len(arguments) <= 3:
         raise SystemExit("Error: usage: python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]")
     from kvatlas._native import Plan, run_plan  # noqa: PLC0415 - what a wrong build says must go where results go

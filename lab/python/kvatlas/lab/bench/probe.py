@@ -1,7 +1,7 @@
 """Time single lookups over an index of a given shape: `python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS`.
 
 SHAPE is a `Shape` as JSON; OPTIONS has "seed", "build_seconds", "lookup_seconds", "memory" (bytes that the process may
-use, 0: any) and "options": what else the design is opened with. The result is one line of JSON.
+use, 0: any) and "options": further options of the design. The result is one line of JSON.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _CHECKED = 64
 
 
 def run(arguments: Sequence[str]) -> str:
-    """Build and look up, in this process."""
+    """Build the index and time lookups, in this process."""
     if len(arguments) != 3:
         raise SystemExit("Error: usage: python -m kvatlas.lab.bench.probe SHAPE INDEX OPTIONS")
     options: dict[str, Any] = json.loads(arguments[2])
@@ -41,7 +41,7 @@ def run(arguments: Sequence[str]) -> str:
 
 
 def probe_python(columns: ShapeColumns, design: Any, build_seconds: float, lookup_seconds: float) -> dict[str, Any]:
-    """Do what the native probe does, for a design in Python."""
+    """Build and time a design written in Python, as the native probe does for the others."""
     contents, names = columns.contents, columns.names
     found: dict[str, Any] = {"built": True, "events": 0, "blocks": None, "lookups": 0, "wrong": 0, "example": None}
     start = perf_counter()

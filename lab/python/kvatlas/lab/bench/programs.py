@@ -1,7 +1,7 @@
-"""Measurements in processes of their own: what to execute, and how to get its result.
+"""Measurements in processes of their own: commands, and readers of their results.
 
-A fresh process for each point: no point inherits another's heap, caches or threads. Whatever is executed prints its
-result as one line of JSON on stdout. This package is `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`; programs
+A fresh process for each point: no point inherits another's heap, caches or threads. Each program prints its result as
+    one line of JSON on stdout. This package is `python -m kvatlas.lab.bench.point PLAN INDEX [OPTIONS]`; programs
 of peers answer to `--plan PLAN --index INDEX --options OPTIONS` in the same way.
 """
 
@@ -42,10 +42,10 @@ class Program:
 def run_point(
     program: Program, plan: Path, index: str, options: Mapping[str, object], *, seconds: float = 0.0
 ) -> Result:
-    """Measure one point and return what it printed. `seconds`: how long its windows are, warm-up and all.
+    """Measure one point and return what it printed. `seconds`: length of its windows, warm-up included.
 
     Raises:
-        MeasurementError: The process failed, said nothing that can be read, or took far too long.
+        MeasurementError: The process failed, printed no readable result, or took far too long.
         KeyboardInterrupt: After Ctrl-C; the process is gone.
     """
     return run_child(program.command(plan, index, options), index, _STARTUP + 30 * seconds)

@@ -1,4 +1,4 @@
-"""Results as tables and sentences: of one run, of a sweep. A run that is not valid is never shown as a figure."""
+"""Tables and sentences about the results of a run or a sweep. An invalid run is never shown as a figure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _KINDS = {
 
 
 def about_plan(plan: Mapping[str, Any]) -> str:
-    """A plan in a sentence."""
+    """Describe a plan in a sentence."""
     facts = plan["facts"]
     trace = (plan.get("meta") or {}).get("trace", "a plan")
     blocks = facts["lookup_blocks"] + facts["stored_blocks"] + facts["removed_blocks"]
@@ -41,24 +41,24 @@ def about_plan(plan: Mapping[str, Any]) -> str:
 
 
 def speed(value: float | None) -> str:
-    """A rate, or a dash."""
+    """Format a rate; a dash for None."""
     return "-" if value is None else _text.short(value)
 
 
 def ns(value: float | None) -> str:
-    """A time, or a dash."""
+    """Format a time given in ns; a dash for None."""
     return "-" if value is None else _text.nanoseconds(value)
 
 
 def wrong_words(wrong: int | None, compared: int | None) -> str:
-    """Wrong answers among those compared; a dash if none were."""
+    """Format the number of wrong answers among those compared; a dash if none were compared."""
     if wrong is None or not compared:
         return "-"
     return f"{wrong:,} of {_text.count(compared)}"
 
 
 def run_rows(result: Mapping[str, Any], verdict: Verdict) -> list[tuple[str, str]]:
-    """One run, a line a fact. Only what may be believed: an invalid run has no rates and no times."""
+    """Rows about one run, one a fact. An invalid run has no rates and no times."""
     rows = [("index", str(result.get("index", "?"))), ("version", str(result.get("version", "?")))]
     if verdict.kind in ("invalid", "error"):
         rows.append(("verdict", f"{'INVALID' if verdict.kind == 'invalid' else 'FAILED'}: {verdict.reason}"))
@@ -110,13 +110,13 @@ def _times(times: Mapping[str, Any] | None) -> str:
 
 
 def examples(result: Mapping[str, Any]) -> list[str]:
-    """Examples of what the comparison of a result found wrong."""
+    """Examples of wrong answers in a result."""
     comparison = result.get("comparison") or {}
     return [str(example) for example in comparison.get("examples") or ()]
 
 
 def sweep_rows(sweep: Sweep) -> list[tuple[str, ...]]:
-    """A line a design."""
+    """Rows about a sweep, one for each design."""
     rows: list[tuple[str, ...]] = []
     for one in sweep.indexes:
         half = next((p for p in one.curve if p.fraction == 0.5 and p.passed), None)
@@ -138,7 +138,7 @@ def sweep_rows(sweep: Sweep) -> list[tuple[str, ...]]:
 
 
 def curve_rows(sweep: Sweep) -> tuple[list[tuple[str, ...]], list[str]]:
-    """A line a point of the curves; and their kinds, "bad" for those that did not keep up."""
+    """Rows about the curves, one for each point, and their kinds: "bad" for a point that did not keep up."""
     rows: list[tuple[str, ...]] = []
     kinds: list[str] = []
     for one in sweep.indexes:
@@ -162,7 +162,7 @@ def curve_rows(sweep: Sweep) -> tuple[list[tuple[str, ...]], list[str]]:
 
 
 def print_run(rows: list[tuple[str, str]], out: Console) -> None:
-    """One run."""
+    """Print one run."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="dim", no_wrap=True)
     made.add_column(overflow="fold")
@@ -172,7 +172,7 @@ def print_run(rows: list[tuple[str, str]], out: Console) -> None:
 
 
 def print_sweep(sweep: Sweep, out: Console) -> None:
-    """The thresholds; remarks, which may be long, below."""
+    """Print the thresholds of a sweep, with remarks below."""
     rows = []
     for one, row in zip(sweep.indexes, sweep_rows(sweep), strict=True):
         bound = "-" if one.threshold is None else _KINDS[one.bound_by]

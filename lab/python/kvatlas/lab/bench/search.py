@@ -1,7 +1,7 @@
-"""Finding the highest rate that passes: up or down by a factor until it is bracketed, then halving (of logarithms).
+"""Search for the highest rate that passes: by factors until it is bracketed, then by bisection of logarithms.
 
-Nothing here measures: whoever drives it asks for the next rate and tells how it went. That makes it testable, and lets
-the searches of many designs take turns, so that a noisy minute hits all of them.
+The search does not measure: its driver asks for the next rate and reports the outcome. So it can be tested, and the
+    searches of many designs can take turns, which spreads a noisy minute over all of them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Search:
         start: The first rate.
         width: Stop when the lowest failure is at most this share above the highest pass.
         step: Factor of the steps until both a pass and a failure are known.
-        lowest, highest: Where to give up: nothing below or above is tried.
+        lowest, highest: The limits of the rates that are tried.
     """
 
     start: float

@@ -1,4 +1,4 @@
-"""Segments of different lengths, kept one after the other in one array: which element is whose."""
+"""Segments of different lengths, concatenated in one array: starts, owners and places of elements."""
 
 from __future__ import annotations
 

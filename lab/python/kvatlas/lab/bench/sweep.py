@@ -33,7 +33,7 @@ FRACTIONS = (0.1, 0.25, 0.5, 0.7, 0.85, 1.0, 1.15)
 SHORT_WINDOW = 0.25  # seconds, below which a figure says little
 
 Measure = Callable[[str, dict[str, object], float], Result]
-"""(index, options of the run, seconds of all windows) -> its result. Raises `MeasurementError`."""
+"""Function (index, options of the run, seconds of all windows) that returns a result. Raises `MeasurementError`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class SweepConfig:
     Attributes:
         repeats: Repeats of each search and of each point of a curve.
         seconds: Length of a measured window, at most.
-        warm_up: Share of what a point runs that comes before its window.
+        warm_up: Share of a point's operations that come before its window.
         width: How exactly a threshold is found, as a share of it.
         fractions: Shares of the threshold, at which the curve is measured.
         start: The rate where the first search begins, in block operations per second.
@@ -80,7 +80,7 @@ class SweepConfig:
 class CurvePoint:
     """A design at a fraction of its threshold: medians over the runs that passed, or over all if most did not.
 
-    `passed` is about keeping up, being valid and right, whatever p99 was. Times in ns, None where nothing was timed.
+    `passed`: it kept up and was valid and right, whatever its p99. Times in ns; None where nothing was timed.
     """
 
     fraction: float
@@ -116,7 +116,7 @@ class IndexResult:
 
 @dataclass(slots=True)
 class Sweep:
-    """All of them."""
+    """Results of a sweep for all designs."""
 
     indexes: list[IndexResult]
     config: SweepConfig
@@ -132,7 +132,7 @@ class Sweep:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """The progress of a sweep, told before each point and at the end."""
+    """Progress of a sweep, reported before each point and at the end."""
 
     index: str
     phase: str  # "threshold" or "curve"
@@ -143,7 +143,7 @@ class Step:
 
 
 class Sweeper:
-    """One sweep. `run` may be stopped at any time by KeyboardInterrupt; `result` is what is known then."""
+    """Runs one sweep. KeyboardInterrupt may stop `run` at any time; `result` has the points measured so far."""
 
     def __init__(
         self,
@@ -316,7 +316,7 @@ class Sweeper:
 
 
 def wrong_of(result: Mapping[str, Any]) -> tuple[int | None, int | None]:
-    """The numbers of answers and holdings that were wrong, and that were compared; None if none were."""
+    """The numbers of wrong and of compared answers and holdings; None if none were compared."""
     comparison = result.get("comparison")
     if not comparison:
         return None, None
@@ -325,7 +325,7 @@ def wrong_of(result: Mapping[str, Any]) -> tuple[int | None, int | None]:
 
 
 def summarise(fraction: float, rate: float, runs: Sequence[Result], *, deviates: bool) -> CurvePoint | None:
-    """Repeats of one point as one."""
+    """Combine the repeats of one point."""
     usable = [(judge(run, deviates=deviates), run) for run in runs if "failed" not in run]
     good = [run for verdict, run in usable if verdict.passed]
     passed = 2 * len(good) > len(runs)

@@ -17,7 +17,7 @@ _UNITS = {"ns": 1.0, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """The highest p99 that lookups may have: from their deadline (what a user waits) or in service (what it costs)."""
+    """Highest allowed p99 of lookups: from their deadline (a user's wait) or in service (a lookup's cost)."""
 
     p99_ns: float = 10e6
     clock: str = "deadline"
@@ -33,7 +33,7 @@ class Limit:
 
 
 def parse_time(text: str) -> float:
-    """`5ms` as nanoseconds. Raises `ConfigError`."""
+    """Parse a time such as `5ms` as nanoseconds. Raises `ConfigError`."""
     found = re.fullmatch(r"\s*([0-9.]+(?:e[0-9]+)?)\s*(ns|us|µs|ms|s)\s*", text)
     try:
         if found:
@@ -45,7 +45,7 @@ def parse_time(text: str) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """Passed, or why not.
+    """Verdict on a point: passed, or how it failed.
 
     Attributes:
         kind: "pass"; "invalid" (the generator did not keep its schedule: says nothing about the index), "behind" (did
@@ -70,7 +70,7 @@ def judge(result: Mapping[str, Any], limit: Limit | None = None, *, deviates: bo
     if counts.get("errors"):
         return Verdict("error", str(counts.get("first_error") or why or "the index failed"))
     if result.get("valid") is not True:
-        # A late generator makes everything late: what else is said then is of no use.
+        # A late generator makes everything late, so the other reasons mean nothing then.
         mine = "; ".join(r.removeprefix("invalid: ") for r in reasons if r.startswith("invalid: "))
         return Verdict("invalid", mine or why or "the generator did not keep its schedule")
     if result.get("kept_up") is not True:
@@ -89,8 +89,8 @@ def judge(result: Mapping[str, Any], limit: Limit | None = None, *, deviates: bo
 def bound_of(result: Mapping[str, Any], verdict: Verdict) -> str:
     """The kind of failure that ended a search: the verdict's; "behind" for an invalid run in which the index was late.
 
-    On few processors an index that cannot keep up takes the generator's time, too. If all was done long after the
-    generator had issued it, late as that was, it was the index.
+    On few processors an index that cannot keep up takes the generator's time, too. If operations ended long after the
+    generator issued them, late as that was, the index was the cause.
     """
     if verdict.kind != "invalid":
         return verdict.kind

@@ -1,4 +1,4 @@
-"""The worth of more: what a larger cache, more or faster engines or another policy would give some traffic."""
+"""Capacity planning: effects of a larger cache, more or faster engines, or another policy on given traffic."""
 
 from kvatlas.lab.capacity.plan import Bottleneck, CapacityPlan, Row, Variant, make_variants, measure_plan
 

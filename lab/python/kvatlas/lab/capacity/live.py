@@ -1,4 +1,4 @@
-"""The limit of a running router's fleet, by its own figures of the last hour and its decisions while one watches."""
+"""Capacity plan of a running fleet, from the router's figures of the last hour and the decisions watched meanwhile."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WAIT, _ROOM, _PREFILL = "wait (s)", "wait for room (s)", "prefill (s)"
 
 @dataclass(frozen=True, slots=True)
 class LivePlan:
-    """The figures of a running fleet.
+    """Figures of a running fleet.
 
     Attributes:
-        requests: Requests that the rates are of; old ones count less.
+        requests: Requests behind the rates, older ones weighted less.
         prompt_tokens: Their prompt tokens.
-        hit_rate: Share of these that engines found in their caches; None: no engine has said so.
-        unlimited: Share that one cache without limit could hold; None: there were no prompts.
-        fleet_tokens: Tokens that all engines' caches have room for; None: one of them has not said.
+        hit_rate: Share of these that engines found in their caches; None if no engine reports it.
+        unlimited: Share that one cache without limit could hold; None without prompts.
+        fleet_tokens: Tokens that fit into all engines' caches; None if an engine does not report it.
         curve: Sizes of one cache in tokens, and the share that each could hold, rising.
-        decisions: Decisions that were watched, of which the terms are known.
-        bottleneck: What requests are expected to wait for, in seconds on average; None: no terms are known.
+        decisions: Watched decisions with known terms.
+        bottleneck: Mean seconds that requests are expected to wait, by cause; None if no terms are known.
         waiting: The part of that in which others are computed, or hold the room.
     """
 
@@ -38,11 +38,11 @@ class LivePlan:
     waiting: float = 0.0
 
     def rate(self, tokens: float) -> float:
-        """The share that one cache of so many tokens could hold."""
+        """The share of prompt tokens that one cache of `tokens` could hold."""
         return max((rate for size, rate in self.curve if size <= tokens), default=0.0)
 
     def cache_rates(self) -> list[tuple[float, float]]:
-        """Sizes of one cache in tokens, the engines' own among them if it is known, and the share that each holds."""
+        """Sizes of one cache in tokens, the engines' total among them if known, and the share that each could hold."""
         if self.fleet_tokens:
             return [(self.fleet_tokens * factor, self.rate(self.fleet_tokens * factor)) for factor in CACHES]
         most = self.unlimited or 0.0
@@ -52,7 +52,7 @@ class LivePlan:
 
 
 def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) -> LivePlan:
-    """Make a plan of a router's answers at `/reuse`, and of those of its decisions that have terms."""
+    """Make a plan from a router's `/reuse` and from its decisions with terms."""
     waits = [wait for decision in decisions if (wait := _wait(decision)) is not None]
     hit_rate, unlimited = reuse["hit_rate"], reuse["unlimited"]
     bottleneck, waiting = None, 0.0
@@ -73,7 +73,7 @@ def live_plan(reuse: Mapping[str, Any], decisions: Iterable[Mapping[str, Any]]) 
 
 
 def live_as_json(plan: LivePlan) -> dict[str, Any]:
-    """The plan for programs."""
+    """The plan as JSON's types."""
     parts = plan.bottleneck
     return {
         "requests": plan.requests,
@@ -90,7 +90,7 @@ def live_as_json(plan: LivePlan) -> dict[str, Any]:
 
 
 def _wait(decision: Mapping[str, Any]) -> tuple[float, float, float] | None:
-    """Seconds until the first token that were expected of the chosen engine: for room, in its queue, for the prompt."""
+    """Expected seconds to the first token at the chosen engine: for room, in its queue, to compute the prompt."""
     for candidate in decision["candidates"] or ():
         terms = candidate["terms"]
         if (candidate["worker"], candidate["rank"]) == (decision["worker"], decision["rank"]) and _PREFILL in terms:

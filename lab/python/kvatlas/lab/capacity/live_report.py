@@ -1,4 +1,4 @@
-"""The limit of a running fleet, for a terminal."""
+"""Report of a running fleet's capacity, for a terminal."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ CACHE = ("one cache of", "would find", "of the possible")
 
 
 def print_live(plan: LivePlan, router: str, console: Console) -> None:
-    """Print everything."""
+    """Print the report."""
     console.print(
         f"{router}: {counted(plan.requests, 'request')} and {count(plan.prompt_tokens)} prompt tokens; older ones "
         "count less, by half for each hour.",

@@ -1,7 +1,7 @@
 """A fleet and its variants under the same traffic, and the hit rate of one cache of any size beside them.
 
-The curve is what caches could do as one, whoever places requests; the variants are simulated with a policy, so they say
-what becomes of it: hits on engines that do not share, and seconds to the first token.
+The curve is the best that all caches could do as one, under any policy. The variants are simulated with a policy, and
+show what remains of that: hits on engines that do not share, and seconds to the first token.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ NOW = "as it is"
 """The name of the variant that changes nothing."""
 
 CACHES = (0.25, 0.5, 1, 2, 4, 8)
-"""Sizes of the cache, relative to the given one, of which the curve is told."""
+"""Sizes of the cache, relative to the given one, at which the curve is reported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +35,7 @@ class Variant:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A variant and what came of it."""
+    """Variant with its simulated results."""
 
     name: str
     engines: int
@@ -45,12 +45,12 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Bottleneck:
-    """The mean time to first token by what it is spent on, in seconds.
+    """Mean time to first token by cause, in seconds.
 
     Attributes:
         room: Waiting for free blocks, or for fewer running requests, in an engine's queue.
-        cache: Computing what was cached once, for oneself or for those before in the queue.
-        compute: Computing everything else, and waiting for it.
+        cache: Computing blocks that were cached before, of this request or of those ahead in the queue.
+        compute: Computing all other blocks, and waiting for that.
     """
 
     room: float
@@ -65,7 +65,7 @@ class Bottleneck:
 
 @dataclass(slots=True)
 class CapacityPlan:
-    """The curve of a trace, and variants of a fleet."""
+    """Capacity plan: the hit-rate curve of a trace, and variants of a fleet."""
 
     trace: str  # its name
     requests: int
@@ -78,11 +78,11 @@ class CapacityPlan:
 
     @property
     def bottleneck(self) -> Bottleneck | None:
-        """The parts of the time to first token of the fleet as it is. None: it was not simulated."""
+        """The parts of the time to first token of the fleet as it is; None if it was not simulated."""
         return find_bottleneck(self.rows[0].result) if self.rows else None
 
     def cache_rates(self) -> list[tuple[int, float]]:
-        """Tokens of cache of each engine, and the hit rate of one cache as large as all of them together."""
+        """Sizes of each engine's cache in tokens, with the hit rate of one cache as large as all of them together."""
         fleet = self.config.fleet
         sizes = [round(fleet.engine.cache_tokens * factor) for factor in CACHES]
         return [(tokens, self.curve.rate(tokens * fleet.engines)) for tokens in sizes]
@@ -91,8 +91,8 @@ class CapacityPlan:
 def find_bottleneck(result: PolicyResult) -> Bottleneck:
     """Split the mean time to first token.
 
-    Of the prompt tokens that engines computed, those that an infinite cache would have held were cached once. They have
-    the same share of the time that was spent on computing and on waiting for it.
+    Computed prompt tokens that an infinite cache would have held are attributed to the cache. Their share of the time
+    spent on computing, and on waiting for it, is their share of the computed tokens.
     """
     room = result.waits.room
     return split_time(room, max(result.ttft.mean - room, 0.0), result.hit_rate, result.bound_rate)
@@ -150,9 +150,9 @@ def measure_plan(
     progress: Callable[[str, int], None] | None = None,
     stop: Callable[[], bool] | None = None,
 ) -> CapacityPlan:
-    """Compute the curve and simulate the variants, the first of which is the fleet as it is.
+    """Compute the curve and simulate the variants, beginning with the fleet as it is.
 
-    Once `stop` returns True, what was done so far is returned, marked partial.
+    Once `stop` returns True, the results so far are returned, marked partial.
     """
     made = CapacityPlan(
         trace.name, len(trace.requests), config, hit_curve(trace, config.fleet.engine.block_size), host_tokens

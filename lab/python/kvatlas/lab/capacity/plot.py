@@ -27,7 +27,7 @@ def write_plot(plan: CapacityPlan, path: Path) -> None:
 
 
 def draw(plan: CapacityPlan) -> Figure:
-    """The curve, with what was simulated on it, and the times of the variants."""
+    """Draw the curve with the simulated hit rates on it, and the times of the variants."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
     figure = Figure(figsize=(12, 4.4), layout="constrained")
@@ -85,7 +85,7 @@ def _draw_times(axes: Axes, plan: CapacityPlan) -> None:
 
 
 def page(plan: CapacityPlan) -> str:
-    """A page with the picture and the tables."""
+    """The HTML page with the picture and the tables."""
     parts = []
     if plan.base is not None:
         parts.append(html.paragraphs([*summary.about_trace(plan.base), summary.about_fleet(plan.base)]))

@@ -1,4 +1,4 @@
-"""The worth of more, for a terminal: what limits a fleet, the hit rate by the size of its cache, and its variants."""
+"""Report of a capacity plan, for a terminal: bottleneck, hit rate by the size of the cache, and variants."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def _change(ratio: float) -> str:
 
 
 def print_plan(plan: CapacityPlan, console: Console) -> None:
-    """Print everything."""
+    """Print the report."""
     if plan.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")
     if plan.base is not None:

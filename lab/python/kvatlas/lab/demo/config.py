@@ -48,7 +48,7 @@ class DemoConfig:
             )
 
     def workload(self) -> Trace:
-        """Requests for one turn, and more: they come at random."""
+        """Requests for one turn; more than it needs, because arrivals are random."""
         count = max(16, int(self.seconds * self.speed * self.request_rate * 1.5))
         return generate(WorkloadConfig(requests=count, seed=self.fleet.seed, request_rate=self.request_rate))
 

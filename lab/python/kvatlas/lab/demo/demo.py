@@ -1,4 +1,4 @@
-"""The turns: for each policy a router in front of the same engines, their caches empty."""
+"""Turns of the demo: each policy gets a router in front of the same engines with empty caches."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ REFRESH = 1.0  # seconds
 
 @dataclass(frozen=True, slots=True)
 class PolicyResults:
-    """The results of one policy so far. Times are in seconds of the engines' clock.
+    """Results of one policy so far. Times are in seconds of the engines' clock.
 
     Attributes:
         name: The policy.
         elapsed: Seconds of its turn so far, in real time.
         done: Requests answered.
-        failed: Requests that were not.
-        failure: Why the last of these failed.
+        failed: Requests that failed.
+        failure: Reason of the last failure.
         in_flight: Requests in flight.
         hit_rate: The share of prompt tokens that the engines had cached.
         first_token: The mean time to the first token.
@@ -51,7 +51,7 @@ class Demo:
     """Runs the policies in turn; calls `show` with their results every second."""
 
     def __init__(self, config: DemoConfig, show: Callable[[list[PolicyResults]], None]) -> None:
-        """Nothing is started yet.
+        """Create the demo. Nothing is started yet.
 
         Raises:
             PolicyError: A policy is unknown.
@@ -63,7 +63,7 @@ class Demo:
         self._over: list[PolicyResults] = []
 
     def run(self, stop: Callable[[], bool]) -> list[PolicyResults]:
-        """All turns, or until `stop`. Raises `KvatlasError` if an engine or a router does not start."""
+        """Run all turns, or until `stop`. Raises `KvatlasError` if an engine or a router does not start."""
         trace = self._config.workload()
         with self._config.servers() as fleet:
             for policy in self._config.policies:
@@ -120,7 +120,7 @@ class Demo:
 
 
 def _check(policy: str, seed: int) -> None:
-    """Raises `PolicyError` if there is no such policy."""
+    """Raise `PolicyError` if a policy is unknown."""
     if ":" in policy:
         own_policy(policy, seed)
     else:

@@ -1,9 +1,9 @@
-"""A fleet with a log between: NATS, a relay, two indexes that read it, a router. Each is killed in turn.
+"""Demo of failures: a fleet with NATS, a relay, two services that read from it and a router, each killed in turn.
 
 `make demo-fleet` runs it: `python -m kvatlas.lab.demo.fleet`. Everything is a process of its own and is killed with
-SIGKILL while requests go on. After each, the engines rest, and both indexes are asked for the prompts of the last
-requests until they know of every engine what it holds. What an index says of an engine that it trusts, and the engine
-does not have, is a wrong answer. Messages may take 2.5 seconds to be missed, so answers count from 3 seconds on.
+SIGKILL while requests go on. After each kill, the engines rest, and both indexes are queried for the prompts of the
+last requests until they are right about every engine. A depth greater than that of the engine, on an engine that the
+index trusts, is a wrong answer. Messages may take 2.5 seconds to be missed, so answers count from 3 seconds on.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ SAMPLE = 10  # prompts that are asked for
 
 
 class Part:
-    """One process of the fleet, which listens at a port."""
+    """Process of the fleet that listens at a port."""
 
     def __init__(self, name: str, command: Sequence[str], port: int) -> None:
         self.name = name
@@ -50,13 +50,13 @@ class Part:
         self._process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> None:
-        """Start it, or start it again."""
+        """Start or restart the process."""
         variables = os.environ | {"PYTHONWARNINGS": "ignore"}
         quiet = subprocess.DEVNULL
         self._process = subprocess.Popen(self._command, stdout=quiet, stderr=quiet, env=variables)  # noqa: S603
 
     def wait_listening(self, timeout: float = 30.0) -> None:
-        """Wait until somebody can connect. Raises `KvatlasError` if it ends, or takes too long."""
+        """Wait until its port accepts connections. Raises `KvatlasError` if the process ends, or takes too long."""
         end = time.monotonic() + timeout
         while time.monotonic() < end and self._process is not None and self._process.poll() is None:
             try:
@@ -84,14 +84,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of killing one part.
+    """Outcome of killing one part.
 
     Attributes:
         part: The part that was killed.
         requests: Requests that were answered meanwhile.
         failed: Requests that were not answered.
-        right_after: Seconds of rest until each index was right of every engine; None if that took too long.
-        wrong: Depths that an index gave of an engine it trusted, and the engine does not have.
+        right_after: Seconds of rest until each index was right about every engine; None if that took too long.
+        wrong: Depths on trusted engines that exceeded what the engine held.
     """
 
     part: str
@@ -152,7 +152,7 @@ class FleetDemo:
         return self._engines.engines[0]
 
     def run(self, part: Part | EngineHandle | None) -> Outcome:
-        """Requests, while a part is killed and started again; then rest, until both indexes are right."""
+        """Send requests while a part is killed and restarted, then rest until both indexes are right."""
         requests = self._config.workload().requests[:400]
         tally = Tally()
         load = Load(self._router.url, tally, lambda: False)
@@ -194,7 +194,7 @@ class FleetDemo:
 def compare(url: str, prompts: Sequence[Sequence[int]], truth: dict[str, list[int]]) -> tuple[bool, int]:
     """Compare an index with the engines.
 
-    Returns whether it trusts all engines and knows what they hold, and how many of its depths are too large.
+    Returns whether the index trusts all engines and has all their blocks, and the number of depths that are too large.
     """
     equal, deeper = True, 0
     try:
@@ -213,7 +213,7 @@ def compare(url: str, prompts: Sequence[Sequence[int]], truth: dict[str, list[in
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports at which nobody listens now."""
+    """Ports that are free now."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for one in sockets:
@@ -222,7 +222,7 @@ def free_ports(count: int) -> list[int]:
 
 
 def main() -> int:
-    """Run it and print what came of each. 1 if an index was wrong, or not right in time."""
+    """Run the demo and print each outcome. Returns 1 if an index was wrong, or not right in time."""
     try:
         print(f"Starting {ENGINES} simulated engines, nats-server, a relay, two indexes, a router ...")
         with FleetDemo() as demo:

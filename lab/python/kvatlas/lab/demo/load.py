@@ -1,4 +1,4 @@
-"""The requests of one turn: sent when they are due, and what became of each."""
+"""Load of one turn: requests sent when they are due, and their outcomes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _DECISION = "x-kvatlas-decision-us"
 
 @dataclass(slots=True)
 class Tally:
-    """Counts and times of the requests that were sent. Times in seconds of the real clock."""
+    """Counts and times of the sent requests. Times in seconds of the real clock."""
 
     sent: int = 0
     failed: int = 0
@@ -34,12 +34,12 @@ class Tally:
 
     @property
     def done(self) -> int:
-        """Requests that were answered."""
+        """Number of answered requests."""
         return len(self.first_tokens)
 
     @property
     def in_flight(self) -> int:
-        """Requests under way."""
+        """Number of requests under way."""
         return self.sent - self.done - self.failed
 
     @property
@@ -61,7 +61,7 @@ class Tally:
         return median(self.decisions) if self.decisions else None
 
     def fail(self, why: str) -> None:
-        """A request was not answered."""
+        """Count a failed request."""
         self.failed += 1
         self.failure = why
 
@@ -75,7 +75,7 @@ class Load:
         self._stop = stop
 
     async def run(self, requests: Sequence[TraceRequest], seconds: float, speed: float) -> None:
-        """All that are due within `seconds`, in the engines' time; then wait a while for those under way."""
+        """Send all requests due within `seconds` of the engines' time, then wait a while for those under way."""
         connector = aiohttp.TCPConnector(limit=0)
         timeout = aiohttp.ClientTimeout(total=_PATIENCE)
         tasks: set[asyncio.Task[None]] = set()
@@ -99,7 +99,7 @@ class Load:
                     await asyncio.gather(*late, return_exceptions=True)
 
     async def _until(self, due: float) -> bool:
-        """Wait; False if it is to stop."""
+        """Wait until a time. Returns False if the load is to stop."""
         while (wait := due - time.monotonic()) > 0:
             if self._stop():
                 return False

@@ -1,15 +1,14 @@
 """Rung 1 of the ladder, in plain Python: worker → content hash → block hashes.
 
-The first thing one would write, and where the story of this field begins. A lookup asks every worker for every block,
-which is O(workers x depth). It knows a block by its content alone, so it cannot tell where in a prompt the content was,
-and counts too much:
+The simplest design. A lookup asks every worker for every block, which is O(workers x depth). It identifies a block by
+its content alone, not by its position in a prompt, so its depths are too large:
 
 - a worker that holds the prompts ``1 2`` and ``3 4`` seems to hold both blocks of ``1 4``; it holds one,
 - a worker that holds ``1`` seems to hold all of ``1 1 1``,
 - a block whose parent was never announced counts as if it began a prompt.
 
-``kvatlas.lab.designs.RUNGS["dict-python"]`` has them all, with the events that show them. ``strict=True`` also asks
-that a block continue one of those that fitted the step before, and is exact.
+``kvatlas.lab.designs.RUNGS["dict-python"]`` lists all deviations, with the events that show them. With ``strict=True``
+a block must also continue a block that matched at the position before; this is exact.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ class NestedDict:
     """The nested dictionary, with the methods of `kvatlas.lab.designs.Rung`. For one thread at a time.
 
     Args:
-        strict: True if lookups follow parents, which makes them exact.
+        strict: Whether lookups follow parents, which makes them exact.
         block_size: Tokens in a block, for ``tokens=``.
     """
 
@@ -60,11 +59,11 @@ class NestedDict:
         lora: str | None = None,
         salt: str | None = None,
     ) -> None:
-        """A worker has cached consecutive blocks of one chain: see `kvatlas.BlockIndex.store`.
+        """Record that a worker has cached consecutive blocks of one chain: see `kvatlas.BlockIndex.store`.
 
         Raises:
             InvalidTypeError: worker is not a str.
-            InvalidArgumentError: Lengths that do not go together, or both or neither of content_hashes and tokens.
+            InvalidArgumentError: Lengths that differ, or both or neither of content_hashes and tokens.
         """
         _check_worker(worker)
         contents = self._hashes("store", tokens, content_hashes, lora, salt)
@@ -85,7 +84,7 @@ class NestedDict:
             parent = name
 
     def remove(self, worker: str, *, block_hashes: Names) -> None:
-        """A worker has evicted blocks; those that it does not hold are counted.
+        """Record that a worker has evicted blocks; names that it does not hold are counted.
 
         Raises:
             InvalidTypeError: worker is not a str.
@@ -106,7 +105,7 @@ class NestedDict:
             del self._blocks[worker][content]
 
     def clear(self, worker: str) -> None:
-        """A worker has lost everything.
+        """Record that a worker has lost all blocks.
 
         Raises:
             InvalidTypeError: worker is not a str.
@@ -117,7 +116,7 @@ class NestedDict:
             self._blocks[worker], self._contents[worker] = {}, {}
 
     def drop(self, worker: str) -> None:
-        """A worker is gone.
+        """Record that a worker is gone.
 
         Raises:
             InvalidTypeError: worker is not a str.
@@ -128,7 +127,7 @@ class NestedDict:
         self._contents.pop(worker, None)
 
     def flush(self) -> None:
-        """Does nothing: a change is applied when its call returns."""
+        """Do nothing: a change is applied when its call returns."""
 
     def find(
         self,
@@ -151,7 +150,7 @@ class NestedDict:
     def _hashes(
         self, call: str, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
     ) -> list[int]:
-        """Content hashes, as given or of the tokens: exactly one of the two."""
+        """The content hashes as given, or computed from tokens: exactly one of the two."""
         if content_hashes is None:
             if tokens is None:
                 raise InvalidArgumentError(f"{call} needs content_hashes or tokens", "missing_argument")
@@ -182,7 +181,7 @@ class NestedDict:
         return len(query)
 
     def workers(self) -> dict[str, int]:
-        """The workers that hold anything, with the number of blocks."""
+        """The workers that hold blocks, each with its number of blocks."""
         return {worker: len(names) for worker, names in self._contents.items() if names}
 
     def stats(self) -> RungStats:

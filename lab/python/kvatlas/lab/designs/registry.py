@@ -14,15 +14,15 @@ __all__ = ["RUNGS", "Deviation", "RungInfo", "open_rung"]
 
 @dataclass(frozen=True, slots=True)
 class Deviation:
-    """Something that a design gets wrong, with the smallest example of it.
+    """Deviation of a design from the reference, with its smallest example.
 
-    After `events`, all of one worker, `query` gets the depth `answer`; the truth is `truth`.
+    After `events` of one worker, `query` gets the depth `answer`; `truth` is right.
     """
 
     name: str
     """The kind of deviation: "conflation", "holes", "orphans", "renames" or "aliases"."""
     what: str
-    """A sentence that says what happens."""
+    """Description in a sentence."""
     events: tuple[Event, ...]
     """The events that the worker announces."""
     query: tuple[int, ...]
@@ -35,22 +35,22 @@ class Deviation:
 
 @dataclass(frozen=True, slots=True)
 class RungInfo:
-    """One rung of the ladder."""
+    """Rung of the ladder."""
 
     name: str
     """The name by which `open_rung` knows the rung."""
     step: int
-    """The step of the story that the rung is, 1 to 6; 7 is this project's own."""
+    """Number of the rung, 1 to 6; 7 is this project's own design."""
     what: str
     """A description of the rung."""
     promise: str
-    """The cost of a lookup, and the way in which the rung is fed."""
+    """Cost of a lookup, and how events are applied."""
     options: tuple[str, ...]
-    """The options of `open_rung` that the rung has a use for, besides `block_size`."""
+    """The options of `open_rung` that the rung uses, besides `block_size`."""
     deviations: tuple[Deviation, ...]
-    """The deviations of the rung; nothing else differs from `kvatlas.reference`."""
+    """All deviations of the rung from `kvatlas.reference`."""
     strict_deviations: tuple[Deviation, ...] | None
-    """The deviations that are left with `strict=True`; None if the rung cannot be strict."""
+    """Deviations that remain with `strict=True`; None if the rung cannot be strict."""
 
 
 def _store(parent: int | None, *blocks: tuple[int, int]) -> Store:
@@ -197,13 +197,13 @@ def open_rung(
     group_size: int = 64,
     block_size: int = 16,
 ) -> Rung | NestedDict:
-    """Makes a rung of the ladder, empty and at work.
+    """Create an empty rung of the ladder.
 
-    Options that a rung has no use for are checked and left alone. With "-strict" behind its name, a rung is strict.
+    Options that a rung does not use are checked and ignored. A name that ends in "-strict" makes the rung strict.
 
     Args:
         name: One of `RUNGS`.
-        strict: True to mend the deviations that can be mended.
+        strict: Whether to avoid the deviations that can be avoided.
         event_threads: Threads that apply events, of the rungs with a pool; 1 to 1,024.
         jump_size: How far the positional rungs jump, in blocks, at least 1.
         shards: Actors of "radix-sharded"; 1 to 1,024.

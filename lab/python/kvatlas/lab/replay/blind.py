@@ -1,9 +1,9 @@
-"""Without events: what engines hold, guessed from what was sent to them. Two known ways, and how far off they are.
+"""Estimates of engines' caches without events, from the requests that were sent to them, in two known ways.
 
 - `MockCaches`: each engine's cache simulated by the block pool's rules, as large as the engine says that it is;
-- `TtlCaches`: what was sent to an engine counts as held there for so many seconds.
+- `TtlCaches`: a block counts as held for a fixed time after it was sent to the engine.
 
-Both know what the router knows, no more: which prompt went where, and when its first token and its end came.
+Both know only what a router knows: which prompt went where, and when its first token and its end came.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ TTL = 120.0  # seconds, as Dynamo's router has it where no events come
 
 
 class Guess(Protocol):
-    """A guess at what all engines hold."""
+    """Estimate of the blocks that all engines hold."""
 
     def depths(self, names: Sequence[int], now: float) -> Mapping[int, int]:
-        """Engines that may hold some of the leading `names`, and how many."""
+        """Estimated depth on each engine: leading `names` that it may hold."""
 
     def sent(self, request: Request, names: Sequence[int], engine: int, now: float) -> None:
-        """A prompt of these blocks went to an engine."""
+        """Record that a prompt of these blocks went to an engine."""
 
     def ended(self, request: Request, now: float) -> None:
-        """A request ended, in whatever way."""
+        """Record that a request ended, in whatever way."""
 
     def forget(self, engine: int) -> None:
-        """An engine is gone."""
+        """Forget an engine that is gone."""
 
 
 class MockCaches:
-    """Simulated caches. A prompt's blocks are taken when it is sent; what it generates is not known and left out."""
+    """Estimate from simulated caches. A prompt's blocks are taken when it is sent; its generated tokens are unknown."""
 
     def __init__(self, engines: int, blocks: int) -> None:
         self._blocks = blocks
@@ -52,7 +52,7 @@ class MockCaches:
         hits = pool.lookup(names)
         new = len(names) - len(hits)
         if new + pool.idle(hits) > pool.free:
-            return  # it waits in the engine for room: what it will find then nobody can tell
+            return  # it waits in the engine for room: its hits after the wait are unknown
         pool.touch(hits)
         taken, _ = pool.take(new)
         pool.fill(taken, names[len(hits) :])
@@ -72,7 +72,7 @@ class MockCaches:
 
 
 class TtlCaches:
-    """Caches in which a block counts as held for `ttl` seconds after it was sent last."""
+    """Estimate in which a block counts as held for `ttl` seconds after it was last sent."""
 
     def __init__(self, engines: int, ttl: float = TTL) -> None:
         self._ttl = ttl

@@ -1,9 +1,9 @@
-"""Bounds to hold the policies against: what could be had by somebody who knows everything.
+"""Bounds for comparison with policies: placement with full knowledge of the engines.
 
-`GreedyBound` knows each engine's true cache, how far its prompts are, what runs there and how long each answer will be,
-and sends each request where it expects the least harm. It is greedy: it does not know which requests will come, so it
-is no strict bound. Run with one cache for all engines (as large as theirs together, or without limit) it says what
-would be left to win if caches were shared.
+`GreedyBound` knows each engine's true cache, its queue and running requests, and the length of each answer, and sends
+each request where it expects the least harm. It is greedy and does not know later requests, so it is not a strict
+bound. With one cache for all engines (as large as theirs together, or without limit) it shows the gain that sharing
+caches would bring.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
 BOUNDS = ("greedy", "shared-cache", "infinite-cache")
-"""Names of the bounds. All are `GreedyBound`: on caches of their own, one as large as all, and one without limit."""
+"""Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit."""
 
 
 @dataclass(slots=True)
 class GreedyBound:
-    """A placer that looks into the engines. Give it `engines` before the first request."""
+    """Placer that looks into the engines. Give it `engines` before the first request."""
 
     name: str
     block_size: int
@@ -48,7 +48,7 @@ class GreedyBound:
         *,
         without: frozenset[int] = frozenset(),
     ) -> int | None:
-        """The engine of least harm."""
+        """Choose the engine of least harm."""
         names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
         best: list[int] = []
         least = float("inf")
@@ -67,7 +67,7 @@ class GreedyBound:
         return chosen
 
     def _cost(self, engine: SteppedEngine, uncached: int) -> float:
-        """Seconds to the first token there, and what that delays the others."""
+        """Seconds to the first token on an engine, plus the delay of the other requests there."""
         steps, chunk = engine.steps, engine.config.chunk or 8_192
         alone = steps.of(0, engine.decoding + 1, engine.context)
         each = (alone + steps.prefill * chunk) / chunk  # seconds a token
@@ -80,7 +80,7 @@ class GreedyBound:
         return (waiting + engine.begun_tokens) * each + own + self.harm * delayed
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """Nothing ever waits."""
+        """See `Placer`. No request waits in the router."""
         return ()
 
     def first_token(self, request: Request, now: float) -> None:

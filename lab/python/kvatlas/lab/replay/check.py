@@ -1,8 +1,8 @@
-"""A check that the index is right: a sample of the answers is held against two oracles.
+"""Check of the index: a sample of its answers is compared with two oracles.
 
 - the **reference**: `kvatlas.reference.ReferenceIndex`, fed the same events;
-- the **engines**: what each simulated engine holds in its own pool at that moment, but for what the step that it is
-  computing changes, as it has not announced that yet.
+- the **engines**: the blocks in each simulated engine's own pool at that moment, without the changes of the step that
+  it is computing, which are not announced yet.
 
 Checking is bounded. In memory: the reference follows no more engines than together hold `REFERENCE_BLOCKS` blocks (the
 other oracle covers all). In time: as the reference is slow, a sampled query is passed over while checking has taken
@@ -30,14 +30,14 @@ _KEEP = 20  # disagreements worth printing
 
 
 def watched_workers(workers: Sequence[str], blocks: int, seed: int) -> list[str]:
-    """The engines that the reference follows: all, or a random few that it can hold at `blocks` blocks each."""
+    """Engines that the reference follows: all, or as many random ones as it can hold at `blocks` blocks each."""
     most = max(1, REFERENCE_BLOCKS // blocks)
     return list(workers) if most >= len(workers) else random.Random(seed).sample(workers, most)
 
 
 @dataclass(frozen=True, slots=True)
 class Disagreement:
-    """An answer of the index that an oracle contradicts. Depths in blocks."""
+    """Answer of the index that an oracle contradicts. Depths in blocks."""
 
     policy: str
     request: int  # number in the trace, from 0
@@ -50,7 +50,7 @@ class Disagreement:
 
 @dataclass(slots=True)
 class Agreement:
-    """The outcome of the check."""
+    """Outcome of the check."""
 
     sampled: int = 0  # queries picked
     checked: int = 0  # of those, checked; the others would have taken too long
@@ -81,9 +81,9 @@ class Checker:
         engines: Sequence[SteppedEngine],
         own_names: bool,
     ) -> None:
-        """Maybe check `match`, the answer to `query` of `request`.
+        """Check `match`, the answer to `query` of `request`, if it is in the sample.
 
-        `own_names`: every engine has its own names for blocks; the request still has the common ones.
+        `own_names`: every engine has its own names for blocks, and the request has the common names.
         """
         if timed.shadow is None or self._random.random() >= self._share:
             return

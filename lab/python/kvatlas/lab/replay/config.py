@@ -1,4 +1,4 @@
-"""The configuration of a replay: what to replay and on what."""
+"""Configuration of a replay."""
 
 from __future__ import annotations
 
@@ -18,35 +18,35 @@ MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
 
 
 CHUNK = 512
-"""Tokens of a step, unless told otherwise: few enough that a step of the default hardware takes below 0.1 s."""
+"""Default tokens of a step: few enough that a step of the default hardware takes below 0.1 s."""
 
 
 POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "least-loaded", "round-robin")
 """The policies that are replayed by default; `kvatlas.routing.policy_names()` lists all."""
 
 GUESSES = ("mock", "ttl")
-"""The guesses that replace the index where there are no events: simulated caches, or what was sent recently."""
+"""Estimates that replace the index without events: simulated caches ("mock"), or recently sent prompts ("ttl")."""
 
 
 def default_fleet() -> FleetConfig:
-    """Sixteen engines of the default hardware."""
+    """Make the default fleet: sixteen engines of the default hardware."""
     return FleetConfig(engine=EngineConfig(chunk=CHUNK))
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayConfig:
-    """A fleet and how to drive it.
+    """Settings of a replay: a fleet, its requests and its routers.
 
     Attributes:
         fleet: The simulated engines. The rates in their configuration are not used: `steps` determines their speed.
-        steps: How long a step of an engine takes.
-        scenario: What happens to the fleet during the replay.
+        steps: Duration of a step of an engine.
+        scenario: Events in the fleet during the replay.
         limits: The latency limits within which a request counts as served well.
         policies: Names of the routing policies, `module:Class`, or names of bounds.
         options: Options of the policies; every replayed policy gets them.
         settings: Settings of the router.
-        routers: Number of routers. They take requests by turns, and tell each other what they have at the engines.
-        guess: The guess that replaces the index where there are no events: one of `GUESSES`.
+        routers: Number of routers. They take requests by turns, and report their requests at the engines to each other.
+        guess: The estimate that replaces the index without events: one of `GUESSES`.
         loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
         host_tokens: Tokens of a host tier behind each engine's cache, announced as its copies; 0: there is none.
         speedup: Speed factor of the trace's clock.

@@ -1,4 +1,4 @@
-"""A router's record of its decisions: what would another policy have done with the same requests?
+"""Records of a router's decisions, replayed under other policies with the same requests.
 
 The record is JSON lines, one a decision, as `kvatlas router --record` writes them:
 
@@ -6,10 +6,10 @@ The record is JSON lines, one a decision, as `kvatlas router --record` writes th
      "cached": 3200, "output": 250, "first_token": 0.41}
 
 `t` is in seconds on the router's clock; `hashes` are the content hashes of the prompt's full blocks; `cached`, `output`
-and `first_token` (seconds after `t`) are what came of it, or null where nobody knows. There is no text in it.
+and `first_token` (seconds after `t`) are the outcome, or null if unknown. Records contain no text.
 
-Where the router knew the session of a request, `session_id`, `after` and `delay` say what it had to wait for, as in a
-trace, so that the record can be replayed in the closed loop.
+If the router knew a request's session, `session_id`, `after` and `delay` give its dependencies, as in a trace, so that
+the record can be replayed in the closed loop.
 """
 
 from __future__ import annotations
@@ -34,23 +34,23 @@ from kvatlas.sim.stepped import SteppedEngine
 from kvatlas.sim.trace import Trace, TraceRequest, other_format
 
 RECORDED = "as recorded"
-"""The name of the replay of the recorded choices."""
+"""Name under which the recorded choices are replayed."""
 
 _OUTPUT = 256  # tokens, where the record does not say
 
 
 @dataclass(slots=True)
 class Decisions:
-    """A record, read.
+    """Record of decisions, read from a file.
 
     Attributes:
         trace: Its requests, in order of time; an id stands for a block.
-        workers: The workers' names, in order.
+        workers: Names of the workers, in order.
         chosen: The number of the worker of each request.
         first_tokens: Measured seconds to the first token, of requests where the record says.
-        cached: Tokens that engines said were cached, of all requests that say so.
+        cached: Cached tokens that engines reported, over all requests with a report.
         cached_of: Prompt tokens of those requests.
-        left_out: Lines left out: of another block size or model, without hashes or a worker.
+        left_out: Number of lines left out: another block size or model, no hashes or no worker.
     """
 
     trace: Trace
@@ -63,9 +63,9 @@ class Decisions:
 
 
 def read_decisions(path: str | os.PathLike[str], *, model: str | None = None) -> Decisions:
-    """Read a record: of one model, and of the block size that most of it has.
+    """Read the decisions for one model with the most frequent block size.
 
-    `model`: which one; None: the one that has most decisions. Raises `TraceError` with one line of text.
+    `model`: the model; None for the one with most decisions. Raises `TraceError` with one line of text.
     """
     rows: list[dict[str, Any]] = []
     bad = 0
@@ -114,7 +114,7 @@ def read_decisions(path: str | os.PathLike[str], *, model: str | None = None) ->
 
 
 def about_record(record: Decisions) -> list[str]:
-    """The figures that the router and its engines really measured, in sentences, to hold the simulated ones against."""
+    """The figures that the router and its engines measured, in sentences, for comparison with the simulated ones."""
     lines = []
     if record.first_tokens:
         mean, p99 = float(np.mean(record.first_tokens)), float(np.percentile(record.first_tokens, 99))
@@ -130,9 +130,9 @@ def about_record(record: Decisions) -> list[str]:
 
 
 def _resolve_after(rows: Sequence[dict[str, Any]]) -> None:
-    """Put the rows that each one waited for in the place of their numbers.
+    """Replace request numbers in dependencies by rows.
 
-    Numbers begin anew when the router does: a row, written when it has ended, means the last one before it.
+    Numbers begin anew when the router restarts, so a number refers to its last row before the one that names it.
     """
     last: dict[object, dict[str, Any]] = {}
     for row in rows:
@@ -142,7 +142,7 @@ def _resolve_after(rows: Sequence[dict[str, Any]]) -> None:
 
 
 def _dependencies(row: dict[str, Any], places: Mapping[int, int]) -> tuple[Dependency, ...]:
-    """The requests of a replay that a row waited for. Those that are left out have waited for others in their turn."""
+    """The replayed requests that a row waited for, directly or through rows that are left out."""
     found: dict[int, dict[str, Any]] = {}
     seen: set[int] = set()
     todo = list(row["after"])
@@ -167,7 +167,7 @@ def _dependencies(row: dict[str, Any], places: Mapping[int, int]) -> tuple[Depen
 
 
 def _row(text: str, where: str) -> dict[str, Any] | None:
-    """A decision that can be replayed; None for one that says too little."""
+    """Parse a decision; None if it lacks what a replay needs."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -201,7 +201,7 @@ def _row(text: str, where: str) -> dict[str, Any] | None:
 
 
 class RecordedChoices:
-    """A placer that repeats the choices of a record: what they come to on the simulated engines."""
+    """Placer that repeats the recorded choices on the simulated engines."""
 
     name = RECORDED
     uses_index = False
@@ -218,11 +218,11 @@ class RecordedChoices:
         *,
         without: frozenset[int] = frozenset(),
     ) -> int | None:
-        """The engine that stands for the recorded worker."""
+        """Choose the engine that stands for the recorded worker."""
         return self._chosen[request.number]
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """Nothing ever waits."""
+        """See `Placer`. No request waits in the router."""
         return ()
 
     def first_token(self, request: Request, now: float) -> None:

@@ -1,7 +1,7 @@
-"""The delivery of announcements to the index: at once, late, or lost and asked for again.
+"""Delivery of announcements to the index: at once, late, or lost and requested again.
 
-An engine numbers its announcements. When one is lost, the next that arrives shows the gap; it and those behind it wait,
-in order, until the lost one has come again (`repair` seconds later), as the service does while it replays a stream.
+An engine numbers its announcements. When one is lost, the next to arrive shows the gap. Announcements after a gap wait,
+in order, until the lost one has been fetched (`repair` seconds later), as in the service while it replays a stream.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ _Call = tuple[str, str, int | None, Sequence[int], Hashes | None]
 
 @dataclass(slots=True)
 class _Stream:
-    """The stream of announcements of one engine."""
+    """Stream of announcements of one engine."""
 
-    lost: list[tuple[int, _Call]] = field(default_factory=list)  # with their numbers; nobody knows of them yet
+    lost: list[tuple[int, _Call]] = field(default_factory=list)  # with their numbers; the gap is not noticed yet
     until: float = 0.0  # nothing is applied before this
 
 
 @dataclass(slots=True)
 class DeliveryCounters:
-    """Counts of what happened to the announcements of one replay."""
+    """Counts of late, lost and repaired announcements of one replay."""
 
     announced: int = 0
     lost: int = 0
@@ -38,7 +38,7 @@ class DeliveryCounters:
 
 @dataclass(slots=True)
 class Delivery:
-    """A sink that passes announcements on to `index` when they are due. Set `now` before engines run."""
+    """Sink that passes announcements on to `index` when they are due. Set `now` before engines run."""
 
     index: Sink
     scenario: Scenario
@@ -61,11 +61,11 @@ class Delivery:
         self._announce(("remove", worker, None, block_hashes, None))
 
     def clear(self, worker: str) -> None:
-        """Announce that everything is forgotten."""
+        """Announce a clear."""
         self._announce(("clear", worker, None, (), None))
 
     def gone(self, worker: str) -> None:
-        """The engine is gone: what it still had to say is never heard, and the index drops it now."""
+        """Drop an engine that is gone from the index. Its undelivered announcements are lost."""
         self._due = [entry for entry in self._due if entry[2][1] != worker]
         heapq.heapify(self._due)
         self._streams.pop(worker, None)
@@ -73,7 +73,7 @@ class Delivery:
             self.index.clear(worker)
 
     def run_until(self, time: float) -> None:
-        """Apply what is due up to and including `time`."""
+        """Apply the announcements due up to and including `time`."""
         due = self._due
         while due and due[0][0] <= time:
             self._apply(heapq.heappop(due)[2])

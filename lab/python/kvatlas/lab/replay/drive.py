@@ -1,4 +1,4 @@
-"""Requests, engines, announcements and a router in one virtual time: everything happens in the order of its time."""
+"""Driver of a replay: requests, engines, announcements and a router in one virtual time."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ STUCK = 3_600.0  # seconds of virtual time after which a request that a router k
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The times, in seconds, that a request must keep to count as served well.
+    """Latency limits, in seconds, within which a request counts as served well.
 
     Attributes:
         ttft: Time to its first token.
@@ -45,12 +45,12 @@ class Limits:
 
 @dataclass(slots=True)
 class Waits:
-    """The parts of the time to first token, in seconds.
+    """Parts of the time to first token, in seconds.
 
     Attributes:
         router: Until the request was sent to the engine that answered.
-        queue: In the engine's queue, for its turn.
-        room: In the engine's queue, while the first request of it found too few free blocks or too many others running.
+        queue: In the engine's queue, behind other requests.
+        room: In the engine's queue, while its first request found too few free blocks or too many running requests.
         compute: From the start of its prompt to the first token.
     """
 
@@ -60,14 +60,14 @@ class Waits:
     compute: float = 0.0
 
     def over(self, requests: int) -> Waits:
-        """The mean of so many requests."""
+        """The means over a number of requests."""
         count = max(requests, 1)
         return Waits(self.router / count, self.queue / count, self.room / count, self.compute / count)
 
 
 @dataclass(slots=True)
 class Outcome:
-    """The outcome of the requests of one replay. Times in seconds."""
+    """Outcome of the requests of one replay. Times in seconds."""
 
     requests: int = 0  # that came
     ends: dict[int, float] = field(default_factory=dict)  # when each request got its last token, by number
@@ -85,7 +85,7 @@ class Outcome:
 
 @dataclass(slots=True)
 class _Life:
-    """A request between the router and its end."""
+    """State of a request that the router has taken."""
 
     request: Request
     query: Hashes
@@ -114,7 +114,7 @@ class Drive:
         prepare: Callable[[Request, int], None] | None = None,
         host_blocks: int = 0,
     ) -> None:
-        """`find` asks the index (None: it is never asked); `pool` is one cache for all engines.
+        """Create a replay. `find` queries the index (None: no policy uses it); `pool` is one cache for all engines.
 
         `host_blocks`: the size of a host tier behind each engine's own cache; 0: there is none.
 
@@ -144,7 +144,7 @@ class Drive:
         self._lives: dict[int, _Life] = {}
         self._freed = False
         self._now = 0.0
-        self.ended: Callable[[int, float], None] | None = None  # told of each request that is over: number, time
+        self.ended: Callable[[int, float], None] | None = None  # at each request's end: number, time
         self._trouble = Misbehaviour()
         self._steps = [engine.steps for engine in self.engines]
         self._changes: list[tuple[float, int, Change]] = [
@@ -161,7 +161,7 @@ class Drive:
     # What engines tell
 
     def first_token(self, request: Request) -> None:
-        """A request's prompt is done."""
+        """Note that a request's prompt is computed."""
         now, life = self._now, self._lives[request.number]
         self.placer.first_token(request, now)
         self._trouble.note_answer(life.engine)
@@ -176,7 +176,7 @@ class Drive:
             waits.compute += now - admitted
 
     def finished(self, request: Request) -> None:
-        """A request's last token is out."""
+        """Note that a request's last token is generated."""
         now, outcome, limits = self._now, self.outcome, self.limits
         self.placer.finished(request, now)
         self._freed = True
@@ -193,9 +193,9 @@ class Drive:
     # The loop
 
     def arrive(self, request: Request, query: Hashes, now: float, look: Look | None = None) -> None:
-        """A request comes to the router at `now`; everything that is due before happens before.
+        """Let a request arrive at the router at `now`, after everything due before.
 
-        `query`: the content hashes of its prompt. `look` is shown what the index answers.
+        `query`: the content hashes of its prompt. `look` is called with the answer of the index.
         """
         self.run_until(now)
         self.outcome.requests += 1
@@ -204,7 +204,7 @@ class Drive:
         self._choose(life, now, look)
 
     def run_until(self, time: float) -> None:
-        """Let everything happen that is due up to and including `time`."""
+        """Advance to `time`: let everything happen that is due up to it."""
         heap, engines = self._heap, self.engines
         while True:
             due = heap[0][0] if heap else math.inf
@@ -244,17 +244,17 @@ class Drive:
 
     @property
     def open(self) -> int:
-        """Requests that are not over."""
+        """Number of requests that have not ended."""
         return len(self._lives)
 
     def next_due(self) -> float:
-        """A time before which nothing happens by itself; infinite: nothing will."""
+        """Time of the next thing that is due; infinite if there is none."""
         due = self._heap[0][0] if self._heap else math.inf
         change = self._changes[0][0] if self._changes else math.inf
         return min(due, change, self._late[0][0] if self._late else math.inf)
 
     def wait_a_second(self) -> None:
-        """Let a second pass in which no engine does anything: the router may keep requests for a time."""
+        """Let an idle second pass, because the router may hold requests for a time."""
         self._at(self._now + 1.0)
         self._bind(self._now)
 
@@ -278,7 +278,7 @@ class Drive:
         return every
 
     def _share_room(self, now: float) -> None:
-        """Let every engine look at its queue: nobody else tells it that another one gave blocks of the pool back."""
+        """Let every engine look at its queue again, because another engine may have freed blocks of the shared pool."""
         for n, engine in enumerate(self.engines):
             due = engine.due
             engine.look_for_room(now)
@@ -290,7 +290,7 @@ class Drive:
         self._delivery.now = self._now
 
     def _without(self, life: _Life, now: float) -> frozenset[int]:
-        """The engines that a request is not to be sent to: those that failed it, and those that are avoided."""
+        """Engines excluded for a request: those that failed it, and those that are avoided."""
         without = self._trouble.avoided(now) | life.failed
         return without if len(without) < len(self.engines) else life.failed
 
@@ -348,7 +348,7 @@ class Drive:
             self.ended(request.number, now)
 
     def _fails(self, request: Request, n: int, now: float) -> None:
-        """An engine answers a request with an error, at once."""
+        """Let an engine answer a request with an error, at once."""
         self.placer.failed(request, now)
         self._trouble.note_failure(n, now)
         self._freed = True
@@ -371,7 +371,7 @@ class Drive:
         self._lose(n, self.engines[n].die(now), now)
 
     def _lose(self, n: int, lost: list[Request], now: float) -> None:
-        """An engine is gone, and the requests that it had are sent again."""
+        """Remove an engine, and send its requests again."""
         lost += [self._lives[number].request for _, number, other in sorted(self._late) if other == n]
         self._late = sorted(each for each in self._late if each[2] != n)
         self._delivery.gone(self.engines[n].worker)
@@ -405,7 +405,7 @@ class Drive:
 
 
 def _again(request: Request) -> None:
-    """Make a request new: what it had computed went with its engine."""
+    """Reset a request whose engine is gone: its computed blocks are lost."""
     request.state, request.first_token, request.preempted = State.WAITING, None, 0
     request.blocks, request.stored, request.computed = [], 0, 0
     request.admitted, request.room, request.loaded = None, 0.0, 0

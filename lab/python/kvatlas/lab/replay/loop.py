@@ -1,4 +1,4 @@
-"""The times at which the requests of a replay come, in either loop of `kvatlas.sim.loop`."""
+"""Arrival times of the requests of a replay, in either loop of `kvatlas.sim.loop`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvatlas.sim.trace import Trace
 
 
 def open_arrivals(trace: Trace, speedup: float) -> Iterator[tuple[int, float]]:
-    """Number and time in seconds of each request, in order."""
+    """Number and arrival time, in seconds, of each request, in order."""
     begin = trace.requests[0].timestamp
     for number, line in enumerate(trace.requests):
         yield number, (line.timestamp - begin) / 1000 / speedup

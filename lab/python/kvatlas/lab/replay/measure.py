@@ -1,6 +1,6 @@
-"""The index with a stopwatch on every call.
+"""Timing of every call of the index.
 
-Times are wall-clock nanoseconds around one call each, from Python, and include a reading of the clock (`clock_cost`).
+Times are wall-clock nanoseconds of single calls from Python, including a reading of the clock (`clock_cost`).
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from kvatlas.routing import Depths
 
 
 class IndexMatch(Depths, Protocol):
-    """The answer that `find` returns."""
+    """Answer that `find` returns."""
 
     @property
     def any_tier(self) -> Depths:
-        """The same answer counting every tier."""
+        """The same answer with the blocks of every tier counted."""
 
     def best(self, top_k: int = 1, among: Sequence[str] | None = None) -> list[tuple[str, int]]:
         """The deepest workers."""
 
 
 class Index(Protocol):
-    """The methods of `kvatlas.BlockIndex` that a replay needs; `kvatlas.reference.ReferenceIndex` has them too."""
+    """Methods of `kvatlas.BlockIndex` that a replay needs; `kvatlas.reference.ReferenceIndex` has them too."""
 
     def store(self, worker: str, *, block_hashes: Any, content_hashes: Any = None, parent: Any = None) -> None: ...
 
@@ -43,9 +43,9 @@ class Index(Protocol):
 
 
 class TimedIndex:
-    """Feeds an index as a sink, asks it, and keeps the time of each call.
+    """Index that is fed as a sink and queried, with the time of each call recorded.
 
-    `shadow` is fed the same of the workers in `watched`, on a stopwatch of its own.
+    `shadow` gets the same events of the workers in `watched`, timed separately.
     """
 
     def __init__(self, index: Index, shadow: Index | None = None, watched: Collection[str] = ()) -> None:
@@ -94,7 +94,7 @@ class TimedIndex:
 
 @dataclass(frozen=True, slots=True)
 class IndexFigures:
-    """The cost of the index in one replay. Rates are calls, or blocks, a second of time inside the calls."""
+    """Cost of the index in one replay. Rates are calls or blocks per second spent inside the calls."""
 
     lookups: int
     lookups_per_second: float
@@ -114,7 +114,7 @@ class IndexFigures:
 
 
 def index_figures(timed: TimedIndex, stats: Mapping[str, Any], clock: float) -> IndexFigures:
-    """Sum up. `stats`: of the index at the moment that counts."""
+    """Summarize the recorded times. `stats`: the index's own statistics."""
     find = np.frombuffer(timed.find_ns, dtype=np.int64) if timed.find_ns else np.zeros(1, dtype=np.int64)
     p50, p99 = (float(value) for value in np.percentile(find, [50, 99]))
     events, blocks = timed.stores + timed.removes, timed.stored_blocks + timed.removed_blocks

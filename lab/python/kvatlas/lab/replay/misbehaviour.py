@@ -1,4 +1,4 @@
-"""Engines that misbehave in a replay, and what a router with the default settings makes of it."""
+"""Misbehaving engines in a replay, and the reaction of a router with the default settings."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from kvatlas.lab.replay.scenario import Kind, Trouble
 from kvatlas.sim.stepped import SteppedEngine
 
 FAILURES = 3
-"""Failures in a row after which an engine is left alone: `health.failures` of a router."""
+"""Consecutive failures after which an engine is avoided: `health.failures` of a router."""
 
 OPEN, OPEN_MAX = 1.0, 30.0
-"""Seconds for which it is left alone at first, twice as long after each further failure, and at most: `health.open`."""
+"""Seconds for which a failing engine is avoided: at first (doubled after each further failure), and at most."""
 
 RETRIES = 2
-"""Times that a request which failed is sent again: `upstream.retries` of a router."""
+"""Retries of a failed request: `upstream.retries` of a router."""
 
 
 @dataclass(frozen=True, slots=True)
 class PoolReport:
-    """The figures of a pool of blocks that an engine reports."""
+    """Figures of its pool of blocks that an engine reports."""
 
     size: int
     free: int
@@ -29,7 +29,7 @@ class PoolReport:
 
 @dataclass(frozen=True, slots=True)
 class EngineReport:
-    """A report of an engine on itself at some time, in the shape of the engine."""
+    """Report of an engine at some time, with the attributes of the engine."""
 
     pool: PoolReport
     waiting: range
@@ -38,7 +38,7 @@ class EngineReport:
 
 @dataclass(slots=True)
 class Misbehaviour:
-    """The engines that misbehave now, and those that the router leaves alone."""
+    """Engines that misbehave now, and engines that the router avoids."""
 
     _now: dict[Kind, set[int]] = field(default_factory=dict)
     _stale: dict[int, EngineReport] = field(default_factory=dict)
@@ -63,21 +63,21 @@ class Misbehaviour:
         return any(engine in self._now.get(kind, ()) for kind in ("errors", "sleeps", "restarts"))
 
     def note_failure(self, engine: int, now: float) -> None:
-        """A request failed there that another engine can answer."""
+        """Count a failure of an engine."""
         failures = self._failures[engine] = self._failures.get(engine, 0) + 1
         if failures >= FAILURES:
             self._open_until[engine] = now + min(OPEN * 2.0 ** (failures - FAILURES), OPEN_MAX)
 
     def note_answer(self, engine: int) -> None:
-        """A request got its first token there."""
+        """Note a first token from an engine, which ends its failures."""
         self._failures.pop(engine, None)
         self._open_until.pop(engine, None)
 
     def avoided(self, now: float) -> frozenset[int]:
-        """The engines that get no new requests while there are others: left alone, late with health checks, or gone."""
+        """Engines that get no new requests while others can: failing, late with health checks, or gone."""
         left = {engine for engine, until in self._open_until.items() if now < until}
         return frozenset(left.union(self._now.get("busy", ()), self._now.get("restarts", ())))
 
     def reports(self, engines: Sequence[SteppedEngine]) -> Sequence[SteppedEngine | EngineReport]:
-        """The engines as they report on themselves."""
+        """The engines' reports on themselves."""
         return [self._stale.get(n, engine) for n, engine in enumerate(engines)] if self._stale else engines

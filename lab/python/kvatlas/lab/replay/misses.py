@@ -1,4 +1,4 @@
-"""The reasons why prompt tokens were computed."""
+"""Reasons why prompt tokens were computed rather than found in a cache."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvatlas.sim.trace import TraceRequest
 
 
 class Holdings:
-    """The tokens of each prompt that some engine held as it came, and those that were on the way."""
+    """Tokens of each prompt that some engine held when it arrived, and those being computed then."""
 
     def __init__(self, engines: Sequence[SteppedEngine], block_size: int) -> None:
         self._engines, self._size = engines, block_size
@@ -21,7 +21,7 @@ class Holdings:
         self._open: list[tuple[Request, list[int]]] = []
 
     def look(self, request: Request) -> None:
-        """Note what is there as a request comes."""
+        """Record what the engines hold when a request arrives."""
         self._forget_answered()
         names = request.block_hashes[: (request.prompt_tokens - 1) // self._size]
         held = max(engine.depth(names) for engine in self._engines)
@@ -34,9 +34,10 @@ class Holdings:
     def missed(
         self, requests: Sequence[TraceRequest], bound: Sequence[int], hits: Mapping[int, int]
     ) -> MissShares | None:
-        """Sum up the requests that were answered. None: there are none.
+        """Summarize the answered requests; None if there are none.
 
-        `bound`: tokens of each prompt that an infinite cache would hold; `hits`: that its engine held when it began.
+        `bound`: tokens of each prompt that an infinite cache would hold; `hits`: tokens that its engine held when it
+        began.
         """
         never = evicted = on_the_way = elsewhere = total = 0
         for number, hit in hits.items():

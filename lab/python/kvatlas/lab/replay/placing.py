@@ -1,4 +1,4 @@
-"""One interface for all that decide in a replay: routers, and bounds that know everything."""
+"""Common interface of the deciders in a replay: routers, and bounds with full knowledge."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from kvatlas.sim.stepped import SteppedEngine
 _PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6}
 
 REPORT_EVERY = 0.05
-"""Seconds between two looks at what the engines report, where requests come that often: what llm-d's router takes."""
+"""Least seconds between two looks at the engines' reports, as in llm-d's router."""
 
 TELL_EVERY = 0.05
-"""Seconds between two messages of a router to another one, at least: as `kvatlas router --peer` has it."""
+"""Least seconds between two messages from a router to another, as in `kvatlas router --peer`."""
 
 
 class Placer(Protocol):
-    """Picks an engine for each request, and is told what became of it. Times are virtual seconds."""
+    """Picks an engine for each request, and is notified of its progress. Times are virtual seconds."""
 
     name: str
 
@@ -42,35 +42,35 @@ class Placer(Protocol):
         *,
         without: frozenset[int] = frozenset(),
     ) -> int | None:
-        """The number of the engine; None: the request waits in the router until `bound` gives it out.
+        """Choose the number of an engine; None if the request waits in the router until `bound` returns it.
 
         `without`: numbers of engines that have failed to answer this request.
         """
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """Requests that waited and go to an engine now."""
+        """Take the requests that waited and go to an engine now."""
 
     def first_token(self, request: Request, now: float) -> None:
-        """A request's prompt is computed."""
+        """Note that a request's prompt is computed."""
 
     def finished(self, request: Request, now: float) -> None:
-        """A request's last token is out."""
+        """Note that a request's last token is generated."""
 
     def failed(self, request: Request, now: float) -> None:
-        """The engine died or refused the request; the same request may be given to `choose` again."""
+        """Note that the engine died or refused the request, which may be passed to `choose` again."""
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """The engines report on themselves, as their metrics do."""
+        """Take the engines' reports on themselves, as their metrics give them."""
 
     def joins(self, engine: int, now: float) -> None:
-        """An engine that was not there takes requests from now on."""
+        """Add an engine that takes requests from now on."""
 
     def leaves(self, engine: int, now: float) -> None:
-        """An engine takes no more."""
+        """Remove an engine: it takes no more requests."""
 
 
 class RouterPlacer:
-    """A `kvatlas.routing.Router`, with any of its policies."""
+    """Placer made of a `kvatlas.routing.Router` with any of its policies."""
 
     def __init__(
         self,
@@ -82,7 +82,7 @@ class RouterPlacer:
         settings: Mapping[str, Any] | None = None,
         guess: Guess | None = None,
     ) -> None:
-        """`guess` stands in for the index where no events come. Raises `PolicyError`, `ConfigError`."""
+        """Create a placer. `guess` replaces the index without events. Raises `PolicyError`, `ConfigError`."""
         self.name = policy
         self._workers = list(workers)
         self._numbers = {name: number for number, name in enumerate(workers)}
@@ -151,7 +151,7 @@ class RouterPlacer:
         self._sent[request.number].first_token(now=now)
 
     def finished(self, request: Request, now: float) -> None:
-        """See `Placer`. As a router sees it: with the usage that engines report."""
+        """See `Placer`. The router gets the usage that engines report, as in reality."""
         decision = self._sent.pop(request.number)
         decision.finish(cached_tokens=request.hit_tokens, output_tokens=request.output_tokens, now=now)
         if self._guess is not None:
@@ -194,7 +194,7 @@ class RouterPlacer:
             self._guess.forget(engine)
 
     def tell(self, other: RouterPlacer, now: float) -> None:
-        """Tell another router what this one has at the engines."""
+        """Report this router's requests at the engines to another router."""
         self._router.tell(other._router, now=now)
 
     def _goes(self, request: Request, decision: Decision, now: float) -> int:
@@ -213,7 +213,7 @@ class RouterPlacer:
 
 
 class RoutersPlacer:
-    """Several routers that take requests by turns, and tell each other what they have at the engines."""
+    """Placer made of several routers that take requests by turns, and report their requests to each other."""
 
     def __init__(self, routers: Sequence[RouterPlacer]) -> None:
         self.name = routers[0].name

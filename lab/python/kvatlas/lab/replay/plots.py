@@ -1,4 +1,4 @@
-"""Pictures of a replay: a PNG or SVG, or a page of HTML that needs nothing else."""
+"""Pictures of a replay: a PNG, an SVG, or a self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def write_plot(result: ReplayResult, path: Path) -> None:
 
 
 def draw(result: ReplayResult) -> Figure:
-    """Hit rate and time to first token by policy, and how long lookups took."""
+    """Draw the hit rate and time to first token by policy, and the times of lookups."""
     # The object interface: no windows, no global state.
     from matplotlib.figure import Figure  # noqa: PLC0415 - slow to import
 
@@ -126,7 +126,7 @@ def _colors(names: Sequence[str]) -> list[str]:
 
 
 def page(result: ReplayResult) -> str:
-    """A page with the picture, the tables and the summary."""
+    """The HTML page with the picture, the tables and the summary."""
     texts = [*summary.about_trace(result), summary.about_fleet(result)]
     if result.partial:
         texts.insert(0, "Interrupted: this is what was done so far.")

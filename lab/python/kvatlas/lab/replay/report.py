@@ -1,4 +1,4 @@
-"""The tables at the end of a replay, for a terminal."""
+"""Tables at the end of a replay, for a terminal."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _EXPENDABLE_INDEX = (7, 4, 3, 1)
 
 
 def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """One row for each policy, then what one cache would do."""
+    """Rows of the routing table: one for each policy, then one shared cache."""
     rows: list[tuple[str, ...]] = [
         (
             p.policy + (" (partial)" if p.partial else ""),
@@ -39,27 +39,27 @@ def routing_rows(result: ReplayResult) -> list[tuple[str, ...]]:
 
 
 def hits(p: PolicyResult) -> str:
-    """The hit rate of a policy."""
+    """Format the hit rate of a policy."""
     return _text.share(p.hit_tokens, p.prompt_tokens)
 
 
 def busy(p: PolicyResult) -> str:
-    """The share of the time that prompts took. All requests may have come at once: there is no such time then."""
+    """Format the share of time spent on prompts; a dash if all requests came at once, without a duration."""
     return f"{100 * p.utilisation:.0f} %" if p.utilisation or not p.prefill_tokens else _text.NOTHING
 
 
 def first_token(p: PolicyResult, value: float) -> str:
-    """Seconds of the time to first token, or of a part of it."""
+    """Format a time to first token, or a part of it, in seconds."""
     return _text.seconds(value) if p.first_tokens else _text.NOTHING
 
 
 def between(p: PolicyResult, value: float) -> str:
-    """Seconds between tokens. No request may have had two of them."""
+    """Format the seconds between tokens; a dash if no request had two tokens."""
     return _text.seconds(value) if p.between.mean else _text.NOTHING
 
 
 def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """One row for each policy: what its requests waited for."""
+    """Rows of the waiting table: one for each policy, by cause."""
     return [
         (
             p.policy,
@@ -73,7 +73,7 @@ def wait_rows(result: ReplayResult) -> list[tuple[str, ...]]:
 
 
 def index_rows(result: ReplayResult) -> list[tuple[str, ...]]:
-    """One row for each policy."""
+    """Rows of the index table: one for each policy."""
     return [
         (
             p.policy,
@@ -91,7 +91,7 @@ def index_rows(result: ReplayResult) -> list[tuple[str, ...]]:
 
 
 def print_report(result: ReplayResult, console: Console) -> None:
-    """Print the trace, the tables and what follows from them."""
+    """Print the trace, the tables and the conclusions."""
     console.print()
     if result.partial:
         console.print("Interrupted: this is what was done so far.", style="bold yellow")

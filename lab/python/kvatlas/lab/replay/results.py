@@ -1,4 +1,4 @@
-"""The results of a replay: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
+"""Results of a replay: plain data, ready for JSON. Times in seconds unless the name says otherwise."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvatlas.sim.statistics import TraceStatistics
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """The spread of the prefill work over the engines."""
+    """Spread of the prefill work over the engines."""
 
     max_over_mean: float  # 1 is even
     variation: float  # standard deviation / mean
@@ -25,7 +25,7 @@ class Spread:
 
 @dataclass(frozen=True, slots=True)
 class Latency:
-    """Seconds."""
+    """Mean and quantiles of a latency, in seconds."""
 
     mean: float
     p50: float
@@ -34,7 +34,7 @@ class Latency:
 
 @dataclass(frozen=True, slots=True)
 class Slowdown:
-    """The time that sessions waited for answers, as a multiple of that on an idle engine that keeps what they share."""
+    """Time that sessions waited for answers, relative to an idle engine that keeps their shared blocks."""
 
     sessions: int  # that have all answers
     mean: float
@@ -44,7 +44,7 @@ class Slowdown:
 
 @dataclass(frozen=True, slots=True)
 class MissShares:
-    """Prompt tokens that were computed, by reason, as shares of all prompt tokens: with the hits they add up to 1."""
+    """Shares of computed tokens in all prompt tokens, by reason; with the hits they add up to 1."""
 
     never: float  # no request before had them
     evicted: float  # no engine held them any more
@@ -53,12 +53,12 @@ class MissShares:
 
 
 MOST_SLOWDOWN = 1.5
-"""The slowdown up to which a session counts as served well."""
+"""Highest slowdown at which a session counts as served well."""
 
 
 @dataclass(slots=True)
 class PolicyResult:
-    """One policy over one trace."""
+    """Result of one policy over one trace."""
 
     policy: str
     requests: int  # routed
@@ -92,7 +92,7 @@ class PolicyResult:
 
 @dataclass(slots=True)
 class ReplayResult:
-    """All policies."""
+    """Results of all policies over one trace."""
 
     version: str
     trace: str
@@ -108,12 +108,12 @@ class ReplayResult:
 
     @property
     def disagreements(self) -> int:
-        """Answers of the index that an oracle contradicted, over all policies."""
+        """Number of answers of the index that an oracle contradicted, over all policies."""
         return sum(result.agreement.disagreements for result in self.policies)
 
 
 def spread(work: Sequence[float]) -> Spread:
-    """The spread of the work of each engine."""
+    """Compute the spread of work over the engines."""
     values = np.array(work, dtype=np.float64)
     mean = float(values.mean()) if values.size else 0.0
     if mean == 0:
@@ -122,7 +122,7 @@ def spread(work: Sequence[float]) -> Spread:
 
 
 def latency(values: Sequence[float]) -> Latency:
-    """Mean and quantiles."""
+    """Compute the mean and quantiles of times."""
     if not values:
         return Latency(0.0, 0.0, 0.0)
     array = np.array(values, dtype=np.float64)

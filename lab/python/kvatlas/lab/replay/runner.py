@@ -1,9 +1,9 @@
 """Replay a trace over a fleet of simulated engines, once for each policy.
 
 In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
-the engine prefills and generates and announces what it caches and gives up, and every announcement is applied to the
-index before the next request comes (later, or never, if the scenario says so). Every policy's replay asks and feeds an
-index of its own; only policies that use it let the answer decide.
+the engine prefills, generates, and announces the blocks that it caches and evicts, and every announcement is applied to
+the index before the next request comes (later, or never, if the scenario says so). Every policy's replay has an index
+of its own; policies that do not use it ignore its answers.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ def replay(
 ) -> ReplayResult:
     """Replay `trace` once for each policy of `config`.
 
-    `progress` is called every few requests. `stop` is called before each request: once it returns True, what was done
-    so far is returned, marked partial. `make_index` builds the index under test from a block size. `first` is replayed
-    before the policies: what a router did, say.
+    `progress` is called every few requests. `stop` is called before each request: once it returns True, the results so
+    far are returned, marked partial. `make_index` builds the index under test from a block size. `first`, such as a
+    router's recorded choices, is replayed before the policies.
     """
     config = config or ReplayConfig()
     fleet = config.fleet
@@ -87,7 +87,7 @@ def replay(
 
 
 def make_placer(policy: str, config: ReplayConfig) -> Placer:
-    """The router of one policy, or a bound of that name. Raises `PolicyError`."""
+    """Make the router of one policy, or the bound of that name. Raises `PolicyError`."""
     fleet = config.fleet
     if policy in BOUNDS:
         return GreedyBound(policy, fleet.engine.block_size, fleet.seed)
@@ -110,7 +110,7 @@ def make_placer(policy: str, config: ReplayConfig) -> Placer:
 
 
 def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
-    """The one cache that a bound has for all engines."""
+    """The one cache that a bound uses for all engines; None for caches of their own."""
     engine = config.fleet.engine
     if policy == "shared-cache":
         return BlockPool(config.fleet.engines * engine.blocks)

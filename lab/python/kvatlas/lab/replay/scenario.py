@@ -1,4 +1,4 @@
-"""The scenario of a replay: what happens to a fleet besides its requests."""
+"""Scenario of a replay: events in a fleet besides its requests."""
 
 from __future__ import annotations
 
@@ -9,20 +9,20 @@ from typing import Literal, get_args
 from kvatlas.errors import ConfigError
 
 Kind = Literal["stops", "slow", "errors", "busy", "restarts", "sleeps", "stale"]
-"""A way in which an engine misbehaves for a time; `kvatlas.lab.replay.trouble.TROUBLES` describes them."""
+"""Kind of misbehaviour of an engine; `kvatlas.lab.replay.trouble.TROUBLES` describes them."""
 
 GOLDEN = (math.sqrt(5) - 1) / 2  # its multiples, without their whole parts, are spread evenly
 
 
 @dataclass(frozen=True, slots=True)
 class Trouble:
-    """A time in which an engine misbehaves.
+    """Period in which an engine misbehaves.
 
     Attributes:
-        kind: How.
+        kind: The kind of misbehaviour.
         engine: The engine's number.
-        begin: When it begins, in seconds from the first request.
-        end: When it is over.
+        begin: Its beginning, in seconds from the first request.
+        end: Its end, likewise.
     """
 
     kind: Kind
@@ -37,7 +37,7 @@ class Trouble:
             raise ConfigError(f"{self.kind} of engine {self.engine} cannot be from {self.begin} to {self.end}")
 
     def overlaps(self, other: Trouble) -> bool:
-        """True if both are at the same time."""
+        """True if the two periods overlap."""
         return self.begin <= other.end and other.begin <= self.end
 
     def order(self) -> tuple[float, int, str]:
@@ -47,22 +47,22 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Scenario:
-    """Engines by number, times in seconds from the first request of the trace (of its own clock, sped up or not).
+    """Scenario of a replay, with engines by number and times in seconds from the first request (on the trace's clock).
 
     Attributes:
-        slow: How many times as slow an engine is as the others, in everything.
-        joins: When an engine joins that is not there from the beginning; its cache is empty.
-        dies: When an engine is gone, with its cache and its requests, which are sent again.
-        troubles: Times in which engines misbehave.
-        limits: How many requests an engine runs at once, if that is fewer than it says.
+        slow: Factor by which all steps of an engine are longer than those of others.
+        joins: Times at which engines join that are absent at first, with empty caches.
+        dies: Times at which engines vanish with their caches; their requests are sent again.
+        troubles: Periods in which engines misbehave.
+        limits: Requests that an engine runs at once, if fewer than it reports.
         late: Share of the requests, from 0 to 1, that reach the queue of their engine `late_by` to `late_to` seconds
             after they were sent there: as with a picture that is slow to fetch, the engine serves others meanwhile.
-        late_by: How late those are at least.
-        late_to: How late they are at most; None: all are as late as `late_by`.
-        event_delay: How late announcements arrive.
-        lose_events: Share of the announcements that are lost, from 0 to 1. The next one of the same engine shows the
-            gap; those that follow wait until the lost one has been asked for again and came.
-        repair: How long that takes after the gap is seen.
+        late_by: Least lateness, in seconds.
+        late_to: Greatest lateness, in seconds; None if all are `late_by` late.
+        event_delay: Delay of announcements, in seconds.
+        lose_events: Share of the announcements that are lost, from 0 to 1. The next announcement of the same engine
+            shows the gap; it waits, with those after it, until the lost one has been fetched.
+        repair: Seconds that fetching a lost announcement takes after its gap is seen.
         no_events: True if the router gets no announcements at all.
     """
 
@@ -108,7 +108,7 @@ class Scenario:
         )
 
     def lateness(self, number: int) -> float:
-        """Seconds by which the request of this number is late: the same under every policy, spread evenly."""
+        """Lateness of a request by its number, in seconds: spread evenly, and the same under every policy."""
         place = number * GOLDEN % 1.0
         if place >= self.late:
             return 0.0
@@ -121,5 +121,5 @@ class Scenario:
 
     @property
     def exact_events(self) -> bool:
-        """True if the index hears of everything at once."""
+        """True if the index gets every announcement at once."""
         return not (self.event_delay or self.lose_events or self.no_events)

@@ -1,4 +1,4 @@
-"""The slowdown of sessions: how much longer they take than they would alone."""
+"""Slowdown of sessions relative to an idle engine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvatlas.sim.trace import TraceRequest
 
 
 def time_alone(line: TraceRequest, cached: int, steps: StepTime, chunk: int | None) -> float:
-    """Seconds from coming to the last token on an idle engine that holds the first `cached` tokens of the prompt."""
+    """Seconds from arrival to the last token on an idle engine that holds the first `cached` tokens of the prompt."""
     uncached = line.input_length - cached
     count = -(-uncached // chunk) if chunk else 1
     others = max(line.output_length - 1, 0)
@@ -29,7 +29,7 @@ def session_slowdown(
     arrivals: Mapping[int, float],
     ends: Mapping[int, float],
 ) -> Slowdown | None:
-    """Sum up the sessions all of whose requests were answered. None: the trace names no sessions."""
+    """Summarize the sessions whose requests were all answered; None if the trace names no sessions."""
     times: dict[object, list[float]] = defaultdict(lambda: [0.0, 0.0, 0.0])
     lost: set[object] = set()
     for number, line in enumerate(requests):

@@ -1,4 +1,4 @@
-"""The results of a replay, in a sentence or two."""
+"""Sentences about the results of a replay."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from kvatlas.lab.replay.results import MOST_SLOWDOWN, PolicyResult, ReplayResult
 
 
 def about_trace(result: ReplayResult) -> list[str]:
-    """The trace that was replayed, in lines."""
+    """Describe the replayed trace, in lines."""
     stats = result.statistics
     rate = stats.requests / stats.duration if stats.duration else 0.0
     lengths = stats.input_quantiles
@@ -52,7 +52,7 @@ def about_trace(result: ReplayResult) -> list[str]:
 
 
 def about_fleet(result: ReplayResult) -> str:
-    """The engines, in a line."""
+    """Describe the engines, in a line."""
     config, engine, steps = result.config, result.config.fleet.engine, result.config.steps
     speed = f", the trace's clock {config.speedup:g} times as fast" if config.speedup != 1 else ""
     return (
@@ -79,7 +79,7 @@ WAITING = (
 
 
 def about_trouble(result: ReplayResult) -> list[str]:
-    """The cost of misbehaving engines under each policy, in sentences. Empty if none misbehave."""
+    """Describe the cost of misbehaving engines under each policy; empty if none misbehave."""
     scenario = result.config.scenario
     if not (scenario.troubles or scenario.limits or scenario.late):
         return []
@@ -97,7 +97,7 @@ def about_trouble(result: ReplayResult) -> list[str]:
 
 
 def conclusion(result: ReplayResult) -> list[str]:
-    """The meaning of the results, in sentences. Empty if there is nothing to compare."""
+    """Compare the policies, in sentences; empty if there is only one."""
     done = [p for p in result.policies if not p.partial]
     ours = next((p for p in done if p.policy == "kvatlas"), None)
     others = [p for p in done if p is not ours]
@@ -157,7 +157,7 @@ def _compare_ttft(kvatlas: PolicyResult, other: PolicyResult) -> str:
 
 
 def about_sessions(result: ReplayResult) -> list[str]:
-    """The slowdown of sessions, in lines. Empty if the trace names none."""
+    """Describe the slowdown of sessions, in lines; empty if the trace names none."""
     slow = [(p.policy, p.slowdown) for p in result.policies if p.slowdown is not None]
     if not slow:
         return []
@@ -174,7 +174,7 @@ def about_sessions(result: ReplayResult) -> list[str]:
 
 
 def about_missed(result: ReplayResult) -> list[str]:
-    """The reasons why tokens were computed, in lines. Empty if nobody counted."""
+    """Describe the reasons why tokens were computed, in lines; empty if they were not counted."""
     missed = [(p.policy, p.missed) for p in result.policies if p.missed is not None]
     if not missed:
         return []
@@ -188,7 +188,7 @@ def about_missed(result: ReplayResult) -> list[str]:
 
 
 def about_check(result: ReplayResult) -> str:
-    """The comparison of the sampled answers with the oracles, in a line."""
+    """Describe the comparison of sampled answers with the oracles, in a line."""
     if not result.config.check:
         return "No answer was checked (--check 0)."
     checked = sum(p.agreement.checked for p in result.policies)
@@ -202,7 +202,7 @@ def about_check(result: ReplayResult) -> str:
 
 
 def about_index(result: ReplayResult) -> str:
-    """The way in which the index was measured, in a line."""
+    """Describe the measurement of the index, in a line."""
     clock = max((p.index.clock_cost_ns for p in result.policies), default=0.0)
     return (
         "Each call from Python is timed on its own, between simulation steps that empty the processor's caches; "

@@ -1,6 +1,6 @@
-"""Engines that misbehave: times in which they do, from kinds and rates.
+"""Periods of misbehaving engines, made from kinds and rates.
 
-All is spread evenly over engines and time by multiples of the golden ratio, and the same under every policy.
+Periods are spread evenly over engines and time by multiples of the golden ratio, the same under every policy.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from kvatlas.lab.replay.scenario import GOLDEN, Kind, Scenario, Trouble
 from kvatlas.sim.trace import Trace
 
 SLOW = 10.0
-"""The factor by which steps of an engine are longer in a time of the kind "slow"."""
+"""Factor by which an engine's steps are longer in a period of the kind "slow"."""
 
 LATE = (10.0, 60.0)
-"""Seconds by which late requests are late, at least and at most."""
+"""Least and greatest lateness of late requests, in seconds."""
 
 LIMIT = 8
-"""Requests that an engine with a limit that it does not tell runs at most."""
+"""Requests that an engine with an unreported limit runs at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class TroubleKind:
-    """A kind of misbehaviour.
+    """Kind of misbehaviour.
 
     Attributes:
         text: Its description, in a line.
-        rate: The rate if none is asked for: a share of the requests ("late"), of the engines ("limit"), or of the
+        rate: The default rate: a share of the requests ("late"), of the engines ("limit"), or of the
             engines' time.
         length: Seconds for which an engine misbehaves each time; 0 where that does not apply.
     """
@@ -57,7 +57,7 @@ TROUBLES: Mapping[str, TroubleKind] = {
 
 
 def parse_troubles(texts: tuple[str, ...]) -> dict[str, float]:
-    """Read `KIND` or `KIND=RATE` of each text, or `all`. Returns the rate of each kind.
+    """Parse texts such as `KIND`, `KIND=RATE` or `all`. Returns the rate of each kind.
 
     Raises `ConfigError` that says what would be right.
     """
@@ -80,13 +80,13 @@ def parse_troubles(texts: tuple[str, ...]) -> dict[str, float]:
 
 
 def trace_seconds(trace: Trace, speedup: float) -> float:
-    """The time from the first request of a trace to its last, in virtual seconds; a minute at least."""
+    """Virtual seconds from the first request of a trace to its last; at least a minute."""
     times = [request.timestamp for request in trace.requests]
     return max((max(times) - min(times)) / 1000 / speedup if times else 0.0, 60.0)
 
 
 def with_troubles(scenario: Scenario, rates: Mapping[str, float], engines: int, seconds: float) -> Scenario:
-    """A scenario with misbehaviour added, for so many engines and a replay of so many virtual seconds."""
+    """Add misbehaviour to a scenario, for a number of engines and a duration in virtual seconds."""
     troubles = list(scenario.troubles)
     for nth, kind in enumerate(get_args(Kind)):
         rate, length = rates.get(kind, 0.0), TROUBLES[kind].length

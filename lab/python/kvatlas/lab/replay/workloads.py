@@ -1,6 +1,6 @@
-"""Workloads by name: a trace, how fast its clock runs, and what happens to the fleet meanwhile.
+"""Workloads by name: a trace, the speed of its clock, and a scenario.
 
-Generated ones follow from a seed. Rates are such that sixteen engines of the default hardware are busy, not swamped.
+Generated workloads follow from a seed. Their rates keep sixteen engines of the default hardware busy, not overloaded.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ TRACES = "KVATLAS_TRACES"
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """A workload that can be replayed.
+    """Workload that can be replayed.
 
     Attributes:
         name: Its name.
         text: Its description, in a line.
         make: Makes its trace from a seed.
-        speedup: How many times as fast the trace's clock runs.
-        scenario: What happens to the fleet.
+        speedup: Speed factor of the trace's clock.
+        scenario: Events in the fleet.
     """
 
     name: str
@@ -189,7 +189,7 @@ WORKLOADS: dict[str, Workload] = {workload.name: workload for workload in _ALL}
 
 
 def find_workload(name: str) -> Workload:
-    """A workload by name. Raises `ConfigError` that says which there are."""
+    """Find a workload by name. Raises `ConfigError`, with the known names, if there is none."""
     try:
         return WORKLOADS[name]
     except KeyError:

@@ -1,4 +1,4 @@
-"""Traffic as others record it made into a trace, a trace in figures, and the hit rate of a cache of any size."""
+"""Conversion of foreign records of traffic to traces, and figures about traces."""
 
 from kvatlas.lab.traffic.profile import Profile, profile
 from kvatlas.lab.traffic.reading import FORMATS, read_traffic

@@ -4,7 +4,7 @@
      "type": "text", "turn": 2, "hash_ids": [1089, 1090, ...]}
 
 `timestamp` is in seconds, and ids stand for 16 tokens. `parent_chat_id` is the turn before in the conversation, -1 for
-its first one. When answers ended is not told, unless `time_to_parent_chat` has the seconds from the parent's end.
+its first one. The ends of answers are unknown, unless `time_to_parent_chat` has the seconds from the parent's end.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from kvatlas.sim.times import parse_time
 from kvatlas.sim.trace import TraceRequest
 
 BLOCK = 16
-"""Tokens that an id stands for."""
+"""Tokens in a block of the trace."""
 
 _GAP = "time_to_parent_chat"
 

@@ -1,8 +1,8 @@
-"""Recorded Claude Code sessions, as github.com/callanjfox/kv-cache-tester publishes them: a JSON object each.
+"""Reader of recorded Claude Code sessions as published by github.com/callanjfox/kv-cache-tester: a JSON object each.
 
 An object has the session's requests with their prompt and answer lengths, ids of the prompt's full blocks (with
-`prefix_len`, of those that the request before it did not have), and times from the session's start; requests of
-sub-agents are nested in an entry of their own. Four things it leaves open:
+`prefix_len`, of those absent from the request before it), and times from the session's start; requests of sub-agents
+are nested in an entry of their own. Four properties are not recorded:
 
 - When sessions begin: by a Poisson process here.
 - What sessions have in common: ids are private to a session, unless `hash_id_scope` is `global`. Sessions of one model
@@ -33,7 +33,7 @@ _LEAST_PAUSE = 0.05  # seconds
 def read_sessions(
     sessions: Iterable[tuple[str, Mapping[str, Any]]], how: Conversion, *, name: str, where: str
 ) -> Traffic:
-    """Put sessions, each with its name, together to a trace. Raises `TraceError`."""
+    """Combine named sessions into a trace. Raises `TraceError`."""
     chance = random.Random(how.seed)
     bad = BadRows(where, how.skip_bad)
     made = _Sessions(how)
@@ -73,7 +73,7 @@ class _Sessions:
     _agents: int = 0
 
     def add(self, name: str, data: Mapping[str, Any], begin: float) -> None:
-        """Add a session that begins at `begin` seconds. Nothing of one that is malformed is kept."""
+        """Add a session that begins at `begin` seconds. A malformed session is left out as a whole."""
         size = int(data["block_size"])
         if not isinstance(data["requests"], list) or size < 1:
             raise ValueError("requests must be a list, and block_size a number from 1")
@@ -101,7 +101,7 @@ class _Sessions:
         begin: float,
         after: tuple[Dependency, ...],
     ) -> tuple[float, int]:
-        """Schedule the requests of one agent. Returns when the last ends, and its id."""
+        """Schedule the requests of one agent. Returns the time when the last ends, and its id."""
         own = [request for request in requests if "requests" not in request]
         children: dict[int, list[Mapping[str, Any]]] = {}
         place = -1

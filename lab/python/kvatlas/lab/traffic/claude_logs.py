@@ -1,7 +1,7 @@
-"""The logs that Claude Code keeps of its sessions: `.jsonl` files below `~/.claude/projects`.
+"""Reader of Claude Code's own session logs: `.jsonl` files below `~/.claude/projects`.
 
-An entry is a message with what the API counted for it; an answer is several of them. What is sent besides messages (the
-system prompt, the tools) is not there, but the numbers of tokens that were read from the provider's cache are. So:
+An entry is a message with the API's token counts; an answer has several entries. The system prompt and the tools are
+not logged, but the numbers of tokens read from the provider's cache are. So:
 
 - A prompt is `input_tokens`, `cache_read_input_tokens` and `cache_creation_input_tokens` together.
 - It begins with the prompt of the answer that comes before it in the chain of `parentUuid`: with all of it, or with as
@@ -33,7 +33,7 @@ _PARTS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_token
 
 @dataclass(slots=True)
 class _Answer:
-    """An answer of the API, of which each content block is an entry. Times in seconds."""
+    """Answer of the API, with one entry for each content block. Times in seconds."""
 
     at: float
     end: float
@@ -50,12 +50,12 @@ class _Answer:
 
     @property
     def read(self) -> int:
-        """Tokens of the prompt that the provider's cache had."""
+        """Tokens of the prompt read from the provider's cache."""
         return self.parts.get("cache_read_input_tokens", 0)
 
     @property
     def shared(self) -> int:
-        """Tokens that its prompt has in common with that of the answer before it."""
+        """Tokens that the prompt shares with the prompt of the answer before it."""
         if self.before is None:
             return 0
         fresh = 0 < self.read < self.before.prompt and self.at - self.before.end <= _REMEMBERED
@@ -63,7 +63,7 @@ class _Answer:
 
 
 def read_logs(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read the lines of files, each with its name. Raises `TraceError`."""
+    """Read the lines of named files. Raises `TraceError`."""
     logs = _Logs(BadRows(where, how.skip_bad))
     for file, lines in files:
         logs.bad.where = file
@@ -89,7 +89,7 @@ def read_logs(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, na
 
 
 class _Logs:
-    """The answers in logs, by what names them."""
+    """Answers in logs, by their ids."""
 
     def __init__(self, bad: BadRows) -> None:
         self.bad = bad
@@ -98,7 +98,7 @@ class _Logs:
         self._entries: dict[str, tuple[float, _Answer | None, str]] = {}
 
     def take(self, number: int, line: str) -> None:
-        """Take a line."""
+        """Add a line of a log."""
         try:
             entry = json.loads(line)
             if not isinstance(entry, dict):
@@ -168,7 +168,7 @@ def _tokens(usage: Mapping[str, Any], name: str) -> int:
 
 
 def _turns(answers: list[_Answer], block: int) -> list[Turn]:
-    """The requests in order of time, with ids for their blocks."""
+    """Make requests in order of time, with ids for their blocks."""
     answers.sort(key=lambda each: each.at)
     # What first prompts of a kind have in common: as much as the cache had of one of them, at least.
     known: dict[tuple[str, bool], int] = {}

@@ -1,4 +1,4 @@
-"""JSON documents one after the other: one a line, or each over several lines, as programs print them."""
+"""Reader of concatenated JSON documents: one a line, or each over several lines."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 
 
 def documents(lines: Iterable[str]) -> Iterator[tuple[int, str]]:
-    """Each document with the number of its first line. What is none comes as its lines are.
+    """Each document with the number of its first line; text that is no document is passed on line by line.
 
     A document over several lines begins and ends where a bracket stands at the beginning of a line. At most one is in
     memory.

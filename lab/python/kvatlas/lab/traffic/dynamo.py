@@ -1,8 +1,8 @@
-"""Dynamo's request trace (`DYN_REQUEST_TRACE=1`): a record for each request, with hashes of the blocks of its prompt.
+"""Reader of Dynamo's request trace (`DYN_REQUEST_TRACE=1`): a record a request, with hashes of its prompt's blocks.
 
 The records are of the schema `dynamo.request.trace.v1`, or of an older one, alone or below `event`. Those of the type
-`request_end` are requests; others (tools, payloads) are left out. Hashes stand for `replay.trace_block_size` tokens and
-all before them; the last one may be of a part of a block.
+`request_end` are requests; others (tools, payloads) are left out. A hash covers `replay.trace_block_size` tokens and
+all before them; the last may cover part of a block.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PARENTS = ("parent_trajectory_id", "parent_program_id", "parent_session_id")
 
 
 def read_requests(files: Iterable[tuple[str, Iterable[str]]], how: Conversion, *, name: str, where: str) -> Traffic:
-    """Read the lines of files, each with its name. Raises `TraceError`."""
+    """Read the lines of named files. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     turns: list[Turn] = []
     block = others = 0

@@ -1,7 +1,7 @@
-"""Logs of OpenAI's API: JSON lines, each with a request and, if it was logged, its answer.
+"""Reader of logs of OpenAI's API: JSON lines, each with a request and, if it was logged, its answer.
 
-The request is the whole line, or below `request`, `body` or `input`; the answer below `response` or `output`. Read are
-chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`).
+The request is the whole line, or below `request`, `body` or `input`; the answer below `response` or `output`. Requests
+are chats (`messages`), completions (`prompt`, as text or token ids) and responses (`input`, `instructions`).
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""OpenTelemetry's spans of calls to models, by the conventions for generative AI (`gen_ai.*`).
+"""Reader of OpenTelemetry's spans of calls to models, by the conventions for generative AI (`gen_ai.*`).
 
-Read are OTLP in JSON (whole documents, or one a line, as the collector's file exporter writes them) and single spans,
-as console exporters print them. A span is a request if it says how many tokens went in; those of agents, tools and
-embeddings are none, and neither is one inside another request, such as the engine's below the client's.
+It reads OTLP in JSON (whole documents, or one a line, as the collector's file exporter writes them) and single spans,
+as console exporters print them. A span is a request if it has a number of input tokens; spans of agents, tools and
+embeddings are not, nor are spans inside another request, such as the engine's below the client's.
 
-The prompt is in the span if its content was recorded. Otherwise only its length is known: it is taken to begin with the
-one before it in its conversation, or in its trace where no conversation is named.
+The prompt is in the span if its content was recorded. Otherwise only its length is known: it is assumed to begin with
+the prompt before it in its conversation, or in its trace without a conversation.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _ENDS = ("endTimeUnixNano", "end_time_unix_nano", "end_time", "endTime")
 
 @dataclass(slots=True)
 class _Call:
-    """A span that is a request. Times in seconds."""
+    """Span that is a request. Times in seconds."""
 
     at: float
     end: float | None
@@ -50,7 +50,7 @@ class _Call:
 
 @dataclass(slots=True)
 class _Spans:
-    """The requests among spans, and which span is inside which."""
+    """Requests among spans, with the nesting of spans."""
 
     how: Conversion
     calls: list[_Call] = field(default_factory=list)
@@ -89,7 +89,7 @@ class _Spans:
         )
 
     def outermost(self) -> list[_Call]:
-        """The requests that are inside no other one, in the order of their times."""
+        """The requests that are not inside another one, in order of time."""
         known = {call.span for call in self.calls if call.span is not None}
         return sorted((call for call in self.calls if not self._is_inside(call, known)), key=lambda call: call.at)
 
@@ -107,7 +107,7 @@ class _Spans:
 def read_spans(
     files: Iterable[tuple[str, Iterable[tuple[int, str]]]], how: Conversion, *, name: str, where: str
 ) -> Traffic:
-    """Read JSON documents of files, each with its name and each document with its line. Raises `TraceError`."""
+    """Read the JSON documents of named files, each document with its line number. Raises `TraceError`."""
     bad = BadRows(where, how.skip_bad)
     spans = _Spans(how)
     for file, documents in files:
@@ -133,7 +133,7 @@ def read_spans(
 
 
 def _spans(document: object) -> Iterator[Mapping[str, Any]]:
-    """The spans of a document in OTLP, or the span that it is."""
+    """The spans of a document: in OTLP, or a single span."""
     if not isinstance(document, dict):
         raise TraceError("no span: an object was expected")
     resources = document.get("resourceSpans", document.get("resource_spans"))
@@ -175,7 +175,7 @@ def _value(value: object) -> Any:
 
 
 def _content(attributes: Mapping[str, Any], span: Mapping[str, Any]) -> str:
-    """The text of a prompt, as far as it was recorded."""
+    """The recorded text of a prompt."""
     places = [attributes]
     events = span.get("events")
     places += [_attributes(each.get("attributes")) for each in events or [] if isinstance(each, dict)]

@@ -1,4 +1,4 @@
-"""A trace in figures: how much, how long, how often again, with which pauses, and in how much room."""
+"""Profile of a trace: sizes, lengths, repetition, pauses, and working sets."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from kvatlas.sim.statistics import TraceStatistics, trace_statistics
 from kvatlas.sim.trace import Trace, TraceRequest
 
 SIZES = tuple(250_000 * 2**n for n in range(11))
-"""Sizes of a cache, in tokens, of which the hit rate is told: 250 k to 256 M."""
+"""Sizes of a cache, in tokens, at which the hit rate is reported: 250 k to 256 M."""
 
 WINDOWS = (60.0, 600.0, 3_600.0)
-"""Stretches of time, in seconds, for which the tokens in use are counted."""
+"""Periods, in seconds, over which the tokens in use are counted."""
 
 
 @dataclass(frozen=True, slots=True)
 class Sessions:
-    """The sessions of a trace. Times in seconds."""
+    """Sessions of a trace. Times in seconds."""
 
     sessions: int
     turns: dict[str, float]  # requests of a session: p10, p50, p90, p99, max
@@ -35,20 +35,20 @@ class Sessions:
 
 @dataclass(frozen=True, slots=True)
 class Profile:
-    """A trace in figures. Lengths in tokens."""
+    """Profile of a trace. Lengths in tokens."""
 
     name: str
     statistics: TraceStatistics
     peak: float  # requests a second in the busiest minute
     dependent: float  # share of the requests that wait for others
     sessions: Sessions | None  # None: the trace names none
-    working_set: dict[str, tuple[float, float]]  # by seconds: distinct prompt tokens used in such a time, mean and most
+    working_set: dict[str, tuple[float, float]]  # by seconds: distinct prompt tokens used in a period, mean and most
     hit_rates: dict[str, float]  # by the size of one cache in tokens
     curve: HitCurve
 
 
 def profile(trace: Trace, block_size: int | None = None) -> Profile:
-    """Describe a trace for engines with blocks of `block_size` tokens. None: as fine as its ids allow, at most 16."""
+    """Profile a trace for engines with blocks of `block_size` tokens; None: as fine as its ids allow, at most 16."""
     size = block_size or (16 if trace.block % 16 == 0 else trace.block)
     requests = trace.requests
     curve = hit_curve(trace, size)
@@ -68,7 +68,7 @@ def profile(trace: Trace, block_size: int | None = None) -> Profile:
 
 
 def as_json(it: Profile) -> dict[str, Any]:
-    """A profile as JSON's types; of the curve, what `hit_rates` has and its end."""
+    """A profile as JSON's types, with the curve's points in `hit_rates` and its end."""
     data = asdict(it)
     del data["curve"]
     return {**data, "hit_rate_without_limit": it.curve.most, "sampled": it.curve.share}
@@ -100,7 +100,7 @@ def _sessions(trace: Trace) -> Sessions | None:
 
 
 def _working_sets(trace: Trace) -> dict[str, tuple[float, float]]:
-    """Distinct tokens used in each stretch of time, by the length of the stretch."""
+    """Distinct tokens used in each period, by the length of the period."""
     found = {}
     begin, end = trace.requests[0].timestamp, trace.requests[-1].timestamp
     for window in WINDOWS:

@@ -1,4 +1,4 @@
-"""Any traffic that can be read, by its format or by a look at its beginning."""
+"""Reader of traffic in any known format, named or detected."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ FORMATS = {
     "vllm": "the text log of a vLLM server with --enable-log-requests",
     "csv": "any other table (CSV, or JSON lines); --columns says which column is which",
 }
-"""The formats that can be read, each in a line."""
+"""Known formats by name, each with a description in a line."""
 
 SEVERAL = ("claude-logs", "claude-code", "dynamo", "otel")
-"""The formats that come in several files, or in a directory."""
+"""Names of the formats that may consist of several files, or a directory."""
 
 _CLAUDE = ("claude-logs", "claude-code")
-_OBJECTS = 50  # at the beginning, of which one may tell the format
+_OBJECTS = 50  # at the beginning that are tried for the format
 _LOOK = 400  # lines at the beginning that may tell the format
 _SUFFIXES = (".jsonl", ".json", ".jsonl.gz", ".json.gz")
 
@@ -51,7 +51,7 @@ def read_traffic(
 ) -> Traffic:
     """Read traffic of any format.
 
-    `kind`: one of `FORMATS`; None: what it looks like. `limit`: only so many requests. Raises `TraceError` with one
+    `kind`: one of `FORMATS`; None to detect it. `limit`: maximum number of requests. Raises `TraceError` with one
     line of text.
     """
     how = how or Conversion()
@@ -75,7 +75,7 @@ def read_traffic(
 
 
 def detect_format(path: Path) -> str:
-    """The format that a file or directory looks to be. Raises `TraceError` if it looks like none."""
+    """Detect the format of a file or directory. Raises `TraceError` if it looks like none."""
     if path.is_dir():
         found = (form for file in _files([path]) if (form := _form(file)) in SEVERAL)
         return next(found, None) or "claude-code"
@@ -97,7 +97,7 @@ def detect_format(path: Path) -> str:
 
 
 def _form(path: Path) -> str | None:
-    """The form of a file's first objects. None: it has none."""
+    """The format of a file's first objects; None if unknown."""
     form = None
     for _, text in islice(_documents(path), _OBJECTS):
         row = _json(text)
@@ -108,7 +108,7 @@ def _form(path: Path) -> str | None:
 
 
 def _files(paths: Sequence[Path], suffixes: tuple[str, ...] = _SUFFIXES) -> list[Path]:
-    """Files, and those in directories and below."""
+    """The files among the paths, and those in directories and below."""
     found = []
     for path in paths:
         if path.is_dir():

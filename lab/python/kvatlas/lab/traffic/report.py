@@ -1,4 +1,4 @@
-"""The profile of a trace, for a terminal."""
+"""Report of a trace's profile, for a terminal."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _POINTS = ("p10", "p50", "p90", "p99", "max")
 
 
 def about(it: Profile) -> list[str]:
-    """The trace, in sentences."""
+    """Describe the trace, in sentences."""
     stats = it.statistics
     rate = stats.requests / stats.duration if stats.duration else 0.0
     peak = f", {it.peak:.1f} in the busiest minute" if stats.duration > 120 and it.peak else ""

@@ -1,4 +1,4 @@
-"""Times for a trace whose requests wait for each other: those that idle engines which share a cache would give."""
+"""Times for the requests of a closed-loop trace, as idle engines with a shared cache would give them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from kvatlas.sim.trace import Trace
 
 
 def schedule(trace: Trace) -> Trace:
-    """The same requests in the order of their times. What waits for nothing keeps its own."""
+    """Give times to the requests, and sort them. Requests that wait for no other keep their times."""
     requests = trace.requests
     size = 16 if trace.block % 16 == 0 else trace.block
     took = [

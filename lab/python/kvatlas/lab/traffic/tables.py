@@ -1,7 +1,7 @@
-"""Tables with a row for each request: Azure's LLM traces, BurstGPT, and any other CSV or JSON lines with named columns.
+"""Reader of tables with a row a request: Azure's LLM traces, BurstGPT, and other CSV or JSON lines with named columns.
 
-Most say when requests came and how long they were, and nothing of what their prompts have in common. A column of block
-ids says that; a column of sessions says a part: each prompt is taken to begin with the one before it in its session.
+Most have arrival times and lengths, but not which blocks prompts share. A column of block ids has that. With a column
+of sessions, each prompt is assumed to begin with the one before it in its session.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ FIELDS = {
     "session_id": "the conversation",
     "duration": "seconds from the request to the end of its answer",
 }
-"""Our fields, which a mapping gives columns to."""
+"""Fields of a request, which a mapping assigns to columns."""
 
 TABLES: dict[str, dict[str, str]] = {
     "azure": {"timestamp": "TIMESTAMP", "input_length": "ContextTokens", "output_length": "GeneratedTokens"},
@@ -41,17 +41,17 @@ TABLES: dict[str, dict[str, str]] = {
         "duration": "Elapsed time",
     },
 }
-"""The columns of tables that are known by name."""
+"""Columns of the known tables, by the tables' names."""
 
 SEPARATORS = (",", ";", "\t", "|")
-"""The characters that may separate the columns of a table."""
+"""Characters that may separate the columns of a table."""
 
 _REQUIRED = ("input_length", "output_length")
 _MODEL = ("Model", "model")
 
 
 def parse_columns(text: str) -> dict[str, str]:
-    """Read a mapping, `input_length=Prompt,timestamp=Arrived`. Raises `TraceError`."""
+    """Parse a mapping such as `input_length=Prompt,timestamp=Arrived`. Raises `TraceError`."""
     found: dict[str, str] = {}
     for part in text.split(","):
         name, given, column = part.partition("=")
@@ -65,7 +65,7 @@ def parse_columns(text: str) -> dict[str, str]:
 
 
 def table_of(header: str) -> str | None:
-    """The known table that has such a first line; None: another one."""
+    """The known table with this first line; None for another table."""
     columns = {column.strip().strip('"') for column in header.lstrip("\ufeff").split(",")}
     for name, known in TABLES.items():
         if {known["timestamp"], *(known[field] for field in _REQUIRED)} <= columns:
@@ -75,7 +75,7 @@ def table_of(header: str) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A row of a table. Times in seconds."""
+    """Row of a table. Times in seconds."""
 
     at: float
     prompt: int
@@ -148,7 +148,7 @@ def _json_rows(lines: Iterable[str]) -> Iterator[tuple[int, Mapping[str, str | N
 
 
 def _object(line: str) -> dict[str, object]:
-    """An object in JSON. What is none has no columns, so that its row says which are missing."""
+    """Parse a JSON object; other text gives an empty one, whose row is then refused for missing columns."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):
@@ -157,7 +157,7 @@ def _object(line: str) -> dict[str, object]:
 
 
 def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: int, unit: str | None) -> _Row:
-    """Read a row. Raises `TraceError`."""
+    """Parse a row. Raises `TraceError`."""
 
     def cell(name: str) -> str:
         value = cells.get(columns[name])
@@ -181,7 +181,7 @@ def _parse(cells: Mapping[str, str | None], columns: Mapping[str, str], block: i
 
 
 def _requests(rows: Iterable[_Row], block: int) -> Iterator[tuple[float, TraceRequest]]:
-    """Requests with their times. Each waits for the one before it in its session, if it is known when that ended."""
+    """Make requests with their times. Each waits for the one before it in its session, if the end of that is known."""
     ids = Ids()
     prompts: dict[str, tuple[int, ...]] = {}
     ends: dict[str, tuple[int, float]] = {}

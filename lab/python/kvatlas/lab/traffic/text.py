@@ -1,7 +1,7 @@
-"""Prompts in blocks: by their tokens where there are any, else by so many characters of their text.
+"""Prompts cut into blocks, by tokens if known, else by characters.
 
-Without a tokenizer a token is taken to be as many characters as the usage that engines reported says on average, or
-four where none did. Blocks are cut at the same places of all prompts, so equal beginnings stay equal.
+Without a tokenizer, the characters of a token are the average of the usage that engines reported, or four without
+reports. All prompts are cut at the same places, so equal beginnings stay equal.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dataclasses import dataclass, field
 from kvatlas.lab.traffic.source import UNKNOWN_OUTPUT, Ids
 from kvatlas.sim.trace import TraceRequest
 
-_CHARACTERS = 4.0  # of a token, where nobody says
+_CHARACTERS = 4.0  # of a token, by default
 
 
 @dataclass(slots=True)
 class Prompt:
-    """A request before its prompt is cut."""
+    """Request whose prompt is not cut into blocks yet."""
 
     at: float  # seconds
     text: str = ""
     tokens: Sequence[int] | None = None  # instead of the text
     reported: int | None = None  # tokens of the prompt, as an engine counted them
     output: int | None = None  # tokens
-    answer: str = ""  # where nobody counted its tokens
+    answer: str = ""  # if its tokens were not counted
     session: str | None = None
 
 
 @dataclass(slots=True)
 class Cut:
-    """Requests with ids for their blocks, and what was assumed."""
+    """Requests with ids for their blocks, and the assumptions made."""
 
     rows: list[tuple[float, TraceRequest]] = field(default_factory=list)
     assumptions: list[str] = field(default_factory=list)
@@ -75,5 +75,5 @@ def cut_prompts(prompts: Sequence[Prompt], block: int) -> Cut:
 
 
 def text_of(value: object) -> str:
-    """A message's content, or anything else of a request, as text that is equal if it is equal."""
+    """A message's content, or another part of a request, as text; equal parts give equal text."""
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True)

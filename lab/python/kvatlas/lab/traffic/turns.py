@@ -1,4 +1,4 @@
-"""Requests with the times of their answers, made into a closed loop: which of them waited for which.
+"""Closed loops made from requests with the times of their answers.
 
 A request waits for the one before it in its session, if that had ended. The first one of an agent waits for the request
 that started the agent: the last one of the session above that had ended. The next request there waits for the agent, if
@@ -18,7 +18,7 @@ from kvatlas.sim.trace import TraceRequest
 
 @dataclass(slots=True)
 class Turn:
-    """A request and when it was answered. Times in seconds."""
+    """Request and the time of its answer. Times in seconds."""
 
     at: float
     end: float | None  # None: unknown
@@ -27,9 +27,9 @@ class Turn:
 
 
 def link_turns(turns: Sequence[Turn], longest_pause: float | None = None) -> list[tuple[float, TraceRequest]]:
-    """The requests in order of time, with what each waits for.
+    """Sort requests by time, and add the request that each waits for.
 
-    `longest_pause`: longer pauses are cut to so many seconds, and all that comes later in a session comes sooner.
+    `longest_pause`: maximum pause in seconds. Longer pauses are cut, and the rest of the session moves forward.
     """
     turns = sorted(turns, key=lambda turn: turn.at)
     sessions: dict[str | int, list[int]] = {}

@@ -1,4 +1,4 @@
-"""The text log of a vLLM server that logs requests.
+"""Reader of the text log of a vLLM server that logs requests.
 
 `--enable-log-requests` logs when requests come. Their prompts are in the log at level DEBUG (`VLLM_LOGGING_LEVEL`),
 or in the same line before version 0.11; answers are if `--enable-log-outputs` is given. Times have no year and no
@@ -29,7 +29,7 @@ _HALF_A_YEAR = 183 * 86_400
 
 
 def is_log(line: str) -> bool:
-    """True if `line` is one of those that are read."""
+    """True if `line` belongs to a vLLM log."""
     return _RECEIVED.search(line) is not None or _DETAILS.search(line) is not None
 
 
