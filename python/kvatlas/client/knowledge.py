@@ -1,4 +1,4 @@
-"""What a client learns about a service from its answers: block sizes, and the form of queries that it accepts."""
+"""Knowledge of a service that a client gains from its answers: block sizes, and the forms of queries it accepts."""
 
 from __future__ import annotations
 
