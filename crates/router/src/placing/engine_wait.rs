@@ -36,7 +36,7 @@ impl Places {
     pub(crate) async fn wait_for_engine<'a>(
         &'a self,
         place: &mut Option<EngineWait<'a>>,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
         why: Refusal,
@@ -45,16 +45,16 @@ impl Places {
         let mut has_others = false;
         if place.is_none() {
             // They have said when to come back.
-            if availability(fleet, known, task, &[]) == Availability::Paused {
+            if availability(fleet, facts, task, &[]) == Availability::Paused {
                 return Err(why);
             }
-            let is_outage = tried.is_empty() || availability(fleet, known, task, tried) != Availability::Up;
+            let is_outage = tried.is_empty() || availability(fleet, facts, task, tried) != Availability::Up;
             if is_outage {
-                room.outage.begin(room.patience, || states(fleet, known, task));
+                room.outage.begin(room.patience, || states(fleet, facts, task));
             }
             if room.patience.is_zero() {
                 room.outage.refuse();
-                return Err(if all_asleep(fleet, known, task) { refusal(fleet, known, task, "") } else { why });
+                return Err(if all_asleep(fleet, facts, task) { refusal(fleet, facts, task, "") } else { why });
             }
             *place = room.enter();
             has_others = !is_outage;
@@ -63,7 +63,7 @@ impl Places {
             room.ended[FULL].fetch_add(1, Relaxed);
             room.outage.refuse();
             let more = format!("; {} requests wait for one already, and no more may (router.queue)", room.most);
-            return Err(refusal(fleet, known, task, &more));
+            return Err(refusal(fleet, facts, task, &more));
         };
         let until = place.started + room.patience;
         place.stand_in_line();
@@ -77,9 +77,9 @@ impl Places {
                 place.outcome = TIMEOUT;
                 room.outage.refuse();
                 let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
-                return Err(refusal(fleet, known, task, &more));
+                return Err(refusal(fleet, facts, task, &more));
             }
-            match availability(fleet, known, task, &[]) {
+            match availability(fleet, facts, task, &[]) {
                 Availability::Up => break,
                 Availability::Doubtful if room.may_scout(place.number) => break,
                 _ => place.pass_on(),
@@ -91,10 +91,10 @@ impl Places {
 }
 
 /// Makes the refusal of a request that no engine is up for: it says what is wrong with each.
-fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refusal {
-    let (code, message) = match states(fleet, known, task) {
+fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refusal {
+    let (code, message) = match states(fleet, facts, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
-        Some(states) if all_asleep(fleet, known, task) => {
+        Some(states) if all_asleep(fleet, facts, task) => {
             ("engines_asleep", format!("all engines that could take the request are asleep: {states}{more}"))
         }
         Some(states) => ("no_engine_available", format!("no engine is up: {states}{more}")),
@@ -103,9 +103,9 @@ fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refus
 }
 
 /// The states of the engines that could take a request, in words. None: there are none.
-fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
+fn states(fleet: &Fleet, facts: &RequestFacts, task: Task) -> Option<String> {
     let engines = fleet.engines();
-    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, task)).collect();
+    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, facts, task)).collect();
     let words = |engine: &&Arc<Engine>| {
         let (name, standing) = (&engine.name, engine.health.standing());
         match lock(&engine.why_not).as_deref() {
@@ -124,9 +124,9 @@ fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
     (!serving.is_empty()).then_some(said)
 }
 
-fn all_asleep(fleet: &Fleet, known: &RequestFacts, task: Task) -> bool {
+fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
     let engines = fleet.engines();
-    let mut serving = engines.iter().filter(|engine| could_take(engine, known, task)).peekable();
+    let mut serving = engines.iter().filter(|engine| could_take(engine, facts, task)).peekable();
     serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
 }
 
@@ -144,10 +144,10 @@ enum Availability {
 }
 
 /// The availability of engines that could take a request, without those that were tried.
-fn availability(fleet: &Fleet, known: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
+fn availability(fleet: &Fleet, facts: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
-    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, task));
+    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, facts, task));
     serving.map(|engine| availability_of(engine, task)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
 }
 
@@ -164,6 +164,6 @@ fn availability_of(engine: &Engine, task: Task) -> Availability {
     }
 }
 
-fn could_take(engine: &Engine, known: &RequestFacts, task: Task) -> bool {
-    engine.is_for(task) && engine.models.load().may_serve(known.model.as_deref())
+fn could_take(engine: &Engine, facts: &RequestFacts, task: Task) -> bool {
+    engine.is_for(task) && engine.models.load().may_serve(facts.body.model.as_deref())
 }

@@ -99,8 +99,8 @@ impl Placement {
     }
 
     /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
-    pub(crate) fn uncached(&self, known: &RequestFacts) -> u32 {
-        if known.hashes.is_empty() { known.tokens } else { self.uncached }
+    pub(crate) fn uncached(&self, facts: &RequestFacts) -> u32 {
+        if facts.prompt.hashes.is_empty() { facts.prompt.tokens } else { self.uncached }
     }
 
     /// Prompt tokens that the engine counts, if that proves that it makes other tokens of the prompt.

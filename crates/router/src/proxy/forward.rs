@@ -23,7 +23,8 @@ use crate::answers::stored::{KeptItem, is_kept};
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, hide_keys};
 use crate::ids;
 use crate::requests::encoding::Encoding;
-use crate::requests::facts::RequestFacts;
+use crate::requests::facts::{BodyFields, PromptFacts, RequestFacts, RoutingHints};
+use crate::requests::read_body::BodySource;
 use crate::requests::reading_turns::Client;
 use crate::requests::reserved;
 use crate::requests::routes::{ForwardRule, ModelAt, Route, of_query, take_off_slash};
@@ -77,29 +78,32 @@ impl Proxy {
             )
             .await;
         }
-        let mut known = look(self, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
-        hints(self, &head.headers, endpoint, &mut known);
-        let repeatable = route.may_repeat(&head.method) && !known.in_background;
+        let (fields, prompt) =
+            look(self, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
+        let hints = self.hints(&head.headers, endpoint, &fields, &prompt);
+        let repeatable = route.may_repeat(&head.method) && !fields.in_background;
         let file = input_file(&head.method, head.uri.path(), &body);
-        let kept = match (known.previous.as_deref(), &file) {
+        let kept = match (fields.previous.as_deref(), &file) {
             (Some(answer), _) => KeptItem::answer(answer),
             (None, Some(file)) => KeptItem::file(file),
             // What is computed is not kept, and what is not named here is not known to be.
             (None, None) if forwarded.repeats || route.is_unnamed() => None,
             (None, None) => KeptItem::of_path(head.uri.path()),
         };
-        if let Some(item) = kept {
-            known.only = self.answer_engines.engine_of(&self.fleet, item, &head.headers).await;
-        }
+        let only_engine = match kept {
+            Some(item) => self.answer_engines.engine_of(&self.fleet, item, &head.headers).await,
+            None => None,
+        };
+        let facts = RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints } };
         let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 
-        let named = known.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
+        let named = facts.prompt.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
         let body = named.map_or(body, Bytes::from);
         // An answer about what an engine keeps may tell of an error that was another request's.
         let finds_errors = head.method == Method::POST && route.may_repeat(&head.method);
         let mut reading = AnswerFormat { dialect: Dialect::of(endpoint), hides_usage: false, finds_errors };
-        let asking = if known.lacks_usage && self.config.ask_usage {
-            usage::ask_for_usage(&body, known.has_stream_options)
+        let asking = if facts.body.lacks_usage && self.config.ask_usage {
+            usage::ask_for_usage(&body, facts.body.has_stream_options)
         } else {
             None
         };
@@ -107,17 +111,18 @@ impl Proxy {
         let body = asking.unwrap_or(body);
 
         // What goes on from an answer that one engine keeps, and what cannot be read here, cannot be at two engines.
-        let is_shared = forwarded.task == Task::Generate && known.previous.is_none() && !is_encoded(&head.headers);
+        let is_shared = forwarded.task == Task::Generate && facts.body.previous.is_none() && !is_encoded(&head.headers);
         let task = if is_shared || forwarded.task != Task::Generate { forwarded.task } else { Task::Alone };
         let split = is_shared && self.fleet.is_split();
         let takes_over = split && matches!(endpoint, Some(Endpoint::Chat | Endpoint::Completions));
         let forwards_ids = self.config.forward_tokens && endpoint == Some(Endpoint::Completions);
-        let attempts = Attempts::new(repeatable, if known.only.is_none() { self.config.upstream.retries } else { 0 });
-        let hedges_after = (repeatable && known.only.is_none() && known.streams && !split)
+        let attempts =
+            Attempts::new(repeatable, if facts.hints.only_engine.is_none() { self.config.upstream.retries } else { 0 });
+        let hedges_after = (repeatable && facts.hints.only_engine.is_none() && facts.body.streams && !split)
             .then(|| hedging::wait(&self.config, &self.counts))
             .flatten();
         let every = self.config.comment_after;
-        let is_commented = known.streams && !every.is_zero();
+        let is_commented = facts.body.streams && !every.is_zero();
         let id = is_commented.then(|| new_id.as_ref().or_else(|| head.headers.get(REQUEST_ID)).cloned()).flatten();
         let read = ReadRequest {
             proxy: self.clone(),
@@ -126,7 +131,7 @@ impl Proxy {
             new_id,
             plain: endpoint.is_some(),
             body,
-            known,
+            facts,
             reading,
             task,
             takes_over,
@@ -152,7 +157,7 @@ struct ReadRequest {
     new_id: Option<HeaderValue>,
     plain: bool,
     body: Bytes,
-    known: RequestFacts,
+    facts: RequestFacts,
     reading: AnswerFormat,
     task: Task,
     takes_over: bool,
@@ -167,7 +172,7 @@ struct ReadRequest {
 impl ReadRequest {
     /// Sends it to an engine, or to several, and returns the answer.
     async fn send(self) -> Result<Response<Answer>, Refusal> {
-        let Self { proxy, shard, head, new_id, plain, body, known, reading, task, takes_over, .. } = self;
+        let Self { proxy, shard, head, new_id, plain, body, facts, reading, task, takes_over, .. } = self;
         let Self { forwards_ids, keeps, model, arrived, .. } = self;
         let outgoing =
             EngineRequest { method: &head.method, uri: &head.uri, headers: &head.headers, id: new_id.as_ref(), plain };
@@ -176,7 +181,7 @@ impl ReadRequest {
             shard,
             outgoing,
             body,
-            known,
+            facts,
             reading,
             task,
             takes_over,
@@ -206,22 +211,16 @@ async fn look(
     forwarded: ForwardRule,
     may_write_fields: bool,
     body: &Bytes,
-) -> Result<RequestFacts, Refusal> {
+) -> Result<(BodyFields, PromptFacts), Refusal> {
     let unpacked = proxy.reader.unpack(headers, body, proxy.config.http.max_body).await?;
     if let Some(unpacked) = &unpacked {
         reserved::check_body(&proxy.reader.threads, may_write_fields, &unpacked.body).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let mut known = proxy.reader.look_at(client, forwarded.endpoint, forwarded.model, kind, plain).await?;
-    // It is passed on as it came.
-    if unpacked.is_some() {
-        known.is_passed_as_it_came();
-    }
-    if known.model.is_none() && forwarded.endpoint.is_none() {
-        known.model = query.and_then(of_query);
-    }
-    Ok(known)
+    let source =
+        BodySource { endpoint: forwarded.endpoint, model: forwarded.model, kind, query, as_is: unpacked.is_some() };
+    proxy.reader.look_at(client, source, plain).await
 }
 
 /// The file that a batch to be made is of.
@@ -234,16 +233,20 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
     is_batch.then(|| serde_json::from_slice::<Batch>(body).ok()).flatten().map(|batch| batch.input_file_id)
 }
 
-/// Reads in the headers where a request should go, and when: its session and its priority.
-fn hints(proxy: &Proxy, headers: &HeaderMap, endpoint: Option<Endpoint>, known: &mut RequestFacts) {
-    let (named, hints) = proxy.sessions.identify(headers, &known.in_body);
-    known.session = named.map(|identity| identity.name);
-    if has_turns(endpoint) {
-        known.turn = proxy.sessions.begin(named, hints, known.prompt());
-    }
-    let name = &proxy.config.priority_header;
-    let priority = (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
-    if let Some(priority) = priority.and_then(|text| text.trim().parse().ok()) {
-        known.priority = priority;
+impl Proxy {
+    /// Reads in the headers where a request should go, and when: its session and its priority.
+    fn hints(
+        &self,
+        headers: &HeaderMap,
+        endpoint: Option<Endpoint>,
+        fields: &BodyFields,
+        prompt: &PromptFacts,
+    ) -> RoutingHints {
+        let (named, hints) = self.sessions.identify(headers, &fields.session_names);
+        let turn = if has_turns(endpoint) { self.sessions.begin(named, hints, prompt.in_session()) } else { None };
+        let name = &self.config.priority_header;
+        let priority = (!name.is_empty()).then(|| headers.get(name)?.to_str().ok()).flatten();
+        let priority = priority.and_then(|text| text.trim().parse().ok()).unwrap_or(fields.priority);
+        RoutingHints { session: named.map(|identity| identity.name), turn, priority, only_engine: None }
     }
 }

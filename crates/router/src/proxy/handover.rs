@@ -73,7 +73,7 @@ pub(crate) async fn prepare(
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: &Bytes,
-    known: &RequestFacts,
+    facts: &RequestFacts,
     handover: Handover,
     arrived: Instant,
     attempts: &mut Attempts,
@@ -93,7 +93,7 @@ pub(crate) async fn prepare(
     let first_byte = proxy.config.upstream.first_byte_timeout;
     let mut tried: Vec<Arc<Engine>> = Vec::new();
     while tried.len() <= proxy.config.upstream.retries as usize {
-        let placement = match proxy.places.choose(shard, known, Task::Prefill(handover), &tried).await {
+        let placement = match proxy.places.choose(shard, facts, Task::Prefill(handover), &tried).await {
             Ok(placement) => placement,
             Err(refusal) if handover == Handover::Sglang => return PrefillState::Refused(refusal),
             Err(_) => break,

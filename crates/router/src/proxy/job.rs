@@ -36,7 +36,7 @@ pub(super) struct Job<'a> {
     pub(super) shard: usize,
     pub(super) outgoing: EngineRequest<'a>,
     pub(super) body: Bytes,
-    pub(super) known: RequestFacts,
+    pub(super) facts: RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
     /// True if vLLM goes on from another engine's blocks for such a request, and there are prefill engines.
@@ -57,7 +57,7 @@ impl Job<'_> {
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { proxy, shard, outgoing, body, known, reading, takes_over, forwards_ids, keeps, model, .. } = self;
+        let Self { proxy, shard, outgoing, body, facts, reading, takes_over, forwards_ids, keeps, model, .. } = self;
         let (proxy, shard, forwards_ids, arrived) = (*proxy, *shard, *forwards_ids, self.arrived);
         let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
@@ -72,7 +72,7 @@ impl Job<'_> {
             refusal
         };
         loop {
-            let choosing = proxy.places.choose(shard, known, task, attempts.tried());
+            let choosing = proxy.places.choose(shard, facts, task, attempts.tried());
             let chosen = match &waited {
                 None => choosing.await,
                 Some(place) => place.in_turn(Box::pin(choosing)).await,
@@ -94,18 +94,18 @@ impl Job<'_> {
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
             let mut flight = Flight::new(proxy.clone(), placement, arrived);
-            let renamed = rename(&engine, known, *model, outgoing.headers, body);
+            let renamed = rename(&engine, facts, *model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
             let prefill_by = match task {
                 Task::Generate => handover::prefill_by(proxy.config.decode_alone, &engine, *takes_over, || {
-                    flight.placement().uncached(known)
+                    flight.placement().uncached(facts)
                 }),
                 _ => None,
             };
             let prepared = match prefill_by {
                 Some(by) => {
                     let prepared =
-                        handover::prepare(proxy, shard, outgoing, body, known, by, arrived, &mut attempts).await;
+                        handover::prepare(proxy, shard, outgoing, body, facts, by, arrived, &mut attempts).await;
                     proxy.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
                 }
@@ -115,7 +115,7 @@ impl Job<'_> {
                 proxy.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
-                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(proxy, &engine, known, body), None),
+                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(proxy, &engine, facts, body), None),
                 PrefillState::Alone => (body.clone(), None),
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
@@ -161,11 +161,11 @@ impl Job<'_> {
                     }
                     if matches!(answer.status, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST)
                         && attempts.may_look_further()
-                        && may_be_served_elsewhere(&proxy.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
+                        && may_be_served_elsewhere(&proxy.fleet, facts, task, &asked_so_far(&engine, attempts.tried()))
                     {
                         match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
                             Ok(said) if said.denies_model() => {
-                                engine.note_denied(known.model.as_deref().unwrap_or_default());
+                                engine.note_denied(facts.body.model.as_deref().unwrap_or_default());
                                 flight.note_failure(&Fault::NoModel);
                                 Fault::NoModel
                             }
@@ -277,8 +277,8 @@ impl<'a> Job<'a> {
         let failed = last.is_some();
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
-        let result = match self.known.only {
-            None => Box::pin(proxy.places.wait_for_engine(waited, &self.known, task, attempts.tried(), refused)).await,
+        let result = match self.facts.hints.only_engine {
+            None => Box::pin(proxy.places.wait_for_engine(waited, &self.facts, task, attempts.tried(), refused)).await,
             Some(_) => Err(refused),
         };
         if result.is_err() && failed {
@@ -305,12 +305,12 @@ async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, ans
 }
 
 /// Makes the body for an engine that knows the model by another name than the client; None if it knows it by the same.
-fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
+fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
     if engine.config.aliases.is_empty() {
         return None;
     }
     let models = engine.models.load();
-    let name = models.own_name(known.model.as_deref()?)?;
+    let name = models.own_name(facts.body.model.as_deref()?)?;
     if headers.contains_key(CONTENT_ENCODING) {
         return None;
     }
@@ -320,8 +320,8 @@ fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMa
 
 /// True if there is an engine that has not been asked.
 fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
-    let known = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
-    fleet.engines().iter().any(|other| !known(other))
+    let is_asked = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
+    fleet.engines().iter().any(|other| !is_asked(other))
 }
 
 /// True if an answer says nothing of the request, only that this engine does not take it.

@@ -31,8 +31,8 @@ const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
 /// Makes the body of a completion for an engine.
-pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &RequestFacts, body: &Bytes) -> Bytes {
-    let (result, body) = match rewritten(proxy, engine, known, body) {
+pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
+    let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),
         Err(result) => (result, body.clone()),
     };
@@ -41,7 +41,7 @@ pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &Requ
 }
 
 /// Makes the body with ids, or returns the number of the reason why not.
-fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
+fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
         return Err(1);
@@ -49,9 +49,9 @@ fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, known: &RequestFacts, bod
     if OF_TEXT.iter().any(|name| fields.get(*name).is_some_and(|value| !matches!(value.get(), "null" | "false"))) {
         return Err(2);
     }
-    let ids = known.ids.as_ref().ok_or(3usize)?;
-    let model = known.model.as_deref().ok_or(6usize)?;
-    if known.has_adapter() || engine.models.load().base(model) != model {
+    let ids = facts.prompt.ids.as_ref().ok_or(3usize)?;
+    let model = facts.body.model.as_deref().ok_or(6usize)?;
+    if facts.prompt.adapter.is_some() || engine.models.load().base(model) != model {
         return Err(4);
     }
     if !is_proven(proxy, engine, model) {

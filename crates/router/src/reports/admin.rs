@@ -22,8 +22,9 @@ use crate::placing::{Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
 use crate::remote::peers::Peers;
 use crate::reports::state;
+use crate::requests::facts::{RequestFacts, RoutingHints};
 use crate::requests::long_work::LongWork;
-use crate::requests::read_body::BodyReader;
+use crate::requests::read_body::{BodyReader, BodySource};
 use crate::requests::reading_turns::Client;
 use crate::requests::reserved;
 use crate::requests::routes::ModelAt;
@@ -123,30 +124,33 @@ pub(crate) async fn explain(
     reserved::check_body(&app.reader.threads, may_write_fields, &body).await?;
     let endpoint = app.reader.threads.run_on(&body, Endpoint::of_body).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let mut known = app.reader.look_at(client, Some(endpoint), ModelAt::Json, "", &body).await?;
+    let source = BodySource { endpoint: Some(endpoint), model: ModelAt::Json, kind: "", query: None, as_is: false };
+    let (fields, prompt) = app.reader.look_at(client, source, &body).await?;
+    let mut hints = RoutingHints { priority: fields.priority, ..RoutingHints::default() };
     if admitted.is_ok() {
-        let (named, hints) = app.proxy.sessions.identify(&head.headers, &known.in_body);
-        known.session = named.map(|identity| identity.name);
-        known.turn = app.proxy.sessions.look(named, hints, known.prompt()).map(Arc::new);
+        let (named, shown) = app.proxy.sessions.identify(&head.headers, &fields.session_names);
+        hints.session = named.map(|identity| identity.name);
+        hints.turn = app.proxy.sessions.look(named, shown, prompt.in_session()).map(Arc::new);
     }
-    let Outlook { explained, held, bounds } = app.places.explain(shard, &known).await?;
+    let facts = RequestFacts { body: fields, prompt, hints };
+    let Outlook { explained, held, bounds } = app.places.explain(shard, &facts).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {
-        let tokens = |blocks: u32| blocks * known.block_size;
+        let tokens = |blocks: u32| blocks * facts.prompt.block_size;
         candidates[at]["held_tokens"] =
             json!({ "device": tokens(depth.device), "host": tokens(depth.host), "any_tier": tokens(depth.any) });
     }
     let mut said = json!({
         "policy": app.places.policy(),
-        "model": known.model,
-        "tokens": known.tokens,
-        "block_size": known.block_size,
-        "blocks": known.hashes.len(),
+        "model": facts.body.model,
+        "tokens": facts.prompt.tokens,
+        "block_size": facts.prompt.block_size,
+        "blocks": facts.prompt.hashes.len(),
         "terms": explained.term_names(),
         "candidates": candidates,
-        "session": known.turn.as_ref().map(|turn| turn.to_json()),
+        "session": facts.hints.turn.as_ref().map(|turn| turn.to_json()),
     });
-    if let Some(pictured) = &known.pictured {
+    if let Some(pictured) = &facts.prompt.pictured {
         // Their names are between the router and its engines.
         said["images"] = pictured.expanded.lengths().map(|tokens| json!({ "tokens": tokens })).collect();
     }

@@ -10,7 +10,7 @@ use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, Question, Request, TOKENI
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::{Dialects, Fleet, ToAsk};
 use crate::engines::{Engine, Outcome, ask};
-use crate::requests::facts::RequestFacts;
+use crate::requests::facts::{BodyFields, PromptFacts};
 use crate::requests::long_work::LongWork;
 use crate::requests::prompts::{EngineTokens, Prompts, Silence};
 
@@ -30,19 +30,22 @@ pub(crate) async fn ask_for_tokens(
     threads: &LongWork,
     endpoint: Endpoint,
     body: &Bytes,
-    known: &mut RequestFacts,
-) -> Result<(), Refusal> {
-    let Dialects { main, others, .. } = fleet.dialects(known.model.as_deref());
-    let told = tokens(fleet, threads, endpoint, body, known, main).await?;
-    prompts.take_engine_tokens(endpoint, told, known);
-    if known.is_alike || known.hashes.is_empty() {
-        return Ok(());
+    fields: &BodyFields,
+    prompt: PromptFacts,
+) -> Result<PromptFacts, Refusal> {
+    let model = fields.model.as_deref();
+    let has_media = prompt.media.is_some();
+    let Dialects { main, others, .. } = fleet.dialects(model);
+    let told = tokens(fleet, threads, endpoint, body, model, has_media, main).await?;
+    let mut prompt = prompts.with_engine_tokens(endpoint, fields, prompt, told);
+    if prompt.is_alike || prompt.hashes.is_empty() {
+        return Ok(prompt);
     }
     for dialect in others {
-        let told = tokens(fleet, threads, endpoint, body, known, dialect).await?;
-        prompts.take_other_dialect(dialect, told.ok().as_ref(), known);
+        let told = tokens(fleet, threads, endpoint, body, model, has_media, dialect).await?;
+        prompt = prompts.with_other_dialect(prompt, dialect, told.ok().as_ref());
     }
-    Ok(())
+    Ok(prompt)
 }
 
 /// Asks engines of a dialect: first for what they make of the request itself, then for the tokens of the chat that the
@@ -52,12 +55,12 @@ async fn tokens(
     threads: &LongWork,
     endpoint: Endpoint,
     body: &Bytes,
-    known: &RequestFacts,
+    model: Option<&str>,
+    has_media: bool,
     dialect: Dialect,
 ) -> Result<Result<EngineTokens, Silence>, Refusal> {
-    let own_name = known.model.as_deref().and_then(|model| fleet.own_name(model, dialect));
-    let (model, has_media) = (known.model.as_deref(), known.media.is_some());
-    let named = own_name.or_else(|| known.model.clone());
+    let own_name = model.and_then(|model| fleet.own_name(model, dialect));
+    let named = own_name.or_else(|| model.map(str::to_owned));
     let until = Instant::now() + LONGEST;
     let mut said: Vec<String> = Vec::new();
     // What is not text has no tokens there that its blocks are known by.

@@ -16,12 +16,11 @@ use crate::config::{Config, Handover, ImageIds};
 use crate::engines::fleet::Dialects;
 use crate::error::Error;
 use crate::remote::cache_reports::CacheReporter;
-use crate::requests::facts::{DialectBlocks, RequestFacts, estimate};
+use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts, estimate};
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::media::{MediaTokens, ModelMedia};
 use crate::requests::reading_turns::ReadingTurns;
 use crate::requests::salts::Salts;
-use crate::requests::sessions::BodyNames;
 use crate::requests::unread::UnreadPrompts;
 
 /// The word that a configuration has instead of a tokenizer to have engines asked.
@@ -88,11 +87,13 @@ pub(crate) struct PromptLimits {
     pub(crate) until: Instant,
     /// The reason why it is not read at all, if it is not.
     pub(crate) unread: Option<PromptFailure>,
+    /// True if engines get the body as it came: fields cannot be added to it.
+    pub(crate) as_is: bool,
 }
 
 impl PromptLimits {
     pub(crate) fn until(until: Instant) -> Self {
-        Self { until, unread: None }
+        Self { until, unread: None, as_is: false }
     }
 }
 
@@ -204,7 +205,7 @@ impl Prompts {
         self.wants.hashes && recalled.new_bytes() > self.long_prompt
     }
 
-    /// Reads a body. Of one that cannot be read nothing is known, and the engine says what is wrong with it.
+    /// Reads a body. One that cannot be read is passed on, as the engine says what is wrong with it.
     ///
     /// `takes_names`: whether all engines of a model call pictures by the names that a request has for them.
     #[expect(clippy::too_many_arguments, reason = "a body, what is known of it, and of whom its engines are")]
@@ -217,50 +218,29 @@ impl Prompts {
         body: &[u8],
         recalled: &RecalledBody,
         limits: PromptLimits,
-    ) -> RequestFacts {
+    ) -> (BodyFields, PromptFacts) {
         let request = match recalled.parse(endpoint, body) {
             Ok(request) => request.until(limits.until),
             Err(why_not) => {
                 self.count(endpoint, why_not);
-                return RequestFacts {
-                    tokens: estimate(body),
-                    block_size: self.block_size,
-                    answers: 1,
-                    generates: endpoint.generates(),
-                    ..RequestFacts::default()
-                };
+                return (BodyFields::unread(None, endpoint.generates()), self.estimated(body));
             }
         };
-        let is_response = endpoint == Endpoint::Responses;
-        let may_be_cut = request.may_be_cut();
-        let mut known = RequestFacts {
-            model: request.model.as_deref().map(str::to_owned),
-            tokens: estimate(body),
-            block_size: self.block_size,
-            in_body: BodyNames::of(&request.session),
-            max_tokens: request.max_tokens,
-            priority: request.priority,
-            answers: request.answers,
-            generates: endpoint.generates(),
-            streams: request.stream,
-            lacks_usage: request.stream && !request.include_usage && endpoint.has_stream_options(),
-            has_stream_options: request.has_stream_options,
-            previous: request.previous_response.as_deref().filter(|_| is_response).map(str::to_owned),
-            in_background: is_response && request.in_background,
-            may_be_cut,
-            ..RequestFacts::default()
-        };
-        known.note_lengths(endpoint);
+        let named = request.model.as_deref().map(str::to_owned);
         if !self.are_read() {
-            if body.len() > LARGE {
-                self.weigh(&mut known, request.media());
+            let fields = BodyFields::of(endpoint, &request, named, limits.as_is);
+            let mut prompt = self.estimated(body);
+            if body.len() > LARGE
+                && let Some((tokens, media)) = self.weigh(fields.model.as_deref(), request.media())
+            {
+                (prompt.tokens, prompt.media) = (tokens, Some(media));
             }
-            return known;
+            return (fields, prompt);
         }
         self.unread.note(endpoint);
-        let Dialects { main, others, only_model } = dialects(known.model.as_deref());
-        known.model = known.model.or(only_model);
-        let model = known.model.as_deref().unwrap_or_default();
+        let Dialects { main, others, only_model } = dialects(named.as_deref());
+        let fields = BodyFields::of(endpoint, &request, named.or(only_model), limits.as_is);
+        let model = fields.model.as_deref().unwrap_or_default();
         let found = service.and_then(|service| service.fleet().find(model, &self.routing_group).ok());
         let base = found.as_ref().map_or(model, |found| &*found.keyspace.model);
         let prompters = self.by_model.get(model).or_else(|| self.by_model.get(base)).unwrap_or(&self.any);
@@ -273,9 +253,9 @@ impl Prompts {
             prompted.why_not = Some(PromptFailure::SkipsCache);
         }
         let is_keyed = found.as_ref().is_some_and(|found| found.keyspace.identity().is_keyed());
-        let pictures =
-            self.names_pictures.as_ref().filter(|_| prompted.placeholders.is_some() && !skips_cache && !is_keyed);
-        let pictures = pictures.filter(|_| takes_names(known.model.as_deref()));
+        let takes_pictures = prompted.placeholders.is_some() && !skips_cache && !is_keyed && !limits.as_is;
+        let pictures = self.names_pictures.as_ref().filter(|_| takes_pictures);
+        let pictures = pictures.filter(|_| takes_names(fields.model.as_deref()));
         let pictures = pictures.and_then(|named| Pictures::of(body, named));
         let of_pictures = prompted.placeholders.as_ref().zip(pictures).and_then(|(placeholders, pictures)| {
             Some((self.media.lengths.expand(base, placeholders, &pictures)?, pictures))
@@ -283,55 +263,58 @@ impl Prompts {
         if of_pictures.as_ref().is_some_and(|((expanded, _), _)| expanded.is_whole) {
             prompted.why_not = None;
         }
-        if self.is_asked_for(&prompted) {
-            known.why_not = prompted.why_not;
-        } else if let Some(why_not) = prompted.why_not {
+        let is_asked_for = self.is_asked_for(&prompted);
+        if let Some(why_not) = prompted.why_not.filter(|_| !is_asked_for) {
             self.count(endpoint, why_not);
         }
         let counted = u32::try_from(prompted.token_count()).unwrap_or(u32::MAX);
-        known.tokens = prompted.prompt_tokens.max(counted);
-        if prompted.prompts > 1 {
-            known.tokens = known.tokens.max(estimate(body));
-        }
-        self.weigh(&mut known, prompted.media);
-        known.tokens = known.tokens.max(counted);
+        let least = if prompted.prompts > 1 { estimate(body) } else { 0 };
+        let weighed = self.weigh(fields.model.as_deref(), prompted.media);
+        let (tokens, media) =
+            weighed.map_or_else(|| (prompted.prompt_tokens.max(least), None), |(tokens, media)| (tokens, Some(media)));
         // Of several prompts or answers, and of what engines add to other kinds of requests, the sum would be counted.
-        let is_one = prompted.prompts == 1 && request.answers == 1 && prompted.token_count() > 0;
-        known.is_counted = is_one && prompted.whole && endpoint.is_counted();
-        known.is_exact = prompted.prompts == 1
-            && prompted.token_count() > 0
-            && prompted.whole
-            && !may_be_cut
-            && is_given_so(endpoint);
-        if let Some(found) = &found {
-            known.block_size = found.keyspace.block_size;
-        }
+        let is_one = prompted.prompts == 1 && prompted.token_count() > 0 && prompted.whole;
         let adapter = request.adapter.as_deref().map(Arc::from);
-        known.adapter = adapter.or_else(|| found.as_ref().and_then(|found| found.adapter.clone()));
-        known.salts = Salts::new(&request, main.engine());
-        known.keyspace = found.map(|found| found.keyspace);
+        let mut prompt = PromptFacts {
+            tokens: tokens.max(counted),
+            block_size: found.as_ref().map_or(self.block_size, |found| found.keyspace.block_size),
+            media,
+            is_counted: is_one && request.answers == 1 && endpoint.is_counted(),
+            is_exact: is_one && !fields.may_be_cut && is_given_so(endpoint),
+            is_alike: prompted.is_alike(body),
+            why_not: prompted.why_not.filter(|_| is_asked_for),
+            adapter: adapter.or_else(|| found.as_ref().and_then(|found| found.adapter.clone())),
+            salts: Salts::new(&request, main.engine()),
+            keyspace: found.map(|found| found.keyspace),
+            ..PromptFacts::default()
+        };
         if self.wants.hashes && prompted.token_count() > 0 && !skips_cache {
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            known.hash(hashes, || prompted.tokens(), self.cache_reporter.as_ref());
+            let (model, reporter) = (fields.model.as_deref(), self.cache_reporter.as_ref());
+            prompt = prompt.with_blocks(model, hashes, || prompted.tokens(), reporter);
         }
         if let Some(((expanded, counting), pictures)) = of_pictures {
-            known.has_pictures(pictures, expanded);
-            if let Some(media) = &mut known.media {
+            prompt = prompt.with_pictures(pictures, expanded, fields.answers);
+            if let Some(media) = &mut prompt.media {
                 media.counting = Some(Arc::new(counting));
             }
         }
-        if !known.hashes.is_empty() && !others.is_empty() && !prompted.is_alike(body) {
-            (known.is_counted, known.is_exact) = (false, false);
-            known.others = self.others(prompters, &others, endpoint, body, &known, limits);
+        if !prompt.hashes.is_empty() && !others.is_empty() && !prompt.is_alike {
+            (prompt.is_counted, prompt.is_exact) = (false, false);
+            prompt.others = self.others(prompters, &others, endpoint, body, &prompt, limits);
         }
-        known.is_alike = prompted.is_alike(body);
         if self.wants.text && !prompted.text.is_empty() {
-            known.text = Some(std::mem::take(&mut prompted.text));
+            prompt.text = Some(std::mem::take(&mut prompted.text));
         }
         if self.keeps_ids && endpoint == Endpoint::Completions && prompted.whole && prompted.prompts == 1 {
-            known.ids = Some(prompted.tokens().to_vec()).filter(|ids| !ids.is_empty());
+            prompt.ids = Some(prompted.tokens().to_vec()).filter(|ids| !ids.is_empty());
         }
-        known
+        (fields, prompt)
+    }
+
+    /// Facts of a prompt that is not read.
+    fn estimated(&self, body: &[u8]) -> PromptFacts {
+        PromptFacts { tokens: estimate(body), block_size: self.block_size, ..PromptFacts::default() }
     }
 
     /// The blocks of a prompt as engines of other dialects make it.
@@ -341,7 +324,7 @@ impl Prompts {
         dialects: &[Dialect],
         endpoint: Endpoint,
         body: &[u8],
-        known: &RequestFacts,
+        prompt: &PromptFacts,
         limits: PromptLimits,
     ) -> Vec<DialectBlocks> {
         // What is known of turns is of the main dialect, and with that there is nothing to be read twice.
@@ -351,50 +334,61 @@ impl Prompts {
             self.again.fetch_add(1, Relaxed);
             let prompted = prompters.of(*dialect).prompt(&request);
             let hashes = |size, adapter: Option<&str>, salt: Option<&str>| prompted.content_hashes(size, adapter, salt);
-            let salt = known.salts.of(dialect.engine());
-            DialectBlocks { dialect: *dialect, hashes: known.words(salt, hashes, || prompted.tokens()) }
+            let salt = prompt.salts.of(dialect.engine());
+            DialectBlocks { dialect: *dialect, hashes: prompt.block_names(salt, hashes, || prompted.tokens()) }
         });
         made.collect()
     }
 
-    /// Takes what an engine was asked for the tokens of a prompt, and counts what it did not tell.
-    pub(crate) fn take_engine_tokens(
+    /// Returns the prompt with the tokens that an engine was asked for; counts what it did not tell.
+    pub(crate) fn with_engine_tokens(
         &self,
         endpoint: Endpoint,
+        fields: &BodyFields,
+        mut prompt: PromptFacts,
         told: Result<EngineTokens, Silence>,
-        known: &mut RequestFacts,
-    ) {
+    ) -> PromptFacts {
         let why_not = match told {
             Ok(told) => {
                 let counted = u32::try_from(told.tokens.len()).unwrap_or(u32::MAX);
                 // Of one text or chat the engine has counted all; of others, what it has not is estimated.
                 let is_all = told.prompts == 1 && told.cut.is_none();
-                known.tokens = if is_all { counted } else { known.tokens.max(counted) };
-                known.is_exact =
-                    is_all && counted > 0 && !known.may_be_cut && (told.is_rendered || is_given_so(endpoint));
+                prompt.tokens = if is_all { counted } else { prompt.tokens.max(counted) };
+                prompt.is_exact =
+                    is_all && counted > 0 && !fields.may_be_cut && (told.is_rendered || is_given_so(endpoint));
                 let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
                     content_hashes(&told.tokens, size as usize, adapter, salt)
                 };
-                known.hash(hashes, || &told.tokens, self.cache_reporter.as_ref());
-                told.cut.map(|cut| (cut, None)).or(known.why_not.take().map(|why_not| (why_not, None)))
+                let (model, reporter) = (fields.model.as_deref(), self.cache_reporter.as_ref());
+                prompt = prompt.with_blocks(model, hashes, || &told.tokens, reporter);
+                told.cut.map(|cut| (cut, None))
             }
             Err(Silence { why_not, said }) => Some((why_not, said)),
         };
+        prompt.why_not = None;
         if let Some((why_not, said)) = why_not {
             self.count_as(endpoint, why_not, said.as_deref());
         }
+        prompt
     }
 
-    /// Takes what an engine of another dialect told; nothing is known of the prompt there if it told nothing.
-    pub(crate) fn take_other_dialect(&self, dialect: Dialect, told: Option<&EngineTokens>, known: &mut RequestFacts) {
+    /// Returns the prompt with its blocks in another dialect, of which nothing is known if no engine of it told the tokens.
+    pub(crate) fn with_other_dialect(
+        &self,
+        mut prompt: PromptFacts,
+        dialect: Dialect,
+        told: Option<&EngineTokens>,
+    ) -> PromptFacts {
         self.again.fetch_add(1, Relaxed);
-        known.is_exact = false;
-        let Some(told) = told else { return known.others.push(DialectBlocks { dialect, hashes: Arc::default() }) };
-        let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
-            content_hashes(&told.tokens, size as usize, adapter, salt)
-        };
-        let hashes = known.words(known.salts.of(dialect.engine()), hashes, || &told.tokens);
-        known.others.push(DialectBlocks { dialect, hashes });
+        prompt.is_exact = false;
+        let hashes = told.map_or_else(Arc::default, |told| {
+            let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
+                content_hashes(&told.tokens, size as usize, adapter, salt)
+            };
+            prompt.block_names(prompt.salts.of(dialect.engine()), hashes, || &told.tokens)
+        });
+        prompt.others.push(DialectBlocks { dialect, hashes });
+        prompt
     }
 
     /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
@@ -403,12 +397,11 @@ impl Prompts {
         self.asks_engines && prompted.token_count() == 0 && prompted.why_not.is_none_or(is_due)
     }
 
-    /// Notes what of a prompt is not text, and how many tokens it should have with that.
-    fn weigh(&self, known: &mut RequestFacts, media: Option<Media>) {
-        let Some(media) = media else { return };
-        let model = known.model.clone().unwrap_or_default();
-        known.tokens = self.media.estimate(&model, &media);
-        known.media = Some(ModelMedia { model, media, counting: None });
+    /// Number of tokens of a prompt with parts that are not text, and these parts; none if it has none.
+    fn weigh(&self, model: Option<&str>, media: Option<Media>) -> Option<(u32, ModelMedia)> {
+        let media = media?;
+        let model = model.unwrap_or_default().to_owned();
+        Some((self.media.estimate(&model, &media), ModelMedia { model, media, counting: None }))
     }
 
     /// True if engines are asked for the tokens of prompts.

@@ -18,11 +18,11 @@ use crate::answers::refusal::Refusal;
 use crate::engines::fleet::{Dialects, Fleet};
 use crate::requests::encoding::{DecodedBody, Encoding, unpack};
 use crate::requests::engine_tokens::ask_for_tokens;
-use crate::requests::facts::RequestFacts;
+use crate::requests::facts::{BodyFields, PromptFacts};
 use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
 use crate::requests::prompts::{PromptLimits, Prompts};
 use crate::requests::reading_turns::Client;
-use crate::requests::routes::ModelAt;
+use crate::requests::routes::{ModelAt, of_query};
 
 /// Time within which a prompt must be read, its turn included.
 const PATIENCE: Duration = Duration::from_millis(500);
@@ -32,6 +32,20 @@ const GRACE: Duration = Duration::from_millis(250);
 
 /// Time within which the tokens of a probe must be made.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Origin of a body: what its request says of it.
+pub(crate) struct BodySource<'a> {
+    /// The endpoint whose prompt it has, if it has one.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// The place of the model's name, if it has no prompt.
+    pub(crate) model: ModelAt,
+    /// The header `Content-Type`.
+    pub(crate) kind: &'a str,
+    /// The query of the path, which may name the model, too.
+    pub(crate) query: Option<&'a str>,
+    /// True if engines get the body as it came: fields cannot be added to it.
+    pub(crate) as_is: bool,
+}
 
 /// Reads the bodies of requests.
 pub(crate) struct BodyReader {
@@ -82,35 +96,39 @@ impl BodyReader {
         }
     }
 
-    /// Reads what a body of this type (`Content-Type`) asks, whose prompt is that of `endpoint`, or which names the model
-    /// at `model`.
+    /// Reads what a body asks.
     pub(crate) async fn look_at(
         self: &Arc<Self>,
         client: Client,
-        endpoint: Option<Endpoint>,
-        model: ModelAt,
-        kind: &str,
+        source: BodySource<'_>,
         body: &Bytes,
-    ) -> Result<RequestFacts, Refusal> {
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+        let BodySource { endpoint, model, kind, query, as_is } = source;
         let Some(endpoint) = endpoint else {
-            let kind = kind.to_owned();
-            return self.threads.run_on(body, move |body| RequestFacts::of_work(model.of(&kind, body), body)).await;
+            let (kind, of_query) = (kind.to_owned(), query.and_then(of_query));
+            let read = move |body: &[u8]| {
+                let model = model.of(&kind, body).or(of_query);
+                (BodyFields::unread(model, false), PromptFacts::of_work(body))
+            };
+            return self.threads.run_on(body, read).await;
         };
-        let until = Instant::now() + PATIENCE;
-        let mut known = if body.len() > LONG_BODY {
-            self.read_beside(client, endpoint, body, None, until).await?
+        let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
+        let (fields, prompt) = if body.len() > LONG_BODY {
+            self.read_beside(client, endpoint, body, None, limits).await?
         } else {
             let recalled = self.prompts.recall(endpoint, body);
             if self.prompts.is_long(&recalled) || takes_long(body) {
-                self.read_beside(client, endpoint, body, Some(recalled), until).await?
+                self.read_beside(client, endpoint, body, Some(recalled), limits).await?
             } else {
-                self.read(endpoint, body, &recalled, PromptLimits::until(until))
+                self.read(endpoint, body, &recalled, limits)
             }
         };
-        if self.prompts.asks_engines() && known.why_not.take().is_some() {
-            ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &mut known).await?;
+        if self.prompts.asks_engines() && prompt.why_not.is_some() {
+            let prompt =
+                ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt).await?;
+            return Ok((fields, prompt));
         }
-        Ok(known)
+        Ok((fields, prompt))
     }
 
     /// Reads a body on another thread, when it is its turn and there is memory for what is made of it. Without its prompt
@@ -121,30 +139,31 @@ impl BodyReader {
         endpoint: Endpoint,
         body: &Bytes,
         recalled: Option<RecalledBody>,
-        until: Instant,
-    ) -> Result<RequestFacts, Refusal> {
+        limits: PromptLimits,
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+        let PromptLimits { until, as_is, .. } = limits;
         let new_bytes = recalled.as_ref().map_or(body.len(), RecalledBody::new_bytes);
         if !self.prompts.are_read() {
-            return self.without_prompt(endpoint, body, None).await;
+            return self.without_prompt(endpoint, body, as_is, None).await;
         }
         let Some(turn) = self.prompts.turns.wait(client, new_bytes, until).await else {
-            return self.without_prompt(endpoint, body, Some(PromptFailure::TookTooLong)).await;
+            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await;
         };
         let Some(memory) = self.memory.reserve(reading_memory(new_bytes), until).await else {
-            return self.without_prompt(endpoint, body, Some(PromptFailure::NoRoom)).await;
+            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::NoRoom)).await;
         };
         let reading = tokio::task::spawn_blocking({
             let (reader, body) = (self.clone(), body.clone());
             move || {
                 let recalled = recalled.unwrap_or_else(|| reader.prompts.recall(endpoint, &body));
-                let made = reader.read(endpoint, &body, &recalled, PromptLimits::until(until));
+                let made = reader.read(endpoint, &body, &recalled, limits);
                 drop((recalled, memory, turn));
                 made
             }
         });
         match timeout_at((until + GRACE).into(), reading).await {
             Ok(made) => made.map_err(|_| failed()),
-            Err(_) => self.without_prompt(endpoint, body, Some(PromptFailure::TookTooLong)).await,
+            Err(_) => self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await,
         }
     }
 
@@ -153,17 +172,24 @@ impl BodyReader {
         self: &Arc<Self>,
         endpoint: Endpoint,
         body: &Bytes,
+        as_is: bool,
         why_not: Option<PromptFailure>,
-    ) -> Result<RequestFacts, Refusal> {
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
         let reader = self.clone();
         let read = move |body: &[u8]| {
-            let limits = PromptLimits { unread: why_not, ..PromptLimits::until(Instant::now() + PATIENCE) };
+            let limits = PromptLimits { until: Instant::now() + PATIENCE, unread: why_not, as_is };
             reader.read(endpoint, body, &RecalledBody::nothing(body), limits)
         };
         self.threads.run_on(body, read).await
     }
 
-    fn read(&self, endpoint: Endpoint, body: &[u8], recalled: &RecalledBody, limits: PromptLimits) -> RequestFacts {
+    fn read(
+        &self,
+        endpoint: Endpoint,
+        body: &[u8],
+        recalled: &RecalledBody,
+        limits: PromptLimits,
+    ) -> (BodyFields, PromptFacts) {
         let dialects = |model: Option<&str>| self.fleet.dialects(model);
         let takes_names = |model: Option<&str>| self.fleet.takes_image_ids(model);
         self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
@@ -176,6 +202,7 @@ impl BodyReader {
         let any = |_: Option<&str>| Dialects { main: dialect, others: Vec::new(), only_model: None };
         let limits = PromptLimits::until(Instant::now() + PROBE_PATIENCE);
         let follower = self.follower.as_deref();
-        self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits).ids
+        let (_, prompt) = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
+        prompt.ids
     }
 }
