@@ -32,7 +32,7 @@ pub(crate) struct App {
     pub(crate) follower: Option<Arc<Follower>>,
     /// Another process that is asked what engines hold, if one is.
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
-    /// The index in another process, as far as it learns by what engines say.
+    /// Reports to the index in another process, if it learns from what engines say.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,

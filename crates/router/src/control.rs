@@ -1,5 +1,4 @@
-//! The router's work beside requests: it asks engines how they do, which models they serve, and closes what nobody
-//! uses.
+//! Health checks of engines, questions about their models and their load, and the closing of unused connections.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -28,10 +27,10 @@ const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
 /// Models of an engine that a line of the log names.
 const SHOWN: usize = 16;
 
-/// The least time between two questions to an engine, however often requests fail there.
+/// Minimum pause between two questions to an engine, however many requests fail there.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks after the engines for as long as the router lives.
+/// Looks after the engines until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
     loop {
@@ -69,7 +68,7 @@ pub(crate) async fn run(app: Arc<App>) {
     }
 }
 
-/// Notes whether what the index says of each engine can be trusted, and how many blocks each has.
+/// Records whether the index can be trusted about each engine, and how many blocks each holds.
 fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) {
     let Some(follower) = follower.filter(|_| places.wants().hashes) else { return };
     let keyspaces = follower.fleet().keyspaces();
@@ -95,7 +94,7 @@ fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) 
     }
 }
 
-/// Reads one engine's metrics, again and again, for as long as it has any.
+/// Reads an engine's metrics periodically.
 async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
     if health.load_interval.is_zero() {
         return;

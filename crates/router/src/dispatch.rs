@@ -1,4 +1,4 @@
-//! From a request to its answer: what is asked, who may ask it, and who answers.
+//! The route of a request from the HTTP server to its answer: access, and the function that answers.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -10,7 +10,7 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
+use kvatlas_http::{Access, Call, Content, Denial, Front, Handler, ListenerKind, RequestBody, ShownKey};
 
 use crate::answers::body::{Answer, json, typed};
 use crate::answers::observe::Dialect;
@@ -26,8 +26,36 @@ use crate::requests::cors;
 use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 
+impl Handler for App {
+    type Body = Answer;
+
+    const HTTP2: bool = true;
+
+    /// True, as an engine's time is dear.
+    const LATE_END_IS_LEAVING: bool = true;
+
+    fn front(&self) -> &Front {
+        &self.front
+    }
+
+    fn answer(
+        app: Arc<Self>,
+        call: Call,
+        request: Request<RequestBody>,
+    ) -> impl Future<Output = Response<Answer>> + Send + 'static {
+        // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
+        // as long as the connection is open.
+        Box::pin(answer(app, call, request))
+    }
+
+    fn refuse(denied: Denial) -> Response<Answer> {
+        // The path has not been read.
+        Refusal::from(denied).response(Dialect::Other)
+    }
+}
+
 /// Answers a request.
-pub(crate) async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
+async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
     let arrived = Instant::now();
     // A key in it would be in the answer and in logs.
     let id = request.headers().get(REQUEST_ID).filter(|id| !app.gate.has_key_in(id.as_bytes())).cloned();
@@ -188,8 +216,8 @@ async fn dispatch(
     }
 }
 
-/// True if a client wants its connection to become a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed
-/// over, and so may all before HTTP/1.1.
+/// True if a client asks for a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed over, and so may
+/// all before HTTP/1.1.
 fn wants_websocket(request: &Request<RequestBody>) -> bool {
     let names = |header: HeaderName, wanted: &str| {
         let values = request.headers().get_all(header).iter();
@@ -211,7 +239,7 @@ fn metrics(app: &Arc<App>, headers: &HeaderMap, listener: ListenerKind) -> Resul
     Ok(typed(StatusCode::OK, kind, text))
 }
 
-/// A path that is for whoever may change engines, at a router that knows nobody by a key.
+/// Refusal of a path that changes engines, at a router without an admin key.
 fn changes_engines() -> Refusal {
     let message = "this path changes an engine for all its clients: it is forwarded for the admin key \
                    (http.admin_key_file), which this router does not have, or if the setting `forward` names it";

@@ -11,8 +11,8 @@
 //! | `proxy` | a request on its way to an engine, and the answer on its way back |
 //! | `reports` | metrics, the page, the state as JSON, changes by operators |
 //!
-//! A folder uses those above it in this table, and none below. Of the files beside the folders, `server` receives requests,
-//! `dispatch` finds who answers each, `control` looks after the engines, and `app` holds the parts that they share.
+//! A folder uses those above it in this table, and none below. Of the files beside the folders, `dispatch` receives requests
+//! and finds who answers each, `control` looks after the engines, and `app` holds the parts that they share.
 
 #![forbid(unsafe_code)]
 
@@ -32,7 +32,6 @@ mod remote;
 mod reports;
 mod requests;
 mod router;
-mod server;
 
 pub use config::Config;
 pub use error::Error;

@@ -158,7 +158,7 @@ impl Router {
         self.address
     }
 
-    /// The service in this process, which follows the engines' events; none if there is none.
+    /// Returns the follower of the engines' events in this process, if there is one.
     #[must_use]
     pub fn service(&self) -> Option<&Follower> {
         self.app.follower.as_deref()
@@ -176,7 +176,7 @@ impl Router {
         self.admin_address
     }
 
-    /// Takes an engine in, in the place of the one of its name if there is one: an [`EngineConfig`] in JSON.
+    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the one with its name.
     ///
     /// # Errors
     /// [`Error::Config`] if it is none, or cannot be used.
@@ -185,7 +185,7 @@ impl Router {
         self.app.places.set_engine(engine, Adder::Operator).map(drop)
     }
 
-    /// Takes an engine out. What runs there goes on.
+    /// Removes an engine. What runs there goes on.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is none of that name.
@@ -193,7 +193,7 @@ impl Router {
         self.app.places.remove_engine(name).map(drop)
     }
 
-    /// Sends an engine nothing new from now on, or again.
+    /// Stops sending new requests to an engine, or starts again.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is none of that name.
@@ -207,14 +207,14 @@ impl Router {
         state::workers(&self.app.places)
     }
 
-    /// Returns what requests wait for, as `/ready` says it; nothing if they can come.
+    /// Returns the reasons that `/ready` gives for not being ready; none if it is.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
         (leaving || !any).then(|| serde_json::json!({ "ready": false, "leaving": leaving, "engines_up": any }))
     }
 
-    /// Reads the keys and certificates from their files again.
+    /// Reloads the keys and certificates from their files.
     ///
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
@@ -222,13 +222,13 @@ impl Router {
         Ok(self.app.gate.reload()?)
     }
 
-    /// Says from now on that it is not ready, and closes connections with the next answer. All else goes on.
+    /// Reports "not ready" from now on, and closes each connection after its next answer. All else goes on.
     pub fn leave(&self) {
         self.app.leaving.store(true, Relaxed);
     }
 
-    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
-    /// more connections, answers what was asked, ends all threads.
+    /// Shuts the router down: reports "not ready" for `delay`, so that load balancers stop sending; then accepts no
+    /// more connections, answers open requests, and ends all threads.
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {

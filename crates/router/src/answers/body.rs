@@ -13,9 +13,9 @@ pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of an answer.
 pub(crate) enum Answer {
-    /// A body that is here.
+    /// A complete body.
     Full(Bytes),
-    /// A body that comes piece by piece.
+    /// A streamed body.
     Stream(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
 }
 
@@ -46,7 +46,7 @@ impl Body for Answer {
     }
 }
 
-/// An answer of a type.
+/// Makes an answer with a content type.
 #[must_use]
 pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(body.into()));

@@ -1,4 +1,4 @@
-//! Heads of requests, as engines get them: without what is between the client and the router only.
+//! Heads of requests to engines, without headers that are only for the router.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Headers that are for the next hop only (RFC 9110, 7.6.1), and those that are written anew for it.
+/// True for headers of one hop (RFC 9110, 7.6.1), which are written anew.
 fn is_for_one_hop(name: &HeaderName) -> bool {
     // One comparison of numbers for each known name.
     *name == CONNECTION
@@ -95,7 +95,7 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Takes the router's own keys out of a request's lines: no engine gets to know them.
+/// Removes the router's own keys from a request's headers: no engine gets to know them.
 pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     if !gate.asks_for_key_to_change() {
         return;
@@ -202,7 +202,7 @@ fn is_data(kind: &[u8]) -> bool {
     kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// Takes what is for one hop only out of an answer's headers, and what only the router may say.
+/// Removes headers of one hop from an answer, and those that only the router may set.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     make_harmless(headers);
     if headers.contains_key(CONNECTION) {
@@ -223,12 +223,12 @@ pub(crate) struct EngineRequest<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// The request's name, where the client gave it none.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// True if the answer's body must come as it is.
+    /// True if the answer's body must not be compressed.
     pub(crate) plain: bool,
 }
 
 impl EngineRequest<'_> {
-    /// Writes the request's head as bytes for an engine, and for a rank of it if it has several.
+    /// Writes the head of the request to an engine, and to one of its ranks if it has several.
     pub(crate) fn write(&self, engine: &Engine, rank: Option<u32>, body: usize, out: &mut Vec<u8>) {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         out.reserve(256 + path.len() + 48 * self.headers.len());

@@ -14,7 +14,7 @@ use crate::requests::facts::RequestFacts;
 
 use crate::requests::task::Task;
 
-/// The ranks of engines that may take a request, at least one.
+/// Returns the ranks that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
     facts: &RequestFacts,
@@ -111,7 +111,7 @@ pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task:
     })
 }
 
-/// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
+/// Refusal of a request that fits into no engine's context; `most` is the longest, in tokens.
 fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     let (prompt, answer) = (facts.prompt.tokens, facts.room(task.is_prefill()) - facts.prompt.tokens);
     // The words by which clients of both APIs know it, and shorten the prompt or the answer.
@@ -131,7 +131,7 @@ fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
     Refusal::bad("context_length_exceeded", message).about(facts.body.prompt_field)
 }
 
-/// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
+/// Returns a rank of the only engine that can take the request, if it is draining.
 pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::WorkerId> {
     let engine = fleet.engine(facts.hints.only_engine.as_deref()?)?;
     if engine.health.standing() != HealthState::Draining {
@@ -140,7 +140,7 @@ pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::Worker
     engine.ids.get()?.first().copied()
 }
 
-/// Makes the refusal that a client gets whose request SGLang's pairs of engines cannot share, where there are no others.
+/// Makes the refusal of a request that SGLang's pairs of prefill and decode engines cannot handle.
 fn cannot_be_split() -> Refusal {
     let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
                    chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
@@ -148,7 +148,7 @@ fn cannot_be_split() -> Refusal {
     Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
-/// Makes the refusal that a client gets when the decision core places its request nowhere.
+/// Makes the refusal of a request that the decision core did not place.
 pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
         core::Refusal::NoWorker => "no engine takes requests at present",

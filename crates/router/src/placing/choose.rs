@@ -1,4 +1,4 @@
-//! An engine for a request: what is held is looked up, and what the core decides is reserved in the same step.
+//! Choice of an engine for a request: the lookup of its blocks, the decision, and the reservation in one step.
 
 use std::cell::RefCell;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -9,8 +9,8 @@ use kvatlas_routing as core;
 use tokio::sync::mpsc;
 
 use super::candidates::{candidates, keeper, refused};
-use super::held_then::HeldThen;
-use super::holding::look_up;
+use super::holdings::HeldThen;
+use super::holdings::look_up;
 use super::waiter::{News, Waiter};
 use super::{Core, Placement, Places};
 use crate::answers::refusal::Refusal;
@@ -30,17 +30,17 @@ thread_local! {
     static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Engines go while requests are placed on them: those are placed again, so many times with a pause in between.
+/// Attempts to place a request whose chosen engine has left meanwhile, and the pause between them.
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A decision, what was weighed for it, and what the service above sites said.
 type ExplainedDecision = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
 
-/// The candidates for a request that is not sent.
+/// Explanation of the candidates for a request.
 pub(crate) struct Outlook {
     pub(crate) explained: Explanation,
-    /// Blocks that each candidate holds, if there was an index to ask.
+    /// Blocks that each candidate holds; none without an index.
     pub(crate) held: Option<Vec<core::Depth>>,
     /// The words of the service above sites on them.
     pub(crate) bounds: Option<Arc<Bounds>>,
@@ -70,7 +70,7 @@ impl Drop for Ticket<'_> {
 }
 
 impl Places {
-    /// Chooses an engine for a request, not one of `tried` if there is another.
+    /// Chooses an engine for a request, other than `tried` if possible.
     pub(crate) async fn choose(
         &self,
         shard: usize,
@@ -106,7 +106,7 @@ impl Places {
         Err(refused(core::Refusal::NoWorker))
     }
 
-    /// Places a request at the rank of an engine that is being drained, and keeps what the request goes on from.
+    /// Places a request at a draining engine that keeps what the request continues.
     fn place_at(&self, facts: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
             let looked = self.look_up(facts, held);
@@ -139,7 +139,7 @@ impl Places {
         }
     }
 
-    /// Waits in the router until an engine has room. A client that goes away gives the place back. None: all that might
+    /// Waits in the queue until an engine has room. A client that goes away gives the place back. None: all that might
     /// have taken it are gone, before it could be told of others.
     async fn wait(
         &self,
@@ -223,7 +223,7 @@ impl Places {
         chosen
     }
 
-    /// Tells how the candidates for a request look, without any effect.
+    /// Explains the candidates for a request, without effect.
     pub(crate) async fn explain(&self, shard: usize, facts: &RequestFacts) -> Result<Outlook, Refusal> {
         let allowed = candidates(&self.fleet, facts, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
@@ -357,7 +357,7 @@ fn request(facts: &RequestFacts) -> core::Request<'_> {
     }
 }
 
-/// Fills in what was found, in the form that the core takes. None: nobody looked.
+/// Fills the depths found by the index into the core's form; unknown if there was no index. None: nobody looked.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();

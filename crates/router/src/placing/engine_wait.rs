@@ -28,8 +28,9 @@ impl Places {
         !self.no_engine.patience.is_zero()
     }
 
-    /// Waits until an engine may take a request, for which there was none because of `why`. `place`: its place in the
-    /// queue, which it gets here the first time; `tried`: engines that did not take it.
+    /// Waits until an engine may take a request. `place`: its place in the queue, assigned by the first call; `tried`:
+    /// engines that failed; `why`: the refusal without a wait. `place`: its place in the queue, which it gets here the
+    /// first time; `tried`: engines that did not take it.
     ///
     /// # Errors
     /// The request is not to wait, or has waited for as long as it may: this is its refusal.
@@ -90,7 +91,7 @@ impl Places {
     }
 }
 
-/// Makes the refusal of a request that no engine is up for: it says what is wrong with each.
+/// Makes the refusal of a request without an available engine, with the state of each.
 fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refusal {
     let (code, message) = match states(fleet, facts, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
@@ -133,7 +134,7 @@ fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
 /// Engines that could take a request, by the best of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// There is one that works, as far as is known.
+    /// An engine is available.
     Up,
     /// All of them stand down, or failed the last time: one may be back.
     Doubtful,
@@ -143,7 +144,7 @@ enum Availability {
     None,
 }
 
-/// The availability of engines that could take a request, without those that were tried.
+/// Returns the best availability among engines that could take a request, except `tried`.
 fn availability(fleet: &Fleet, facts: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));

@@ -1,4 +1,4 @@
-//! Engines come, go, and say how they do.
+//! Changes of the fleet in the decision core, engines' load reports, and requests of other routers.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
-    /// Adds an engine, in the place of the one of its name if there is one.
+    /// Adds an engine, or replaces the one with its name.
     pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
         // The decision core knows it before requests can find it: at no moment is there nobody of its name.
         let changed = self.fleet.set(config, adds, |replaced, added| self.add(replaced, added))?;
@@ -41,8 +41,9 @@ impl Places {
         Ok(engine)
     }
 
-    /// Adds an engine, in the place of `replaced`, which takes requests once they can find it ([`Self::is_back`]). If
-    /// `replaced` is the same engine with other settings, the requests there and all that was learnt of it stay.
+    /// Adds an engine to the decision core, in the place of `replaced`. If that is the same engine with other settings,
+    /// its requests and what was learnt of it stay. If `replaced` is the same engine with other settings, the requests
+    /// there and all that was learnt of it stay.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -70,7 +71,7 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// Tells those who wait that an engine that requests can find now is new, or can be used again.
+    /// Tells waiting requests that an engine is new or available again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
         self.no_engine.call();
@@ -95,7 +96,7 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Takes in what an engine says of the load of its rank at this place.
+    /// Reports the load of an engine's rank, by its position.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -106,7 +107,7 @@ impl Places {
         }
     }
 
-    /// Sets whether what the index says of an engine's rank at this place can be trusted.
+    /// Sets whether the index can be trusted about an engine's rank, by its position.
     pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
@@ -158,7 +159,7 @@ impl SharedRequests for Places {
 }
 
 impl Core {
-    /// Removes an engine's ranks, except those whose number `stays`.
+    /// Removes an engine's ranks, except the numbers for which `stays` is true.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
@@ -171,7 +172,7 @@ impl Core {
 }
 
 impl Core {
-    /// Lets all who wait find out who may take them: each knows only the engines that there were when it came.
+    /// Has all waiting requests determine their candidates anew.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
             // Whoever does not listen any more gives its place back.

@@ -1,4 +1,4 @@
-//! A request that waits in the router: what is needed to look its prompt up again, and where it hears of the decision.
+//! A waiting request: its prompt for another lookup, and the channel for the decision.
 
 use std::sync::Arc;
 use std::time::Instant;

@@ -1,4 +1,4 @@
-//! Requests that wait in the router until an engine has room.
+//! The queue of requests that wait for room at an engine.
 //!
 //! Whatever may make room calls one task, which places those that wait, one at a time: it notes whose turn may come, looks
 //! their prompts up again without the lock, as what engines hold has changed since they came, and has the core decide.
@@ -10,27 +10,27 @@ use kvatlas_routing as core;
 
 use super::choose::fill;
 use super::waiter::{News, Prompt};
-use super::{Core, Places, holding};
+use super::{Core, Places, holdings};
 use crate::clock::seconds;
 use crate::remote::external_index::LookupResult;
 use crate::remote::service::Question;
 
-/// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
+/// Interval for trying again without a known change: requests expire, and waits end.
 const TICK: Duration = Duration::from_millis(20);
 
-/// An index elsewhere is asked again for a prompt after that long, and for so many prompts at once.
+/// Interval for asking an index in another process again, and the number of prompts asked at a time.
 const ASKED_AGAIN: Duration = Duration::from_millis(100);
 const ASKED_AT_ONCE: usize = 8;
 
 impl Places {
-    /// Notes that there may be room for those who wait.
+    /// Wakes the task that places waiting requests.
     pub(super) fn call(&self, core: &Core) {
         if !core.tickets.is_empty() {
             self.room.notify_one();
         }
     }
 
-    /// Places those who wait, for as long as the router lives.
+    /// Places waiting requests, as long as the router lives.
     pub(crate) async fn bind(&self) {
         loop {
             let _ = tokio::time::timeout(TICK, self.room.notified()).await;
@@ -42,7 +42,8 @@ impl Places {
         }
     }
 
-    /// Places the one whose turn it is. False: there is no room, or nobody waits.
+    /// Places the next waiting request. False if it has no room, or the queue is empty. False: there is no room, or
+    /// nobody waits.
     async fn bind_one(&self) -> bool {
         let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
@@ -91,7 +92,7 @@ impl Places {
         is_placed
     }
 
-    /// Looks up what engines hold of each of these prompts, as far as somebody says.
+    /// Looks up the blocks that engines hold of each prompt.
     async fn look_up_all(&self, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
         let engines = self.fleet.engines().clone();
         let mut found = HashMap::new();
@@ -99,7 +100,7 @@ impl Places {
             for (number, prompt) in prompts {
                 let Some(keyspace) = prompt.keyspace else { continue };
                 let mut held = Vec::new();
-                holding::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
+                holdings::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
                 found.insert(number, LookupResult { held, bounds: None });
             }
             return found;

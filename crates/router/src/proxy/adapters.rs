@@ -16,7 +16,7 @@ use crate::engines::fleet::Fleet;
 use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Engine, Fault, Serving, whole};
 
-/// Bytes of a body that is read for an adapter's name: a longer one goes on as it came.
+/// Size of a body up to which the adapter's name is read.
 const LONGEST: usize = 64 << 10;
 
 /// A change of the adapters that engines have.
@@ -149,7 +149,7 @@ async fn ask(
     EngineAnswer { engine, answer }
 }
 
-/// Makes one answer of those of all engines: theirs, if all say the same, else what each said.
+/// Combines the engines' answers: a common one if all agree, else a list.
 fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
     let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);

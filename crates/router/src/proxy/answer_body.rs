@@ -8,8 +8,7 @@ use bytes::Bytes;
 use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep, sleep_until};
 
-use super::flight::Flight;
-use super::leg::Leg;
+use super::flight::{Flight, Leg};
 use crate::answers::body::BodyError;
 use crate::answers::observe::{Failure, Observer};
 use crate::answers::stored::Name;
@@ -19,7 +18,7 @@ use crate::placing::Placement;
 /// The comment that is sent.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
-/// Time for which an answer is held back at most that may turn out to be an error: those come quickly.
+/// Longest time for which a possible error is held back.
 const HOLD: Duration = Duration::from_secs(1);
 
 /// A time in which nothing comes from an engine.
@@ -140,9 +139,9 @@ impl AnswerBody {
         }
     }
 
-    /// Waits until something of the answer can be passed on, or it is over. As long as this has not come to an end
-    /// the client knows nothing of the answer, and another engine can still give one: also if the answer
-    /// [is an error](Self::failure).
+    /// Waits until a part of the answer can be passed on, or it ends. As long as this has not come to an end the client
+    /// knows nothing of the answer, and another engine can still give one: also if the answer [is an
+    /// error](Self::failure).
     ///
     /// # Errors
     /// The answer broke off before. Its flight goes on: [`AnswerBody::into_flight`].
@@ -161,8 +160,8 @@ impl AnswerBody {
         self.flight.answered(status);
     }
 
-    /// Ends an answer that broke off before anything of it could be passed on. True if there is something to pass on in
-    /// case that no other engine answers: events that said that work has begun.
+    /// Ends an answer that broke off before a part of it was passed on. True if there is something to pass on in case
+    /// that no other engine answers: events that said that work has begun.
     pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
         let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
         self.flight.note_failure(fault);

@@ -29,7 +29,7 @@ pub(crate) enum LastAttempt {
     SentTwice,
     /// The setting allows no more.
     NoRetriesLeft,
-    /// Nobody else could take it.
+    /// No other engine could take it.
     NoOtherEngine,
 }
 
@@ -59,10 +59,10 @@ pub(crate) struct Attempts {
     lost: u32,
     /// Number of times that it may be tried again in all.
     retries: u32,
-    /// Engines that were asked in vain, and those of them to which there was no connection.
+    /// Engines that failed, and those of them that could not be reached.
     tried: Vec<Arc<Engine>>,
     unreachable: Vec<Arc<Engine>>,
-    /// True if nothing was sent the last time, or there was none.
+    /// True before the first attempt, and if nothing was sent in the last one.
     is_unsent: bool,
     /// True if another engine works on the request.
     is_beside: bool,
@@ -149,7 +149,7 @@ impl Attempts {
         }
     }
 
-    /// True if the request was sent as often as it may be.
+    /// True if the request may not be sent again.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost >= SENDS
     }
@@ -167,7 +167,7 @@ impl Attempts {
         self.left = self.retries;
     }
 
-    /// Lets the engine that closed a kept connection be asked once more, as nobody else can take the request. False if
+    /// Allows one more attempt at the engine that closed a kept connection, if no other can take the request. False if
     /// there is no such engine.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
@@ -175,7 +175,7 @@ impl Attempts {
         true
     }
 
-    /// Notes that an engine has answered the request: those that did not have failed.
+    /// Records an answer: earlier engines without one have failed.
     pub(crate) fn answered(&mut self) {
         self.suspects.drain(..).for_each(|engine| engine.blame());
     }

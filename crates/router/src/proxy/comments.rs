@@ -47,15 +47,15 @@ struct EarlyStream {
 enum State {
     /// Nothing has come from an engine.
     Waiting(Work),
-    /// An engine has refused, in so many words up to now.
+    /// A refusal of an engine, with its text so far.
     Refused(StatusCode, Answer, Vec<u8>),
     /// An engine answers.
     Passing(Answer),
     Over,
 }
 
-/// Returns what comes of the work, or after this time the beginning of a stream in which it will be told.
-/// `id`: the request's name.
+/// Returns the result of `work`; after `every`, a stream that begins with comments and ends with the result. `id`: the
+/// request's id. `id`: the request's name.
 pub(super) async fn run(
     counts: &Arc<Counts>,
     mut work: Work,
@@ -83,7 +83,7 @@ pub(super) async fn run(
 }
 
 impl EarlyStream {
-    /// Returns what the work for the request has come to: an event, if there is no answer.
+    /// Takes in the result of the request; returns an event if it is no answer.
     fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
         let response = match answered {
             Ok(response) => response,
@@ -113,7 +113,7 @@ impl EarlyStream {
         refusal.event(self.dialect)
     }
 
-    /// Returns a comment if it is time for one.
+    /// Returns a comment when it is due.
     fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         ready!(self.timer.as_mut().poll(context));
         self.timer.as_mut().reset(Instant::now() + self.every);
@@ -167,7 +167,7 @@ impl Body for EarlyStream {
     }
 }
 
-/// The refusal that an engine has told in this text.
+/// Makes a refusal from an engine's text.
 fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
     let code = if status.is_server_error() { "engine_failed" } else { "engine_refused" };
     let message = told(said).unwrap_or_else(|| String::from_utf8_lossy(said).chars().take(1000).collect());

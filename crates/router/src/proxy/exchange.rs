@@ -45,7 +45,7 @@ async fn ask(
     Ok((connection, answer))
 }
 
-/// For so long nobody looks how the engine does: most have answered by then.
+/// Time without checks of the engine's health: most requests are answered by then.
 const SHORT: Duration = Duration::from_secs(1);
 
 /// The wait for the first byte of an engine's answer: it ends when the time is over, or when the engine goes down.
@@ -62,7 +62,7 @@ impl<'a> Patience<'a> {
         Self { engine, until, downs: engine.health.downs() }
     }
 
-    /// Returns what comes of `work`, or why it is not waited for any longer.
+    /// Returns the result of `work`, or why the wait ended.
     pub(crate) async fn wait<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
         let mut work = pin!(work);
         let short = self.until.min(Instant::now() + SHORT);

@@ -10,12 +10,13 @@ use hyper::{Method, Request, Response};
 use kvatlas_http::RequestBody;
 use kvatlas_prompt::Endpoint;
 
+use super::Proxy;
 use super::adapters::{self, AdapterChange};
 use super::attempts::Attempts;
+use super::body_fields::ask_for_usage;
 use super::comments;
 use super::hedging;
 use super::job::Job;
-use super::{Proxy, usage};
 use crate::answers::body::Answer;
 use crate::answers::observe::{AnswerFormat, Dialect};
 use crate::answers::refusal::Refusal;
@@ -32,8 +33,9 @@ use crate::requests::sessions::has_turns;
 use crate::requests::task::Task;
 
 impl Proxy {
-    /// Passes a request on, and its answer back. `may_write_fields`: whether its client may write what is between the router
-    /// and its engines.
+    /// Forwards a request to an engine and returns its answer. `may_write_fields`: whether the client may write fields
+    /// reserved for the router. `may_write_fields`: whether its client may write what is between the router and its
+    /// engines.
     #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what is known of its client")]
     pub(crate) async fn forward(
         self: &Arc<Self>,
@@ -103,7 +105,7 @@ impl Proxy {
         let finds_errors = head.method == Method::POST && route.may_repeat(&head.method);
         let mut reading = AnswerFormat { dialect: Dialect::of(endpoint), hides_usage: false, finds_errors };
         let asking = if facts.body.lacks_usage && self.config.ask_usage {
-            usage::ask_for_usage(&body, facts.body.has_stream_options)
+            ask_for_usage(&body, facts.body.has_stream_options)
         } else {
             None
         };
@@ -202,7 +204,7 @@ fn is_encoded(headers: &HeaderMap) -> bool {
     headers.contains_key(CONTENT_ENCODING) && !Encoding::of(headers).is_plain()
 }
 
-/// Reads what a request asks. A body that is compressed is read all the same.
+/// Reads what a request asks, also of a compressed body. A body that is compressed is read all the same.
 async fn look(
     proxy: &Arc<Proxy>,
     client: Client,
@@ -223,7 +225,7 @@ async fn look(
     proxy.reader.look_at(client, source, plain).await
 }
 
-/// The file that a batch to be made is of.
+/// Returns the input file of a new batch.
 fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
     #[derive(serde::Deserialize)]
     struct Batch {
@@ -234,7 +236,7 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
 }
 
 impl Proxy {
-    /// Reads in the headers where a request should go, and when: its session and its priority.
+    /// Reads routing hints from the headers: session and priority.
     fn hints(
         &self,
         headers: &HeaderMap,

@@ -1,4 +1,4 @@
-//! Prompts that one engine computes and another goes on from: what each is asked, in vLLM's way and in SGLang's.
+//! Separate prefill and decode: the requests to both engines, in vLLM's and in SGLang's protocol.
 //!
 //! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
 //! SGLang: both are asked at once, with a room in which they meet.
@@ -14,10 +14,9 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
+use super::body_fields::{Fields, fields, with};
 use super::exchange::{Patience, exchange};
-use super::fields::{Fields, fields, with};
-use super::flight::Flight;
-use super::leg::{Leg, PrefillResult, Verdict};
+use super::flight::{Flight, Leg, PrefillResult, Verdict};
 use crate::answers::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
 use crate::answers::refusal::Refusal;
 use crate::config::{Handover, Role};
@@ -34,13 +33,13 @@ const MAX_PARAMETERS: usize = 4 << 20;
 
 /// The state that prefill has come to before decode is asked.
 pub(crate) enum PrefillState {
-    /// The decode engine gets this.
+    /// The body for the decode engine.
     Body(Bytes),
-    /// The decode engine gets this while the prefill engine is at work: if that fails, so does the request there.
+    /// The body for the decode engine, and the prefill engine's work beside it; if that fails, so does the request.
     Meanwhile(Bytes, Leg),
-    /// No prefill engine has done it: the decode engine computes the prompt itself.
+    /// No prefill engine took part: the decode engine computes the prompt.
     Alone,
-    /// There is none, or it cannot be asked, and the decode engine does nothing without.
+    /// The request needs a prefill engine, and none can take it.
     Refused(Refusal),
 }
 
@@ -161,8 +160,7 @@ impl PrefillState {
 /// Names of the states that prefill can come to, in order of their numbers.
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
-/// True if vLLM can go on from blocks of another engine for such a request: it hands over those of one prompt only, and
-/// its beam search asks for each token anew.
+/// True if vLLM can take over the blocks of such a request: one prompt, and no beam search.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
         && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
@@ -190,7 +188,7 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// The parameters of a request, of which one is looked at.
+/// Sampling parameters, of which `n` is read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]
@@ -272,7 +270,7 @@ async fn first(
     parsed
 }
 
-/// Asks a prefill engine whose answer nobody reads.
+/// Asks a prefill engine in the background.
 async fn beside(
     first_byte: Duration,
     shard: usize,

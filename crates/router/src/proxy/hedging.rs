@@ -9,7 +9,8 @@ use std::time::Duration;
 use hyper::Response;
 
 use super::attempts::Attempts;
-use super::job::{FailedMark, Job};
+use super::job::Job;
+use super::respond::FailedMark;
 use crate::answers::body::Answer;
 use crate::answers::refusal::Refusal;
 use crate::config::Config;
@@ -27,7 +28,7 @@ pub(super) fn wait(config: &Config, counts: &Counts) -> Option<Duration> {
     (quantile > 0.0).then(|| counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
 }
 
-/// A request that is at two engines, as long as it is.
+/// Count of a request at two engines, until it is dropped.
 struct HedgeCount<'a>(&'a AtomicUsize);
 
 impl<'a> HedgeCount<'a> {
@@ -36,7 +37,7 @@ impl<'a> HedgeCount<'a> {
         Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Takes a place among so many requests at engines, of which the open hedges are some.
+    /// Counts one more hedge, unless the open ones exceed their share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));

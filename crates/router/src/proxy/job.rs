@@ -1,33 +1,31 @@
-//! A request that is sent to an engine, and to others if it fails there, up to the first byte of an answer.
+//! Attempts to have a request answered by engines, up to the first byte of an answer.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 
-use super::answer_body::AnswerBody;
 use super::attempts::{Attempts, LastAttempt};
 use super::exchange::{Patience, exchange};
-use super::flight::Flight;
+use super::flight::{DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
-use super::leg::{DecodeFailure, Verdict, beside_prefill};
+use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
 use super::{Proxy, token_bodies};
 use crate::answers::body::Answer;
-use crate::answers::observe::{AnswerFormat, Observer};
+use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
-use crate::config::Config;
 use crate::engines::fleet::Fleet;
-use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
+use crate::engines::request_head::{EngineRequest, REQUEST_ID};
 use crate::engines::{Connection, Engine, Fault, Head, whole};
-use crate::placing::{EngineWait, Placement, may_be_served_elsewhere};
+use crate::placing::{EngineWait, may_be_served_elsewhere};
 use crate::requests::facts::RequestFacts;
 use crate::requests::routes::ModelAt;
 use crate::requests::task::Task;
 
-/// The longest that an engine is left alone because it asks for it.
+/// Longest pause that an engine can ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A request that is to be sent to an engine.
@@ -39,10 +37,10 @@ pub(super) struct Job<'a> {
     pub(super) facts: RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
-    /// True if vLLM goes on from another engine's blocks for such a request, and there are prefill engines.
+    /// True if a vLLM engine can take over the prompt's blocks from a prefill engine.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    /// True if an engine keeps what it makes of it.
+    /// True if the engine keeps the result.
     pub(super) keeps: bool,
     /// Place where the body names the model.
     pub(super) model: ModelAt,
@@ -50,8 +48,8 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Sends the request to an engine, and to others if it fails there, and returns the first answer with its first byte.
-    /// `began`: gets the first of these engines.
+    /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: gets the
+    /// first engine. `began`: gets the first of these engines.
     pub(super) async fn run(
         &self,
         mut attempts: Attempts,
@@ -264,7 +262,7 @@ impl Job<'_> {
 }
 
 impl<'a> Job<'a> {
-    /// Waits until an engine is up, as none could be reached; `last`: why the last one failed; `why`: why there is none.
+    /// Waits until an engine is up. `last`: why the last one failed; `why`: why none is available.
     async fn wait_for_engine(
         &self,
         waited: &mut Option<EngineWait<'a>>,
@@ -318,7 +316,7 @@ fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMa
     at.renamed(kind, body, name).map(Bytes::from)
 }
 
-/// True if there is an engine that has not been asked.
+/// True if an engine has not been asked yet.
 fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
     let is_asked = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
     fleet.engines().iter().any(|other| !is_asked(other))
@@ -347,113 +345,6 @@ fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
         httpdate::parse_http_date(value).ok()?.duration_since(now).ok()?
     };
     Some(wait.min(MAX_PAUSE))
-}
-
-/// Makes the answer that is passed on, and the head that stands before it.
-fn pass(
-    config: &Config,
-    shard: usize,
-    connection: Connection,
-    answer: Head,
-    reading: AnswerFormat,
-    flight: Flight,
-) -> (AnswerBody, (StatusCode, HeaderMap)) {
-    let Head { status, mut headers, keep, framing } = answer;
-    strip(&mut headers);
-    let reading = AnswerFormat { finds_errors: reading.finds_errors && status.is_success(), ..reading };
-    let observer = if headers.contains_key(CONTENT_ENCODING) {
-        Observer::of(None, reading)
-    } else {
-        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
-    };
-    let stall = config.upstream.stall_timeout;
-    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
-    (passing.commented(config.comment_after), (status, headers))
-}
-
-fn respond(
-    config: &Config,
-    (status, mut headers): (StatusCode, HeaderMap),
-    passing: AnswerBody,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    if passing.hides() {
-        headers.remove(CONTENT_LENGTH);
-    }
-    name(config, passing.placement(), new_id, asked, &mut headers);
-    let mut response = Response::new(Answer::Stream(Box::pin(passing)));
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
-}
-
-/// Marks an answer of which the router knows that it has failed, although its status says that all is well.
-#[derive(Clone, Copy)]
-pub(super) struct FailedMark;
-
-/// Makes the answer that a client gets if no engine has a better one.
-fn respond_failed(
-    config: &Config,
-    told: (StatusCode, HeaderMap),
-    passing: AnswerBody,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    let mut response = respond(config, told, passing, new_id, asked);
-    response.extensions_mut().insert(FailedMark);
-    response
-}
-
-/// Makes the answer of a prefill engine that refused the request: the decode engine, which waits for it, would have
-/// said the same.
-fn refused(
-    config: &Config,
-    verdict: Verdict,
-    mut decode: Flight,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    decode.note_refusal_elsewhere();
-    let Verdict { status, headers: mut its, body } = verdict;
-    strip(&mut its);
-    its.remove(CONTENT_LENGTH);
-    let mut response = Response::new(Answer::Full(body.into()));
-    *response.status_mut() = status;
-    *response.headers_mut() = its;
-    name(config, decode.placement(), new_id, asked, response.headers_mut());
-    response
-}
-
-/// Tells the client which request this answers, and where it was placed.
-fn name(
-    config: &Config,
-    placement: &Placement,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-    headers: &mut HeaderMap,
-) {
-    if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
-        headers.insert(REQUEST_ID, id);
-    }
-    if config.response_headers {
-        placement.tell(headers);
-    }
-}
-
-/// Makes the refusal that a client gets when nobody answered.
-fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
-    let message = format!("engine {}: {fault}", engine.name);
-    match fault {
-        Fault::NoModel => Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message),
-        Fault::FirstByte | Fault::Stalled | Fault::Down => {
-            Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
-        }
-        Fault::Busy(_) => {
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
-        }
-        _ => Refusal::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
-    }
 }
 
 #[cfg(test)]

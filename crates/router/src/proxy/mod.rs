@@ -9,18 +9,17 @@
 mod adapters;
 mod answer_body;
 mod attempts;
+mod body_fields;
 mod comments;
 mod exchange;
-mod fields;
 mod flight;
 mod forward;
 mod handover;
 mod hedging;
 mod job;
-mod leg;
+mod respond;
 mod token_bodies;
 mod tokens;
-mod usage;
 
 use std::sync::Arc;
 

@@ -13,14 +13,14 @@ use kvatlas_prompt::{TOKENIZE_PATH, tokenize_answer};
 use serde_json::json;
 
 use super::Proxy;
-use super::fields::fields;
+use super::body_fields::fields;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
 
 /// Time within which an engine must say what the probe's tokens are.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Fields that are about the text itself, or change what of it is used.
+/// Fields that concern the text itself, or change which part of it is used.
 const OF_TEXT: [&str; 4] = ["truncate_prompt_tokens", "echo", "suffix", "prompt_embeds"];
 
 /// Scripts, spaces, digits, signs, and what some models take for tokens of their own: tokenizers that differ at all differ
@@ -62,7 +62,7 @@ fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, bod
     serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| 3)
 }
 
-/// True if the engine is known to make the same tokens; it is asked, beside this request, if it is time to.
+/// True if the engine's tokenizer was seen to agree; asks it in the background when a check is due.
 fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
     let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {
@@ -71,7 +71,7 @@ fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
     is_equal
 }
 
-/// Asks an engine for the tokens of the probe, and notes whether they are the router's.
+/// Compares the engine's tokens of the probe with the router's, and records the result.
 async fn prove(proxy: Arc<Proxy>, engine: Arc<Engine>, model: String) {
     let body = json!({ "model": model, "prompt": PROBE }).to_string();
     let asked = tokio::time::timeout(PATIENCE, ask(&engine, "POST", TOKENIZE_PATH, body.as_bytes())).await;

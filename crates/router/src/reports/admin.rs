@@ -38,8 +38,8 @@ const MAX_CHANGE: usize = 64 << 10;
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
 
-/// Answers whether requests should come here: from when an engine can take one until the router shuts down. They need
-/// not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
+/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. They
+/// need not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
 pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
     let any = fleet.has_any_up();
     let index = follower.map(|follower| follower.fleet().is_ready());
@@ -79,7 +79,7 @@ pub(crate) async fn snapshot(
     Ok(answered.map(Answer::Full))
 }
 
-/// Answers with one model of those that engines serve, by its name.
+/// Answers with one of the engines' models.
 pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
     let Value::Array(all) = state::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };

@@ -187,7 +187,7 @@ impl Scrape {
         Ok(())
     }
 
-    /// Questions to other processes, and what they are told.
+    /// Metrics of the external index and of reports to it.
     fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         match self.0.external_index.as_deref() {
             None => {}

@@ -1,17 +1,17 @@
 //! The facts of a request that decide where it goes, in three values that are made once: what its body asks, its prompt,
 //! and the hints on where and when to send it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kvatlas_follow::state::Keyspace;
-use kvatlas_prompt::{Dialect, Endpoint, Pictures, PromptFailure, Request};
+use kvatlas_prompt::{Dialect, Endpoint, Engine, Pictures, PromptFailure, Request};
 use memchr::memmem;
 
 use crate::remote::cache_reports::CacheReporter;
 use crate::requests::evidence::PromptEvidence;
 use crate::requests::media::ModelMedia;
 use crate::requests::pictures::ExpandedPrompt;
-use crate::requests::salts::Salts;
 use crate::requests::sessions::{BodyNames, Name, Prompt, Turn};
 
 /// Tokens that a prompt is taken to have, at most, if they cannot be counted.
@@ -29,7 +29,7 @@ pub(crate) struct RequestFacts {
 /// Fields of a request's body, beside its prompt.
 #[derive(Default)]
 pub(crate) struct BodyFields {
-    /// The model: the one that it names, or the only one that there is.
+    /// Name of the model: the requested one, else the only one of the fleet.
     pub(crate) model: Option<String>,
     /// Sessions named in the body.
     pub(crate) session_names: BodyNames,
@@ -41,7 +41,7 @@ pub(crate) struct BodyFields {
     pub(crate) generates: bool,
     /// True if the answer is streamed.
     pub(crate) streams: bool,
-    /// True if it is a stream without the usage at its end, which the client could have asked for.
+    /// True for a stream that could report its usage at the end, but was not asked to.
     pub(crate) lacks_usage: bool,
     /// True if it has `stream_options`.
     pub(crate) has_stream_options: bool,
@@ -100,7 +100,7 @@ pub(crate) struct RoutingHints {
     /// The request as a turn of its session, if that is known.
     pub(crate) turn: Option<Arc<Turn>>,
     pub(crate) priority: i32,
-    /// The only engine that can answer, as it keeps what the request continues.
+    /// The only engine that can answer, because it keeps what the request continues.
     pub(crate) only_engine: Option<Arc<str>>,
 }
 
@@ -165,14 +165,14 @@ impl BodyFields {
         }
     }
 
-    /// Fields of a body that cannot be read, or of which only the model is.
+    /// Fields of a body of which at most the model is known.
     pub(crate) fn unread(model: Option<String>, generates: bool) -> Self {
         Self { model, answers: 1, generates, ..Self::default() }
     }
 }
 
 impl PromptFacts {
-    /// Facts of a body without a prompt that is read: it is work all the same, of an estimated number of tokens.
+    /// Facts of a body whose prompt is not read: an estimated number of tokens.
     pub(crate) fn of_work(body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
@@ -180,12 +180,12 @@ impl PromptFacts {
         Self { tokens: estimate(body).clamp(1, most), ..Self::default() }
     }
 
-    /// The prompt, as far as it tells which session it continues.
+    /// Returns the part of the prompt that identifies the session it continues.
     pub(crate) fn in_session(&self) -> Prompt<'_> {
         Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
     }
 
-    /// Returns the prompt of a chat with pictures, whose blocks before the first one are known.
+    /// Returns the prompt with the tokens and blocks of its pictures.
     pub(super) fn with_pictures(mut self, pictures: Pictures, expanded: ExpandedPrompt, answers: u32) -> Self {
         self.hashes = expanded.content_hashes(self.block_size, self.adapter.as_deref(), self.salts.main());
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
@@ -238,7 +238,36 @@ impl PromptFacts {
     }
 }
 
-/// Tokens that a body may be, where they cannot be counted. One prompt has no more than models take.
+/// Cache salts of a request, which the kinds of engines take from different fields.
+#[derive(Default)]
+pub(crate) struct Salts {
+    /// The kind of most engines of the model.
+    main: Engine,
+    vllm: Option<String>,
+    sglang: Option<String>,
+    /// True if most engines keep the blocks under a key that they do not announce.
+    pub(crate) is_own: bool,
+}
+
+impl Salts {
+    pub(crate) fn new(request: &Request<'_>, main: Engine) -> Self {
+        let of = |kind| request.salt(kind).map(Cow::into_owned);
+        Self { main, vllm: of(Engine::Vllm), sglang: of(Engine::Sglang), is_own: request.has_own_key(main) }
+    }
+
+    pub(crate) fn of(&self, kind: Engine) -> Option<&str> {
+        match kind {
+            Engine::Vllm => self.vllm.as_deref(),
+            Engine::Sglang => self.sglang.as_deref(),
+        }
+    }
+
+    pub(crate) fn main(&self) -> Option<&str> {
+        self.of(self.main)
+    }
+}
+
+/// Estimates the tokens of a body by its size, up to the longest context. One prompt has no more than models take.
 pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }

@@ -1,4 +1,4 @@
-//! Work on bodies that takes long, on threads beside those that serve.
+//! Long work on bodies, on threads beside the server's.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ pub(crate) const LONG_BODY: usize = 512 << 10;
 /// Bytes of a body that takes no time to parse, whatever is in it.
 const SHORT_BODY: usize = 16 << 10;
 
-/// Objects and lists of a body beyond which it is parsed aside: each can take a microsecond where values are made of it.
+/// Objects and lists beyond which a body is parsed on another thread: each can take a microsecond.
 const MANY: usize = 2_000;
 
 /// True if it may take a millisecond or more to parse a body. Braces within texts count as well, so that it takes only a
@@ -24,7 +24,7 @@ pub(crate) fn takes_long(body: &[u8]) -> bool {
     body.len() > LONG_BODY || body.len() > SHORT_BODY && count(b'{') + count(b'[') > MANY
 }
 
-/// Threads for work that takes long, beside those that serve. As many work at once as there are cores; the others wait.
+/// Threads for long work, beside the server's. As many work at once as there are cores; the others wait.
 #[derive(Clone)]
 pub(crate) struct LongWork(Arc<Semaphore>);
 
@@ -33,7 +33,7 @@ impl LongWork {
         Self(Arc::new(Semaphore::new(cores)))
     }
 
-    /// Runs `work` on a thread beside those that serve.
+    /// Runs `work` on a thread beside the server's.
     ///
     /// # Errors
     /// [`Refusal`] if it panics.
@@ -64,7 +64,7 @@ impl LongWork {
     }
 }
 
-/// The refusal of a request whose work met a panic.
+/// Refusal of a request after a panic.
 pub(crate) fn failed() -> Refusal {
     let message = "internal error; the router's log has the details";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

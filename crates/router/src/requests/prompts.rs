@@ -1,4 +1,4 @@
-//! From a request's body to what the decision core asks for: model, tokens, content hashes.
+//! Request bodies to model, tokens and content hashes.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::Instant;
 
 use kvatlas_follow::Follower;
-use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{
     Dialect, Endpoint, Media, Options, PictureNames, PictureScope, Pictures, PromptFailure, PromptTokens, Prompter,
     RecalledBody, Request, Turns,
@@ -16,22 +15,22 @@ use crate::config::{Config, Handover, ImageIds};
 use crate::engines::fleet::Dialects;
 use crate::error::Error;
 use crate::remote::cache_reports::CacheReporter;
+use crate::requests::facts::Salts;
 use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts, estimate};
 use crate::requests::fleet_secret::FleetSecret;
 use crate::requests::media::{MediaTokens, ModelMedia};
 use crate::requests::reading_turns::ReadingTurns;
-use crate::requests::salts::Salts;
 use crate::requests::unread::UnreadPrompts;
 
 /// The word that a configuration has instead of a tokenizer to have engines asked.
 const ENGINE: &str = "engine";
 
-/// Bytes that what is known of chats seen before may take.
+/// Bytes for remembered chats.
 const REMEMBERED: usize = 256 << 20;
 
 /// The prompters of all models.
 pub(crate) struct Prompts {
-    /// The prompters for models that have none of their own.
+    /// Prompters for models without their own tokenizer.
     any: Prompters,
     by_model: HashMap<String, Prompters>,
     memory: Turns,
@@ -40,7 +39,7 @@ pub(crate) struct Prompts {
     /// The forms of a prompt that the policy looks at.
     wants: PromptForms,
     /// The index in another process, if that learns by prompts.
-    cache_reporter: Option<Arc<CacheReporter>>,
+    pub(super) cache_reporter: Option<Arc<CacheReporter>>,
     /// True if the tokens of completions are kept, to be forwarded.
     keeps_ids: bool,
     /// Bytes of a prompt beyond which it takes long to read.
@@ -51,19 +50,19 @@ pub(crate) struct Prompts {
     names_pictures: Option<PictureNames>,
     /// Turns to read long prompts.
     pub(crate) turns: Arc<ReadingTurns>,
-    /// Prompts without tokens, by [`Endpoint::ALL`] and [`PromptFailure::ALL`].
+    /// Prompts without tokens by endpoint ([`Endpoint::ALL`]) and reason ([`PromptFailure::ALL`]).
     pub(crate) why_not: [[AtomicU64; PromptFailure::ALL.len()]; Endpoint::ALL.len()],
-    /// Prompts that could not be read, as a share of all.
+    /// Share of prompts that could not be read.
     pub(crate) unread: UnreadPrompts,
-    /// True if there is a tokenizer, or engines are asked: that a prompt is not read is no choice then.
+    /// True if prompts should be tokenized, here or by engines, so that a failure is reported.
     is_read: bool,
-    /// Prompts made once more, as engines of another kind or version make others of them.
+    /// Prompts rendered again for engines of another kind or version.
     pub(crate) again: AtomicU64,
     /// Estimates of how many tokens images and the like are.
     pub(crate) media: MediaTokens,
 }
 
-/// Bytes of a body that no policy looks into, from which on it is worth to look for what is not text.
+/// Size of a body from which media are looked for, even if the policy does not use the prompt.
 const LARGE: usize = 16 << 10;
 
 /// Bytes of a prompt that were not seen before, beyond which reading it takes a millisecond or more: with the quick
@@ -71,7 +70,7 @@ const LARGE: usize = 16 << 10;
 const LONG_PROMPT: usize = 80 << 10;
 const LONG_PROMPT_FOR_COMMON: usize = 2 << 10;
 
-/// The forms of a prompt that a policy looks at.
+/// Forms of the prompt that the policy uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PromptForms {
     /// Content hashes.
@@ -80,42 +79,20 @@ pub(crate) struct PromptForms {
     pub(crate) text: bool,
 }
 
-/// The limits within which a prompt is read.
+/// Limits for reading a prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PromptLimits {
     /// The time by which it must be read.
     pub(crate) until: Instant,
-    /// The reason why it is not read at all, if it is not.
+    /// Reason for not reading the prompt at all.
     pub(crate) unread: Option<PromptFailure>,
-    /// True if engines get the body as it came: fields cannot be added to it.
+    /// True if engines get the body without changes.
     pub(crate) as_is: bool,
 }
 
 impl PromptLimits {
     pub(crate) fn until(until: Instant) -> Self {
         Self { until, unread: None, as_is: false }
-    }
-}
-
-/// The tokens that an engine told.
-pub(crate) struct EngineTokens {
-    pub(crate) tokens: Vec<u32>,
-    pub(crate) prompts: u32,
-    /// The reason why they end before the prompt does.
-    pub(crate) cut: Option<PromptFailure>,
-    /// True if the engine has made them of the request itself.
-    pub(crate) is_rendered: bool,
-}
-
-/// The reason why no engine told the tokens, and what it said instead.
-pub(crate) struct Silence {
-    pub(crate) why_not: PromptFailure,
-    pub(crate) said: Option<String>,
-}
-
-impl From<PromptFailure> for Silence {
-    fn from(why_not: PromptFailure) -> Self {
-        Self { why_not, said: None }
     }
 }
 
@@ -195,12 +172,12 @@ impl Prompts {
         self.wants.hashes || self.wants.text
     }
 
-    /// Returns what is known of a body from chats seen before.
+    /// Recalls the part of a body that an earlier turn of the chat had.
     pub(crate) fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         if self.are_read() { self.memory.recall(endpoint, body) } else { RecalledBody::nothing(body) }
     }
 
-    /// True if a body takes long to be read, beside what is known of it.
+    /// True if the unknown part of a body takes long to read.
     pub(crate) fn is_long(&self, recalled: &RecalledBody) -> bool {
         self.wants.hashes && recalled.new_bytes() > self.long_prompt
     }
@@ -340,57 +317,6 @@ impl Prompts {
         made.collect()
     }
 
-    /// Returns the prompt with the tokens that an engine was asked for; counts what it did not tell.
-    pub(crate) fn with_engine_tokens(
-        &self,
-        endpoint: Endpoint,
-        fields: &BodyFields,
-        mut prompt: PromptFacts,
-        told: Result<EngineTokens, Silence>,
-    ) -> PromptFacts {
-        let why_not = match told {
-            Ok(told) => {
-                let counted = u32::try_from(told.tokens.len()).unwrap_or(u32::MAX);
-                // Of one text or chat the engine has counted all; of others, what it has not is estimated.
-                let is_all = told.prompts == 1 && told.cut.is_none();
-                prompt.tokens = if is_all { counted } else { prompt.tokens.max(counted) };
-                prompt.is_exact =
-                    is_all && counted > 0 && !fields.may_be_cut && (told.is_rendered || is_given_so(endpoint));
-                let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
-                    content_hashes(&told.tokens, size as usize, adapter, salt)
-                };
-                let (model, reporter) = (fields.model.as_deref(), self.cache_reporter.as_ref());
-                prompt = prompt.with_blocks(model, hashes, || &told.tokens, reporter);
-                told.cut.map(|cut| (cut, None))
-            }
-            Err(Silence { why_not, said }) => Some((why_not, said)),
-        };
-        prompt.why_not = None;
-        if let Some((why_not, said)) = why_not {
-            self.count_as(endpoint, why_not, said.as_deref());
-        }
-        prompt
-    }
-
-    /// Returns the prompt with its blocks in another dialect, of which nothing is known if no engine of it told the tokens.
-    pub(crate) fn with_other_dialect(
-        &self,
-        mut prompt: PromptFacts,
-        dialect: Dialect,
-        told: Option<&EngineTokens>,
-    ) -> PromptFacts {
-        self.again.fetch_add(1, Relaxed);
-        prompt.is_exact = false;
-        let hashes = told.map_or_else(Arc::default, |told| {
-            let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
-                content_hashes(&told.tokens, size as usize, adapter, salt)
-            };
-            prompt.block_names(prompt.salts.of(dialect.engine()), hashes, || &told.tokens)
-        });
-        prompt.others.push(DialectBlocks { dialect, hashes });
-        prompt
-    }
-
     /// True if an engine is asked for a prompt's tokens. A prompt that skips the cache needs none.
     fn is_asked_for(&self, prompted: &PromptTokens) -> bool {
         let is_due = |why_not: PromptFailure| why_not != PromptFailure::SkipsCache && !why_not.is_limit();
@@ -414,7 +340,7 @@ impl Prompts {
     }
 
     /// `said`: what an engine said instead of the tokens.
-    fn count_as(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
+    pub(super) fn count_as(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         let of = Endpoint::ALL.iter().position(|other| *other == endpoint);
         let at = PromptFailure::ALL.iter().position(|other| *other == why_not);
         let Some(count) = of.zip(at).map(|(of, at)| &self.why_not[of][at]) else { return };
@@ -433,8 +359,8 @@ impl Prompts {
     }
 }
 
-/// True if engines make the prompt of a request at an endpoint of what it says, and of nothing that it is converted to.
-fn is_given_so(endpoint: Endpoint) -> bool {
+/// True if engines render requests at this endpoint directly, without converting them first.
+pub(super) fn is_given_so(endpoint: Endpoint) -> bool {
     matches!(endpoint, Endpoint::Chat | Endpoint::Completions | Endpoint::Embeddings)
 }
 

@@ -1,5 +1,4 @@
-//! Bodies of requests, read for what they ask: long ones on threads beside those that serve, or whoever else is on the
-//! same thread would wait for it.
+//! Reading of request bodies; long ones are read on other threads, so that they do not delay other connections.
 //!
 //! A prompt is worth only so much time and memory: a request whose prompt is not read by then is placed by load. It is
 //! then known as far as its other fields tell.
@@ -27,13 +26,13 @@ use crate::requests::routes::{ModelAt, of_query};
 /// Time within which a prompt must be read, its turn included.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time for what cannot look at the clock as it works, before it is left to itself.
+/// Extra time for work that cannot check the time limit itself.
 const GRACE: Duration = Duration::from_millis(250);
 
 /// Time within which the tokens of a probe must be made.
 const PROBE_PATIENCE: Duration = Duration::from_secs(5);
 
-/// Origin of a body: what its request says of it.
+/// Description of a body by its request.
 pub(crate) struct BodySource<'a> {
     /// The endpoint whose prompt it has, if it has one.
     pub(crate) endpoint: Option<Endpoint>,
@@ -43,7 +42,7 @@ pub(crate) struct BodySource<'a> {
     pub(crate) kind: &'a str,
     /// The query of the path, which may name the model, too.
     pub(crate) query: Option<&'a str>,
-    /// True if engines get the body as it came: fields cannot be added to it.
+    /// True if engines get the body without changes.
     pub(crate) as_is: bool,
 }
 
@@ -131,8 +130,8 @@ impl BodyReader {
         Ok((fields, prompt))
     }
 
-    /// Reads a body on another thread, when it is its turn and there is memory for what is made of it. Without its prompt
-    /// if that takes too long.
+    /// Reads a body on another thread, after waiting for a turn and for memory. Without its prompt if that takes too
+    /// long.
     async fn read_beside(
         self: &Arc<Self>,
         client: Client,

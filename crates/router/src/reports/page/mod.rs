@@ -36,7 +36,7 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// Answers with a stream of what the page shows, as it changes.
+/// Answers with the event stream of the page.
 pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
     let viewer = page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
@@ -60,7 +60,7 @@ pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<
     Ok(json(StatusCode::OK, lines::whole(found, places.policy()).to_string()))
 }
 
-/// The stream that a viewer gets, for as long as it watches.
+/// Event stream of a viewer.
 struct ViewerStream(Viewer);
 
 impl Body for ViewerStream {

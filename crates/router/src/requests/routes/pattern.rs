@@ -36,7 +36,7 @@ impl Pattern {
         self.parameter(path).is_some()
     }
 
-    /// The parameter of a path that matches: an empty one if there is none.
+    /// Returns the parameter in a matching path; empty if the pattern has none.
     pub(super) fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
         let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
         let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
@@ -76,8 +76,7 @@ impl Methods {
     }
 }
 
-/// Takes the slash at the end of a request's path off: engines answer such a path with a redirection, which ends at the
-/// client, or not at all.
+/// Removes the trailing slash of a request's path, which engines would answer with a redirection.
 pub(crate) fn take_off_slash(uri: &mut Uri) {
     let bare = bare(uri.path());
     if bare.len() < uri.path().len() {
