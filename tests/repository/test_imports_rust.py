@@ -199,7 +199,7 @@ def circles(graph: dict[Module, set[Module]]) -> list[set[Module]]:
 
 
 def rooms(files: Crate, folder: Module) -> dict[Module, set[Module]]:
-    """What stands in a folder, its files and its subfolders as a whole, and which of these each needs."""
+    """Files and subfolders of a folder, each with those that it needs."""
     size = len(folder)
 
     def room(module: Module) -> Module:
