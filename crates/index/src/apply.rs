@@ -27,7 +27,7 @@ impl BlockIndex {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Error> {
-        self.changes().store(worker, rank, tier, parent, block_hashes, content_hashes)
+        self.changes().store(&(worker, rank), tier, parent, block_hashes, content_hashes)
     }
 
     /// As [`store`](Self::store), by an engine that announces blocks again without another copy of them: what the rank
@@ -44,20 +44,20 @@ impl BlockIndex {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Error> {
-        self.changes().store_once(worker, rank, tier, parent, block_hashes, content_hashes)
+        self.changes().store_once(&(worker, rank), tier, parent, block_hashes, content_hashes)
     }
 
     /// A worker's rank has copies on a tier of blocks that it holds already, by name alone: what they continue and
     /// contain is what the rank's newest announcement of the name said. Returns the names that it does not hold on
     /// any tier; those are left out.
     pub fn store_known(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
-        self.changes().store_known(worker, rank, tier, block_hashes)
+        self.changes().store_known(&(worker, rank), tier, block_hashes)
     }
 
     /// A worker's rank has evicted blocks from a tier, in any order. Names that it does not hold there change
     /// nothing, and are counted.
     pub fn remove(&self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.changes().remove(worker, rank, tier, block_hashes);
+        self.changes().remove(&(worker, rank), tier, block_hashes);
     }
 
     /// A worker has lost all its blocks, or those of one rank, of one tier, or both. It stays known. Readers see it at

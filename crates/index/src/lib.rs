@@ -41,7 +41,7 @@
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
 //! | `roster.rs` | who is behind a holder's number |
-//! | `handle.rs` | a rank that is looked up by its name once |
+//! | `handle.rs` | a rank by name, and by a handle that is looked up once |
 //! | `retire.rs` | what is unlinked and waits for the last reader |
 //! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
 //! | `writer/` | who holds what: its own text lists its files |
@@ -109,7 +109,7 @@ pub use copier::{CopyDone, CopyState, RankCopier};
 pub use dump::Dump;
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
-pub use handle::RankHandle;
+pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};

@@ -63,7 +63,7 @@ fn event(random: &mut Random) -> Event {
 fn apply(index: &BlockIndex, changes: &[u8]) -> Result<(), FormatError> {
     let into = &mut index.changes();
     Changes::default().read(changes, |change: Change<'_>| {
-        change.apply(into, "w", 0).expect("there is room");
+        change.apply(into, &("w", 0)).expect("there is room");
         Ok(())
     })
 }

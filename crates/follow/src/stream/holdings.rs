@@ -250,7 +250,7 @@ impl Holdings {
             let into = &mut index.changes();
             self.changes.read(changes, |change| {
                 tally.note(&change);
-                if change.apply(into, &stream.worker, rank).is_err() {
+                if change.apply(into, &(&*stream.worker, rank)).is_err() {
                     tally.refuse(Reason::IndexFull, 1);
                 }
                 Ok::<(), FormatError>(())

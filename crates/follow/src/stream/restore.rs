@@ -82,7 +82,7 @@ impl Holdings {
         let worker = self.stream.worker.clone();
         let store = |index: &BlockIndex| {
             let changes = &mut index.changes();
-            stores(&mut |tier, parent, names, contents| changes.store(&worker, rank, tier, parent, names, contents))
+            stores(&mut |tier, parent, names, contents| changes.store(&(&*worker, rank), tier, parent, names, contents))
         };
         self.keyspace.try_change(&self.index, store).unwrap_or_else(|panic| resume_unwind(panic))
     }

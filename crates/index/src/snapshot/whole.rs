@@ -142,7 +142,7 @@ fn restore(
     }
     let mut changes = index.changes();
     for (tier, parent, names, contents) in blocks.stores(dictionary) {
-        changes.store(worker, rank, tier, parent, names, contents)?;
+        changes.store(&(worker, rank), tier, parent, names, contents)?;
     }
     Ok(())
 }

@@ -141,7 +141,7 @@ impl Writer {
             if stretch[0] {
                 let parent = range.start.checked_sub(1).map(|before| names[before]);
                 let mut chain = Chain::new(parent, &names[range.clone()], &contents[range])?;
-                self.without_copies(|writer| writer.store(worker, rank, Tier::Gpu, &mut chain))?;
+                self.without_copies(|writer| writer.store(&(worker, rank), Tier::Gpu, &mut chain))?;
                 blocks += stretch.len();
             }
         }

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::state::Writer;
 use super::workers::{Copies, OffloadedBlocks, Rank};
-use crate::handle::{Lives, RankHandle};
+use crate::handle::{Lives, RankHandle, RankRef};
 use crate::raw::prefetch_all;
 use crate::roster::{ALL_VIEWS, Member};
 
@@ -30,17 +30,12 @@ impl Writer {
 
     /// The number of a rank, from now on known.
     #[inline]
-    pub(super) fn known_rank(&mut self, worker: &str, rank: u32) -> u32 {
-        self.workers.rank(worker, rank).unwrap_or_else(|| self.add_rank(worker, rank))
-    }
-
-    /// Returns the number of the rank of a handle, from now on known.
-    #[inline]
-    pub(super) fn known_rank_of(&mut self, handle: &RankHandle) -> u32 {
-        self.workers.rank_of(handle).unwrap_or_else(|| {
-            self.add_rank(handle.worker(), handle.rank());
-            self.workers.rank_of(handle).expect("just added")
-        })
+    pub(super) fn known_rank(&mut self, rank: &impl RankRef) -> u32 {
+        let known = match rank.handle() {
+            Some(handle) => self.workers.rank_of(handle),
+            None => self.workers.rank(rank.worker(), rank.rank()),
+        };
+        known.unwrap_or_else(|| self.add_rank(rank.worker(), rank.rank()))
     }
 
     #[cold]

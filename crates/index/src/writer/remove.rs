@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::state::{MOST_NAMES, Writer};
 use super::workers::inner;
 use crate::fingerprint::words;
-use crate::handle::RankHandle;
+use crate::handle::RankRef;
 use crate::types::{BlockHash, Tier};
 
 /// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
@@ -24,16 +24,16 @@ pub(crate) enum Way {
 const LOOKS: usize = 16;
 
 impl Writer {
-    /// The number of a rank that is known.
-    pub(crate) fn number_of(&self, worker: &str, rank: u32) -> Option<u32> {
-        self.workers.rank(worker, rank)
-    }
-
-    /// Returns the number of the rank of a handle, if it is known.
+    /// The number of a rank, if it is known.
     #[inline]
-    pub(crate) fn number_of_handle(&self, handle: &RankHandle) -> Option<u32> {
-        self.ask_for(handle);
-        self.workers.rank_of(handle)
+    pub(crate) fn number_of(&self, rank: &impl RankRef) -> Option<u32> {
+        match rank.handle() {
+            Some(handle) => {
+                self.ask_for(handle);
+                self.workers.rank_of(handle)
+            }
+            None => self.workers.rank(rank.worker(), rank.rank()),
+        }
     }
 
     /// Tells how far from the leaves a rank's blocks are, for many that go in parts: a part that goes before what is

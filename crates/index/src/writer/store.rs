@@ -4,7 +4,7 @@ use super::state::Writer;
 use super::workers::{Rank, inner};
 use crate::error::Error;
 use crate::fingerprint::words;
-use crate::handle::RankHandle;
+use crate::handle::RankRef;
 use crate::types::{BlockHash, Tier};
 
 /// Consecutive blocks: a store, or a part of one.
@@ -65,24 +65,11 @@ impl<'a> Chain<'a> {
 
 impl Writer {
     /// A rank holds consecutive blocks on a tier from now on.
-    pub(crate) fn store(&mut self, worker: &str, rank: u32, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
-        self.store_by(|writer| writer.known_rank(worker, rank), tier, chain)
-    }
-
-    /// Stores a chain as [`Self::store`] does, in the rank of a handle.
     #[inline]
-    pub(crate) fn store_to(&mut self, handle: &RankHandle, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
-        self.ask_for(handle);
-        self.store_by(|writer| writer.known_rank_of(handle), tier, chain)
-    }
-
-    #[inline]
-    fn store_by(
-        &mut self,
-        rank: impl FnOnce(&mut Self) -> u32,
-        tier: Tier,
-        chain: &mut Chain<'_>,
-    ) -> Result<(), Error> {
+    pub(crate) fn store(&mut self, rank: &impl RankRef, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
+        if let Some(handle) = rank.handle() {
+            self.ask_for(handle);
+        }
         if let Some(begun) = chain.begun {
             // There is room: it was promised.
             self.promised -= chain.len();
@@ -98,7 +85,7 @@ impl Writer {
                 return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
             }
             self.promised += chain.promised;
-            let rank = rank(self);
+            let rank = self.known_rank(rank);
             self.store_at(rank, tier, chain);
             if chain.promised > 0 {
                 let books = self.rank_mut(rank);
@@ -171,24 +158,23 @@ impl Writer {
     /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
     pub(crate) fn store_known(
         &mut self,
-        worker: &str,
-        rank: u32,
+        rank: &impl RankRef,
         tier: Tier,
         block_hashes: &[BlockHash],
     ) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
-        if let Some(rank) = self.workers.rank(worker, rank) {
+        if let Some(rank) = self.number_of(rank) {
             self.finish_clearing(rank);
         }
         for &block_hash in block_hashes {
-            let widest = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
+            let widest = self.number_of(rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
             let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
                 unknown.push(block_hash);
                 continue;
             };
             let parent = parent.map(BlockHash);
-            let stored = Chain::new(parent, &[block_hash], &[content])
-                .and_then(|mut chain| self.store(worker, rank, tier, &mut chain));
+            let stored =
+                Chain::new(parent, &[block_hash], &[content]).and_then(|mut chain| self.store(rank, tier, &mut chain));
             if stored.is_err() {
                 unknown.push(block_hash);
             }

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use super::ordered_runs::OrderedRuns;
 use crate::fingerprint::word;
-use crate::handle::RankHandle;
+use crate::handle::{RankHandle, RankRef};
 use crate::position::NO_NAME;
 use crate::raw::prefetch_all;
 use crate::segmented::Map;

@@ -1,7 +1,7 @@
 //! Changes, read from the bytes of a frame.
 
 use kvatlas_codec::{Cursor, from_zigzag};
-use kvatlas_index::{self as index, BlockHash, Tier};
+use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 
 use super::recorder::{CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
@@ -48,23 +48,26 @@ pub enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// Makes the same change to what `rank` of `worker` holds.
+    /// Makes the same change to what a rank holds.
     ///
     /// # Errors
     /// If the index can number no more.
-    pub fn apply(&self, index: &mut index::Changes<'_>, worker: &str, rank: u32) -> Result<(), index::Error> {
+    pub fn apply(&self, index: &mut index::Changes<'_>, rank: &impl RankRef) -> Result<(), index::Error> {
         match *self {
             Self::Store { tier, parent, names, contents, once, copies } => {
-                let store = if once { index::Changes::store_once } else { index::Changes::store };
                 for _ in 0..copies {
-                    store(index, worker, rank, tier, parent, names, contents)?;
+                    if once {
+                        index.store_once(rank, tier, parent, names, contents)?;
+                    } else {
+                        index.store(rank, tier, parent, names, contents)?;
+                    }
                 }
             }
             Self::StoreKnown { tier, names } => {
-                index.store_known(worker, rank, tier, names);
+                index.store_known(rank, tier, names);
             }
-            Self::Remove { tier, names } => index.remove(worker, rank, tier, names),
-            Self::Clear => index.clear(worker, Some(rank), None),
+            Self::Remove { tier, names } => index.remove(rank, tier, names),
+            Self::Clear => index.clear(rank.worker(), Some(rank.rank()), None),
         }
         Ok(())
     }

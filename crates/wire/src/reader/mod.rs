@@ -9,7 +9,7 @@ mod tally;
 
 use std::sync::{Arc, LazyLock};
 
-use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, Tier};
+use kvatlas_index::{self as index, BlockHash, BlockIndex, Changes, RankHandle, RankRef, Tier};
 
 use self::adapters::Adapters;
 use self::groups::Groups;
@@ -51,6 +51,8 @@ pub struct Reader {
     has_stored: bool,
     /// Recorder of the changes, if they are written down.
     recorder: Option<Box<Recorder>>,
+    /// Handle of the rank that the last batch was applied to.
+    rank: Option<RankHandle>,
     /// Scratch space, kept for its memory.
     scratch: Scratch,
 }
@@ -90,6 +92,7 @@ impl Reader {
             other_sizes: OtherSizes::default(),
             has_stored: false,
             recorder: None,
+            rank: None,
             scratch: Scratch::default(),
         }
     }
@@ -138,18 +141,22 @@ impl Reader {
         tally: &mut Tally,
     ) {
         let index = &mut index.changes();
+        let rank = match self.rank.take() {
+            Some(last) if last.worker() == worker && last.rank() == rank => last,
+            _ => RankHandle::new(worker, rank),
+        };
         for refused in &batch.refused {
             tally.refuse(refused.reason, refused.events);
         }
         self.scratch.shrink();
         for event in &batch.events {
             let applied = match event {
-                EventOf::Stored(stored) => self.store(stored, index, worker, rank, tally),
-                EventOf::Removed(removed) => self.remove(removed, index, worker, rank, tally),
+                EventOf::Stored(stored) => self.store(stored, index, &rank, tally),
+                EventOf::Removed(removed) => self.remove(removed, index, &rank, tally),
                 EventOf::Cleared(_) => {
                     // The event names no tier. One engine means all of them; the other's offloaded blocks may or may
                     // not be gone, and to hold less than there is is the harmless side of that.
-                    index.clear(worker, Some(rank), None);
+                    index.clear(worker, Some(rank.rank()), None);
                     if let Some(recorder) = &mut self.recorder {
                         recorder.clear();
                     }
@@ -166,18 +173,18 @@ impl Reader {
                 Err(reason) => tally.refuse(reason, 1),
             }
         }
+        self.rank = Some(rank);
     }
 
     /// Forgets everything: what the stream held was cleared, and it begins anew.
     pub fn reset(&mut self) {
-        let recorder = self.recorder.is_some();
+        let (recorder, rank) = (self.recorder.is_some(), self.rank.take());
         *self = Self::new(self.block_size)
             .calling(self.identity.clone())
             .counting(self.count_copies)
             .following_groups(self.follow_groups);
-        if recorder {
-            self.recorder = Some(Box::default());
-        }
+        self.recorder = recorder.then(Box::default);
+        self.rank = rank;
     }
 
     /// Forgets what was on one tier, because that was cleared.
@@ -233,18 +240,17 @@ impl Reader {
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
-        worker: &str,
-        rank: u32,
+        rank: &RankHandle,
         tally: &mut Tally,
     ) -> Result<(), Reason> {
         if !self.groups.store(it.group, it.kind.as_deref()) {
-            return self.store_other(it, index, worker, rank, tally);
+            return self.store_other(it, index, rank, tally);
         }
         if it.block_hashes.is_empty() {
             return Ok(());
         }
         if it.block_size == 0 && it.tokens.is_empty() {
-            return self.store_by_name(it, index, worker, rank, tally);
+            return self.store_by_name(it, index, rank, tally);
         }
         if it.block_size != self.block_size {
             return Err(self.refuse_size(it));
@@ -271,8 +277,12 @@ impl Reader {
         let tier = it.tier();
         // What was hit has no more copies than before.
         let counts = self.count_copies && !it.reused;
-        let store = if counts { Changes::store } else { Changes::store_once };
-        store(index, worker, rank, tier, parent, names, contents).map_err(|_| Reason::IndexFull)?;
+        let stored = if counts {
+            index.store(rank, tier, parent, names, contents)
+        } else {
+            index.store_once(rank, tier, parent, names, contents)
+        };
+        stored.map_err(|_| Reason::IndexFull)?;
         self.has_stored = true;
         let count_copies = counts && index.config().count_copies;
         if let Some(recorder) = &mut self.recorder {
@@ -309,8 +319,7 @@ impl Reader {
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
-        worker: &str,
-        rank: u32,
+        rank: &RankHandle,
         tally: &mut Tally,
     ) -> Result<(), Reason> {
         if it.reused {
@@ -322,7 +331,7 @@ impl Reader {
         let names = &mut self.scratch.names;
         names.clear();
         names.extend(it.block_hashes.iter().map(N::block_hash));
-        let unknown = index.store_known(worker, rank, tier, names);
+        let unknown = index.store_known(rank, tier, names);
         // They come in the order of the names.
         let mut left_out = unknown.iter().peekable();
         names.retain(|name| left_out.next_if_eq(&name).is_none());
@@ -346,8 +355,7 @@ impl Reader {
         &mut self,
         it: &RemovedOf<N>,
         index: &mut Changes<'_>,
-        worker: &str,
-        rank: u32,
+        rank: &RankHandle,
         tally: &mut Tally,
     ) -> Result<(), Reason> {
         let tier = it.tier();
@@ -364,7 +372,7 @@ impl Reader {
             tally.group_events += 1;
             return Ok(());
         }
-        index.remove(worker, rank, tier, names);
+        index.remove(rank, tier, names);
         if let Some(recorder) = &mut self.recorder {
             recorder.remove(tier, names, !index.config().count_copies);
         }
@@ -381,8 +389,7 @@ impl Reader {
         &mut self,
         it: &StoredOf<N>,
         index: &mut Changes<'_>,
-        worker: &str,
-        rank: u32,
+        rank: &RankHandle,
         tally: &mut Tally,
     ) -> Result<(), Reason> {
         if !self.follow_groups {
@@ -390,7 +397,7 @@ impl Reader {
         }
         let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
         let count_copies = self.count_copies && !it.reused && index.config().count_copies;
-        let hybrid = self.hybrid.get_or_insert_with(|| seeded(index, worker, rank));
+        let hybrid = self.hybrid.get_or_insert_with(|| seeded(index, rank));
         hybrid.store_other(it, names, it.tier(), count_copies);
         if self.groups.only_others() && it.block_size > 0 {
             let hybrid = hybrid.clone();
@@ -431,9 +438,9 @@ fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names:
 }
 
 /// For a rank that turns out to be of a hybrid model: with what the index has of it already.
-fn seeded(index: &mut Changes<'_>, worker: &str, rank: u32) -> Arc<Hybrid> {
+fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
     let hybrid = Hybrid::new(index.config().block_size);
-    for event in index.dump_rank(worker, rank) {
+    for event in index.dump_rank(rank.worker(), rank.rank()) {
         if let index::Event::Store { tier, parent, block_hashes, content_hashes, .. } = event {
             hybrid.store(parent, &block_hashes, &content_hashes, tier, false, true);
         }

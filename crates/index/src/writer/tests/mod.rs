@@ -214,7 +214,7 @@ fn a_rank_is_the_same_after_a_clear() {
     let handle = RankHandle::new("w", 0);
     let names: Vec<_> = (1..=2_000).map(BlockHash).collect();
     let contents: Vec<_> = names.iter().map(|name| name.0 ^ 0x5555).collect();
-    let stored = || index.changes().store_to(&handle, Tier::Gpu, None, &names, &contents).expect("lists of one length");
+    let stored = || index.changes().store(&handle, Tier::Gpu, None, &names, &contents).expect("lists of one length");
     let numbered = || {
         let found = index.find(&contents);
         let mut out = Vec::new();
@@ -235,12 +235,12 @@ fn a_rank_is_the_same_after_a_clear() {
     stored();
     assert!(!index.agrees("w", 0, 1), "there is nobody else");
     assert_eq!(numbered(), before);
-    index.changes().remove_from(&handle, Tier::Gpu, &names[1_000..]);
+    index.changes().remove(&handle, Tier::Gpu, &names[1_000..]);
     assert_eq!(numbered(), [(before[0].0, Some("w".to_owned()), 1_000)]);
     // Another comes by its number; the handle does not reach it.
     index.drop_worker("w");
     index.store("other", 0, Tier::Gpu, None, &names, &contents).expect("lists of one length");
-    index.changes().remove_from(&handle, Tier::Gpu, &names);
+    index.changes().remove(&handle, Tier::Gpu, &names);
     assert_eq!(numbered(), [(before[0].0, Some("other".to_owned()), 2_000)]);
     assert_eq!(index.find(&contents).worker(before[0].0 + 1), None);
     index.write(|writer| assert!(writer.is_counted()));

@@ -265,7 +265,7 @@ fn views_come_and_tiers_go_in_steps_between_events() {
                 0 => {
                     for _ in 0..random.below(20) {
                         prepared += usize::from(index.write(|writer| {
-                            let rank = writer.number_of(&worker, rank);
+                            let rank = writer.number_of(&(&*worker, rank));
                             writer.prepare(rank, other, true, steps)
                         }));
                     }
