@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::position::ROOT;
-use crate::prefix::common_prefix;
+use crate::position::{ROOT, common_prefix};
 use crate::raw::{Children, Guard, Members, Reaches, Readers, SwapCell, WalkResult};
 use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
 use crate::sets::{Bits, NumberSet, OwnedMembers};

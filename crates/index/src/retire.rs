@@ -112,7 +112,7 @@ impl Trash {
 mod tests {
     use super::*;
     use crate::raw::{SwapCell, WriterToken};
-    use crate::steps::steps_of;
+    use crate::stats::steps_of;
 
     /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
     #[test]

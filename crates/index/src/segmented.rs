@@ -8,7 +8,7 @@ use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::steps::step;
+use crate::stats::step;
 
 /// Entries a segment, on average: those that are next to be divided have up to twice as many.
 const SEGMENT: usize = 1024;
@@ -263,7 +263,7 @@ mod tests {
     use kvatlas_testing::Random;
 
     use super::*;
-    use crate::steps::steps_of;
+    use crate::stats::steps_of;
 
     #[test]
     fn a_map_is_one_while_it_grows_and_shrinks() {

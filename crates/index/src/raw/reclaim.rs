@@ -20,7 +20,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::levels::ChangeRecord;
-use crate::steps::step;
+use crate::stats::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
 /// Two cache lines, as Intel's spatial prefetcher fetches pairs.

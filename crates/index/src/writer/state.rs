@@ -1,17 +1,15 @@
 //! State of the writer: the parts that it is made of.
 
-use super::departing::{Departures, Table};
-use super::holder::Holder;
+use super::holders::Holder;
+use super::holders::departing::{Departures, Table, Watches};
+use super::holders::workers::{Workers, inner};
 use super::names::NameTable;
-use super::watches::Watches;
-use super::workers::{Workers, inner};
 use crate::raw::{Level, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::sets::Sets;
-use crate::stats::Counters;
-use crate::steps::step;
+use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
 /// Room for so many names is kept from one event to the next.

@@ -17,7 +17,7 @@
 //!
 //! A digest is no part of a block's contents here, as those who ask know adapters by name.
 
-use super::fault::Fault;
+use super::draft::Fault;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
 use crate::event::{AdapterDigest, StoredOf};

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::fault::Fault;
-use super::field::Field;
+use super::draft::{Fault, Field};
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
 use crate::name::BlockName;

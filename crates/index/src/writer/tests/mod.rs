@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use kvatlas_testing::{Random, seeds};
 
-use super::holder::Holder;
+use super::holders::Holder;
 use super::state::Writer;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
@@ -152,7 +152,9 @@ fn threads_that_share_ranks_leave_nothing_behind() {
         index.write(|writer| {
             assert!(writer.is_counted(), "seed {seed}");
             assert!(writer.watches.is_empty(), "seed {seed}");
-            let busy = |(_, _, rank): (_, _, &super::workers::Rank)| rank.new_view.is_some() || rank.clearing.is_some();
+            let busy = |(_, _, rank): (_, _, &super::holders::workers::Rank)| {
+                rank.new_view.is_some() || rank.clearing.is_some()
+            };
             assert!(!writer.workers.ranks().any(busy), "seed {seed}");
         });
         let again = BlockIndex::new(index.config()).expect("a block size");

@@ -2,7 +2,7 @@
 
 use super::{depth, remove, store};
 use crate::index::{BlockIndex, Config};
-use crate::steps::steps_of;
+use crate::stats::steps_of;
 use crate::types::{BlockHash, Tier, View};
 
 /// A rank that has much gets names of its own in steps, and is held to what it said meanwhile.

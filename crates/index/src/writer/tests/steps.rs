@@ -7,7 +7,7 @@ use kvatlas_testing::{Random, seeds};
 use super::{depth, remove, store};
 use crate::index::{BlockIndex, Config};
 use crate::reference::ReferenceIndex;
-use crate::steps::steps_of;
+use crate::stats::steps_of;
 use crate::types::{BlockHash, Event, Tier, View};
 
 #[test]

@@ -1,0 +1,330 @@
+//! Copies of what a rank holds, made while others change the index, and dumps of all ranks as events that make an equal
+//! index.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::iter::FusedIterator;
+use std::ops::{Deref, Range};
+use std::sync::Arc;
+use std::vec::IntoIter;
+
+use crate::index::BlockIndex;
+use crate::types::{BlockHash, Event, Tier};
+use crate::writer::{LargeCopy, Slice};
+
+/// Blocks of a rank that are one chain, as the index keeps them.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct CopiedChain {
+    /// Number of the run in which the index keeps the chain: chains of other ranks with the same number are often the
+    /// same blocks, or more or fewer of them. A hint: compare before you believe it.
+    pub run: u32,
+    /// The block before the first, or none at the start of a prompt.
+    pub parent: Option<BlockHash>,
+    /// The engine's names, in order.
+    pub names: Vec<BlockHash>,
+    /// The content hash of each.
+    pub contents: Vec<u64>,
+    /// Ranges of the blocks that the rank holds with one copy on the device each. All about the others is in
+    /// [`RankCopy::blocks`].
+    pub plain: Vec<Range<usize>>,
+}
+
+/// A block of a rank by itself: below a hole, with several copies, or on another tier.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub struct CopiedBlock {
+    /// The engine's name.
+    pub name: BlockHash,
+    /// The block before it, known or not.
+    pub parent: Option<BlockHash>,
+    /// Content hash of the block.
+    pub content: u64,
+    /// Copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL): on the device, or on others, not both.
+    pub copies: [u32; 4],
+}
+
+/// Consecutive blocks of a rank of which there are equally many copies.
+#[derive(Clone, PartialEq, Eq, Debug)]
+pub struct UniformChain {
+    /// The block before the first, known or not; none at the start of a prompt.
+    pub parent: Option<BlockHash>,
+    /// The engine's names, in order.
+    pub names: Vec<BlockHash>,
+    /// The content hash of each.
+    pub contents: Vec<u64>,
+    /// Copies of each block on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL).
+    pub copies: [u32; 4],
+}
+
+/// Copy of what one rank held at one moment.
+#[derive(Clone, Default, PartialEq, Eq, Debug)]
+pub struct RankCopy {
+    /// Chains, a chain's beginning before what continues it.
+    pub chains: Vec<CopiedChain>,
+    /// All other blocks: those on the device, then those elsewhere, by name each. The same name may come in both parts.
+    pub blocks: Vec<CopiedBlock>,
+}
+
+impl RankCopy {
+    /// Returns [`blocks`](Self::blocks) in chains as long as can be. Those on the device come first, as they say what
+    /// their names mean.
+    #[must_use]
+    pub fn uniform_chains(&self) -> Vec<UniformChain> {
+        let blocks = &self.blocks[..];
+        // Those on the device and those elsewhere apart: a name may be in both.
+        let is_on_device = |block: &CopiedBlock| block.copies[0] > 0;
+        let places: HashMap<(BlockHash, bool), usize> =
+            blocks.iter().enumerate().map(|(at, block)| ((block.name, is_on_device(block)), at)).collect();
+        let mut next = vec![None; blocks.len()];
+        let mut continues = vec![false; blocks.len()];
+        for (at, block) in blocks.iter().enumerate() {
+            let before = block.parent.and_then(|parent| places.get(&(parent, is_on_device(block))));
+            if let Some(&before) = before
+                && before != at
+                && blocks[before].copies == block.copies
+                && next[before].is_none()
+            {
+                (next[before], continues[at]) = (Some(at), true);
+            }
+        }
+        let mut done = vec![false; blocks.len()];
+        let mut chains = Vec::new();
+        // Then what goes in a circle, which has no beginning.
+        let starts = (0..blocks.len()).filter(|at| !continues[*at]).chain(0..blocks.len());
+        for start in starts {
+            let CopiedBlock { parent, copies, .. } = blocks[start];
+            let mut chain = UniformChain { parent, names: Vec::new(), contents: Vec::new(), copies };
+            let mut at = Some(start);
+            while let Some(here) = at.filter(|at| !done[*at]) {
+                done[here] = true;
+                chain.names.push(blocks[here].name);
+                chain.contents.push(blocks[here].content);
+                at = next[here];
+            }
+            if !chain.names.is_empty() {
+                chains.push(chain);
+            }
+        }
+        chains.sort_by_key(|chain| chain.copies[0] == 0);
+        chains
+    }
+
+    /// Returns events after which a rank of an empty index holds the same.
+    #[must_use]
+    pub fn events(&self, worker: &str, rank: u32) -> Vec<Event> {
+        let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {
+            worker: worker.into(),
+            rank,
+            tier,
+            parent,
+            block_hashes: names.to_vec(),
+            content_hashes: contents.to_vec(),
+        };
+        let mut events = Vec::new();
+        for CopiedChain { parent, names, contents, plain, .. } in &self.chains {
+            for part in plain {
+                let parent = if part.start == 0 { *parent } else { Some(names[part.start - 1]) };
+                events.push(store(Tier::Gpu, parent, &names[part.clone()], &contents[part.clone()]));
+            }
+        }
+        for UniformChain { parent, names, contents, copies } in self.uniform_chains() {
+            for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
+                events.extend((0..copies).map(|_| store(tier, parent, &names, &contents)));
+            }
+        }
+        events
+    }
+}
+
+/// State of a copy.
+#[derive(Debug)]
+pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
+    /// There is more to be copied.
+    More(RankCopier<I>),
+    /// The copy is complete: what was held at the moment of the last step.
+    Done(CopyDone),
+}
+
+/// A copy that is complete, but not in order yet: [`sorted`](Self::sorted) does that, and needs no lock.
+pub struct CopyDone {
+    large: Option<LargeCopy>,
+    pub(crate) spent: usize,
+}
+
+/// Copies one rank's blocks in steps between which the index is free for others.
+///
+/// ```
+/// use std::sync::Arc;
+/// use kvatlas_index::{BlockHash, BlockIndex, Config, CopyState, RankCopier, Tier};
+///
+/// let index = Arc::new(BlockIndex::new(Config::default())?);
+/// index.store("w0", 0, Tier::Gpu, None, &[BlockHash(71), BlockHash(72)], &[1, 2])?;
+/// let mut copier = RankCopier::new(index.clone(), "w0", 0);
+/// let copy = loop {
+///     match copier.step(BlockIndex::SLICE) {
+///         CopyState::More(more) => copier = more,
+///         CopyState::Done(done) => break done.sorted(),
+///     }
+/// };
+/// assert_eq!(copy.chains[0].contents, [1, 2]);
+/// # Ok::<(), kvatlas_index::Error>(())
+/// ```
+pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
+    index: I,
+    worker: Box<str>,
+    rank: u32,
+    large: Option<LargeCopy>,
+    /// Times that all copied of it was in vain.
+    again: usize,
+    spent: usize,
+}
+
+/// A rank that is cleared again and again before it is copied is copied at once: it is small soon after a clear.
+const MOST_AGAIN: usize = 8;
+
+impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
+    /// A copier of a worker's rank, which need not be known to the index.
+    #[must_use]
+    pub fn new(index: I, worker: &str, rank: u32) -> Self {
+        Self { index, worker: worker.into(), rank, large: None, again: 0, spent: 0 }
+    }
+
+    /// Goes on. Writers wait once, for about as long as it takes to copy `steps` blocks ([`BlockIndex::SLICE`] takes less
+    /// than a millisecond).
+    #[must_use]
+    pub fn step(mut self, steps: usize) -> CopyState<I> {
+        let steps = if self.again < MOST_AGAIN { steps } else { usize::MAX };
+        self.spent = 0;
+        let Self { index, worker, rank, large, spent, .. } = &mut self;
+        let slice = match large {
+            Some(large) => index.write(|writer| writer.slice_more(large, steps, spent)),
+            None => match index.write(|writer| writer.slice_first(worker, *rank, steps, spent)) {
+                None => Slice::Done,
+                Some((mut begun, slice)) => {
+                    if matches!(slice, Slice::More) {
+                        begun.tidy();
+                    }
+                    *large = Some(begun);
+                    slice
+                }
+            },
+        };
+        match slice {
+            Slice::Done => return CopyState::Done(CopyDone { large: self.large.take(), spent: self.spent }),
+            Slice::More => {}
+            Slice::Again => {
+                self.large = None;
+                self.again += 1;
+            }
+        }
+        CopyState::More(self)
+    }
+
+    /// Number of steps that the last call took.
+    #[must_use]
+    pub fn spent(&self) -> usize {
+        self.spent
+    }
+}
+
+impl CopyDone {
+    /// The copy. Takes a few nanoseconds a block.
+    #[must_use]
+    pub fn sorted(self) -> RankCopy {
+        self.large.map(LargeCopy::copy).unwrap_or_default()
+    }
+}
+
+impl<I: Deref<Target = BlockIndex>> Drop for RankCopier<I> {
+    fn drop(&mut self) {
+        if let Some(large) = &self.large {
+            self.index.write(|writer| writer.unwatch(large.watch));
+        }
+    }
+}
+
+impl<I: Deref<Target = BlockIndex>> fmt::Debug for RankCopier<I> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("RankCopier").field("worker", &self.worker).field("rank", &self.rank).finish_non_exhaustive()
+    }
+}
+
+impl fmt::Debug for CopyDone {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CopyDone").finish_non_exhaustive()
+    }
+}
+
+impl BlockIndex {
+    /// Everything held, as events. Applied to an empty index of the same configuration, they make an equal one. Block
+    /// hashes are in their canonical form. Writers go on meanwhile, as in [`dump_in_slices`](Self::dump_in_slices).
+    #[must_use]
+    pub fn dump(&self) -> Vec<Event> {
+        self.dump_in_slices(Self::SLICE).flatten().collect()
+    }
+
+    /// Everything held, as events, in slices between which writers get their turn; `steps`: blocks that a slice may copy,
+    /// about ([`SLICE`](Self::SLICE) takes less than a millisecond).
+    ///
+    /// Each rank is as it was at one moment, different ranks at different moments. A rank that is new since the
+    /// beginning is not in it.
+    #[must_use]
+    pub fn dump_in_slices(&self, steps: usize) -> Dump<'_> {
+        let mut ranks = self.write(|writer| writer.rank_names());
+        ranks.sort_unstable();
+        Dump { index: self, steps, spent: 0, ranks: ranks.into_iter(), copier: None }
+    }
+}
+
+/// Everything held, as events, rank by rank: what [`BlockIndex::dump_in_slices`] gives.
+///
+/// Each call of [`next`](Iterator::next) holds writers up once, for about as long as it takes to copy so many blocks,
+/// and returns the events of at most one rank: none if it is not complete yet, or holds nothing.
+pub struct Dump<'i> {
+    index: &'i BlockIndex,
+    steps: usize,
+    spent: usize,
+    ranks: IntoIter<(Box<str>, u32)>,
+    copier: Option<(Box<str>, u32, RankCopier<&'i BlockIndex>)>,
+}
+
+impl Dump<'_> {
+    /// Number of steps that the last slice took; a step is about what it takes to copy one block. For tests.
+    #[must_use]
+    pub fn spent(&self) -> usize {
+        self.spent
+    }
+}
+
+impl Iterator for Dump<'_> {
+    type Item = Vec<Event>;
+
+    fn next(&mut self) -> Option<Vec<Event>> {
+        let (worker, rank, copier) = match self.copier.take() {
+            Some(begun) => begun,
+            None => {
+                let (worker, rank) = self.ranks.next()?;
+                let copier = RankCopier::new(self.index, &worker, rank);
+                (worker, rank, copier)
+            }
+        };
+        match copier.step(self.steps) {
+            CopyState::More(copier) => {
+                self.spent = copier.spent();
+                self.copier = Some((worker, rank, copier));
+                Some(Vec::new())
+            }
+            CopyState::Done(done) => {
+                self.spent = done.spent;
+                Some(done.sorted().events(&worker, rank))
+            }
+        }
+    }
+}
+
+impl FusedIterator for Dump<'_> {}
+
+impl fmt::Debug for Dump<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Dump").field("ranks", &self.ranks.len()).finish_non_exhaustive()
+    }
+}
