@@ -30,7 +30,7 @@ pub struct Chains {
 }
 
 impl Chains {
-    /// Keeps the names of consecutive blocks, of which the first continues `parent`.
+    /// Keeps the names of consecutive blocks; the first continues `parent`.
     pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
         let mut parent = parent;
         if parent.is_none()
@@ -62,7 +62,7 @@ impl Chains {
             let &(parent, content) = self.names.get(&name)?;
             chain.names.push(name);
             chain.contents.push(content);
-            // Names in a circle are nobody's digests.
+            // Names in a circle cannot be digests.
             if chain.names.len() > self.names.len() {
                 return None;
             }

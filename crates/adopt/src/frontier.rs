@@ -59,7 +59,7 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// Makes a frontier that remembers so many removals.
+    /// Makes a frontier that remembers up to `most_removals` removals.
     #[must_use]
     pub fn with_removals(most_removals: usize) -> Self {
         Self {
@@ -197,8 +197,8 @@ impl Frontier {
         *self = Self { since, expired, ..Self::with_removals(self.most_removals) };
     }
 
-    /// Returns the state that another one needs to go on for this one, at this moment of the stream: so many of the
-    /// last removals at most, and so many proofs that are no older, the newest first. The times of moments are not in
+    /// Returns the state from which another frontier continues at this moment of the stream: up to `removals` of the
+    /// last removals, and up to `proofs` proofs that are no older, the newest first. The times of moments are not in
     /// it, so no answer to what was sent before counts there.
     #[must_use]
     pub fn kept(&self, removals: usize, proofs: usize) -> FrontierState {

@@ -11,7 +11,7 @@ use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
 use crate::frontier::{Frontier, FrontierState, Moment};
 
-/// Beginnings of prompts that are tried until an engine's names are taken to be nobody's.
+/// Beginnings of prompts that are tried before an engine's names are taken to be of no known dialect.
 const TRIES: u32 = 64;
 
 /// Place of a rank: its worker, and the index that it is in.
@@ -83,7 +83,7 @@ pub struct RankAdoption {
     /// True if the stream's first batches need not be looked at any more, partial or not.
     settled: bool,
     /// Blocks that are held because the engine said so in an answer. Answers may be faster than batches: the next store of
-    /// such a block may be of the very copy.
+    /// that block may be of the very copy.
     answered: HashSet<BlockHash>,
     /// Adopted names with their salt, which the stream's reader is to be told.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
@@ -94,7 +94,7 @@ pub struct RankAdoption {
 }
 
 impl RankAdoption {
-    /// Makes the part of a stream that remembers so many removals.
+    /// Makes the part of a stream that remembers up to `removals` removals.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }
@@ -205,7 +205,7 @@ impl RankAdoption {
         self.dialect.is_none() && self.tries >= TRIES
     }
 
-    /// True if all names are of one dialect: equal names are equal blocks in every stream of which that is so.
+    /// True if all names have one dialect: then equal names in two streams are equal blocks.
     #[must_use]
     pub fn is_pure(&self) -> bool {
         self.dialect.is_some() && self.counts.other_names == 0
@@ -243,7 +243,7 @@ impl RankAdoption {
         let (Some(&name), Some(tokens), true) = (stored.block_hashes.first(), tokens, is_plain) else { return };
         if let Some(dialect) = &self.dialect {
             let digest = dialect.scheme.namer(None).next(tokens);
-            // Without a place for salts, nobody knows whether there is one.
+            // Without a place for salts, it is unknown whether there is one.
             self.counts.other_names += u64::from(!stored.bare && digest.name(dialect.form) != name);
         } else if self.tries < TRIES {
             self.tries += 1;
@@ -362,7 +362,7 @@ impl RankAdoption {
     }
 }
 
-/// True if the reader applies such a store to the device.
+/// True if the reader applies a store of this kind to the device.
 fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
     let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
     let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());

@@ -115,7 +115,7 @@ impl<'a> Cursor<'a> {
         Ok(*byte)
     }
 
-    /// Takes so many bytes.
+    /// Takes `count` bytes.
     ///
     /// # Errors
     /// [`ReadError::End`].
@@ -138,7 +138,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(*word))
     }
 
-    /// Takes so many numbers of 64 bits.
+    /// Takes `count` numbers of 64 bits.
     ///
     /// # Errors
     /// [`ReadError::End`].
@@ -151,7 +151,7 @@ impl<'a> Cursor<'a> {
     /// Takes the number of things that follow and take `bytes` bytes each, at least.
     ///
     /// # Errors
-    /// [`ReadError::End`] if there is no room for so many.
+    /// [`ReadError::End`] if fewer are left.
     #[inline]
     pub fn count(&mut self, bytes: usize) -> Result<usize, ReadError> {
         let count = usize::try_from(self.varint()?).ok();

@@ -42,7 +42,7 @@ pub struct CopiedBlock {
     pub copies: [u32; 4],
 }
 
-/// Consecutive blocks of a rank of which there are equally many copies.
+/// Consecutive blocks of a rank with the same number of copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniformChain {
     /// The block before the first, known or not; none at the start of a prompt.
@@ -173,7 +173,7 @@ pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     worker: Box<str>,
     rank: u32,
     large: Option<LargeCopy>,
-    /// Times that all copied of it was in vain.
+    /// Number of times that the copy was begun again.
     again: usize,
     spent: usize,
 }
@@ -277,7 +277,7 @@ impl BlockIndex {
 
 /// Everything held, as events, rank by rank: what [`BlockIndex::dump_in_slices`] gives.
 ///
-/// Each call of [`next`](Iterator::next) holds writers up once, for about as long as it takes to copy so many blocks,
+/// Each call of [`next`](Iterator::next) holds writers up once, for about as long as it takes to copy `steps` blocks,
 /// and returns the events of at most one rank: none if it is not complete yet, or holds nothing.
 pub struct Dump<'i> {
     index: &'i BlockIndex,

@@ -38,7 +38,7 @@ const SLICE_OF_SETTLING: usize = 2048;
 
 /// The exact index of who holds which blocks. See the crate's text.
 ///
-/// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) waits for nobody.
+/// All methods take `&self`. Calls that change something wait for each other; [`find`](Self::find) never waits.
 pub struct BlockIndex {
     config: Config,
     pub(crate) readers: Readers,

@@ -20,7 +20,7 @@ impl Position {
     }
 }
 
-/// A place between blocks: after so many blocks of a run. What comes next is in the run itself or in a child.
+/// A place between blocks: after the first `blocks` blocks of a run. What comes next is in the run itself or in a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) run: u32,

@@ -103,7 +103,7 @@ impl Trash {
             reuse(garbage);
         });
         self.bytes -= freed;
-        // What nobody can hold is gone on with at the next question.
+        // What no reader can hold is freed further at the next question.
         self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
     }
 }

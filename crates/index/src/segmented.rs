@@ -1,8 +1,8 @@
 //! Hash tables that no change builds anew as a whole.
 //!
 //! A large table of the usual kind is moved to twice the room when it is full: milliseconds in one change. These
-//! consist of segments, of which one is divided in two for every so many entries that come, and two become one for
-//! every so many that go (linear hashing, Litwin 1980).
+//! consist of segments: after a fixed number of new entries one is divided in two, and two become one after as
+//! many removals (linear hashing, Litwin 1980).
 
 use std::hash::{BuildHasher, Hash};
 

@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 const LISTED: u32 = 16;
 
 /// The places of one run where children hang, deepest first, each with its first child. Most runs with children have
-/// one such place.
+/// one place.
 #[derive(Default)]
 pub(crate) struct Forks {
     places: SmallVec<[(u32, u32); 2]>,
@@ -33,7 +33,7 @@ impl Forks {
         self.listed < LISTED
     }
 
-    /// Makes `child` the first that hangs after so many blocks; returns the one that was.
+    /// Makes `child` the first that hangs after `blocks` blocks; returns the former first.
     pub(crate) fn add(&mut self, blocks: u32, child: u32) -> Option<u32> {
         self.listed += 1;
         match self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)) {
@@ -50,7 +50,7 @@ impl Forks {
         self.listed -= 1;
     }
 
-    /// The first child that hangs after so many blocks is gone; the next there, if any, is the first now.
+    /// Removes the first child that hangs after `blocks` blocks; the next there, if any, becomes the first.
     pub(crate) fn remove_first(&mut self, blocks: u32, next: Option<u32>) {
         self.listed -= 1;
         let at = self.places.binary_search_by(|(fork, _)| blocks.cmp(fork)).expect("a child's parent lists it");

@@ -104,7 +104,7 @@ impl Runs {
         &mut self.pages
     }
 
-    /// True if so many runs more can be numbered.
+    /// True if `more` further runs can be numbered.
     pub(crate) fn can_number(&self, more: usize) -> bool {
         self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
     }
@@ -235,9 +235,9 @@ impl Runs {
         }
     }
 
-    /// Adds blocks at the end of a run, as many as it can take; nobody holds them yet. Returns how many.
+    /// Adds blocks at the end of a run, as many as it can take; they have no holders yet. Returns how many.
     ///
-    /// `names`: none if they have no shared names. `more`: so many are to follow soon; there is room for them if it has to be
+    /// `names`: none if they have no shared names. `more`: number of blocks that follow soon; there is room for them if it has to be
     /// made.
     pub(crate) fn append(
         &mut self,
@@ -265,7 +265,7 @@ impl Runs {
         contents.len()
     }
 
-    /// Takes blocks at the end back that nobody was ever shown to hold.
+    /// Takes back blocks at the end that no reader was ever shown as held.
     pub(crate) fn take_back(&mut self, id: u32, len: usize) {
         self.cut_off(id, len);
         self.get_mut(id).truncate(len);
@@ -304,7 +304,7 @@ impl Runs {
         self.pages.back_from(self.entries[id as usize].page)
     }
 
-    /// The position of such a number.
+    /// The position with this number.
     #[inline]
     pub(crate) fn position(&self, number: u32) -> Position {
         self.pages.position(number)
@@ -324,7 +324,7 @@ impl Runs {
         trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
     }
 
-    /// A new run of these blocks, hanging off `place`; nobody holds it yet. It takes as many as it can.
+    /// Makes a run of these blocks, as many as fit, below `place`; it has no holders yet.
     pub(crate) fn create(
         &mut self,
         place: Place,
@@ -362,7 +362,7 @@ impl Runs {
         id
     }
 
-    /// Makes `levels` the run's levels and cuts off what nobody holds any more.
+    /// Makes `levels` the run's levels and cuts off blocks without holders.
     pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
         let run = self.entries[id as usize].run.as_mut().expect("live");
         if let Some(old) = run.head().publish(levels, &mut self.spare_levels, &mut self.token) {

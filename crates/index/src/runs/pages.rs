@@ -1,7 +1,7 @@
 //! Positions as 32-bit numbers.
 //!
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
-//! keeps such numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
+//! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
 use crate::chunked::ChunkedList;
 use crate::position::Position;
@@ -12,7 +12,7 @@ const BITS: u32 = 4;
 /// Blocks a page.
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
-/// Page numbers are of so many bits that a position fits into 32.
+/// Greatest number of pages, so that a position fits into 32 bits.
 const MOST_PAGES: usize = 1 << (32 - BITS);
 
 /// One page: 16 consecutive positions of a run.
@@ -44,7 +44,7 @@ impl Pages {
         self.pages.bytes()
     }
 
-    /// True if so many more can be numbered.
+    /// True if `more` further pages can be numbered.
     pub(crate) fn can_add(&self, more: usize) -> bool {
         self.used.saturating_add(more) < self.most
     }

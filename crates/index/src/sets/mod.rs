@@ -81,7 +81,7 @@ impl Members<'_> {
 pub(crate) struct NumberSet(SmallVec<[u64; 32]>);
 
 impl NumberSet {
-    /// Nothing yet, of so many words of 64 numbers each.
+    /// An empty set with room for `words` words of 64 numbers each.
     #[inline]
     pub(crate) fn none_of(words: usize) -> Self {
         Self(SmallVec::from_elem(0, words))

@@ -15,7 +15,7 @@ use crate::position::Position;
 use crate::segmented::Map;
 use crate::stats::step;
 
-/// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that nobody who asks for
+/// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that a call that asks for
 /// sizes has to walk over it.
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {

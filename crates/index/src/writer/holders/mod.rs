@@ -27,7 +27,7 @@ pub(crate) struct Holder {
     pub(crate) branches: Option<Box<Branches>>,
     /// The block before the one it lost last: a guess at what it loses next.
     pub(crate) resume: Option<Position>,
-    /// A run of whose children it covers none that hang after more than so many blocks.
+    /// A run, and a number of its blocks after which the holder covers none of the run's children.
     pub(crate) childless: Option<(u32, u32)>,
     /// Ends of chains that it stored lately.
     pub(crate) tails: Tails,
@@ -78,10 +78,10 @@ impl Tails {
     }
 }
 
-/// The runs of a holder that hang off others with so many children that these do not list them.
+/// Runs of a holder below runs with too many children to list.
 #[derive(Default)]
 pub(crate) struct HangingRuns {
-    /// Hangers off one such run, which are all for most, with its number: here it costs no look elsewhere.
+    /// Number of one run with unlisted children, and how many the holder has there: for most holders that is all.
     first: (u32, Hangers),
     /// Hangers off others.
     rest: Option<Box<HashMap<u32, Hangers>>>,
@@ -107,7 +107,7 @@ impl HangingRuns {
         if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
     }
 
-    /// The holder has entered such a run.
+    /// Adds an unlisted run that the holder has entered.
     pub(crate) fn add(&mut self, place: Place) {
         if self.first.1.count == 0 && self.of(place.run).is_none() {
             self.first = (place.run, Hangers::default());
@@ -121,7 +121,7 @@ impl HangingRuns {
         it.end = place.blocks.saturating_add(1).max(it.end);
     }
 
-    /// The holder has left such a run.
+    /// Removes an unlisted run that the holder has left.
     pub(crate) fn remove(&mut self, place: Place) {
         let Some(it) = self.of_mut(place.run) else { return };
         it.count -= 1;

@@ -38,7 +38,7 @@ pub(in crate::writer) trait Line: Copy {
 
 /// See the module's text.
 pub(in crate::writer) struct Lines<L: Line> {
-    /// Sides for the hashes from `frontier` on, and for all others: a look-up chooses without a branch, which nobody
+    /// Sides for the hashes from `frontier` on, and for all others: a look-up chooses without a branch, which no processor
     /// could predict.
     sides: [Side<L>; 2],
     frontier: u64,
@@ -70,7 +70,7 @@ pub(in crate::writer) struct LineMove<'t, L> {
     /// The lowest and the largest hash that belong to it.
     pub(in crate::writer) first: u64,
     pub(in crate::writer) last: u64,
-    /// Number of the line, of so many.
+    /// Number of the hash's line among `lines` lines.
     pub(in crate::writer) line: usize,
     pub(in crate::writer) lines: usize,
     pub(in crate::writer) shift: u32,
@@ -126,7 +126,7 @@ impl<L: Line> Side<L> {
         line_of(hash, self.lines)
     }
 
-    /// Makes pieces up to that of a line; returns their bytes.
+    /// Makes pieces up to the one of a line; returns their bytes.
     #[inline]
     fn make_until(&mut self, line: usize) -> usize {
         let mut bytes = 0;
@@ -139,7 +139,7 @@ impl<L: Line> Side<L> {
     }
 }
 
-/// The lowest hash that belongs to a line of so many; none if there is no such line.
+/// The lowest hash that belongs to a line among `lines` lines; none if there is no line with this number.
 #[inline]
 pub(in crate::writer) fn first_of(line: usize, lines: usize) -> Option<u64> {
     // 2^64 / lines for each, rounded up, without a division of so large a number.
@@ -164,13 +164,13 @@ fn fewer(lines: usize) -> usize {
     if lines.is_power_of_two() { (lines / 4 * 3).max(1) } else { lines / 3 * 2 }
 }
 
-/// Lines that so many entries need.
+/// Number of lines that `entries` entries need.
 fn lines_for<L: Line>(entries: usize) -> usize {
     at_least((2 * entries).div_ceil(L::FULL_PAIR).max(1))
 }
 
 impl<L: Line> Lines<L> {
-    /// Lines with room for so many entries.
+    /// Lines with room for `entries` entries.
     pub(in crate::writer) fn with_room_for(entries: usize, shift: impl FnOnce(usize) -> u32) -> Self {
         let lines = lines_for::<L>(entries);
         let mut upper = Side::of_so_many(lines, shift(lines));
@@ -250,7 +250,7 @@ impl<L: Line> Lines<L> {
     }
 
     /// Makes room for `more` entries beside the `len` there are, or gives room back, as far as it is time for it now that
-    /// `changed` have come or gone. `shift`: what the table keeps of hashes in so many lines. `to` moves the entries of a line.
+    /// `changed` have come or gone. `shift`: what the table keeps of hashes with that number of lines. `to` moves the entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(

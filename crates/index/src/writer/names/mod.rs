@@ -111,12 +111,12 @@ impl NameTable {
     }
 }
 
-/// Names that are added with what looked like them: compared when there are so many.
+/// Number of added names with lookalikes after which they are compared.
 const MOST_ALIKE: usize = 32;
 /// A name, the number of a position that may be named so, and which of the names that are added it is.
 type LookAlikes = SmallVec<[(u64, u32, usize); MOST_ALIKE]>;
 
-/// Returns which of the names is first that is that of a position it looked like.
+/// Returns the first of the names that equals the name of a position it looked like.
 #[inline]
 fn first_taken(alike: &mut LookAlikes, runs: &Runs) -> Option<usize> {
     for (_, number, _) in &*alike {

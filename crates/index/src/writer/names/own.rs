@@ -42,7 +42,7 @@ pub(in crate::writer) struct OwnTable {
 }
 
 impl OwnTable {
-    /// An empty one with room for so many.
+    /// An empty table with room for `names` names.
     pub(in crate::writer) fn with_room_for(names: usize) -> Self {
         Self { lines: Lines::with_room_for(names, |_| 0), len: 0, secret: Secret::new() }
     }
@@ -95,7 +95,7 @@ impl OwnTable {
         entries.filter(|(name, _)| *name != NO_NAME)
     }
 
-    /// Names with their numbers from a place on, of about so many, at least one line; returns the place to go on from, none
+    /// Gives about `names` names with their numbers from a place on, at least one line; returns the place to go on from, none
     /// at the end. The first place is 0. Names that are there from the first call to the last are all among them, whatever
     /// comes and goes in between: places are hashes, which stay the same while the table grows and shrinks.
     pub(in crate::writer) fn some_from(&self, place: u64, names: usize, mut f: impl FnMut(u64, u32)) -> Option<u64> {

@@ -11,7 +11,7 @@ use crate::stats::step;
 /// The names of one holder whose engine does not name blocks as the others do.
 pub(crate) struct PrivateNames {
     table: OwnTable,
-    /// The other way round, from when somebody asks: nearly nobody does.
+    /// Positions to names, made when first asked for, which is rare.
     by_place: OnceCell<Box<PlaceNames>>,
     /// The same while it comes together in steps, for who can wait.
     gathering: Option<Box<TableBuilder>>,
@@ -56,7 +56,7 @@ impl NameTableBuilder {
         }
     }
 
-    /// True if the count of the names is right, and there are only such as `is_right`.
+    /// True if the count of the names is right, and `is_right` holds for each.
     #[cfg(test)]
     pub(in crate::writer) fn is_counted(&self, mut is_right: impl FnMut(u64, u32) -> bool) -> bool {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
@@ -81,7 +81,7 @@ pub(in crate::writer) struct PlaceNames {
 }
 
 impl PrivateNames {
-    /// Returns a table without names that has room for about so many.
+    /// Returns an empty table with room for about `names` names.
     pub(crate) fn with_room_for(names: usize) -> Self {
         Self { table: OwnTable::with_room_for(names), by_place: OnceCell::new(), gathering: None }
     }
@@ -149,7 +149,7 @@ impl PrivateNames {
         self.by_place.get().is_some()
     }
 
-    /// Puts about so many names where [`Self::name`] and [`Self::of_run`] look for them, which takes long for all at once;
+    /// Puts about `names` names where [`Self::name`] and [`Self::of_run`] look for them, which takes long for all at once;
     /// returns whether all are there.
     pub(in crate::writer) fn gather_places(&mut self, names: usize, runs: &Runs) -> bool {
         if self.has_places() {

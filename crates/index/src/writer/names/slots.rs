@@ -7,7 +7,7 @@
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
 //! wide enough to make it rarely in vain.
 //!
-//! A tag is fifteen bits of the hash, of which the first two to seven are among those that choose the line. So a line and
+//! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and
 //! a tag together tell more of a hash than which line it has in a larger table, and entries move to one without a look at
 //! their keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
 //! looked at, and tags begin farther on.
@@ -28,7 +28,7 @@ pub(in crate::writer) struct Slots {
     len: usize,
 }
 
-/// Bits by which a hash is shifted to have a tag at its end, in a table of so many lines.
+/// Bits by which a hash is shifted to have a tag at its end, in a table of `lines` lines.
 fn shift_for(lines: usize) -> u32 {
     let first_bit = lines.ilog2().checked_sub(7).map_or(0, |more| 5 + more / 6 * 6);
     u64::BITS - BITS - first_bit

@@ -173,7 +173,7 @@ impl Writer {
         Some((names, contents))
     }
 
-    /// True if a rank has shown that it names blocks as others do: at least so many blocks that it announced bear the
+    /// True if a rank has shown that it names blocks as others do: at least `enough` blocks that it announced bear the
     /// same name for others, continue the same block and contain the same, and none was ever named otherwise.
     pub(crate) fn agrees(&self, worker: &str, rank: u32, enough: usize) -> bool {
         let Some(books) = self.workers.rank(worker, rank).and_then(|rank| self.workers.get(rank)) else { return false };

@@ -4,7 +4,7 @@
 //! who are shown no name for the old one, pass over it from that moment. What it was in goes step by step, at the end
 //! of the events that follow: its runs those farthest from the root first, as no run may go before what hangs on it, then
 //! the tables that were its own, segment by segment. Meanwhile it still is in sets and in the way of nothing: a block hash
-//! that means a block of such holders alone is free to mean another.
+//! that means a block of these holders alone is free to mean another.
 //!
 //! If one tier of several is cleared, what the rank loses is block by block a matter of what the others have. So blocks go
 //! leaves first, a bounded part at a time, and between two parts others have their turn. Any other change of the same rank
@@ -156,7 +156,7 @@ impl Writer {
         }
     }
 
-    /// Goes on with the tier of a rank that is being cleared, if one is, in about so many steps. Returns whether there is
+    /// Continues to clear a tier of a rank, if one is being cleared, in about `steps` steps. Returns whether there is
     /// more to do.
     #[cold]
     pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
@@ -227,13 +227,13 @@ impl Writer {
     }
 }
 
-/// A holder of at most so many blocks and runs, taken together, is cleared at once.
+/// Greatest number of blocks and runs, taken together, of a holder that is cleared at once.
 const SMALL: u64 = 1 << 7;
 /// Work that is done at the end of an event, in blocks, about.
 const SHARE: usize = 1 << 8;
 /// Blocks of one run that are left in one go.
 const MOST_OF_A_RUN: u32 = 1 << 9;
-/// A run costs as much as so many blocks.
+/// Cost of a run, in blocks.
 const RUN: usize = 16;
 
 impl Writer {
@@ -333,7 +333,7 @@ impl Writer {
         it.runs.is_empty()
     }
 
-    /// True if nobody holds a position but holders that are on their way out.
+    /// True if a position has no holders but those on their way out.
     pub(in crate::writer) fn is_left(&self, at: Position) -> bool {
         if self.leaving.holders.is_empty() {
             return false;

@@ -15,7 +15,7 @@ use crate::writer::holders::ListCleanup;
 use crate::writer::state::Writer;
 
 impl Writer {
-    /// `holder` gains the positions `from..to` of a run, of which it covers the first `from`.
+    /// Raises a holder's cover of a run from `from` positions to `to`.
     pub(in crate::writer) fn raise(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, from, to, true);
         self.publish_levels(run, levels);
@@ -35,7 +35,7 @@ impl Writer {
         }
     }
 
-    /// `holder` loses the positions `to..from` of a run, of which it covers the first `from`. Names of its own it has lost
+    /// Lowers a holder's cover of a run from `from` positions to `to`. Names of its own it has lost
     /// before.
     pub(in crate::writer) fn lower(&mut self, holder: u32, run: u32, from: u32, to: u32) {
         let levels = self.changed_levels(holder, run, to, from, false);
@@ -175,7 +175,7 @@ impl Writer {
     }
 }
 
-/// A list of at most so many entries is put right at once.
+/// Greatest length of a list that is put right at once.
 const FEW: usize = 1 << 9;
 /// Entries looked at for each run that is entered or left.
 const PACE: usize = 4;

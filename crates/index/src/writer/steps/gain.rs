@@ -141,7 +141,7 @@ impl Writer {
         (alike, agreed)
     }
 
-    /// Names positions of a run from `start` on that nobody calls as others do, up to the first that is named, or name that
+    /// Names positions of a run from `start` on that have no shared names, up to the first that is named, or name that
     /// is taken. Returns how many.
     fn name_nameless(&mut self, run: u32, start: usize, names: &[u64]) -> usize {
         let now = &self.runs.get(run).names()[start..start + names.len()];
@@ -161,7 +161,7 @@ impl Writer {
         names.len()
     }
 
-    /// Stores what nobody has: at the end of the run, or in a new one.
+    /// Stores blocks without holders: at the end of the run, or in a new one.
     fn gain_new(&mut self, holder: u32, place: Place, names: &[u64], contents: &[u64]) -> usize {
         let private = self.holders[holder as usize].private.is_some();
         if private {
@@ -298,7 +298,7 @@ impl Writer {
             }
         }
         self.touch(holder, names.iter().copied());
-        // Several may wait for the last; for the others nobody does any more.
+        // Several may wait for the last; for the others no block does any more.
         let last = names.len() - 1;
         self.gain(holder, parent, &names[..last], &contents[..last], &mut Vec::new());
         let parent = last.checked_sub(1).map_or(parent, |before| Some(names[before]));

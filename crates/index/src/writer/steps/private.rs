@@ -12,11 +12,11 @@ use crate::writer::state::Writer;
 
 /// Names that are put in at the end of an event, about.
 const SHARE: usize = 1 << 9;
-/// A run costs as much as so many names.
+/// Cost of a run, in names.
 const RUN: usize = 8;
 
 impl Writer {
-    /// True if `holder` can call a position so, or one that nobody has yet, as a regular block. If it has to have names
+    /// True if `holder` can give a position, or a new one, this name as a regular block. If it has to have names
     /// of its own for that, it gets them, or begins to.
     pub(in crate::writer) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
         let it = &self.holders[holder as usize];
@@ -72,7 +72,7 @@ impl Writer {
         }
     }
 
-    /// Puts in about so many names.
+    /// Gathers about `names` names.
     #[cold]
     pub(in crate::writer) fn gather_some_names(&mut self, names: usize) {
         let mut left = names as isize;

@@ -70,7 +70,7 @@ impl Writer {
         }
     }
 
-    /// A rank does not hold these blocks on a tier any more. To be counted as an event by whoever calls it, as these may
+    /// Removes blocks of a rank from a tier. The caller counts the event, as these may
     /// be a part of one.
     #[inline]
     pub(crate) fn remove(&mut self, rank: Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {

@@ -200,12 +200,12 @@ impl Writer {
 const ROUNDS: usize = 16;
 
 impl Writer {
-    /// Goes on with what makes a rank ready for events of a tier other than the device, in about so many steps; `stores`:
+    /// Continues to make a rank ready for events of a tier other than the device, in about `steps` steps; `stores`:
     /// there are to be blocks. Returns whether there is more to do; what is little is left to the event.
     pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
         let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
         let (device, has_views) = (books.device, books.wider != [None; 3]);
-        // The other views are told of its blocks' parents.
+        // The other views hear of its blocks' parents.
         if has_views && !self.gather_places(device, steps, &mut 0) {
             return true;
         }
@@ -272,7 +272,7 @@ impl Writer {
         true
     }
 
-    /// Nobody needs the view that a rank was to have.
+    /// Gives up the view that a rank was to have.
     pub(in crate::writer) fn end_new_view(&mut self, rank: u32) {
         if let Some(view) = self.rank_mut(rank).new_view.take() {
             self.end_view(*view);

@@ -183,7 +183,7 @@ fn threads_that_share_ranks_leave_nothing_behind() {
     }
 }
 
-/// There are numbers for so many blocks and no more; those that wait for others are thought of before they come.
+/// The index can number a limited number of blocks, and reserves numbers for those that wait for others.
 #[test]
 fn more_than_can_be_numbered_is_refused_before_it_happens() {
     for children_first in [true, false] {
@@ -209,7 +209,7 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
 }
 
 /// A rank that is cleared goes on under another holder: its handle and its worker's number mean it still, and what is on
-/// its way out counts as nobody's.
+/// its way out counts for no rank.
 #[test]
 fn a_rank_is_the_same_after_a_clear() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
