@@ -49,7 +49,7 @@
 //! | `index.rs` | [`BlockIndex`]: the lock of the writer, the readers' way in, and changes one by one |
 //! | `changes.rs` | [`Changes`]: many changes under one lock |
 //! | `adopt.rs` | what was never announced |
-//! | `copy.rs` | what one rank holds, copied while writers go on, and what all hold |
+//! | `copied.rs`, `copier.rs` | what one rank holds, copied while writers go on, and what all hold |
 //! | `snapshot/` | the format in which blocks and their holders are kept |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
@@ -72,7 +72,8 @@
 mod adopt;
 mod changes;
 mod chunked;
-mod copy;
+mod copied;
+mod copier;
 mod error;
 mod find;
 mod fingerprint;
@@ -97,7 +98,8 @@ mod types;
 mod writer;
 
 pub use changes::Changes;
-pub use copy::{CopiedBlock, CopiedChain, CopyDone, CopyState, Dump, RankCopier, RankCopy, UniformChain};
+pub use copied::{CopiedBlock, CopiedChain, RankCopy, UniformChain};
+pub use copier::{CopyDone, CopyState, Dump, RankCopier};
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
 pub use handle::{RankHandle, RankRef};

@@ -5,7 +5,7 @@ use std::ops::Range;
 use hashbrown::HashMap;
 use kvatlas_codec::{Cursor, put_varint, put_words};
 
-use crate::copy::CopiedChain;
+use crate::copied::CopiedChain;
 use crate::types::BlockHash;
 
 /// Blocks in a section of the dictionary, about.

@@ -31,7 +31,7 @@ mod whole;
 
 use kvatlas_codec::{Cursor, from_zigzag, put_varint, put_words, zigzag};
 
-use crate::copy::{RankCopy, UniformChain};
+use crate::copied::{RankCopy, UniformChain};
 use crate::types::{BlockHash, Tier};
 
 pub use self::dictionary::{Dictionary, DictionaryWriter, Entry, Piece};

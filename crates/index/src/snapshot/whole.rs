@@ -7,7 +7,7 @@ use kvatlas_codec::{Cursor, ReadError, put_text, put_varint};
 use super::SavedBlocks;
 use super::dictionary::{Dictionary, DictionaryWriter};
 use super::sections::{Section, SectionWriter, Sections, kind};
-use crate::copy::{CopyState, RankCopier};
+use crate::copier::{CopyState, RankCopier};
 use crate::error::Error;
 use crate::index::{BlockIndex, Config};
 use crate::stats::Counters;

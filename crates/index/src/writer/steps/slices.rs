@@ -10,7 +10,7 @@
 use hashbrown::{HashMap, HashSet};
 
 use super::chains::{HeldChain, NAME_STEPS, RUN_STEPS};
-use crate::copy::{CopiedBlock, CopiedChain, RankCopy};
+use crate::copied::{CopiedBlock, CopiedChain, RankCopy};
 use crate::position::Position;
 use crate::types::BlockHash;
 use crate::writer::holders::departing::Watch;

@@ -1,139 +1,16 @@
 //! Copies of what a rank holds, made while others change the index, and dumps of all ranks as events that make an equal
 //! index.
 
-use std::collections::HashMap;
 use std::fmt;
 use std::iter::FusedIterator;
-use std::ops::{Deref, Range};
+use std::ops::Deref;
 use std::sync::Arc;
 use std::vec::IntoIter;
 
+use crate::copied::RankCopy;
 use crate::index::BlockIndex;
-use crate::types::{BlockHash, Event, Tier};
+use crate::types::Event;
 use crate::writer::{LargeCopy, Slice};
-
-/// Blocks of a rank that are one chain, as the index keeps them.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct CopiedChain {
-    /// Number of the run in which the index keeps the chain: chains of other ranks with the same number are often the
-    /// same blocks, or more or fewer of them. A hint: compare before you believe it.
-    pub run: u32,
-    /// The block before the first, or none at the start of a prompt.
-    pub parent: Option<BlockHash>,
-    /// The engine's names, in order.
-    pub names: Vec<BlockHash>,
-    /// The content hash of each.
-    pub contents: Vec<u64>,
-    /// Ranges of the blocks that the rank holds with one copy on the device each. All about the others is in
-    /// [`RankCopy::blocks`].
-    pub plain: Vec<Range<usize>>,
-}
-
-/// A block of a rank by itself: below a hole, with several copies, or on another tier.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub struct CopiedBlock {
-    /// The engine's name.
-    pub name: BlockHash,
-    /// The block before it, known or not.
-    pub parent: Option<BlockHash>,
-    /// Content hash of the block.
-    pub content: u64,
-    /// Copies on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL): on the device, or on others, not both.
-    pub copies: [u32; 4],
-}
-
-/// Consecutive blocks of a rank with the same number of copies.
-#[derive(Clone, PartialEq, Eq, Debug)]
-pub struct UniformChain {
-    /// The block before the first, known or not; none at the start of a prompt.
-    pub parent: Option<BlockHash>,
-    /// The engine's names, in order.
-    pub names: Vec<BlockHash>,
-    /// The content hash of each.
-    pub contents: Vec<u64>,
-    /// Copies of each block on each tier, in the order of [`Tier::ALL`](crate::Tier::ALL).
-    pub copies: [u32; 4],
-}
-
-/// Copy of what one rank held at one moment.
-#[derive(Clone, Default, PartialEq, Eq, Debug)]
-pub struct RankCopy {
-    /// Chains, a chain's beginning before what continues it.
-    pub chains: Vec<CopiedChain>,
-    /// All other blocks: those on the device, then those elsewhere, by name each. The same name may come in both parts.
-    pub blocks: Vec<CopiedBlock>,
-}
-
-impl RankCopy {
-    /// Returns [`blocks`](Self::blocks) in chains as long as can be. Those on the device come first, as they say what
-    /// their names mean.
-    #[must_use]
-    pub fn uniform_chains(&self) -> Vec<UniformChain> {
-        let blocks = &self.blocks[..];
-        // Those on the device and those elsewhere apart: a name may be in both.
-        let is_on_device = |block: &CopiedBlock| block.copies[0] > 0;
-        let places: HashMap<(BlockHash, bool), usize> =
-            blocks.iter().enumerate().map(|(at, block)| ((block.name, is_on_device(block)), at)).collect();
-        let mut next = vec![None; blocks.len()];
-        let mut continues = vec![false; blocks.len()];
-        for (at, block) in blocks.iter().enumerate() {
-            let before = block.parent.and_then(|parent| places.get(&(parent, is_on_device(block))));
-            if let Some(&before) = before
-                && before != at
-                && blocks[before].copies == block.copies
-                && next[before].is_none()
-            {
-                (next[before], continues[at]) = (Some(at), true);
-            }
-        }
-        let mut done = vec![false; blocks.len()];
-        let mut chains = Vec::new();
-        // Then what goes in a circle, which has no beginning.
-        let starts = (0..blocks.len()).filter(|at| !continues[*at]).chain(0..blocks.len());
-        for start in starts {
-            let CopiedBlock { parent, copies, .. } = blocks[start];
-            let mut chain = UniformChain { parent, names: Vec::new(), contents: Vec::new(), copies };
-            let mut at = Some(start);
-            while let Some(here) = at.filter(|at| !done[*at]) {
-                done[here] = true;
-                chain.names.push(blocks[here].name);
-                chain.contents.push(blocks[here].content);
-                at = next[here];
-            }
-            if !chain.names.is_empty() {
-                chains.push(chain);
-            }
-        }
-        chains.sort_by_key(|chain| chain.copies[0] == 0);
-        chains
-    }
-
-    /// Returns events after which a rank of an empty index holds the same.
-    #[must_use]
-    pub fn events(&self, worker: &str, rank: u32) -> Vec<Event> {
-        let store = |tier, parent, names: &[BlockHash], contents: &[u64]| Event::Store {
-            worker: worker.into(),
-            rank,
-            tier,
-            parent,
-            block_hashes: names.to_vec(),
-            content_hashes: contents.to_vec(),
-        };
-        let mut events = Vec::new();
-        for CopiedChain { parent, names, contents, plain, .. } in &self.chains {
-            for part in plain {
-                let parent = if part.start == 0 { *parent } else { Some(names[part.start - 1]) };
-                events.push(store(Tier::Gpu, parent, &names[part.clone()], &contents[part.clone()]));
-            }
-        }
-        for UniformChain { parent, names, contents, copies } in self.uniform_chains() {
-            for (tier, copies) in Tier::ALL.into_iter().zip(copies) {
-                events.extend((0..copies).map(|_| store(tier, parent, &names, &contents)));
-            }
-        }
-        events
-    }
-}
 
 /// State of a copy.
 #[derive(Debug)]
