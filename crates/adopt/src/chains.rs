@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvatlas_index::BlockHash;
 
-/// Names that are kept: 2^18 of them take about 12 MB.
+/// Greatest number of names kept: 2^18 of them take about 12 MB.
 pub const MOST_NAMES: usize = 1 << 18;
 
 /// The first blocks of a prompt: their names and contents.
@@ -19,13 +19,13 @@ pub struct Chain {
     pub salt: Option<Arc<str>>,
 }
 
-/// Names that were computed, each with what it continues. When there are too many, all are forgotten: prompts come again.
+/// Computed names of blocks, each with the name before it. When there are too many, all are forgotten: prompts come again.
 #[derive(Debug, Default)]
 pub struct Chains {
     names: HashMap<BlockHash, (Option<BlockHash>, u64)>,
     /// The salts of first blocks that have one.
     salts: HashMap<BlockHash, Arc<str>>,
-    /// Times that all were forgotten.
+    /// Number of times that all names were dropped.
     pub forgotten: u64,
 }
 
@@ -44,7 +44,7 @@ impl Chains {
         }
     }
 
-    /// Forgets all if there are too many; returns whether that was so.
+    /// Drops all names if there are too many; returns whether that was so.
     pub fn shrink(&mut self) -> bool {
         let is_full = self.names.len() > MOST_NAMES;
         if is_full {
@@ -74,7 +74,7 @@ impl Chains {
         Some(chain)
     }
 
-    /// Names that are kept.
+    /// Number of names kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.names.len()

@@ -16,7 +16,8 @@
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
 //! is immutable, and is retired, not freed, when it is replaced, and after its change is done. Whoever sees a word of a
-//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd version, and a reader that sees it odd finds the record at that change or a later one.
+//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
+//! version, and a reader that sees it odd finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).
@@ -318,8 +319,8 @@ mod loom_tests {
         model([1, 1], 1, true);
     }
 
-    /// A reader that looks this number of times while the levels are these, one after the other: what it sees was there at some
-    /// moment, and never goes back.
+    /// A reader that looks this number of times while the levels are these, one after the other: what it sees was there at
+    /// some moment, and never goes back.
     fn history(history: Vec<Vec<Level>>, looks: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));

@@ -1,10 +1,10 @@
 //! Reclamation: when memory that readers could still see may be freed.
 //!
 //! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they wait
-//! for no other thread and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been seen at
-//! zero at some moment after that: every reader that could have seen the thing has left. This is the idea of sleepable RCU
-//! (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each counter
-//! gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
+//! for no other thread and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been
+//! seen at zero at some moment after that: every reader that could have seen the thing has left. This is the idea of
+//! sleepable RCU (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each
+//! counter gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
 //! readers do not fight for one.
 //!
 //! **Invariants.** A thing is unlinked before it is retired, so no reader that comes later finds it; a reader is counted

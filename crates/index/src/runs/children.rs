@@ -8,8 +8,8 @@ use crate::stats::step;
 
 /// Number of runs up to which a table of children is made at once.
 const FEW: usize = 1 << 9;
-/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
-/// much fuller than it should be.
+/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one
+/// is much fuller than it should be.
 const PACE: usize = 16;
 
 impl Runs {

@@ -237,8 +237,8 @@ impl Runs {
 
     /// Adds blocks at the end of a run, as many as it can take; they have no holders yet. Returns how many.
     ///
-    /// `names`: none if they have no shared names. `more`: number of blocks that follow soon; there is room for them if it has to be
-    /// made.
+    /// `names`: none if they have no shared names. `more`: number of blocks that follow soon; there is room for them if it
+    /// has to be made.
     pub(crate) fn append(
         &mut self,
         id: u32,

@@ -8,7 +8,7 @@ use crate::event::{Cleared, EventOf, RemovedOf, StoredOf};
 use crate::medium;
 use crate::name::BlockName;
 
-/// See the module's text.
+/// An event while its fields are read: they come in any order, by key or by position.
 pub(crate) struct Draft<'a, N> {
     event: EventOf<N>,
     /// Fields without which an event means nothing: one bit each.
@@ -86,7 +86,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// The event, when all its fields were read.
+    /// Ends the reading, and returns the event.
     pub(crate) fn finish(self) -> Result<EventOf<N>, Fault> {
         let needed: &[Field] = match self.event {
             EventOf::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
@@ -184,7 +184,7 @@ pub(crate) const REMOVED: [Field; 5] =
 /// The position of the extra keys among those of a store.
 pub(crate) const EXTRA_KEYS: usize = 7;
 
-/// From this position on a map is no field but more fields by key, as one engine appended them.
+/// Position from which on a map holds further fields by key, as one engine appends them.
 pub(crate) const OPTIONAL: usize = 5;
 
 impl Field {
@@ -237,9 +237,9 @@ impl Field {
 /// Reason why an event cannot be read.
 #[derive(Debug)]
 pub(crate) enum Fault {
-    /// Not even its end can be found.
+    /// Malformed, so that not even its end can be found.
     Broken(MsgpackError),
-    /// The event means nothing.
+    /// Well formed, but without a meaning, for a reason and with a description.
     Event(Reason, String),
 }
 

@@ -20,8 +20,8 @@ use crate::error::{Error, Reason, RefusedEvent};
 use crate::event::{Batch, BatchOf, EventOf, StoredOf};
 use crate::name::BlockName;
 
-/// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
-/// nothing but nonsense does not grow in memory.
+/// Greatest number of refusals listed one by one; further ones of a batch are added to the last of their reason, so that a
+/// payload of nothing but nonsense does not grow in memory.
 const TOLD: usize = 32;
 
 /// Decodes a payload: the third frame of an engine's message.
@@ -125,7 +125,7 @@ impl From<MsgpackError> for PayloadError {
     }
 }
 
-/// Number of elements, timestamp, number of events.
+/// Reads the head of a batch: its number of elements, its timestamp, and its number of events.
 fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), PayloadError> {
     let elements = match cursor.value()? {
         Value::Array(elements) if elements >= 2 => elements,
@@ -209,7 +209,7 @@ fn not_an_event(what: &str) -> Fault {
     Fault::Event(Reason::NotAnEvent, format!("an event is a map with a type or an array with a tag, found {what}"))
 }
 
-/// Tells of an event left out.
+/// Records an event that is left out.
 fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     let is_same = |other: &&mut RefusedEvent| (other.reason, other.may_remove) == (one.reason, one.may_remove);
     let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
@@ -219,7 +219,7 @@ fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     }
 }
 
-/// Tells of the event `at` and all after it, which cannot be found any more.
+/// Records the loss of the event `at` and all after it, whose beginnings cannot be found.
 fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor<'_>, broken: MsgpackError) {
     // The number of events is only as good as the payload: there are not more of them than bytes.
     let lost = (events - at).min(from.left().max(1)) as u64;
@@ -233,12 +233,12 @@ fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor
     refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
 }
 
-/// So much is kept: events of a batch, and names or tokens of an event. What is larger is rare, and freed.
+/// Memory that is kept: events of a batch, and names or tokens of an event. Larger ones are rare, and freed.
 const EVENTS: usize = 64;
 const NAMES: usize = 1 << 11;
 const TOKENS: usize = 1 << 14;
 
-/// See the module's text.
+/// Memory of former events, for those to come.
 #[derive(Debug)]
 pub(crate) struct Spare<N> {
     stored: Vec<Box<StoredOf<N>>>,

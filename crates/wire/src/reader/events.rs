@@ -200,7 +200,7 @@ impl Reader {
     }
 }
 
-/// The salt of an event's blocks, of which the event shows this one.
+/// The salt of an event's blocks: the one it shows, or the one inherited from its parent.
 fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
     match (shown, parent) {
         (Some(shown), _) => Some(shown.into()),

@@ -1,4 +1,4 @@
-//! Applying batches to the index.
+//! Reader of one rank's batches: what it remembers between them, and their application to the index.
 
 mod events;
 mod groups;
@@ -202,11 +202,11 @@ impl Reader {
 
     /// True if answers about this stream are an upper bound only.
     ///
-    /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window,
-    /// Mamba, a second group with full attention), unless groups are followed and all of them say what they need; and for speculative decoding with lookahead, where the engine
-    /// tells apart blocks of equal tokens by the tokens after them: there the last block of an answer may be one that
-    /// the engine has only before other tokens. And for an adapter that was loaded anew under its name: blocks of the one
-    /// before count as the new one's, as long as they are held.
+    /// So it is for hybrid models, where a cache group that is not indexed may cut a prefix shorter (sliding window, Mamba,
+    /// a second group with full attention), unless groups are followed and all of them say what they need; and for
+    /// speculative decoding with lookahead, where the engine tells apart blocks of equal tokens by the tokens after them:
+    /// there the last block of an answer may be one that the engine has only before other tokens. And for an adapter that
+    /// was loaded anew under its name: blocks of the one before count as the new one's, as long as they are held.
     #[must_use]
     pub fn upper_bound(&self) -> bool {
         // Of what nothing is known is no bound.
@@ -223,7 +223,7 @@ impl Reader {
         self.shows_salts
     }
 
-    /// These blocks, of which no event told the salt, are held on the device under this one: what continues them has it too.
+    /// Notes the salt of blocks held on the device whose events did not show it: blocks that continue them inherit it.
     pub fn learn_salt(&mut self, names: &[BlockHash], salt: &Arc<str>) {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
@@ -241,7 +241,7 @@ impl Reader {
     }
 }
 
-/// For readers that nobody has given one: one for the process, so that a reader costs no memory of its own for it.
+/// The default scheme of names: one for the process, so that a reader needs no memory of its own for it.
 fn plain() -> Arc<Identity> {
     static PLAIN: LazyLock<Arc<Identity>> = LazyLock::new(Arc::default);
     PLAIN.clone()

@@ -1,10 +1,10 @@
 //! Blocks that are not regular.
 //!
 //! An irregular block is kept literally, by name: under its parent's name, with its content. It is *reachable* when its
-//! parent is (regular, or irregular and reachable, or the root); then it has a position, which its holder covers. It is irregular
-//! because its chain to the root is broken (a hole, an orphan), or because its position already has a block of the
-//! same holder under another name. Chains are linked by name, as the engine announced them: that is the reference
-//! model to the letter.
+//! parent is (regular, or irregular and reachable, or the root); then it has a position, which its holder covers. It is
+//! irregular because its chain to the root is broken (a hole, an orphan), or because its position already has a block of the
+//! same holder under another name. Chains are linked by name, as the engine announced them: that is the reference model to
+//! the letter.
 //!
 //! Parents of regular blocks are regular; an irregular block whose chain becomes complete turns regular if its position is
 //! free.

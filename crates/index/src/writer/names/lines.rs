@@ -250,7 +250,8 @@ impl<L: Line> Lines<L> {
     }
 
     /// Makes room for `more` entries beside the `len` there are, or gives room back, as far as it is time for it now that
-    /// `changed` have come or gone. `shift`: what the table keeps of hashes with that number of lines. `to` moves the entries of a line.
+    /// `changed` have come or gone. `shift`: what the table keeps of hashes with that number of lines. `to` moves the
+    /// entries of a line.
     #[cold]
     #[inline(never)]
     pub(in crate::writer) fn make_ready(

@@ -7,9 +7,9 @@
 //! Keys are not stored: the caller says whether a word is the one it means. That costs it a few misses, so tags are
 //! wide enough to make it rarely in vain.
 //!
-//! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and
-//! a tag together tell more of a hash than which line it has in a larger table, and entries move to one without a look at
-//! their keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
+//! A tag is fifteen bits of the hash; its first two to seven are among those that choose the line. So a line and a tag
+//! together tell more of a hash than which line it has in a larger table, and entries move to one without a look at their
+//! keys. With each doubling one bit less of the tag tells the entries of a line apart; once in six doublings the keys are
 //! looked at, and tags begin farther on.
 
 use super::lines::{LineMove, Lines, Side, first_of};

@@ -20,7 +20,8 @@ pub(crate) enum Way {
     Neither,
 }
 
-/// Neighbours looked at to tell which way a list goes. Of lists in no order, one in 32,768 is not found out, and takes longer.
+/// Neighbours looked at to tell which way a list goes. Of lists in no order, one in 32,768 is not found out, and takes
+/// longer.
 const LOOKS: usize = 16;
 
 impl Writer {
