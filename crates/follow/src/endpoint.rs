@@ -23,15 +23,15 @@ impl Endpoint {
         self.0.strip_prefix("bind://")?.parse().ok()
     }
 
-    /// A stream that comes by a log of this kind, `nats` or `zmq`, under this subject. Nobody can register one by its address.
-    pub(crate) fn log(subject: &str, kind: &str) -> Self {
-        Self(format!("{kind}:{subject}").into())
+    /// Endpoint of a stream that is read from the log, under this subject. Clients cannot register it.
+    pub(crate) fn log(subject: &str) -> Self {
+        Self(format!("nats:{subject}").into())
     }
 
-    /// The subject of a stream that comes by a log.
+    /// Subject of a stream that is read from a log.
     #[must_use]
     pub fn log_subject(&self) -> Option<&str> {
-        self.0.strip_prefix("nats:").or_else(|| self.0.strip_prefix("zmq:"))
+        self.0.strip_prefix("nats:")
     }
 
     /// The host, without brackets; none for paths and ports of ours.

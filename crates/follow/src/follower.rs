@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::adopt::{self, PromptQueue};
+use crate::adopt;
 use crate::allow::AllowList;
 use crate::config::Config;
 use crate::context::StreamContext;
@@ -20,13 +20,13 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
 use crate::log;
 use crate::metrics;
-use crate::reader;
 use crate::register;
 use crate::relay::Relay;
+use crate::relay_reader;
 use crate::report;
 use crate::sites::{Digests, KeyspaceDigest, Tops};
-use crate::snapshot::{self, Directory, Keeper, Origin, SnapshotFile, Snapshots, Source, read_file};
-use crate::state::Keyspace;
+use crate::snapshot::{self, Directory, Keeper, Origin, PackedSnapshot, Snapshots, Source, read_file};
+use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::zmtp::Room;
 
 /// Time that threads may take to end when a follower is dropped.
@@ -100,15 +100,15 @@ impl Follower {
             relay: relay.clone(),
             ..config.streams.into()
         };
-        ingest.block_on(relay.start(context.room()))?;
+        ingest.block_on(relay.start())?;
         let mut holds = config.holds;
-        holds.extend(reader::holds(&relay));
+        holds.extend(relay_reader::hold(&relay));
         if snapshots.is_loading() {
             holds.push(snapshot::HOLD.to_owned());
             ingest.spawn(snapshots.clone().expire());
         }
         let fleet = Fleet::new(context.clone(), &holds, ingest.handle().clone());
-        reader::start(&fleet, &context, ingest.handle());
+        relay_reader::start(&fleet, &context, ingest.handle());
         let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
         let prompt_queue = context.prompt_queue.clone();
         let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
@@ -260,14 +260,14 @@ impl Follower {
         wanted: Option<u64>,
         fresh: bool,
         patience: Duration,
-    ) -> Result<Arc<SnapshotFile>, Error> {
+    ) -> Result<Arc<PackedSnapshot>, Error> {
         if self.fleet.is_keyed() {
             return Err(Error::keyed_identity("there is no snapshot of it that others could use"));
         }
         let wait = (patience / 2).min(LONGEST_WAIT);
         let unavailable = |code, message| Error::Unavailable { code, message };
         let source: Arc<dyn Source> = self.fleet.clone();
-        let spooled = self.fleet.snapshots().spool(&source, wanted, fresh, wait).await;
+        let spooled = self.fleet.snapshots().packed(&source, wanted, fresh, wait).await;
         let spooled = spooled.map_err(|message| unavailable("snapshot_failed", message))?;
         let not_ready =
             || unavailable("snapshot_not_ready", "a snapshot is being made: ask again in a second".to_owned());

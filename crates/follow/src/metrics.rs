@@ -15,11 +15,10 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::adopt::PromptQueue;
 use crate::fleet::{EngineState, Fleet};
 use crate::report::VERSION;
 use crate::sites::{Top, Tops, state_name};
-use crate::state::{Counters, Keyspace, Stream};
+use crate::state::{Counters, Keyspace, PromptQueue, Stream};
 use kvatlas_stream::State;
 use kvatlas_stream::limits::{LAG_SECONDS, Limit};
 use kvatlas_stream::{Outcome, Skip};

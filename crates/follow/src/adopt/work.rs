@@ -9,9 +9,8 @@ use kvatlas_adopt::{AdoptionFailure, Chain, Chains, Dialect, Namer, Outcome, Ran
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, BlockIndex};
 
-use super::prompt_queue::{CacheReport, Counts, Prompt};
-use crate::snapshot::Meanings;
-use crate::state::{Keyspace, Stream};
+use super::meanings::Meanings;
+use crate::state::{AdoptCounts, CacheReport, Keyspace, Prompt, Stream};
 
 /// Blocks up to which prompts are named, all prompts up to one before any is up to the next.
 const STAGES: [usize; 4] = [64, 256, 1024, usize::MAX];
@@ -76,7 +75,7 @@ impl Work {
     }
 
     /// A prompt has come.
-    pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &Counts) {
+    pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &AdoptCounts) {
         let Some(keyspace) = prompt.keyspace.upgrade() else { return };
         let Prompt { tokens, salt, answered, .. } = prompt;
         let contents = keyspace.identity().words(&tokens, keyspace.block_size as usize, None, salt.as_deref());
@@ -109,7 +108,7 @@ impl Work {
     }
 
     /// Names some blocks of the prompt of which least is named.
-    pub(super) fn step(&mut self, counts: &Counts) {
+    pub(super) fn step(&mut self, counts: &AdoptCounts) {
         let Some(stage) = self.stages.iter().position(|stage| !stage.is_empty()) else { return };
         let Some(mut naming) = self.stages[stage].pop_front() else { return };
         let from = naming.done;
@@ -140,7 +139,7 @@ impl Work {
     }
 
     /// Adopts what streams have proved of the blocks named from `from` on.
-    fn match_up(&self, naming: &NamingTask, from: usize, counts: &Counts) {
+    fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
             naming.keyspace.each_late(|stream, index, rank, late| {
@@ -190,7 +189,7 @@ impl Work {
     }
 
     /// Looks at what streams have proved, of late or ever, whether it is known already.
-    pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &Counts) {
+    pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &AdoptCounts) {
         if sweep {
             keyspace.set_waiting(false);
         }
@@ -240,7 +239,7 @@ impl Work {
         salt: Option<Arc<str>>,
         contents: Vec<u64>,
         answered: &CacheReport,
-        counts: &Counts,
+        counts: &AdoptCounts,
     ) {
         counts.answers.fetch_add(1, Relaxed);
         let mut used = false;
@@ -322,7 +321,7 @@ fn adopt(
     (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),
     late: &mut RankAdoption,
     (name, chain, certain): (BlockHash, &Chain, bool),
-    counts: &Counts,
+    counts: &AdoptCounts,
 ) {
     let worker = &*stream.worker;
     let adopt = |index: &BlockIndex| late.adopt(name, chain, certain, RankPlace { index, worker, rank });

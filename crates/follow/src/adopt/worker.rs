@@ -5,12 +5,11 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::prompt_queue::PromptQueue;
 use super::work::Work;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::state::Keyspace;
+use crate::state::{Keyspace, PromptQueue};
 
 /// Time between two looks at what streams have proved.
 const TICK: Duration = Duration::from_millis(100);

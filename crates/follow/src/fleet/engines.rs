@@ -1,5 +1,5 @@
-//! The engines to be followed, be they registered or not: what discovery says of each engine and of each configured
-//! stream.
+//! Engines to be followed, registered or not: the report of discovery on each engine and each configured stream. And the
+//! conditions of readiness that are not met.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use serde::Deserialize;
+
+use super::registry::WorkerView;
 
 /// Bytes of a reason at most: it may repeat what an engine answered.
 const MAX_REASON: usize = 1024;
@@ -138,6 +140,38 @@ impl Engines {
 fn shortened(reason: &str) -> &str {
     let end = (0..=MAX_REASON.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     &reason[..end.unwrap_or(0)]
+}
+
+/// Streams, engines and holds that readiness waits for; empty if ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Blockers {
+    /// Names of holds that are not released.
+    pub holds: Vec<String>,
+    /// Streams whose first replay has not ended: worker, rank, state.
+    pub streams: Vec<(Arc<str>, u32, &'static str)>,
+    /// Engines that discovery has not registered. Readiness does not wait for them, unless no engine is registered.
+    pub engines: Vec<EngineView>,
+    /// True if there are engines to be followed and none is registered.
+    pub none_usable: bool,
+    /// True if the service is shutting down.
+    pub draining: bool,
+}
+
+impl Blockers {
+    /// True if readiness waits for nothing.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining
+    }
+}
+
+/// Streams whose first replay has neither finished nor been given up.
+pub(super) fn unsettled(workers: Vec<WorkerView>) -> Vec<(Arc<str>, u32, &'static str)> {
+    let streams = workers.into_iter().flat_map(|worker| worker.streams);
+    streams
+        .filter(|(_, stream)| !stream.status.is_settled())
+        .map(|(rank, stream)| (stream.worker.clone(), rank, stream.status.state().name()))
+        .collect()
 }
 
 #[cfg(test)]

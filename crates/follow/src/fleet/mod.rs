@@ -1,12 +1,12 @@
 //! The fleet as it is registered: workers, the tasks that follow their streams, the keyspaces that they share.
 //!
-//! Changes go one at a time and whole: a registration is checked against all others and made under one lock, and an
-//! unregistration ends when the stream's task has ended and its blocks are gone, even if whoever asked has left.
-//! Queries take none of these locks. `registry` has the changes themselves, `readiness` what the service waits for.
+//! Changes are made one at a time and whole: a registration is checked against all others and made under one lock, and an
+//! unregistration ends when the stream's task has ended and its blocks are gone, even if the client has left.
+//! Queries take none of these locks. `registry` has the changes themselves, `engines` the engines that discovery follows and
+//! the conditions of readiness.
 
 mod engines;
 mod names;
-mod readiness;
 mod registry;
 
 use std::collections::BTreeSet;
@@ -18,8 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use self::engines::Engines;
-pub use self::engines::{EngineReport, EngineState, EngineView};
-pub use self::readiness::Blockers;
+pub use self::engines::{Blockers, EngineReport, EngineState, EngineView};
 use self::registry::Registry;
 pub use self::registry::{ModelPlace, RegistrationOutcome, WorkerView};
 use crate::context::StreamContext;
@@ -168,7 +167,7 @@ impl Fleet {
             engines,
             none_usable,
             holds: self.holds.lock().iter().cloned().collect(),
-            streams: readiness::unsettled(self.workers()),
+            streams: engines::unsettled(self.workers()),
             draining: self.draining.load(Relaxed),
         }
     }

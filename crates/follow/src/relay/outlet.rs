@@ -175,9 +175,9 @@ impl Outlet {
         if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
     }
 
-    /// The trouble with the log, in words.
+    /// Latest trouble with the log, in words.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.relay.trouble()
+        self.relay.link.trouble()
     }
 
     /// Nothing is added any more; readers are told.

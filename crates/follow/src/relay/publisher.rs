@@ -19,7 +19,7 @@ use kvatlas_wire::compact::MessageWriter;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::outlet::Envelope;
-use super::{ASK, Link, Log, Outlet, Relay, Subject, zmq};
+use super::{ASK, LinkState, Outlet, Relay, Subject};
 
 /// Messages of one stream that are on their way at once.
 const WINDOW: usize = 8;
@@ -37,11 +37,9 @@ impl Relay {
         let writer = MessageWriter { life: new_life(), block_size, key };
         let outlet = Arc::new(Outlet::new(self.clone(), subject.clone(), writer));
         self.publishes_stream(subject, outlet.asker());
-        match self.log.get() {
-            Some(Log::Nats(client)) => drop(tokio::spawn(run(outlet.clone(), client.clone()))),
-            Some(Log::Ring(ring)) => drop(tokio::spawn(zmq::run(outlet.clone(), ring.clone()))),
-            // It is set before streams begin.
-            None => {}
+        // It is set before streams begin.
+        if let Some(client) = self.client().cloned() {
+            tokio::spawn(run(outlet.clone(), client));
         }
         outlet
     }
@@ -200,7 +198,7 @@ pub(super) async fn answer_asks(relay: Arc<Relay>) {
     loop {
         if client.connection_state() == Connection::Connected && ensure_log(&log, &relay).await.is_ok() {
             // Messages can be published.
-            relay.lines().iter().for_each(|line| line.set_link(Link::Up));
+            relay.link.set(LinkState::Up);
             break;
         }
         sleep(AGAIN).await;

@@ -1,4 +1,4 @@
-//! `/workers`: the dialect's fields, and under `streams` all that is known about each stream.
+//! `/workers`: the fields of the Dynamo dialect, and under `streams` the status of each stream.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use kvatlas_index::RankStats;
 use kvatlas_wire::Reason;
 use serde_json::{Map, Value, json};
 
-use super::ids::id_value;
+use super::id_value;
 use crate::fleet::{Fleet, WorkerView};
 use crate::state::{Counters, Keyspace, Stream};
 use kvatlas_stream::Outcome;

@@ -7,10 +7,10 @@ use kvatlas_index::snapshot::{Dictionary, SavedBlocks};
 use kvatlas_index::{BlockHash, Tier};
 use serde::Serialize;
 
-use super::decode::decode;
-use super::saved::SavedKeyspace;
+use super::format::decode;
 use super::unpack::unpack;
 use crate::error::Error;
+use crate::state::SavedKeyspace;
 
 /// Blocks of a difference that are named.
 const NAMED: usize = 8;

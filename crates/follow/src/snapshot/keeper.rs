@@ -9,11 +9,10 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::counts::LastWrite;
 use super::disk::Directory;
-use super::encode::{Encoder, Head, KeyspaceCopy, SnapshotSize};
+use super::format::{Encoder, Head, KeyspaceCopy, SnapshotSize};
 use super::pending::Origin;
-use super::{Snapshots, Source};
+use super::{LastWrite, Snapshots, Source};
 use crate::error::Error;
 use kvatlas_stream::Skip;
 

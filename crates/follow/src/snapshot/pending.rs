@@ -5,9 +5,8 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvatlas_index::snapshot::Dictionary;
 
-use super::decode::Snapshot;
-use super::saved::{SavedKeyspace, SavedStream, StreamCopy};
-use crate::state::{Keyspace, Stream};
+use super::format::Snapshot;
+use crate::state::{Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
 use kvatlas_stream::Outcome;
 
 /// The place that a snapshot comes from.

@@ -15,10 +15,9 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::hybrids::Hybrids;
-use super::members::Members;
-use super::reservations::Reservations;
+use super::members::{Members, Reservations};
+use super::prompt_queue::PromptQueue;
 use super::stream::Stream;
-use crate::adopt::prompt_queue::PromptQueue;
 use crate::error::Error;
 
 /// Number of times that a question is put because streams came to be untrusted under it. Once in a while one does; if

@@ -16,9 +16,8 @@ use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 use super::block_limits::BlockLimits;
 use super::claimed_ranks::ClaimedRanks;
 use super::pending_counts::PendingCounts;
-use crate::adopt::time_of;
 use crate::context::StreamContext;
-use crate::state::{Keyspace, Stream};
+use crate::state::{Keyspace, Stream, time_of};
 use kvatlas_stream::machine::Verdict;
 
 thread_local! {

@@ -11,7 +11,8 @@ use kvatlas_wire::{Reader, SaltedBlock};
 use tokio::task::yield_now;
 
 use super::holdings::Holdings;
-use crate::snapshot::{RankHead, SavedRank, StreamRestore};
+use crate::snapshot::StreamRestore;
+use crate::state::{RankHead, SavedRank};
 use kvatlas_stream::Outcome;
 
 /// Blocks stored before others have the thread: about a millisecond.

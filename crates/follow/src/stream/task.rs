@@ -11,11 +11,10 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use super::copier::StreamCopier;
+use super::copier::{StateCopier, StreamCopier};
 use super::holdings::Holdings;
 use super::report::{counts, end_restored, is_news, publish_status, report, status_of};
 use super::restore::restore;
-use super::state_copier::StateCopier;
 use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
 use crate::snapshot::StreamRestore;

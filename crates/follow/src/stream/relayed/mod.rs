@@ -26,7 +26,7 @@ use super::report::end_restored;
 use super::restore::restore;
 use super::task::{AFTER_PANIC, TURN, caught};
 use crate::context::StreamContext;
-use crate::relay::{Delivery, Inbox, Line, Link, Relay};
+use crate::relay::{Delivery, Inbox, LinkState, Relay};
 use crate::snapshot::StreamRestore;
 use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
 use kvatlas_stream::Outcome;
@@ -93,7 +93,6 @@ struct TaskRequests<'a> {
 struct StreamTarget<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,
-    line: &'a Line,
     subject: &'a str,
 }
 
@@ -105,7 +104,7 @@ impl StreamActions for StreamTarget<'_> {
         self.holdings.clear();
     }
     fn ask(&mut self) {
-        self.relay.ask(self.line, self.subject);
+        self.relay.ask(self.subject);
     }
     fn timestamp(&mut self, timestamp: f64) {
         self.holdings.note_timestamp(timestamp);
@@ -121,7 +120,7 @@ async fn live(
     restoring: Option<StreamRestore>,
 ) -> End {
     let TaskRequests { stop, copies } = asked;
-    let Inbox { messages: inbox, line } = inbox;
+    let Inbox { messages: inbox } = inbox;
     let (start, relay) = (Instant::now(), &context.relay);
     let subject = stream.registration.endpoint.log_subject().unwrap_or_default();
     let key = keyspace.identity().key_check();
@@ -135,7 +134,7 @@ async fn live(
     };
     let mut rebuilds = keyspace.watch_rebuilds();
     let mut rebuilt = pin!(rebuilds.changed());
-    let mut link = line.link();
+    let mut link = relay.link.watch();
     let mut copier: Option<StreamCopier> = None;
     let mut timer = pin!(sleep(Duration::ZERO));
     loop {
@@ -149,7 +148,7 @@ async fn live(
                 for _ in 0..TURN {
                     let Poll::Ready(Some(Delivery { payload, sequence, heard })) = inbox.poll_recv(cx) else { break };
                     let heard = heard.map(|heard| heard.saturating_duration_since(start.into_std()));
-                    let mut hands = StreamTarget { holdings: &mut holdings, relay, line, subject };
+                    let mut hands = StreamTarget { holdings: &mut holdings, relay, subject };
                     follower.message(start.elapsed(), heard, &payload, sequence, &mut hands);
                     holdings.heard = true;
                     is_news = true;
@@ -177,11 +176,11 @@ async fn live(
             return end;
         }
         let now = start.elapsed();
-        follower.tick(now, &mut StreamTarget { holdings: &mut holdings, relay, line, subject });
+        follower.tick(now, &mut StreamTarget { holdings: &mut holdings, relay, subject });
         copier = copier.and_then(|copier| copier.step(&mut holdings, &follower));
         holdings.tell();
         let up = *link.borrow_and_update();
-        report(&mut holdings, context, &mut follower, now, (up, line.trouble()));
+        report(&mut holdings, context, &mut follower, now, (up, relay.link.trouble()));
         if is_restored && (follower.is_whole() || holdings.clears() > 1) {
             is_restored = false;
             end_restored(stream, context, if holdings.clears() > 1 { Outcome::Restarted } else { Outcome::Kept });
@@ -232,17 +231,17 @@ fn report(
     context: &StreamContext,
     follower: &mut Follower,
     now: Duration,
-    line: (Link, Option<String>),
+    line: (LinkState, Option<String>),
 ) {
     let (link, trouble) = line;
     let forgotten = holdings.take_forgotten();
     let Holdings { keyspace, stream, index, .. } = holdings;
     let (status, counters) = (&stream.status, &stream.status.counters);
     let is_limited = status.limit().is_some();
-    let trusted = link == Link::Up && follower.trusted(now) && !is_limited;
+    let trusted = link == LinkState::Up && follower.trusted(now) && !is_limited;
     let state = if is_limited {
         State::Limited
-    } else if link == Link::Down {
+    } else if link == LinkState::Down {
         State::Connecting
     } else if follower.is_stale(now) {
         State::Stale
@@ -293,7 +292,7 @@ fn report(
     if changed {
         keyspace.trust_changed(stream);
     }
-    if let Some(error) = follower.error.take().or(trouble.filter(|_| link == Link::Down)) {
+    if let Some(error) = follower.error.take().or(trouble.filter(|_| link == LinkState::Down)) {
         if status.last_error().as_ref() != Some(&error) {
             tracing::warn!(worker, rank, error, "a stream that comes by the log");
         }

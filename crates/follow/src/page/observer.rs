@@ -1,4 +1,4 @@
-//! A row for each stream of a fleet, and rates. Numbers are as raw as a page can do with.
+//! Rows of a page, one for each stream of a fleet, and rates. Numbers are raw; the page formats them.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -11,10 +11,10 @@ use serde_json::{Map, Value, json};
 use crate::fleet::{EngineState, Fleet};
 use crate::state::{Counters, Stream, StreamStatus};
 
-/// Counting blocks takes the index's write lock: not oftener than this, however often somebody looks.
+/// Shortest time between two counts of blocks, which take the index's write lock.
 const COUNT_AGAIN: Duration = Duration::from_millis(500);
 
-/// Shorter silences are what an engine without work does.
+/// Shortest silence that is shown: idle engines are silent for less.
 const SILENCE: Duration = Duration::from_secs(2);
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -24,39 +24,40 @@ struct BlockCounts {
     unlinked: u64,
 }
 
-/// Looks at a fleet again and again.
+/// Observer of a fleet, which remembers the last counts.
 pub struct FleetObserver {
     fleet: Arc<Fleet>,
     held: HashMap<(Arc<str>, u32), BlockCounts>,
     indexes: Value,
     counted: Option<Instant>,
-    /// Events applied of each row when rates were last made, and when that was.
+    /// Events applied by each row's stream when rates were last made.
     events: HashMap<String, u64>,
+    /// Time at which rates were last made.
     rated: Instant,
 }
 
-/// Rates of what happened since the last time.
+/// Rates since the last call.
 #[derive(Debug, Clone, Default)]
 pub struct Rates {
-    /// Events applied a second, of all.
+    /// Events applied a second, by all streams.
     pub events: f64,
-    /// The same for each row, with the blocks that it holds.
+    /// Events applied a second and blocks held, for each row.
     pub rows: BTreeMap<String, (f64, u64)>,
-    /// Blocks held, of all, on every tier.
+    /// Blocks held by all streams, on all tiers.
     pub blocks: u64,
-    /// The furthest that a stream is behind.
+    /// Largest lag of a stream.
     pub lag: Option<Duration>,
 }
 
 impl FleetObserver {
-    /// Looks at this one.
+    /// An observer of a fleet.
     #[must_use]
     pub fn new(fleet: Arc<Fleet>) -> Self {
         let (held, events) = (HashMap::new(), HashMap::new());
         Self { fleet, held, indexes: json!({}), counted: None, events, rated: Instant::now() }
     }
 
-    /// A row for each stream and for each engine that is to be followed and is not, by name: `worker/rank`, or `worker`.
+    /// Rows by name (`worker/rank`, or `worker`), one for each stream, and for each engine that is not registered yet.
     pub fn rows(&mut self) -> Map<String, Value> {
         self.count();
         let mut rows = Map::new();
@@ -85,13 +86,13 @@ impl FleetObserver {
         rows
     }
 
-    /// The indexes, by model and routing group.
+    /// Sizes of the indexes, by model and routing group.
     #[must_use]
     pub fn indexes(&self) -> &Value {
         &self.indexes
     }
 
-    /// Rates since the last call, which should be a second ago or so.
+    /// Rates since the last call, about a second ago.
     pub fn rates(&mut self) -> Rates {
         self.count();
         let seconds = self.rated.elapsed().as_secs_f64().max(1e-3);
@@ -202,7 +203,7 @@ fn key(worker: &str, rank: u32) -> String {
     format!("{worker}/{rank}")
 }
 
-/// The stream's counts that are not 0.
+/// Counts of a stream that are not 0.
 fn counts(status: &StreamStatus) -> Map<String, Value> {
     let all = Counters::NAMES.iter().zip(status.counters.values());
     all.filter(|(_, count)| *count > 0).map(|((name, _), count)| ((*name).into(), count.into())).collect()

@@ -1,4 +1,7 @@
-//! The viewers of a page, and how often there is something new for them: once a second.
+//! Data of a web page: the streams and rates of a fleet, gathered once a second for all viewers. The service and the router each
+//! have a page that shows them.
+
+mod observer;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -8,36 +11,37 @@ use kvatlas_ui::{Feed, TooManyViewers, Viewer};
 use serde_json::Value;
 use tokio::sync::Notify;
 
+pub use self::observer::{FleetObserver, Rates};
 use crate::log::panic_text;
 
-/// Time between two points of what is drawn over time, and between two states for those who watch.
+/// Time between two points of a chart, and between two states sent to viewers.
 const POINT: Duration = Duration::from_secs(1);
 
-/// Points that are kept of the fleet: ten minutes.
+/// Points kept of the fleet: ten minutes.
 pub const POINTS: usize = 600;
 
-/// Points that are kept of each engine: a minute.
+/// Points kept of each engine: a minute.
 pub const ENGINE_POINTS: usize = 60;
 
-/// Pages that may be open.
+/// Most viewers at once.
 const VIEWERS: usize = 64;
 
-/// A page and those who watch it.
+/// A page and its viewers.
 pub struct Page {
     feed: Arc<Feed>,
-    /// Somebody has begun to watch.
+    /// Notified by each new viewer.
     watched: Notify,
 }
 
-/// Says what a page shows.
+/// Source of the contents of a page.
 pub trait PageSource {
-    /// A second is over: puts a point more into the feed's lists. Also while nobody watches.
+    /// Adds a point to the feed's charts. Called each second, also without viewers.
     fn point(&mut self, feed: &Feed);
 
-    /// Returns what is so now, and puts into the feed's lists what has come. Only while somebody watches.
+    /// Returns the present state, and adds new entries to the feed's lists. Called only with viewers.
     fn state(&mut self, feed: &Feed) -> Value;
 
-    /// Notes that the gathering has panicked: a bug, of which the log has more.
+    /// Records a panic while contents were gathered: a bug, whose details are in the log.
     fn panicked(&mut self);
 }
 
@@ -48,7 +52,7 @@ impl Default for Page {
 }
 
 impl Page {
-    /// A viewer more.
+    /// Adds a viewer.
     ///
     /// # Errors
     /// [`TooManyViewers`] if there are too many.
@@ -58,18 +62,18 @@ impl Page {
         Ok(viewer)
     }
 
-    /// Ends all viewers: connections that never end by themselves would hold back a server's end.
+    /// Ends all viewers, whose connections would otherwise hold back the end of the server.
     pub fn close(&self) {
         self.feed.close();
     }
 
-    /// Keeps it up to date for as long as it is polled.
+    /// Keeps the page up to date for as long as the future is polled.
     pub async fn keep(&self, mut gathering: impl PageSource) {
         let (started, mut point) = (Instant::now(), 0);
         loop {
             let until_point = (POINT * point).saturating_sub(started.elapsed());
             tokio::select! {
-                // Who opens the page sees it at once.
+                // A new viewer sees the page at once.
                 () = self.watched.notified() => {}
                 () = tokio::time::sleep(until_point) => {}
             }
@@ -87,7 +91,7 @@ impl Page {
                     self.feed.update(state);
                 }
             });
-            // It costs this update.
+            // A panic costs this update alone.
             if let Err(panic) = catch_unwind(work) {
                 gathering.panicked();
                 tracing::error!(
@@ -99,7 +103,7 @@ impl Page {
     }
 }
 
-/// With one decimal: what changes further behind is not worth sending.
+/// Rounds to one decimal: smaller changes are not worth sending.
 #[must_use]
 pub fn tenth(number: f64) -> f64 {
     (number * 10.0).round() / 10.0

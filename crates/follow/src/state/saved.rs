@@ -1,11 +1,16 @@
-//! A stream as a snapshot has it, on its way into a file and out of it.
+//! A stream's holdings, copied out of the index by its task, and as a snapshot has them.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
 
 use kvatlas_adopt::{Frontier, FrontierState};
 use kvatlas_index::snapshot::{Dictionary, Piece, SavedBlocks};
-use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, RankCopy, UniformChain};
-use kvatlas_stream::Mark;
+use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, CopyDone, RankCopy, UniformChain};
+use kvatlas_stream::{Mark, Skip};
 use kvatlas_wire::{ReaderState, SaltedBlock};
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
 
 /// The state of a stream besides its blocks. Fields that a later version adds have defaults.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -15,19 +20,19 @@ pub(crate) struct StreamHead {
     pub(crate) rank: u32,
     pub(crate) topic: String,
     pub(crate) count_copies: bool,
-    /// The last batch before the copy began: what each rank holds goes on from here, or from its own batch below.
+    /// Last batch before the copy began: each rank's holdings go on from here, or from the rank's own batch.
     pub(crate) mark: Mark,
     /// The first batch applied since the last clear.
     pub(crate) first: u64,
     pub(crate) partial: bool,
-    /// Ranks that batches named, and those that they are stored under.
+    /// Ranks that batches named, with the ranks that they are stored under.
     pub(crate) claimed: Vec<(u32, u32)>,
     /// True if a batch has named the registered rank, or none.
     pub(crate) plain: bool,
-    /// The place up to which a log was read, if the stream came by one.
+    /// Sequence number up to which the log was read, if the stream was read from one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) sequence: Option<u64>,
-    /// The check of the key that the contents depend on, as `Identity::key_check` has it; 0 if they depend on none.
+    /// Check value of the key that content hashes depend on (`Identity::key_check`); 0 for none.
     #[serde(default, skip_serializing_if = "is_none")]
     pub(crate) key: u32,
     pub(crate) ranks: Vec<RankHead>,
@@ -43,29 +48,29 @@ fn is_none(key: &u32) -> bool {
 pub(crate) struct RankHead {
     /// The rank that blocks are stored under.
     pub(crate) rank: u32,
-    /// The last batch that is in what it holds.
+    /// Last batch that the holdings include.
     pub(crate) seq: u64,
-    /// True if anything was ever stored under the rank.
+    /// True if a block was ever stored under the rank.
     pub(crate) seen: bool,
     pub(crate) decides: Option<u32>,
     pub(crate) others: Vec<u32>,
     pub(crate) several: bool,
     pub(crate) looks_ahead: bool,
     pub(crate) shows_salts: Option<bool>,
-    /// The blocks that wait to become known.
+    /// Proved names whose blocks are not known yet.
     #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
     pub(crate) unknown: UnnamedProofs,
 }
 
-/// Names that a rank has proved without saying what they are, and what it has removed since.
+/// Names of blocks that a rank has proved without announcing them, and the names that it has removed since.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct UnnamedProofs {
-    /// Each with the number of removals that came after its proof.
+    /// Proved names, each with the number of removals after its proof.
     proofs: Vec<(u64, u32)>,
     removals: Vec<u64>,
 }
 
-/// Removals, and proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
+/// Most removals, and most proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
 const MOST_REMOVALS: usize = 8192;
 const MOST_PROOFS: usize = 8192;
 
@@ -98,23 +103,23 @@ impl RankHead {
     }
 }
 
-/// A rank's blocks, on their way into a file.
+/// Blocks of a rank, to be written to a file.
 #[derive(Debug, Default)]
 pub(crate) struct RankBlocks {
     pub(crate) held: RankCopy,
     pub(crate) salts: Vec<SaltedBlock>,
-    /// Blocks held because the engine said so in an answer; no batch has named them since.
+    /// Blocks that are held because an engine's answer reported them; no batch has named them since.
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, on its way into a file. Its ranks are in the order of its head's.
+/// A stream, to be written to a file. Its ranks are in the order of its head's.
 #[derive(Debug)]
 pub(crate) struct StreamCopy {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<RankBlocks>,
 }
 
-/// A rank, out of a file.
+/// Blocks of a rank, read from a file.
 #[derive(Debug, Default)]
 pub(crate) struct SavedRank {
     pub(crate) held: SavedBlocks,
@@ -122,14 +127,14 @@ pub(crate) struct SavedRank {
     pub(crate) answered: Vec<BlockHash>,
 }
 
-/// A stream, out of a file.
+/// A stream, read from a file.
 #[derive(Debug)]
 pub(crate) struct SavedStream {
     pub(crate) head: StreamHead,
     pub(crate) ranks: Vec<SavedRank>,
 }
 
-/// A keyspace, out of a file.
+/// A keyspace, read from a file.
 #[derive(Debug)]
 pub(crate) struct SavedKeyspace {
     pub(crate) model: String,
@@ -140,12 +145,12 @@ pub(crate) struct SavedKeyspace {
 }
 
 impl SavedStream {
-    /// Blocks held: names on the device and names elsewhere, for each rank.
+    /// Number of blocks held by all ranks: names on the device, and names on other tiers.
     pub(crate) fn blocks(&self) -> u64 {
         self.ranks.iter().map(|rank| rank.held.blocks()).sum()
     }
 
-    /// As it went into the file, to go into another one.
+    /// The stream as it was written to its file, to be written to another one.
     pub(crate) fn to_copy(&self, dictionary: &Dictionary) -> StreamCopy {
         let chain = |piece: &Piece| {
             let (parent, names, contents) = dictionary.get(*piece);
@@ -176,5 +181,69 @@ impl SavedStream {
             answered: rank.answered.clone(),
         };
         StreamCopy { head: self.head.clone(), ranks: self.ranks.iter().map(rank).collect() }
+    }
+}
+
+/// Blocks of a rank, as copied by the stream's task.
+pub(crate) struct CopiedRank {
+    pub(crate) blocks: CopyDone,
+    pub(crate) salts: Vec<SaltedBlock>,
+    pub(crate) answered: Vec<BlockHash>,
+}
+
+/// A stream, as copied by its task. Its ranks are in the order of its head's.
+pub(crate) struct CopiedStream {
+    pub(crate) head: StreamHead,
+    pub(crate) ranks: Vec<CopiedRank>,
+}
+
+/// Request for a copy of a stream, until a deadline.
+pub(crate) struct CopyRequest {
+    answer: SyncSender<Result<CopiedStream, Skip>>,
+    until: Instant,
+}
+
+impl CopyRequest {
+    pub(crate) fn answer(self, copied: Result<CopiedStream, Skip>) {
+        // The requester may have given up.
+        let _ = self.answer.try_send(copied);
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        Instant::now() > self.until
+    }
+}
+
+/// Channel of requests to a stream's task for a copy of the holdings.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
+
+impl Copies {
+    /// The receiver for a task that begins.
+    pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
+        let (sender, receiver) = mpsc::channel(1);
+        *self.0.lock() = Some(sender);
+        receiver
+    }
+
+    fn ask(&self, until: Instant) -> Option<Receiver<Result<CopiedStream, Skip>>> {
+        let (answer, answered) = sync_channel(1);
+        let sender = self.0.lock().clone()?;
+        sender.try_send(CopyRequest { answer, until }).ok()?;
+        Some(answered)
+    }
+
+    /// Requests a copy of the holdings, which the task makes between batches, and waits for it up to `wait`.
+    ///
+    /// # Errors
+    /// The reason why there is no copy.
+    pub(crate) fn copy(&self, wait: Duration) -> Result<StreamCopy, Skip> {
+        let answered = self.ask(Instant::now() + wait).ok_or(Skip::NoAnswer)?;
+        let CopiedStream { head, ranks } = match answered.recv_timeout(wait) {
+            Ok(answered) => answered?,
+            Err(_) => return Err(Skip::NoAnswer),
+        };
+        let rank = |CopiedRank { blocks, salts, answered }| RankBlocks { held: blocks.sorted(), salts, answered };
+        Ok(StreamCopy { head, ranks: ranks.into_iter().map(rank).collect() })
     }
 }

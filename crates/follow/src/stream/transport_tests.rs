@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use kvatlas_fake_engine::zmtp::{flood, frame, message};
 
-use super::transport::{Transport, TransportEvent};
-use super::zmq_transport::ZmqTransport;
+use super::transport::{Transport, TransportEvent, ZmqTransport};
 use crate::config::StreamConfig;
 use crate::state::Registration;
 

@@ -1,44 +1,73 @@
-//! Makes snapshots for other services, when they ask.
+//! Snapshots served to other services (`GET /snapshot`), which read them in parts.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use bytes::Bytes;
 use parking_lot::Mutex;
+use tokio::sync::Notify;
 
-use super::encode::SnapshotSize;
-use super::spool::SnapshotFile;
+use super::format::SnapshotSize;
 use super::{Snapshots, Source};
 use kvatlas_stream::Skip;
 
-/// Whoever begins to read gets one that is no older.
+/// Longest age of a snapshot that a service may begin to read.
 const FRESH: Duration = Duration::from_secs(5);
-/// One that nobody has read any of for so long is dropped.
+/// Time without a read after which a snapshot is dropped.
 const UNREAD: Duration = Duration::from_secs(30);
-/// Most of it is hashes, which nothing makes smaller.
+/// Level of compression: most of a snapshot is hashes, which cannot be compressed.
 const LEVEL: i32 = 1;
 
+/// A compressed snapshot in memory.
+#[derive(Debug)]
+pub struct PackedSnapshot {
+    /// Identifier of this snapshot.
+    pub id: u64,
+    /// Compressed bytes.
+    pub bytes: Bytes,
+    /// Time at which copying began.
+    begun: Instant,
+    made: Instant,
+    /// Time at which a part was last read.
+    read: Mutex<Instant>,
+}
+
+/// The latest snapshot that another service has asked for, which it reads in parts.
+#[derive(Debug, Default)]
+pub(super) struct SnapshotCache {
+    state: Mutex<CacheState>,
+    made: Notify,
+}
+
+#[derive(Debug, Default)]
+struct CacheState {
+    last: Option<Arc<PackedSnapshot>>,
+    making: bool,
+    error: Option<String>,
+}
+
 impl Snapshots {
-    /// The snapshot of this identifier, if it is still there, or else a new one; `fresh`: no older than this call. It is
-    /// waited for no longer than `wait`. None: it is not there by then, and may be asked for again.
+    /// The snapshot with this identifier if it is still there, or else a new one, waited for up to `wait`. `fresh`: a new one
+    /// must be no older than this call. None if it is not ready in time.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.
-    pub(crate) async fn spool(
+    pub(crate) async fn packed(
         self: &Arc<Self>,
         source: &Arc<dyn Source>,
         id: Option<u64>,
         fresh: bool,
         wait: Duration,
-    ) -> Result<Option<Arc<SnapshotFile>>, String> {
+    ) -> Result<Option<Arc<PackedSnapshot>>, String> {
         let asked = Instant::now();
         let until = tokio::time::Instant::from_std(asked + wait);
-        let is_fresh = |last: &SnapshotFile| if fresh { last.begun >= asked } else { last.made.elapsed() < FRESH };
+        let is_fresh = |last: &PackedSnapshot| if fresh { last.begun >= asked } else { last.made.elapsed() < FRESH };
         loop {
-            let made = self.spool.made.notified();
+            let made = self.cache.made.notified();
             tokio::pin!(made);
             made.as_mut().enable();
             {
-                let mut state = self.spool.state.lock();
+                let mut state = self.cache.state.lock();
                 if let Some(error) = state.error.take() {
                     return Err(error);
                 }
@@ -65,18 +94,18 @@ impl Snapshots {
             let made = tokio::task::spawn_blocking(move || making.pack(&*source)).await;
             let made = made.unwrap_or_else(|_| Err("a snapshot could not be made: an internal error".to_owned()));
             {
-                let mut state = snapshots.spool.state.lock();
+                let mut state = snapshots.cache.state.lock();
                 state.making = false;
                 match made {
                     Ok(made) => state.last = Some(Arc::new(made)),
                     Err(error) => state.error = Some(error),
                 }
             }
-            snapshots.spool.made.notify_waiters();
-            // Until nobody reads it any more.
+            snapshots.cache.made.notify_waiters();
+            // Kept until it was not read for a while.
             loop {
                 tokio::time::sleep(UNREAD / 3).await;
-                let mut state = snapshots.spool.state.lock();
+                let mut state = snapshots.cache.state.lock();
                 let Some(last) = &state.last else { return };
                 if last.read.lock().elapsed() > UNREAD {
                     state.last = None;
@@ -86,15 +115,15 @@ impl Snapshots {
         });
     }
 
-    fn pack(&self, source: &dyn Source) -> Result<SnapshotFile, String> {
+    fn pack(&self, source: &dyn Source) -> Result<PackedSnapshot, String> {
         let begun = Instant::now();
         let (bytes, _) = self.compress(source)?;
         let id = xxhash_rust::xxh3::xxh3_64(&bytes);
         let now = Instant::now();
-        Ok(SnapshotFile { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
+        Ok(PackedSnapshot { id, bytes: bytes.into(), begun, made: now, read: Mutex::new(now) })
     }
 
-    /// All streams as they are now, compressed. Waits for their tasks.
+    /// Makes a compressed snapshot of all streams. Waits for their tasks.
     ///
     /// # Errors
     /// The reason why the snapshot cannot be made.

@@ -1,11 +1,11 @@
-//! Snapshots in the log's object store. Any reader writes them, for all that start later; what the log keeps besides is only
-//! what somebody needs who begins with the last snapshot or the one before it.
+//! Snapshots in the log's object store. Any reader writes them, for all readers that start later; the log keeps only the
+//! messages that a reader needs that begins with the last snapshot or the one before it.
 //!
-//! A snapshot has, for each stream, the place in the log up to which it was read. Of these the least is the snapshot's. With
-//! a new snapshot, the log is purged up to the place of the one before: so whoever loads a snapshot that is just being
-//! replaced still finds what follows it, and a reader that was away for less than the time between two has missed nothing.
+//! A snapshot has, for each stream, the sequence number up to which the log was read; the least of them is the snapshot's. With
+//! a new snapshot, the log is purged up to the number of the one before: so a reader that loads a snapshot that is just being
+//! replaced still finds the messages after it, and a reader that was away for less than the time between two has missed none.
 //!
-//! Readers need no word with each other: whoever sees that the snapshot has changed since it last looked leaves its turn out.
+//! Readers need no coordination: a reader that sees a snapshot changed since its last look skips its turn.
 //! If two write at once, one of the two is kept, whole.
 
 use std::sync::Arc;
@@ -20,22 +20,22 @@ use async_nats::jetstream::object_store::{
 use async_nats::jetstream::stream::StorageType;
 
 use crate::fleet::Fleet;
-use crate::relay::{Line, Link, Relay};
+use crate::relay::{LinkState, Relay};
 use crate::snapshot::{Origin, read_all};
 
 /// The snapshot's name in the bucket, which is called as the log.
 const NAME: &str = "kvatlas.snapshot";
-/// The entry of the snapshot's description that says the place in the log.
+/// Entry of the snapshot's description with its sequence number in the log.
 const SEQUENCE: &str = "sequence";
-/// Number of attempts to read a snapshot, which may be replaced while it is read.
+/// Attempts to read a snapshot, which may be replaced while it is read.
 const ATTEMPTS: u32 = 3;
 /// Time that reading a snapshot may take.
 const LONGEST: Duration = Duration::from_secs(60);
 /// Time that each part of a snapshot may take to come.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// Loads the snapshot, if there is one; and writes others from now on.
-pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, line: &Arc<Line>, log: &Context) {
+/// Loads the snapshot, if there is one, and begins to write others.
+pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context) {
     let loading = async {
         let mut loaded = load(fleet, relay, log).await;
         for _ in 1..ATTEMPTS {
@@ -56,12 +56,12 @@ pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, line: &Arc<Lin
     if seen.is_some() {
         tokio::spawn(fleet.snapshots().clone().expire());
     }
-    tokio::spawn(keep(fleet.clone(), relay.clone(), line.clone(), seen.map(|info| info.nuid)));
+    tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
 }
 
-/// Loads the snapshot, and returns what it was, if there is one.
+/// Loads the snapshot and returns its description, if there is one.
 async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option<ObjectInfo>, String> {
-    // Nobody has written one.
+    // No reader has written one.
     let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };
     let Some(info) = look(&bucket).await? else { return Ok(None) };
     let object = bucket.get(NAME).await.map_err(|error| error.to_string())?;
@@ -82,30 +82,30 @@ async fn look(bucket: &ObjectStore) -> Result<Option<ObjectInfo>, String> {
     }
 }
 
-/// Writes one every so often, until the runtime ends. `seen`: the one that is known.
-async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, line: Arc<Line>, mut seen: Option<String>) {
+/// Writes a snapshot at each interval, until the runtime ends. `seen`: the identifier of the last known one.
+async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
     let mut has_failed = false;
     loop {
         tokio::time::sleep(fleet.snapshots().config.every).await;
-        // Who is far behind would write what is long over.
-        let (Some(client), true) = (relay.client(), line.is(Link::Up)) else { continue };
+        // A service that is far behind would write outdated holdings.
+        let (Some(client), true) = (relay.client(), relay.link.is(LinkState::Up)) else { continue };
         let log = ContextBuilder::new().timeout(ANSWER).ack_timeout(ANSWER).build(client.clone());
         match turn(&fleet, &relay, &log, &mut seen).await {
             Ok(()) => {
                 if std::mem::take(&mut has_failed) {
-                    line.set_trouble(None);
+                    relay.link.set_trouble(None);
                 }
             }
             Err(error) => {
                 has_failed = true;
                 relay.counts.failed_snapshots.fetch_add(1, Relaxed);
-                line.set_trouble(Some(format!("no snapshot can be written to the object store: {error}")));
+                relay.link.set_trouble(Some(format!("no snapshot can be written to the object store: {error}")));
             }
         }
     }
 }
 
-/// Writes one, unless somebody else has done so.
+/// Writes a snapshot, unless another reader has done so since the last turn.
 async fn turn(fleet: &Arc<Fleet>, relay: &Relay, log: &Context, seen: &mut Option<String>) -> Result<(), String> {
     let config = &relay.config;
     let bucket = match log.get_object_store(&config.stream).await {
@@ -125,7 +125,7 @@ async fn turn(fleet: &Arc<Fleet>, relay: &Relay, log: &Context, seen: &mut Optio
     let (snapshots, whole) = (fleet.snapshots().clone(), fleet.clone());
     let made = tokio::task::spawn_blocking(move || snapshots.compress(&*whole)).await;
     let (bytes, written) = made.map_err(|_| "an internal error, whose place is in the log".to_owned())??;
-    // Streams that came by no log are of no use to others.
+    // Streams that were not read from the log are of no use to other readers.
     let Some(sequence) = written.sequence else { return Ok(()) };
     let metadata = [(SEQUENCE.to_owned(), sequence.to_string())].into();
     let object = ObjectMetadata { name: NAME.to_owned(), metadata, ..ObjectMetadata::default() };

@@ -105,7 +105,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 
 impl<K> PromptQueue<K> {
     /// Somebody will look at what is left here.
-    pub(super) fn open(&self) {
+    pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
 
@@ -128,7 +128,7 @@ impl<K> PromptQueue<K> {
     }
 
     /// Waits for prompts, for a while. None: there will be none any more.
-    pub(super) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
+    pub(crate) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
         let mut contents = self.contents.lock();
         self.news.wait_while_for(&mut contents, |contents| contents.prompts.is_empty() && !contents.closed, patience);
         if contents.closed {
@@ -139,7 +139,7 @@ impl<K> PromptQueue<K> {
     }
 
     /// Waits, unless it is over.
-    pub(super) fn rest(&self, pause: Duration) {
+    pub(crate) fn rest(&self, pause: Duration) {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }
 

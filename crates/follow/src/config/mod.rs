@@ -1,104 +1,42 @@
 //! The configuration of a follower. Its JSON form is what `kvatlas serve` and `kvatlas router` hand over, already
 //! checked there; durations are in seconds.
 
-use std::net::SocketAddr;
+mod sections;
+
 use std::sync::Arc;
-use std::time::Duration;
 
 use kvatlas_adopt::Scheme;
 use kvatlas_settings::{Secret, merge};
 use kvatlas_wire::Identity;
 use serde::Deserialize;
 
-use crate::endpoint::Endpoint;
+pub use self::sections::{AdoptConfig, RelayConfig, Role, SitesConfig, SnapshotConfig, StreamConfig};
 use crate::error::Error;
 use crate::log::LogConfig;
-use crate::relay::RelayConfig;
-use crate::sites::SitesConfig;
-use crate::snapshot::SnapshotConfig;
-use kvatlas_stream::limits::LimitsConfig;
-use kvatlas_stream::machine::MachineConfig;
 
 /// The configuration of a follower: how engines are followed, and what goes with it.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
-    /// Engines.
+    /// Settings for following engines.
     pub streams: StreamConfig,
-    /// Settings for learning blocks that were never announced.
+    /// Settings for adopting blocks that were never announced.
     pub adopt: AdoptConfig,
-    /// Settings for what is kept over a restart.
+    /// Settings for snapshots.
     pub snapshot: SnapshotConfig,
-    /// A log between this service and others.
+    /// Settings for publishing to a log, or reading one.
     pub relay: RelayConfig,
-    /// Settings for going together with other sites.
+    /// Settings for services at several sites.
     pub sites: SitesConfig,
-    /// Names of what the service waits for, besides its streams, before it says that it is ready; each is given to
+    /// Names of holds on readiness, besides streams; each is given to
     /// [`Fleet::release`](crate::fleet::Fleet::release) when its wait is over.
     pub holds: Vec<String>,
-    /// Settings of the log of this process: how much is logged, and how. The first service of a process decides.
+    /// Settings of the log lines of this process. The first service of a process decides.
     pub log: LogConfig,
 }
 
-/// Settings for adopting blocks that engines announced before they were followed.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct AdoptConfig {
-    /// The share of one core that adopting may take, from 0 (nothing is adopted) to 1.
-    pub share: f64,
-    /// Values of `PYTHONHASHSEED` that engines were started with.
-    pub hash_seeds: Vec<String>,
-}
-
-/// Settings for following engines.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct StreamConfig {
-    /// Networks, patterns of host names and of `ipc://` paths that may be registered over HTTP or by discovery. If empty:
-    /// everything where registering needs a key, else loopback.
-    pub allow: Vec<String>,
-    /// Addresses that engines may connect to that do not listen themselves.
-    pub bind: Vec<SocketAddr>,
-    /// Threads that apply events.
-    pub threads: usize,
-    /// Silence, without an answer from the replay socket either, after which a stream is not trusted any more.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub stale_after: Duration,
-    /// Silence after which an engine is asked whether anything is missing.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub probe_interval: Duration,
-    /// Time within which a replay must bring its next batch.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub replay_timeout: Duration,
-    /// Within which all that is asked for one purpose must have come, however often something of it comes.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub replay_total_timeout: Duration,
-    /// Replays asked for one gap before it is given up.
-    pub replay_attempts: u32,
-    /// Without a replay socket: how long to wait for batches that arrive out of order.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub reorder_grace: Duration,
-    /// First wait before a connection is tried again; it doubles up to `reconnect_max`.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub reconnect_min: Duration,
-    /// Longest wait before a connection is tried again.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub reconnect_max: Duration,
-    /// Time for which an engine that was never heard holds back readiness.
-    #[serde(with = "kvatlas_settings::seconds")]
-    pub settle_timeout: Duration,
-    /// Batches kept while a replay runs, a stream.
-    pub buffer_batches: usize,
-    /// Bytes of them.
-    pub buffer_bytes: usize,
-    /// True if blocks are called by words that depend on a key of this process, instead of their content hashes.
-    pub keyed_identity: bool,
-    /// Limits on what others can make grow.
-    pub limits: LimitsConfig,
-}
-
 /// The defaults, which Python's settings declare: `tools/generate_defaults.py` writes the file.
-const DEFAULTS: &str = include_str!("../defaults.json");
+const DEFAULTS: &str = include_str!("../../defaults.json");
 
 impl Default for Config {
     /// The defaults, for programs and tests in Rust: no engines, nothing kept, and no other service.
@@ -126,7 +64,7 @@ impl Default for RelayConfig {
 }
 
 impl Config {
-    /// Reads the configuration from JSON. What is missing has its default.
+    /// Reads the configuration from JSON. A missing setting has its default.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
@@ -134,7 +72,7 @@ impl Config {
         Self::from_value(serde_json::from_str(json).map_err(|error| Error::config(error.to_string()))?)
     }
 
-    /// The same from JSON that is read already.
+    /// Reads the configuration from a parsed JSON value. A missing setting has its default.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.
@@ -192,12 +130,12 @@ impl Config {
             let message = "relay.snapshots is for readers: it needs relay.from";
             return Err(Error::config(message.into()));
         }
-        if self.relay.snapshots && self.relay.is_ring() {
-            return Err(Error::config("relay.snapshots needs NATS's object store: relay.from has relays".into()));
-        }
-        if let (Some(relays), true) = (from, self.relay.is_ring()) {
-            for relay in relays.split(',') {
-                relay.trim().parse::<Endpoint>().map_err(|error| Error::config(format!("relay.from: {error}")))?;
+        for (name, servers) in [("relay.publish", publish), ("relay.from", from)] {
+            let wrong = servers.iter().flat_map(|servers| servers.split(',')).find(|server| !is_server(server.trim()));
+            if let Some(server) = wrong {
+                let message =
+                    format!("{name} must be servers of NATS, nats://HOST:PORT or tls://HOST:PORT, got {server:?}");
+                return Err(Error::config(message));
             }
         }
         let is_used = publish.is_some() || from.is_some();
@@ -209,11 +147,10 @@ impl Config {
         if !is_used {
             return Ok(());
         }
-        self.relay.reader_key()?;
         self.log_key().map(drop)
     }
 
-    /// The words that blocks are called by in the indexes.
+    /// Identity of blocks in the indexes: content hashes, or words that depend on a key.
     ///
     /// # Errors
     /// [`Error::Config`] if the key of the log cannot be read.
@@ -224,13 +161,13 @@ impl Config {
         Ok(self.log_key()?.map_or_else(Identity::default, Identity::with_key))
     }
 
-    /// The schemes by which engines may compute the names of blocks.
+    /// Schemes by which engines may compute block hashes.
     pub(crate) fn schemes(&self) -> Arc<[Scheme]> {
         let seeds: Vec<Arc<str>> = self.adopt.hash_seeds.iter().map(|seed| seed.as_str().into()).collect();
         Scheme::candidates(&seeds).into()
     }
 
-    /// The key of the words in a log that several read, if there is one.
+    /// Key that content hashes in the log depend on, if there is one.
     fn log_key(&self) -> Result<Option<[u8; 32]>, Error> {
         let RelayConfig { publish, from, key, key_file, .. } = &self.relay;
         let is_used = publish.is_some() || from.is_some();
@@ -248,6 +185,12 @@ impl Config {
     }
 }
 
+/// True for the address of a server of NATS. Without a scheme it is taken for `nats://`.
+fn is_server(server: &str) -> bool {
+    let scheme = server.split_once("://").map_or("nats", |(scheme, _)| scheme);
+    matches!(scheme, "nats" | "tls") && !server.is_empty()
+}
+
 fn key_of(text: &str) -> Option<[u8; 32]> {
     let mut key = [0; 32];
     let digits = text.as_bytes().as_chunks::<2>().0;
@@ -261,27 +204,24 @@ fn key_of(text: &str) -> Option<[u8; 32]> {
     Some(key)
 }
 
-impl From<&StreamConfig> for MachineConfig {
-    fn from(config: &StreamConfig) -> Self {
-        Self {
-            stale_after: config.stale_after,
-            probe_interval: config.probe_interval,
-            replay_timeout: config.replay_timeout,
-            replay_total_timeout: config.replay_total_timeout,
-            replay_attempts: config.replay_attempts,
-            reorder_grace: config.reorder_grace,
-            reconnect_min: config.reconnect_min,
-            reconnect_max: config.reconnect_max,
-            buffer_batches: config.buffer_batches,
-            buffer_bytes: config.buffer_bytes,
-            all_buffer_bytes: config.limits.buffer_bytes,
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_log_is_a_server_of_nats() {
+        for (relay, name) in [
+            (r#"{ "publish": "tcp://0.0.0.0:5560" }"#, "relay.publish"),
+            (r#"{ "from": "nats://a:4222, tcp://b:5560" }"#, "relay.from"),
+            (r#"{ "from": "nats://a:4222," }"#, "relay.from"),
+        ] {
+            let error = Config::from_json(&format!(r#"{{ "relay": {relay} }}"#)).expect_err("no server").to_string();
+            assert!(error.contains(name) && error.contains("nats://HOST:PORT"), "{error}");
+        }
+        for servers in ["nats://a:4222", "tls://a:4222, tls://b:4222", "a:4222"] {
+            assert!(Config::from_json(&format!(r#"{{ "relay": {{ "from": "{servers}" }} }}"#)).is_ok(), "{servers}");
+        }
+    }
 
     #[test]
     fn what_is_under_a_key_is_not_kept_for_another_process() {
