@@ -1,8 +1,7 @@
-//! The meanings of the names of a snapshot's blocks, kept for a while where nobody could prove that its blocks are
-//! still held.
+//! Meanings of the names in a snapshot, kept for a while after its blocks could not be proved to be held.
 //!
-//! Who holds what may have changed since, but engines that compute names from what blocks contain give the same block the
-//! same name for ever. So when such an engine proves that it holds a name, the snapshot tells the whole chain.
+//! The holdings may have changed since the snapshot, but an engine that computes names from the contents of blocks always gives
+//! the same block the same name. So when such an engine proves that it holds a name, the snapshot has the whole chain.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -12,14 +11,14 @@ use hashbrown::hash_map::Entry as At;
 use kvatlas_index::BlockHash;
 use kvatlas_index::snapshot::Dictionary;
 
-/// Names that are kept of one snapshot: 64 MB of them, and up to 150 MB for finding them.
+/// Most names kept of one snapshot: 64 MB, and up to 150 MB for finding them.
 const MOST_NAMES: usize = 1 << 22;
-/// Time for which meanings are kept: whatever is in use has a block stored below it by then.
+/// Time for which meanings are kept: by then, each chain in use has a new block stored below it.
 const KEPT: Duration = Duration::from_secs(600);
-/// The place of a name that means more than one block.
+/// Place of a name with several meanings.
 const SEVERAL: u32 = u32::MAX;
 
-/// The meanings of the names of one keyspace of a snapshot.
+/// Meanings of the names in one keyspace of a snapshot.
 #[derive(Debug)]
 pub(crate) struct Meanings {
     dictionary: Arc<Dictionary>,
@@ -28,7 +27,7 @@ pub(crate) struct Meanings {
 }
 
 impl Meanings {
-    /// None if there are too many names.
+    /// Meanings of a dictionary's names; none if there are too many names.
     pub(crate) fn new(dictionary: Arc<Dictionary>) -> Option<Self> {
         if dictionary.names.len() > MOST_NAMES {
             return None;
@@ -50,7 +49,7 @@ impl Meanings {
         Some(Self { dictionary, places, until: Instant::now() + KEPT })
     }
 
-    /// True if the meanings are of this dictionary.
+    /// True if these are the meanings of this dictionary.
     pub(crate) fn is_of(&self, dictionary: &Arc<Dictionary>) -> bool {
         Arc::ptr_eq(&self.dictionary, dictionary)
     }
@@ -59,7 +58,7 @@ impl Meanings {
         now > self.until
     }
 
-    /// The blocks from the beginning of a prompt up to the one of this name: names and contents.
+    /// Names and contents of the blocks from the beginning of a prompt up to the block of this name.
     pub(crate) fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let (mut names, mut contents) = (Vec::new(), Vec::new());
         let mut next = Some(name);
@@ -67,7 +66,7 @@ impl Meanings {
             let place = *self.places.get(&name).filter(|place| **place != SEVERAL)?;
             names.push(name);
             contents.push(self.dictionary.contents[place as usize]);
-            // Names in a circle are nobody's digests.
+            // Names in a circle are no digests of contents.
             if names.len() > self.places.len() {
                 return None;
             }

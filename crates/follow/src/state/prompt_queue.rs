@@ -1,4 +1,4 @@
-//! The queue where prompts are left for the worker: never waited for, never more than a few.
+//! Queue of prompts for the adoption thread: bounded, and never waited for.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -9,15 +9,15 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::counting::counts;
 
-/// Prompts that may lie here.
+/// Most prompts in the queue.
 const MOST_PROMPTS: usize = 1024;
-/// Tokens of all of them: 16 MB.
+/// Most tokens in the queue: 16 MB.
 const MOST_TOKENS: usize = 4 << 20;
 
-/// The time, for what counts from the first time that anybody asked.
+/// Time on a clock that starts an hour before its first use.
 pub(crate) fn time_of(at: Instant) -> Duration {
     static START: OnceLock<Instant> = OnceLock::new();
-    // So that what was sent before the first question has a time too.
+    // So that a prompt sent before the first use has a time too.
     let start =
         START.get_or_init(|| Instant::now().checked_sub(Duration::from_secs(3600)).unwrap_or_else(Instant::now));
     at.saturating_duration_since(*start)
@@ -28,23 +28,23 @@ pub(crate) fn time_of(at: Instant) -> Duration {
 pub(crate) struct CacheReport {
     pub(crate) worker: Arc<str>,
     pub(crate) rank: u32,
-    /// Leading blocks that it took from its cache.
+    /// Leading blocks taken from the cache.
     pub(crate) blocks: usize,
-    /// When the prompt was sent there, or before.
+    /// Time at which the prompt was sent there, or earlier.
     pub(crate) sent: Duration,
 }
 
-/// A prompt to look at.
+/// A prompt from which blocks may be adopted.
 pub(crate) struct Prompt<K> {
     pub(crate) keyspace: Weak<K>,
     pub(crate) tokens: Box<[u32]>,
     pub(crate) salt: Option<Arc<str>>,
-    /// None: somebody has asked for it.
+    /// Report of an engine; none for a query.
     pub(crate) answered: Option<CacheReport>,
 }
 
 counts! {
-    /// Counts of what the worker has done.
+    /// Counts of the adoption thread.
     "adopt_"
 
     /// Prompts whose block hashes were computed, to find blocks announced before the service started
@@ -74,11 +74,11 @@ struct Contents<K> {
     closed: bool,
 }
 
-/// The queue where prompts are left for the worker, each with the keyspace (`K`) that it was asked in.
+/// Queue of prompts for the adoption thread, each with its keyspace (`K`).
 pub struct PromptQueue<K> {
     contents: Mutex<Contents<K>>,
     news: Condvar,
-    /// True if there is a worker.
+    /// True while there is an adoption thread.
     open: AtomicBool,
     pub(crate) counts: Counts,
     /// Processor time of learning blocks, in microseconds.
@@ -104,7 +104,7 @@ impl<K> std::fmt::Debug for PromptQueue<K> {
 }
 
 impl<K> PromptQueue<K> {
-    /// Somebody will look at what is left here.
+    /// Opens the queue: there is an adoption thread.
     pub(crate) fn open(&self) {
         self.open.store(true, Relaxed);
     }
@@ -113,7 +113,7 @@ impl<K> PromptQueue<K> {
         self.open.load(Relaxed)
     }
 
-    /// Leaves a prompt, if there is room.
+    /// Adds a prompt, if there is room.
     pub(crate) fn leave(&self, prompt: Prompt<K>) {
         let mut contents = self.contents.lock();
         let tokens = contents.tokens + prompt.tokens.len();
@@ -127,7 +127,7 @@ impl<K> PromptQueue<K> {
         self.news.notify_one();
     }
 
-    /// Waits for prompts, for a while. None: there will be none any more.
+    /// Waits for prompts up to `patience`, and takes them. None once the queue is closed.
     pub(crate) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
         let mut contents = self.contents.lock();
         self.news.wait_while_for(&mut contents, |contents| contents.prompts.is_empty() && !contents.closed, patience);
@@ -138,12 +138,12 @@ impl<K> PromptQueue<K> {
         Some(std::mem::take(&mut contents.prompts))
     }
 
-    /// Waits, unless it is over.
+    /// Waits for `pause`, or until the queue is closed.
     pub(crate) fn rest(&self, pause: Duration) {
         self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
     }
 
-    /// There will be nothing any more.
+    /// Closes the queue for good.
     pub(crate) fn close(&self) {
         self.open.store(false, Relaxed);
         self.contents.lock().closed = true;

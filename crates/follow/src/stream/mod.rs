@@ -1,14 +1,16 @@
 //! The task of one stream: batches of one engine rank go into the index, each once and in order.
 //!
-//! `task` runs [`kvatlas_stream::machine`], which decides without sockets or clock, and `report` keeps the status up to date.
+//! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which decides
+//! without sockets or clock, and `report` keeps the status up to date.
 //! `transport` has the sockets, which speak [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `inbound` and
 //! `publishers` those of engines that connect. `holdings` applies batches to the index, `copier` copies them, `restore` takes
-//! over a snapshot. `relayed` has the task of a stream that is read from a log.
+//! over a snapshot. `relayed` is the other source: a log.
 
 mod address;
 mod block_limits;
 mod claimed_ranks;
 mod copier;
+mod engine;
 mod holdings;
 #[cfg(test)]
 mod holdings_tests;
@@ -26,6 +28,7 @@ mod topics;
 mod transport;
 #[cfg(test)]
 mod transport_tests;
+mod warnings;
 
 use std::sync::{Arc, Once};
 
@@ -35,7 +38,6 @@ use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
 pub(crate) use self::publishers::Publishers;
-use self::task::follow;
 use self::transport::ZmqTransport;
 use crate::context::StreamContext;
 use crate::relay::Subject;
@@ -88,7 +90,7 @@ pub(crate) fn spawn(
     let first = Mutex::new(route());
     let registration = stream.registration.clone();
     let transport = move || ZmqTransport::new(&registration, &pauses, first.lock().take().or_else(&route));
-    let task = runtime.spawn(follow(keyspace, stream, context, transport, stopped));
+    let task = runtime.spawn(engine::follow(keyspace, stream, context, transport, stopped));
     StreamHandle { stop, task }
 }
 

@@ -1,10 +1,10 @@
-//! Follower of a relay's messages: decides what to make of them, without log or clock.
+//! Rules for a relay's messages about one stream, without log or clock.
 //!
-//! A message's number follows the one before in the same life of the relay. Then what is held is what the relay holds.
-//! If one is missing, what came after it waits for a moment, as it may be on its way again; then all is forgotten, and
-//! the relay is asked for all that it holds.
+//! The numbers of messages are consecutive in one life of the relay; then the holdings are the relay's. If a number is missing,
+//! later messages wait for a moment, as it may be sent again. Then the holdings are cleared, and the relay is asked for a full
+//! state.
 //!
-//! Of two relays for one engine the one with the later life counts. The other one's messages are left out, unless the
+//! Of two relays of one engine the one with the later life counts. The messages of the other are left out, unless the
 //! first has been silent for long.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -16,39 +16,39 @@ use kvatlas_wire::compact::{FormatError, Frame, Message, Status};
 use crate::stream::copier::Moment;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which a message that is missing may be on its way.
+/// Time for which a missing message may be on its way.
 const GRACE: Duration = Duration::from_millis(2500);
-/// Messages that wait for a missing one at most.
+/// Most messages that wait for a missing one.
 const MOST_WAITING: usize = 256;
-/// Bytes of the messages that wait at most.
+/// Most bytes of the waiting messages.
 const MOST_WAITING_BYTES: usize = 64 << 20;
-/// Time until a relay is asked again, if nothing has come.
+/// Time until a relay is asked again, if no state has come.
 const ASK_AGAIN: Duration = Duration::from_secs(2);
 
-/// Actions on a stream that the follower has done for it.
-pub(super) trait StreamActions {
-    /// Applies changes of a rank.
+/// Actions of the rules on their stream.
+pub(super) trait LogEffects {
+    /// Applies changes to a rank.
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
-    /// Forgets all.
+    /// Clears the holdings.
     fn clear(&mut self);
-    /// Asks the relay for all that it holds.
+    /// Asks the relay for a full state.
     fn ask(&mut self);
-    /// The engine's time of the last batch in a message.
+    /// Records the engine's time of the last batch in a message.
     fn timestamp(&mut self, timestamp: f64);
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 enum Phase {
-    /// Nothing is known of what the relay holds.
+    /// The holdings of the relay are not known.
     #[default]
     Unknown,
-    /// The relay is telling what it holds. The ranks of which all was told.
+    /// The relay is sending a full state; these ranks are complete.
     Told(BTreeSet<u32>),
-    /// All is known.
+    /// The holdings are the relay's.
     Whole,
 }
 
-/// Counts of what happened.
+/// Counts of events in the life of a stream.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Counts {
     pub(super) epochs: u64,
@@ -61,8 +61,9 @@ pub(super) struct Counts {
     pub(super) malformed: u64,
 }
 
+/// Rules for the messages of one stream, with their state.
 #[derive(Debug)]
-pub(super) struct Follower {
+pub(super) struct LogRules {
     block_size: u32,
     key: u32,
     silence: Duration,
@@ -70,15 +71,15 @@ pub(super) struct Follower {
     next: u64,
     phase: Phase,
     told: Status,
-    /// True if what a snapshot had is to be proved by a message of the same life.
+    /// True if restored holdings are to be proved by a message of the same life.
     unproved: bool,
     waiting: BTreeMap<u64, (Bytes, u64)>,
-    /// Bytes of those that wait.
+    /// Bytes of the waiting messages.
     waiting_bytes: usize,
     gap_until: Option<Duration>,
     heard: Option<Duration>,
     asked: Option<Duration>,
-    /// Position up to which the log is read: the last message applied.
+    /// Sequence number in the log of the last applied message.
     sequence: u64,
     first: u64,
     gone: bool,
@@ -86,7 +87,7 @@ pub(super) struct Follower {
     pub(super) error: Option<String>,
 }
 
-impl Follower {
+impl LogRules {
     pub(super) fn new(block_size: u32, key: u32, silence: Duration) -> Self {
         Self {
             block_size,
@@ -110,23 +111,23 @@ impl Follower {
         }
     }
 
-    /// Begins with what a snapshot had.
+    /// Begins with restored holdings.
     pub(super) fn restore(&mut self, mark: Mark, first: u64, sequence: Option<u64>) {
         (self.life, self.next, self.first) = (Some(mark.hash), mark.seq + 1, first);
         (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
     }
 
-    /// A message came. `heard`: when, if its relay has published it just before.
+    /// Takes in a message. `heard`: the time at which it came, if it was published just before.
     ///
-    /// One whose head is wrong changes nothing, as anybody may have published it: if it was the relay's, the next one's
-    /// number shows that one is missing, and if no other comes, the relay counts as silent.
+    /// A message with a wrong head changes nothing, as any client of NATS may have published it: if it was the relay's, the
+    /// number of the next message shows a gap, and if no other comes, the relay counts as silent.
     pub(super) fn message(
         &mut self,
         now: Duration,
         heard: Option<Duration>,
         payload: &Bytes,
         sequence: u64,
-        hands: &mut impl StreamActions,
+        fx: &mut impl LogEffects,
     ) {
         let message = match Message::read(payload) {
             Ok(message) => message,
@@ -164,7 +165,7 @@ impl Follower {
             self.counts.epochs += u64::from(self.life.is_some());
             self.life = Some(message.life);
             self.next = message.id;
-            self.forget(hands);
+            self.forget(fx);
         }
         self.heard = self.heard.max(heard);
         if message.id < self.next {
@@ -180,31 +181,31 @@ impl Follower {
             }
             let are_many = self.waiting.len() > MOST_WAITING || self.waiting_bytes > MOST_WAITING_BYTES;
             if are_many || self.phase == Phase::Unknown {
-                self.lose(now, hands);
+                self.lose(now, fx);
             }
         } else {
-            self.take(now, message, sequence, hands);
-            self.drain(now, hands);
+            self.take(now, message, sequence, fx);
+            self.drain(now, fx);
         }
-        self.ask_if_needed(now, hands);
+        self.ask_if_needed(now, fx);
     }
 
     /// Time has passed.
-    pub(super) fn tick(&mut self, now: Duration, hands: &mut impl StreamActions) {
+    pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.gap_until.is_some_and(|until| until <= now) {
-            self.lose(now, hands);
+            self.lose(now, fx);
         }
-        self.ask_if_needed(now, hands);
+        self.ask_if_needed(now, fx);
     }
 
-    /// Time at which `tick` is to be called next.
+    /// Time at which `tick` is needed next, if no message comes.
     pub(super) fn wake(&self, now: Duration) -> Duration {
         let stale = self.heard.filter(|_| !self.is_stale(now)).map(|heard| heard + self.silence);
         let ask = self.needs().then(|| self.asked.map_or(now, |asked| asked + ASK_AGAIN));
         [self.gap_until, stale, ask].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
     }
 
-    /// True if what is held is what the engine announced.
+    /// True if the holdings are what the engine has announced.
     pub(super) fn trusted(&self, now: Duration) -> bool {
         let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some() && !self.gone;
         is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
@@ -240,35 +241,29 @@ impl Follower {
         now.saturating_sub(self.heard.unwrap_or_default()) >= limit
     }
 
-    fn take(&mut self, now: Duration, message: Message<'_>, sequence: u64, hands: &mut impl StreamActions) {
+    fn take(&mut self, now: Duration, message: Message<'_>, sequence: u64, fx: &mut impl LogEffects) {
         self.next = message.id + 1;
         self.sequence = sequence;
         self.unproved = false;
         if let Err(error) = message.check() {
             self.refuse(error.to_string());
-            return self.forget(hands);
+            return self.forget(fx);
         }
         for frame in message.frames() {
-            let done = frame.and_then(|frame| self.frame(now, message.id, frame, hands));
+            let done = frame.and_then(|frame| self.frame(now, message.id, frame, fx));
             if let Err(error) = done {
-                // A part of it may be applied.
+                // A part of the message may be applied.
                 self.refuse(error.to_string());
-                self.forget(hands);
+                self.forget(fx);
                 return;
             }
         }
         if self.phase == Phase::Whole {
-            hands.timestamp(message.timestamp);
+            fx.timestamp(message.timestamp);
         }
     }
 
-    fn frame(
-        &mut self,
-        now: Duration,
-        id: u64,
-        frame: Frame<'_>,
-        hands: &mut impl StreamActions,
-    ) -> Result<(), FormatError> {
+    fn frame(&mut self, now: Duration, id: u64, frame: Frame<'_>, fx: &mut impl LogEffects) -> Result<(), FormatError> {
         match frame {
             Frame::Batch { rank, changes } => {
                 let counts = match &self.phase {
@@ -277,22 +272,22 @@ impl Follower {
                     Phase::Whole => true,
                 };
                 if counts {
-                    hands.apply(id, rank, changes)?;
+                    fx.apply(id, rank, changes)?;
                 }
             }
             Frame::Forgotten => {
-                hands.clear();
+                fx.clear();
                 (self.phase, self.told.trusted, self.first) = (Phase::Whole, false, id);
             }
             Frame::StateBegin if self.phase != Phase::Whole => {
-                hands.clear();
+                fx.clear();
                 (self.phase, self.first, self.asked) = (Phase::Told(BTreeSet::new()), id, Some(now));
             }
             Frame::State { rank, changes } => {
                 if let Phase::Told(ranks) = &self.phase
                     && !ranks.contains(&rank)
                 {
-                    hands.apply(id, rank, changes)?;
+                    fx.apply(id, rank, changes)?;
                     self.asked = Some(now);
                 }
             }
@@ -317,7 +312,7 @@ impl Follower {
         Ok(())
     }
 
-    fn drain(&mut self, now: Duration, hands: &mut impl StreamActions) {
+    fn drain(&mut self, now: Duration, fx: &mut impl LogEffects) {
         while let Some(entry) = self.waiting.first_entry().filter(|entry| *entry.key() <= self.next) {
             let (id, (payload, sequence)) = entry.remove_entry();
             self.waiting_bytes -= payload.len();
@@ -325,14 +320,14 @@ impl Follower {
                 && let Ok(message) = Message::read(&payload)
             {
                 self.counts.recovered += 1;
-                self.take(now, message, sequence, hands);
+                self.take(now, message, sequence, fx);
             }
         }
         self.gap_until = if self.waiting.is_empty() { None } else { self.gap_until.or(Some(now + GRACE)) };
     }
 
-    /// Gives up what is missing and forgets what is held; goes on with the messages that wait.
-    fn lose(&mut self, now: Duration, hands: &mut impl StreamActions) {
+    /// Gives up missing messages, clears the holdings, and goes on with the waiting messages.
+    fn lose(&mut self, now: Duration, fx: &mut impl LogEffects) {
         self.gap_until = None;
         let Some(first) = self.waiting.keys().next().copied() else { return };
         self.counts.lost += first - self.next;
@@ -341,14 +336,14 @@ impl Follower {
             let lost = first - self.next;
             self.error = Some(format!("{lost} messages of the relay are missing: it is asked for all that it holds"));
         }
-        hands.clear();
+        fx.clear();
         (self.phase, self.unproved, self.next) = (Phase::Unknown, false, first);
-        self.drain(now, hands);
+        self.drain(now, fx);
     }
 
-    /// Forgets what is held, which belongs to nothing that is known.
-    fn forget(&mut self, hands: &mut impl StreamActions) {
-        hands.clear();
+    /// Clears the holdings, and forgets the waiting messages.
+    fn forget(&mut self, fx: &mut impl LogEffects) {
+        fx.clear();
         self.waiting.clear();
         self.waiting_bytes = 0;
         (self.phase, self.unproved, self.gap_until) = (Phase::Unknown, false, None);
@@ -364,15 +359,15 @@ impl Follower {
         self.life.is_some() && self.phase != Phase::Whole && !self.gone
     }
 
-    fn ask_if_needed(&mut self, now: Duration, hands: &mut impl StreamActions) {
+    fn ask_if_needed(&mut self, now: Duration, fx: &mut impl LogEffects) {
         if self.needs() && self.asked.is_none_or(|asked| asked + ASK_AGAIN <= now) {
             self.asked = Some(now);
-            hands.ask();
+            fx.ask();
         }
     }
 }
 
-impl Moment for Follower {
+impl Moment for LogRules {
     fn mark(&self) -> Result<Mark, Skip> {
         let Some(life) = self.life.filter(|_| self.next > 0) else { return Err(Skip::Nothing) };
         if !self.is_whole() || !self.waiting.is_empty() {
