@@ -1,23 +1,23 @@
-//! Addresses of an engine's sockets.
+//! Endpoints of an engine's sockets.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// A ZMQ address that another process can be reached at: `tcp://host:port` or `ipc://path`. Or a port of ours that the other
-/// process connects to: `bind://port`.
+/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or a port of this service that the engine
+/// connects to, `bind://port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
 impl Endpoint {
-    /// The endpoint as ZMQ takes it.
+    /// The endpoint in ZeroMQ's form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The port of ours that the engine connects to, if it is one that does.
+    /// Port of this service that the engine connects to, if it does.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()
@@ -34,7 +34,7 @@ impl Endpoint {
         self.0.strip_prefix("nats:")
     }
 
-    /// The host, without brackets; none for paths and ports of ours.
+    /// Host, without brackets; none for paths and ports of this service.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

@@ -1,4 +1,4 @@
-//! Counts of what happened between a service and the log.
+//! Counts of messages and snapshots between a service and the log.
 
 use crate::counting::counts;
 
