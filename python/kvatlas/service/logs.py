@@ -43,7 +43,7 @@ class _Text(logging.Formatter):
 
 
 def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handler:
-    """Write what kvatlas logs to stderr, and nothing of other libraries."""
+    """Send the logs of kvatlas, but not of other libraries, to stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if config.format == "json" else _Text())
     logger = logging.getLogger("kvatlas")

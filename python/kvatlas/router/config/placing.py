@@ -26,7 +26,7 @@ from kvatlas.service.replicas import checked_name, is_name
 
 
 class _AnyText(Text):
-    """A string, or none: an empty one."""
+    """A string; empty for none."""
 
     wanted = "a string"
 
@@ -47,11 +47,11 @@ SESSION_SOURCES = (
     "cache-key",
     "prefix",
 )
-"""The places of a request where its session may be named, in the order in which they are looked at."""
+"""Places in a request where its session may be named, in order of precedence."""
 
 
 class _Sources(Texts):
-    """Places of a request where its session may be named, or none: `off`."""
+    """Kind of a list of places where a request may name its session, or `off`."""
 
     wanted = f"a list of {', '.join(SESSION_SOURCES)}, each once, or off"
     metavar = "PLACE[,PLACE...]"
@@ -351,7 +351,7 @@ class RouterSection(Section):
             raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
 
     def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
-        """Check the URL of a service, and that there is one if there is a key."""
+        """Check the URL of a service, which a key requires."""
         url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
         if url is None:
             if key is not None or key_file is not None:
@@ -399,5 +399,5 @@ class RouterSection(Section):
 
     @property
     def is_own_policy(self) -> bool:
-        """True if the policy is a Python class of the user's."""
+        """True if the policy is a user's Python class."""
         return ":" in self.policy
