@@ -6,6 +6,10 @@ sockets, `kvatlas.lab.bench` loads designs of the index open loop, and `kvatlas.
 else in kvatlas imports it.
 """
 
+from pkgutil import extend_path
+
 from kvatlas._extras import require
+
+__path__ = extend_path(__path__, __name__)
 
 require("kvatlas.lab", "lab", ("matplotlib", "aiohttp", "msgspec", "zmq"))

@@ -209,7 +209,7 @@ fn listed<'p>(page: &'p str, name: &str) -> BTreeSet<&'p str> {
 
 #[test]
 fn the_page_names_every_policy_and_option() {
-    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/reference/policies.md");
+    let page = concat!(env!("CARGO_MANIFEST_DIR"), "/../../../docs/reference/policies.md");
     let page = std::fs::read_to_string(page).unwrap();
     for name in names() {
         let has = options(name);
