@@ -205,7 +205,7 @@ def circles(graph: dict[Module, set[Module]]) -> list[set[Module]]:
 
 
 def rooms(files: Crate, folder: Module) -> dict[Module, set[Module]]:
-    """What stands in a folder, its files and its subfolders as a whole, and which of these each needs."""
+    """Needs of the entries of a folder, which are its files and its subfolders as wholes, among each other."""
     size = len(folder)
 
     def room(module: Module) -> Module:

@@ -154,8 +154,8 @@ class RouterSection(Section):
         metadata=about(
             Texts(),
             "--peer",
-            "URL of another router in front of the same engines, to which this one reports its requests; or dns:NAME:PORT, "
-            "for every address of a name but this router's own. Repeatable.",
+            "URL of another router in front of the same engines, to which this one reports its requests; or "
+            "dns:NAME:PORT, for every address of a name but this router's own. Repeatable.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -271,8 +271,8 @@ class RouterSection(Section):
         metadata=about(
             Number(0.0, 0.9999),
             "--hedge-after",
-            "Quantile of the times to the first token, such as 0.99, after which a streamed request of which no byte "
-            "has come is sent to another engine too. The first answer wins. 0 turns this off.",
+            "Quantile of the times to the first token, such as 0.99, after which a streamed request without a first "
+            "byte is sent to another engine too. The first answer wins. 0 turns this off.",
         ),
     )
     decode_alone: int = field(

@@ -114,7 +114,7 @@ class StreamConfig(Section):
         metadata=about(
             OnOff("off", "on"),
             "--keyed-identity",
-            "Identify blocks under a secret key instead of by content hash, so that nobody can construct prompts that "
+            "Identify blocks under a secret key instead of by content hash, so that prompts cannot be constructed to "
             "match others. Queries then need tokens.",
         ),
     )
