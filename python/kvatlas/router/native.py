@@ -135,7 +135,7 @@ class Engines:
 
     def _tell(self, name: str, about: dict[str, Any]) -> None:
         before = self._told.get(name)
-        # What was found once stays, until something else is found.
+        # A description stays until another one is found.
         about = {**(before or {}), **about}
         if about != before:
             self._told[name] = about

@@ -77,7 +77,7 @@ class DigestPusher:
                     "/digest", params=about, content=digest, headers={"Content-Type": "application/octet-stream"}
                 )
             except httpx.HTTPError as error:
-                # It may have come or not: if not, the next one is answered by a wish for a whole one.
+                # The digest may have arrived or not; if not, the answer to the next one asks for a whole digest.
                 problem = failure(error)[1]
                 continue
             self._whole.discard(name)

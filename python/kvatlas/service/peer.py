@@ -63,7 +63,7 @@ class SnapshotFetcher:
         peer = self._config.peer or ""
         try:
             if self._config.dir is not None:
-                # A process that was killed leaves its own, and no other service has this directory.
+                # A killed process leaves its directory behind; no other service uses this folder.
                 for old in Path(self._config.dir).glob(f"{_DIRECTORY}*"):
                     shutil.rmtree(old, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=_DIRECTORY, dir=self._config.dir) as directory:
@@ -224,7 +224,7 @@ def fetch(
             if etag is not None:
                 headers["If-Range"] = etag
             elif first:
-                headers["Cache-Control"] = "no-cache"  # only once: what is being made then is new enough
+                headers["Cache-Control"] = "no-cache"  # only once: the snapshot being made then is new enough
             first = False
             try:
                 with client.stream("GET", "/snapshot", headers=headers, timeout=min(left, 30.0)) as answer:

@@ -50,7 +50,7 @@ def resolve(name: str, port: int) -> list[str]:
     except UnicodeError:  # no name at all
         return []
     addresses = list({str(where[0]) for _family, _type, _protocol, _canonical, where in found})
-    random.shuffle(addresses)  # so that many that start at once do not all ask the same one
+    random.shuffle(addresses)  # so that many replicas that start at once ask different ones
     return addresses
 
 

@@ -79,7 +79,7 @@ def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> H
         starts = trace.block * np.arange(nodes.size, dtype=np.int64)
         held = np.clip(full - starts, 0, trace.block).astype(np.float64)
         usable = np.clip((line.input_length - 1) // block_size * block_size - starts, 0, trace.block)
-        # What no id names, the answer above all, is like nothing else: it only takes room.
+        # Tokens without an id, such as answers, are unique: they only take room.
         unnamed = cacheable_tokens(line.input_length, line.output_length) - float(held.sum())
         expected += float(usable.sum())
         if share < 1.0:

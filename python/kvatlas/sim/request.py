@@ -38,7 +38,7 @@ class Request:
     finished: float | None = None
     hit_tokens: int = 0  # found in the cache when first admitted
     preempted: int = 0
-    session: str | None = None  # what it belongs to, if the trace says
+    session: str | None = None  # its session, if the trace names one
     admitted: float | None = None  # when an engine first let it in
     room: float = 0.0  # seconds in the engine's queue while the first of it had no room
 

@@ -111,7 +111,7 @@ class Scheduler(ABC):
         self._blocked_since: float | None = None  # None: it has room, or no request waits
         self.host = host
         self._sink: Sink = host if host is not None else sink
-        # What changed and is not announced yet: a request with the blocks of it that are full now, or names given up.
+        # Changes that are not announced yet: a request with its full blocks, or evicted names.
         self._unsent: list[tuple[Request, int, int] | list[int]] = []
         self._listener = listener
 

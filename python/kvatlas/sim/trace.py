@@ -72,9 +72,9 @@ class TraceRequest:
     input_length: int  # tokens
     output_length: int  # tokens
     hash_ids: tuple[int, ...]
-    session_id: str | int | None = None  # what it belongs to, in traces that say
-    id: str | int | None = None  # its own name, for those that wait for it
-    after: tuple[Dependency, ...] = ()  # what it waits for
+    session_id: str | int | None = None  # its session, if the trace names one
+    id: str | int | None = None  # its id, for requests that wait for it
+    after: tuple[Dependency, ...] = ()  # requests that it waits for
 
 
 @dataclass(slots=True)
@@ -84,8 +84,8 @@ class Trace:
     requests: list[TraceRequest]
     name: str = "trace"
     skipped: int = 0  # malformed lines left out
-    first_skipped: str | None = None  # what was wrong with the first of them
-    facts: dict[str, float] = field(default_factory=dict)  # what only a generator knows
+    first_skipped: str | None = None  # error of the first of them
+    facts: dict[str, float] = field(default_factory=dict)  # facts from the generator
     block: int = TRACE_BLOCK  # tokens that an id stands for
     timed: bool = True  # False: only requests that wait for nothing have a time
 

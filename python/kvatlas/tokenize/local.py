@@ -54,7 +54,7 @@ class LocalTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises bare Exceptions
             raise _bad(f"cannot read {file}: {_first_line(error)}") from error
-        # Engines cut and fill up prompts themselves, if at all.
+        # Truncation and padding are up to engines.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.path = file

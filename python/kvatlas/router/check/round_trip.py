@@ -53,7 +53,7 @@ class RoundTrip:
             routing_group=config.routing_group,
         )
         try:
-            # What only a router needs of an engine has no place in a service.
+            # Settings of an engine that only routers use are left out.
             entries = [replace(one.entry, role=None, weight=None) for one in followed]
             service = Service(engines=entries, config=plain)
         except ServiceError as error:

@@ -19,7 +19,7 @@ from kvatlas.service.config.kinds import (
 logger = logging.getLogger("kvatlas.config")
 
 ENV_PREFIX = "KVATLAS_"
-MAX_KEY = 8 << 10  # bytes of a key: it is a line in the head of each request
+MAX_KEY = 8 << 10  # bytes of a key, which is part of each request's head
 DEFAULT_GROUP = "default"
 _EXPOSED = 0o027  # bits of a mode that open a file to others than its owner and, for reading, its group
 _warned: set[str] = set()  # a key is read by each part that shows it

@@ -83,7 +83,7 @@ def bound_port(address: str, host: str, binds: Iterable[str]) -> int | None:
     if not address.startswith("tcp://") or port not in {bind.rpartition(":")[2] for bind in binds}:
         return None
     bare = name.removeprefix("[").removesuffix("]")
-    # It listens on a wildcard, and on its own host, unless that is this machine, where this service has the port.
+    # An engine listens on a wildcard or on its own host, but not on loopback, where this service has the port.
     listens = bare in _WILD or (bare == host and not is_loopback(bare))
     return None if listens else int(port)
 

@@ -24,7 +24,7 @@ from kvatlas.service.native import Native, about_stream, registration
 logger = logging.getLogger("kvatlas.discovery")
 
 _FIRST_RETRY = 0.25
-_WHOLE_EVERY = 6  # checks; those between ask for the event sources only
+_WHOLE_EVERY = 6  # every sixth look is a full one; the others ask for the event sources only
 
 
 class Watcher(Protocol):
@@ -59,7 +59,7 @@ class Follower(ABC):
         self._rank = rank
         # Errors about events matter only where events are followed.
         self.warns = config.follows_events
-        self.settled = asyncio.Event()  # registered once, or there is no use in waiting
+        self.settled = asyncio.Event()  # registered once, or waiting would not help
         self._stop = asyncio.Event()
         self._problem: str | None = None
 
@@ -83,7 +83,7 @@ class Follower(ABC):
                 self.settled.set()
             except DiscoveryError as problem:
                 self._note(str(problem))
-                if looked:  # then it is this service that refused
+                if looked:  # this service refused
                     self.is_registered = False
                 self._report("refused" if looked else _state(problem.code), problem.code, str(problem))
                 if not problem.temporary:

@@ -175,7 +175,7 @@ class Prober:
         """
         if self._rank_header is None or self._rank_header[0] != found.ranks:
             self._rank_header = None
-            # No number counted from 0 is as high as the highest.
+            # Counted from 0, no rank has the highest number.
             status, words = await self._try_rank(found, found.ranks[-1])
             header = "global" if status < 300 else "local"
             if header == "local" and "out of range" not in words:

@@ -44,8 +44,8 @@ class Announcer:
     def __init__(self, names: Names, dialect: Dialect, block_size: int) -> None:
         self.batch = Batch(dialect)
         self.core: Core | None = None
-        self.copies = 0  # held, as announced
-        self._copies: Counter[int] = Counter()  # of each block, where only the first is announced
+        self.copies = 0  # copies held according to the announcements
+        self._copies: Counter[int] = Counter()  # copies of each block, if only the first is announced
         self._names = names
         self._size = block_size
 

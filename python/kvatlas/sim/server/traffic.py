@@ -98,11 +98,11 @@ class Traffic:
                 number += 1
                 if (engine := self.engines.get(number % self.count)) is None:
                     continue
-                # Never without giving the engines their turn. What cannot be kept up with is not caught up with.
+                # The engines always get their turn; requests that are too late are not caught up.
                 due = max(due, loop.time() - _BEHIND)
                 await asyncio.sleep(max(due - loop.time(), 0))
                 self._send(engine, line, block)
-            # The next round begins as long after the last request as requests are apart.
+            # The next round begins one interval after the last request.
             due += max((previous - lines[0].timestamp) / 1000 / speed / len(lines), 0.01)
 
     def _rounds(self, trace: Trace | None) -> Iterator[Callable[[], Sequence[TraceRequest]]]:

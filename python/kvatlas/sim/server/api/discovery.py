@@ -8,7 +8,7 @@ import kvatlas
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
 
-# What each is in its latest version that this speaks like.
+# The version of each engine that is imitated.
 _VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 _HWM = 100_000
 
