@@ -1,4 +1,4 @@
-"""Tests of which crate may use which, and that no two folders of a crate need each other."""
+"""Tests of the dependencies between crates, and that no two folders of a crate need each other."""
 
 import re
 import tomllib
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-# The product's crates, the laboratory's, and that of the trees.
+# The crates of the product, the laboratory and the trees.
 DIRECTORIES = {
     manifest.parent.name: manifest.parent
     for products in ("crates", "lab/crates", "trees/crates")
@@ -106,7 +106,7 @@ class Crate:
         return found
 
     def resolve(self, module: Module, path: list[str], depth: int = 0) -> Module | None:
-        """The file that defines what a path in a module names; None if it is of another crate."""
+        """The file that defines the target of a path in a module; None if another crate defines it."""
         at, rest = module, list(path)
         if rest[0] == "crate":
             at, rest = (), rest[1:]
@@ -179,7 +179,7 @@ def flat(tree: str) -> Iterator[str]:
 
 
 def circles(graph: dict[Module, set[Module]]) -> list[set[Module]]:
-    """Groups of files of which each needs each other, over however many others."""
+    """Groups of files that need each other, directly or through other files."""
 
     def reach(start: Module) -> set[Module]:
         seen: set[Module] = set()
@@ -199,7 +199,7 @@ def circles(graph: dict[Module, set[Module]]) -> list[set[Module]]:
 
 
 def rooms(files: Crate, folder: Module) -> dict[Module, set[Module]]:
-    """What stands in a folder, its files and its subfolders as a whole, and which of these each needs."""
+    """Needs of the entries of a folder, which are its files and its subfolders as wholes, among each other."""
     size = len(folder)
 
     def room(module: Module) -> Module:
@@ -214,7 +214,7 @@ def rooms(files: Crate, folder: Module) -> dict[Module, set[Module]]:
 
 
 def circles_of_folders(crate: str) -> list[set[str]]:
-    """Groups of a crate's folders, and files beside them, of which each needs each other. Files of one folder may."""
+    """Groups of a crate's folders, and files beside them, that need each other. Files of one folder may."""
     files = Crate(crate)
     folders = {module[:size] for module in files.code for size in range(len(module))}
     return [

@@ -1,4 +1,4 @@
-"""Settings of the state that services give one another and themselves: snapshots, relays, digests of sites."""
+"""Settings of snapshots, relays and sites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class SnapshotConfig(Section):
-    """Settings of the state that the service keeps over a restart, or takes from another one when it starts.
+    """Settings of snapshots: state that the service keeps over a restart, or takes from another one when it starts.
 
     `peer_key` is the key of the service at `peer` itself, for programs.
     """
@@ -106,7 +106,7 @@ class SnapshotConfig(Section):
             raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native service, which is told that a snapshot of another one will come."""
+        """The settings for the native service, with a flag if a peer's snapshot will come."""
         self.peer_bearer()  # an error in the file is one now
         return super().for_native() | {"from_peer": self.peer is not None}
 
@@ -253,7 +253,7 @@ def _check_servers(name: str, servers: list[str]) -> None:
 
 @dataclass(frozen=True)
 class SitesConfig(Section):
-    """Settings of working together with other sites. `key` is the key of the service at `url` itself, for programs."""
+    """Settings for working with other sites. `key` is the key of the service at `url` itself, for programs."""
 
     section: ClassVar[str] = "sites"
 
