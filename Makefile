@@ -9,7 +9,7 @@ JOBS ?= 2
 BIN := .venv/bin
 RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml lab/crates/*/Cargo.toml trees/crates/*/Cargo.toml) \
 	$(shell find crates lab/crates trees/crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
-PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi')
+PACKAGE := $(shell find python lab/python -name '*.py' -o -name '*.pyi')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 # Files with every package by its version and its hashes, whatever it depends on included: see `make requirements`.
 PIP_PINNED := -m pip install --quiet --require-hashes --no-deps --requirement
@@ -60,6 +60,7 @@ lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/python -m tools.check_words crates lab trees python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_idiom
 
 types:
 	$(BIN)/mypy
@@ -308,19 +309,25 @@ build: .venv/extension-release  ## the extension as it is released, installed in
 
 build-tests: .venv/extension-dev  ## the extension for tests, with assertions: quick to build
 
+# The directory with the laboratory's part of the package `kvatlas`, beside that of the product.
+WITH_LAB := $(BIN)/python -c 'import pathlib, site; pathlib.Path(site.getsitepackages()[0], "kvatlas-lab.pth").write_text("$(CURDIR)/lab/python\n")'
+
 .venv/extension-release: .venv/ready $(RUST)
 	$(BIN)/maturin develop --release --features lab --locked
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 # Optimized, without what only matters to somebody who measures: compiled in a fraction of the time.
 .venv/extension-demo: .venv/ready $(RUST)
 	$(BIN)/maturin develop --profile demo $(DEV)
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.
 .venv/extension-dev: requirements/build.txt requirements/dev.txt $(RUST)
 	@$(MAKE) --no-print-directory --jobs 2 compile-extension .venv/ready
 	$(LINTED) $(BIN)/maturin develop $(DEV) --quiet
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 compile-extension: .venv/bin/maturin
