@@ -50,12 +50,6 @@ ALLOWED_CIRCLES: dict[str, list[tuple[set[str], str]]] = {
         ({"prompter", "turns"}, "a turn is continued by the prompter, which keeps the turns"),
         ({"chat", "template"}, "a template renders chats, and a chat holds its template"),
     ],
-    "router": [
-        (
-            {"answers", "app", "engines", "placing", "proxy", "remote", "requests"},
-            "functions are given the whole App",
-        ),
-    ],
 }
 Module = tuple[str, ...]
 

@@ -1,4 +1,4 @@
-//! Heads of requests, as engines get them: without what is between the client and the router only.
+//! Heads of requests to engines, without headers that are only for the router.
 
 use std::borrow::Cow;
 
@@ -11,14 +11,13 @@ use hyper::{Method, Uri};
 use kvatlas_http::Gate;
 
 use crate::engines::Engine;
-use crate::requests::routes::bare;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");
 const KEEP_ALIVE: HeaderName = HeaderName::from_static("keep-alive");
 const PROXY_CONNECTION: HeaderName = HeaderName::from_static("proxy-connection");
 
-/// Headers that are for the next hop only (RFC 9110, 7.6.1), and those that are written anew for it.
+/// True for headers of one hop (RFC 9110, 7.6.1), which are written anew.
 fn is_for_one_hop(name: &HeaderName) -> bool {
     // One comparison of numbers for each known name.
     *name == CONNECTION
@@ -96,7 +95,7 @@ fn named_for_one_hop(headers: &HeaderMap) -> Vec<HeaderName> {
     names
 }
 
-/// Takes the router's own keys out of a request's lines: no engine gets to know them.
+/// Removes the router's own keys from a request's headers: no engine gets to know them.
 pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     if !gate.asks_for_key_to_change() {
         return;
@@ -107,23 +106,6 @@ pub(crate) fn hide_keys(headers: &mut HeaderMap, gate: &Gate) {
     for name in gate.names_with_keys(headers) {
         headers.remove(name);
     }
-}
-
-/// Takes the slash at the end of a request's path off: engines answer such a path with a redirection, which ends at the
-/// client, or not at all.
-pub(crate) fn take_off_slash(uri: &mut Uri) {
-    let bare = bare(uri.path());
-    if bare.len() < uri.path().len() {
-        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
-        set_path(uri, &path);
-    }
-}
-
-/// Gives a request another path and query, which are parts of those that it came with.
-fn set_path(uri: &mut Uri, path: &str) {
-    let mut parts = std::mem::take(uri).into_parts();
-    parts.path_and_query = path.parse().ok();
-    *uri = Uri::from_parts(parts).unwrap_or_default();
 }
 
 /// Headers of an answer that say something of the server as a whole to a browser, or to a proxy in front of the router: an
@@ -220,7 +202,7 @@ fn is_data(kind: &[u8]) -> bool {
     kind.eq_ignore_ascii_case(b"application/json") || kind.eq_ignore_ascii_case(b"text/event-stream")
 }
 
-/// Takes what is for one hop only out of an answer's headers, and what only the router may say.
+/// Removes headers of one hop from an answer, and those that only the router may set.
 pub(crate) fn strip(headers: &mut HeaderMap) {
     make_harmless(headers);
     if headers.contains_key(CONNECTION) {
@@ -241,12 +223,12 @@ pub(crate) struct EngineRequest<'a> {
     pub(crate) headers: &'a HeaderMap,
     /// The request's name, where the client gave it none.
     pub(crate) id: Option<&'a HeaderValue>,
-    /// True if the answer's body must come as it is.
+    /// True if the answer's body must not be compressed.
     pub(crate) plain: bool,
 }
 
 impl EngineRequest<'_> {
-    /// Writes the request's head as bytes for an engine, and for a rank of it if it has several.
+    /// Writes the head of the request to an engine, and to one of its ranks if it has several.
     pub(crate) fn write(&self, engine: &Engine, rank: Option<u32>, body: usize, out: &mut Vec<u8>) {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         out.reserve(256 + path.len() + 48 * self.headers.len());
@@ -341,21 +323,6 @@ mod tests {
         }
         for name in ["x-request-id", "traceparent", "content-type", "x-api-key", "x-mine", "forward", "priority"] {
             assert!(!is_for_proxies(&HeaderName::from_static(name)), "{name}");
-        }
-    }
-
-    #[test]
-    fn slashes_at_the_end() {
-        for (given, wanted) in [
-            ("/v1/chat/completions/", "/v1/chat/completions"),
-            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
-            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
-            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
-            ("/", "/"),
-        ] {
-            let mut uri: Uri = given.parse().expect("a URI");
-            take_off_slash(&mut uri);
-            assert_eq!(uri.to_string(), wanted);
         }
     }
 

@@ -1,15 +1,14 @@
-//! Counters of the router as a whole.
+//! Counters of the router as a whole, histograms of durations, and budgets of repeated lines of the log.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
 
 use crate::lock;
-use crate::proxy::log_budget::LogBudget;
 
 /// Upper bounds of the buckets for times, in seconds.
 pub(crate) const SECONDS: [f64; 16] =
@@ -39,7 +38,8 @@ impl<const N: usize> Histogram<N> {
         self.micros.fetch_add(took.as_micros() as u64, Relaxed);
     }
 
-    /// A quantile of the times, within its bucket by a straight line; none if there are fewer than `least`.
+    /// Quantile of the durations, interpolated linearly within its bucket; none if there are fewer than `least`
+    /// samples.
     pub(crate) fn quantile(&self, quantile: f64, least: u64) -> Option<Duration> {
         let counts = self.buckets.each_ref().map(|count| count.load(Relaxed));
         let all = counts.iter().sum::<u64>() + self.beyond.load(Relaxed);
@@ -57,7 +57,7 @@ impl<const N: usize> Histogram<N> {
         Some(Duration::from_secs_f64(low))
     }
 
-    /// The counts by upper bound, and the sum in seconds.
+    /// Counts by upper bound of the bucket, and the sum of the durations in seconds.
     pub(crate) fn read(&self) -> (Vec<(f64, u64)>, f64) {
         let bounds = self.bounds.iter().copied().chain([f64::INFINITY]);
         let counts = self.buckets.iter().chain([&self.beyond]).map(|count| count.load(Relaxed));
@@ -106,15 +106,15 @@ pub(crate) struct Counts {
     /// Lines of the log on these, and on answers that broke off.
     pub(crate) given_up_lines: [LogBudget; GIVEN_UP.len()],
     pub(crate) broken_lines: LogBudget,
-    /// Requests that were taken apart, by what prefill came to.
+    /// Requests divided into prefill and decode, by the outcome of prefill.
     pub(crate) handovers: [AtomicU64; 4],
     /// Requests that were sent to a second engine, by [`HEDGES`].
     pub(crate) hedges: [AtomicU64; HEDGES.len()],
-    /// Requests that are at two engines now.
+    /// Number of requests that are at two engines at present.
     pub(crate) open_hedges: AtomicUsize,
     /// Times from a request's arrival to the first token of its streamed answer.
     pub(crate) first_token: Histogram<16>,
-    /// Times that decisions took.
+    /// Durations of decisions.
     pub(crate) decision: Histogram<12>,
     /// Streams that began with a comment, before anything had come from an engine.
     pub(crate) early_streams: AtomicU64,
@@ -122,14 +122,14 @@ pub(crate) struct Counts {
     pub(crate) panics: AtomicU64,
 }
 
-/// Classes of the statuses that clients get; `none` where they left before there was one.
+/// Classes of the statuses that clients got; `none` if the client left before there was a status.
 pub(crate) const STATUSES: [&str; 6] = ["1xx", "2xx", "3xx", "4xx", "5xx", "none"];
 
 /// Reasons why a request is not sent again, in the order of `LastAttempt`.
 pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retries_left", "no_other_engine"];
 
-/// Outcomes of hedges, as the metrics name them: the second engine answered first, or the first one did, or there were too
-/// many hedges already.
+/// Outcomes of hedges by their names in the metrics: the second engine answered first, the first engine did, or the
+/// limit of open hedges was reached.
 pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
 
 /// A request for an engine, which is counted once its client has a status, or has left.
@@ -178,5 +178,56 @@ impl Counts {
             early_streams: AtomicU64::new(0),
             panics: AtomicU64::new(0),
         }
+    }
+}
+
+/// Lines of a kind that are written a minute.
+const LINES: u32 = 32;
+const MINUTE: Duration = Duration::from_secs(60);
+
+/// Budget of the lines of one kind, which an outage would repeat for every request: some are written each minute, the
+/// others are counted.
+#[derive(Debug, Default)]
+pub(crate) struct LogBudget(Mutex<Lines>);
+
+#[derive(Debug, Default)]
+struct Lines {
+    /// The beginning of the minute that counts.
+    since: Option<Instant>,
+    written: u32,
+    left_out: u64,
+}
+
+impl LogBudget {
+    /// Returns the number of lines that were left out before this one; none if this one is left out too.
+    pub(crate) fn take(&self) -> Option<u64> {
+        self.take_at(Instant::now())
+    }
+
+    fn take_at(&self, now: Instant) -> Option<u64> {
+        let mut lines = lock(&self.0);
+        if lines.since.is_none_or(|since| now - since >= MINUTE) {
+            (lines.since, lines.written) = (Some(now), 0);
+        }
+        if lines.written >= LINES {
+            lines.left_out += 1;
+            return None;
+        }
+        lines.written += 1;
+        Some(std::mem::take(&mut lines.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn some_lines_a_minute() {
+        let (budget, start) = (LogBudget::default(), Instant::now());
+        let written = (0..1_000).filter(|_| budget.take_at(start).is_some()).count();
+        assert_eq!(written, LINES as usize);
+        assert_eq!(budget.take_at(start + MINUTE), Some(1_000 - u64::from(LINES)));
+        assert_eq!(budget.take_at(start + MINUTE), Some(0));
     }
 }
