@@ -139,8 +139,9 @@ async fn dispatch(
             }
             let counted = counts::Request::new(&app.counts);
             let may_write_fields = reserved::may_write_fields(app, shown);
-            let answered =
-                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
+            let forwarding =
+                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields);
+            let answered = Box::pin(forwarding).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }

@@ -42,17 +42,17 @@ pub(crate) async fn look_at(
     };
     let until = Instant::now() + PATIENCE;
     let mut known = if body.len() > LONG_BODY {
-        read_beside(app, client, endpoint, body, None, until).await?
+        Box::pin(read_beside(app, client, endpoint, body, None, until)).await?
     } else {
         let recalled = app.prompts.recall(endpoint, body);
         if app.prompts.is_long(&recalled) || takes_long(body) {
-            read_beside(app, client, endpoint, body, Some(recalled), until).await?
+            Box::pin(read_beside(app, client, endpoint, body, Some(recalled), until)).await?
         } else {
             read(app, endpoint, body, &recalled, PromptLimits::until(until))
         }
     };
     if app.prompts.asks_engines() && known.why_not.take().is_some() {
-        ask_for_tokens(app, endpoint, body, &mut known).await?;
+        Box::pin(ask_for_tokens(app, endpoint, body, &mut known)).await?;
     }
     Ok(known)
 }

@@ -16,8 +16,8 @@ impl Handler for App {
 
     const HTTP2: bool = true;
 
-    /// True, as an engine's time is dear.
-    const LATE_END_IS_LEAVING: bool = true;
+    /// A client that has left must not occupy an engine.
+    const HALF_CLOSE: bool = false;
 
     fn front(&self) -> &Front {
         &self.front

@@ -87,7 +87,9 @@ impl Places {
                     let allowed = candidates(&app.fleet, known, task, tried)?;
                     match self.choose_or_wait(app, shard, known, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
-                        ChoiceResult::Waits(id, news) => self.wait(app, known, task, tried, allowed, id, news).await?,
+                        ChoiceResult::Waits(id, news) => {
+                            Box::pin(self.wait(app, known, task, tried, allowed, id, news)).await?
+                        }
                         ChoiceResult::NoWorker => None,
                     }
                 }
@@ -130,7 +132,7 @@ impl Places {
     ) -> Result<ChoiceResult, Refusal> {
         match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, app, shard, known).await;
+                let looked = Box::pin(ask(elsewhere, app, shard, known)).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
                 self.decide(known, allowed, held.as_ref(), bounds)
             }

@@ -67,7 +67,7 @@ pub(crate) async fn forward(
             plain: endpoint.is_some(),
         };
         let model = head.uri.query().and_then(of_query);
-        return adapters::change(app, shard, &outgoing, change, model.as_deref(), &body).await;
+        return Box::pin(adapters::change(app, shard, &outgoing, change, model.as_deref(), &body)).await;
     }
     let mut known = look(app, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
     hints(app, &head.headers, endpoint, &mut known);
@@ -81,7 +81,7 @@ pub(crate) async fn forward(
         (None, None) => KeptItem::of_path(head.uri.path()),
     };
     if let Some(item) = kept {
-        known.only = app.answer_engines.engine_of(&app.fleet, item, &head.headers).await;
+        known.only = Box::pin(app.answer_engines.engine_of(&app.fleet, item, &head.headers)).await;
     }
     let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 
@@ -128,10 +128,12 @@ pub(crate) async fn forward(
         attempts,
         hedges_after,
     };
+    // In a place of its own: it is large, and each future that contains it is moved as a whole when it is made.
+    let sending = Box::pin(read.send());
     if is_commented {
-        return comments::run(app, Box::pin(read.send()), every, reading.dialect, id).await;
+        return comments::run(app, sending, every, reading.dialect, id).await;
     }
-    read.send().await
+    sending.await
 }
 
 /// A request that has been read, with all that it takes to send it to engines.
@@ -177,7 +179,7 @@ impl ReadRequest {
         };
         match self.hedges_after {
             None => job.run(self.attempts, &OnceLock::new()).await,
-            Some(after) => hedging::run(&job, self.attempts, after).await,
+            Some(after) => Box::pin(hedging::run(&job, self.attempts, after)).await,
         }
     }
 }
@@ -199,12 +201,14 @@ async fn look(
 ) -> Result<RequestFacts, Refusal> {
     let unpacked = match Encoding::of(headers) {
         Encoding::Plain => None,
-        Encoding::One(coding) => Some(unpack(coding, body, app.config.http.max_body, &app.front.memory).await?),
+        Encoding::One(coding) => {
+            Some(Box::pin(unpack(coding, body, app.config.http.max_body, &app.front.memory)).await?)
+        }
         Encoding::Several => return Err(Refusal::several_encodings()),
         Encoding::Unknown => return Err(Refusal::unreadable()),
     };
     if let Some(unpacked) = &unpacked {
-        reserved::check_body(app, may_write_fields, &unpacked.body).await?;
+        Box::pin(reserved::check_body(app, may_write_fields, &unpacked.body)).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();

@@ -102,8 +102,8 @@ impl Job<'_> {
             };
             let prepared = match prefill_by {
                 Some(by) => {
-                    let prepared =
-                        handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts).await;
+                    let preparing = handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts);
+                    let prepared = Box::pin(preparing).await;
                     app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
                 }
@@ -160,7 +160,7 @@ impl Job<'_> {
                         && attempts.may_look_further()
                         && may_be_served_elsewhere(&app.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
                     {
-                        match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
+                        match patience.wait(Box::pin(read_refusal(shard, &engine, connection, answer))).await {
                             Ok(said) if said.denies_model() => {
                                 engine.note_denied(known.model.as_deref().unwrap_or_default());
                                 flight.note_failure(&Fault::NoModel);
@@ -183,7 +183,7 @@ impl Job<'_> {
                         let is_kept = *keeps && status.is_success();
                         let (mut passing, told) = pass(app, shard, connection, answer, *reading, flight);
                         if is_kept {
-                            passing = passing.kept();
+                            passing.is_kept();
                         }
                         match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
                             Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {
@@ -349,7 +349,7 @@ fn pass(
     answer: Head,
     reading: AnswerFormat,
     flight: Flight,
-) -> (AnswerBody, (StatusCode, HeaderMap)) {
+) -> (Box<AnswerBody>, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let reading = AnswerFormat { finds_errors: reading.finds_errors && status.is_success(), ..reading };
@@ -359,14 +359,15 @@ fn pass(
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
     let stall = app.config.upstream.stall_timeout;
-    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
-    (passing.commented(app.config.comment_after), (status, headers))
+    let mut passing = Box::new(AnswerBody::new(connection, framing, keep, shard, observer, flight, stall));
+    passing.comments_after(app.config.comment_after);
+    (passing, (status, headers))
 }
 
 fn respond(
     app: &App,
     (status, mut headers): (StatusCode, HeaderMap),
-    passing: AnswerBody,
+    passing: Box<AnswerBody>,
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
@@ -374,7 +375,7 @@ fn respond(
         headers.remove(CONTENT_LENGTH);
     }
     name(app, passing.placement(), new_id, asked, &mut headers);
-    let mut response = Response::new(Answer::Passing(Box::new(passing)));
+    let mut response = Response::new(Answer::Passing(passing));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -388,7 +389,7 @@ pub(super) struct FailedMark;
 fn respond_failed(
     app: &App,
     told: (StatusCode, HeaderMap),
-    passing: AnswerBody,
+    passing: Box<AnswerBody>,
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
