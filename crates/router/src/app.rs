@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kvatlas_follow::Follower;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 use kvatlas_http::{Front, Gate};
 
 use crate::config::Config;

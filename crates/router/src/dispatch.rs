@@ -31,8 +31,8 @@ impl Handler for App {
 
     const HTTP2: bool = true;
 
-    /// True, as an engine's time is dear.
-    const LATE_END_IS_LEAVING: bool = true;
+    /// A client that has left must not occupy an engine.
+    const HALF_CLOSE: bool = false;
 
     fn front(&self) -> &Front {
         &self.front
@@ -165,8 +165,9 @@ async fn dispatch(
             }
             let counted = counts::Request::new(&app.counts);
             let may_write_fields = reserved::may_write_fields(&app.config, shown);
-            let answered =
-                app.proxy.forward(shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
+            let forwarding =
+                app.proxy.forward(shard, request, route, forwarded, until, arrived, call.from, may_write_fields);
+            let answered = Box::pin(forwarding).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvatlas_follow::Follower;
 use kvatlas_follow::log;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
 use serde_json::Value;

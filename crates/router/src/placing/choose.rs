@@ -86,7 +86,9 @@ impl Places {
                     let allowed = candidates(&self.fleet, facts, task, tried)?;
                     match self.choose_or_wait(shard, facts, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
-                        ChoiceResult::Waits(id, news) => self.wait(facts, task, tried, allowed, id, news).await?,
+                        ChoiceResult::Waits(id, news) => {
+                            Box::pin(self.wait(facts, task, tried, allowed, id, news)).await?
+                        }
                         ChoiceResult::NoWorker => None,
                     }
                 }
@@ -128,7 +130,7 @@ impl Places {
     ) -> Result<ChoiceResult, Refusal> {
         match self.external_index.as_ref().filter(|_| self.wants.hashes && !facts.prompt.hashes.is_empty()) {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, &self.fleet, shard, facts).await;
+                let looked = Box::pin(ask(elsewhere, &self.fleet, shard, facts)).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
                 self.decide(facts, allowed, held.as_ref(), bounds)
             }
@@ -230,7 +232,7 @@ impl Places {
         let looked = match self.external_index.as_ref().filter(|_| self.wants.hashes && !facts.prompt.hashes.is_empty())
         {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, &self.fleet, shard, facts).await;
+                let looked = Box::pin(ask(elsewhere, &self.fleet, shard, facts)).await;
                 let is_known = looked.is_some();
                 if let Some(looked) = looked {
                     (held, bounds) = (looked.held, looked.bounds);

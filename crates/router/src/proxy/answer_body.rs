@@ -120,14 +120,14 @@ impl AnswerBody {
         passing
     }
 
-    /// Returns the same with a search for the answer's name, as the engine keeps the answer.
-    pub(crate) fn kept(self) -> Self {
-        Self { name: Some(Name::default()), ..self }
+    /// Has the answer's name searched for, as the engine keeps the answer.
+    pub(crate) fn is_kept(&mut self) {
+        self.name = Some(Name::default());
     }
 
-    /// Returns the same with comments to a client that waits for the first token, each after this time; 0 for none.
-    pub(crate) fn commented(self, comment: Duration) -> Self {
-        Self { comment, ..self }
+    /// Sends comments to a client that waits for the first token, each after this time; 0 for none.
+    pub(crate) fn comments_after(&mut self, comment: Duration) {
+        self.comment = comment;
     }
 
     /// Notes that a prefill engine works for the answer.

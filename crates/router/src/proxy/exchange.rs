@@ -1,7 +1,6 @@
 //! A request and the head of its answer, on a connection to an engine.
 
-use std::pin::pin;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use hyper::Method;
 use tokio::time::timeout_at;
@@ -45,9 +44,6 @@ async fn ask(
     Ok((connection, answer))
 }
 
-/// Time without checks of the engine's health: most requests are answered by then.
-const SHORT: Duration = Duration::from_secs(1);
-
 /// The wait for the first byte of an engine's answer: it ends when the time is over, or when the engine goes down.
 pub(crate) struct Patience<'a> {
     engine: &'a Engine,
@@ -64,11 +60,7 @@ impl<'a> Patience<'a> {
 
     /// Returns the result of `work`, or why the wait ended.
     pub(crate) async fn wait<T>(&self, work: impl Future<Output = Result<T, Fault>>) -> Result<T, Fault> {
-        let mut work = pin!(work);
-        let short = self.until.min(Instant::now() + SHORT);
-        if let Ok(done) = timeout_at(short.into(), work.as_mut()).await {
-            return done;
-        }
+        // One timer, which is later than most others: the first one due has to wake the thread's event loop to be set.
         tokio::select! {
             biased;
             done = timeout_at(self.until.into(), work) => done.unwrap_or(Err(Fault::FirstByte)),

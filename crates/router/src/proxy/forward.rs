@@ -68,7 +68,7 @@ impl Forwarder {
                 plain: endpoint.is_some(),
             };
             let model = head.uri.query().and_then(of_query);
-            return adapters::change(
+            let changing = adapters::change(
                 &self.fleet,
                 self.config.upstream.first_byte_timeout,
                 shard,
@@ -76,8 +76,8 @@ impl Forwarder {
                 change,
                 model.as_deref(),
                 &body,
-            )
-            .await;
+            );
+            return Box::pin(changing).await;
         }
         let (fields, prompt) =
             look(self, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
@@ -92,7 +92,7 @@ impl Forwarder {
             (None, None) => KeptItem::of_path(head.uri.path()),
         };
         let only_engine = match kept {
-            Some(item) => self.answer_engines.engine_of(&self.fleet, item, &head.headers).await,
+            Some(item) => Box::pin(self.answer_engines.engine_of(&self.fleet, item, &head.headers)).await,
             None => None,
         };
         let facts = RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints } };
@@ -143,10 +143,12 @@ impl Forwarder {
             attempts,
             hedges_after,
         };
+        // In a place of its own: it is large, and each future that contains it is moved as a whole when it is made.
+        let sending = Box::pin(read.send());
         if is_commented {
-            return comments::run(&self.counts, Box::pin(read.send()), every, reading.dialect, id).await;
+            return comments::run(&self.counts, sending, every, reading.dialect, id).await;
         }
-        read.send().await
+        sending.await
     }
 }
 
@@ -193,7 +195,7 @@ impl ReadRequest {
         };
         match self.hedges_after {
             None => job.run(self.attempts, &OnceLock::new()).await,
-            Some(after) => hedging::run(&job, self.attempts, after).await,
+            Some(after) => Box::pin(hedging::run(&job, self.attempts, after)).await,
         }
     }
 }
@@ -215,7 +217,7 @@ async fn look(
 ) -> Result<(BodyFields, PromptFacts), Refusal> {
     let unpacked = proxy.reader.unpack(headers, body, proxy.config.http.max_body).await?;
     if let Some(unpacked) = &unpacked {
-        reserved::check_body(&proxy.reader.threads, may_write_fields, &unpacked.body).await?;
+        Box::pin(reserved::check_body(&proxy.reader.threads, may_write_fields, &unpacked.body)).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();

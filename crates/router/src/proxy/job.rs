@@ -102,8 +102,8 @@ impl Job<'_> {
             };
             let prepared = match prefill_by {
                 Some(by) => {
-                    let prepared =
-                        handover::prepare(proxy, shard, outgoing, body, facts, by, arrived, &mut attempts).await;
+                    let preparing = handover::prepare(proxy, shard, outgoing, body, facts, by, arrived, &mut attempts);
+                    let prepared = Box::pin(preparing).await;
                     proxy.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
                 }
@@ -161,7 +161,7 @@ impl Job<'_> {
                         && attempts.may_look_further()
                         && may_be_served_elsewhere(&proxy.fleet, facts, task, &asked_so_far(&engine, attempts.tried()))
                     {
-                        match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
+                        match patience.wait(Box::pin(read_refusal(shard, &engine, connection, answer))).await {
                             Ok(said) if said.denies_model() => {
                                 engine.note_denied(facts.body.model.as_deref().unwrap_or_default());
                                 flight.note_failure(&Fault::NoModel);
@@ -184,7 +184,7 @@ impl Job<'_> {
                         let is_kept = *keeps && status.is_success();
                         let (mut passing, told) = pass(&proxy.config, shard, connection, answer, *reading, flight);
                         if is_kept {
-                            passing = passing.kept();
+                            passing.is_kept();
                         }
                         match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
                             Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {

@@ -21,7 +21,7 @@ pub(super) fn pass(
     answer: Head,
     reading: AnswerFormat,
     flight: Flight,
-) -> (AnswerBody, (StatusCode, HeaderMap)) {
+) -> (Box<AnswerBody>, (StatusCode, HeaderMap)) {
     let Head { status, mut headers, keep, framing } = answer;
     strip(&mut headers);
     let reading = AnswerFormat { finds_errors: reading.finds_errors && status.is_success(), ..reading };
@@ -31,14 +31,15 @@ pub(super) fn pass(
         Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
     };
     let stall = config.upstream.stall_timeout;
-    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
-    (passing.commented(config.comment_after), (status, headers))
+    let mut passing = Box::new(AnswerBody::new(connection, framing, keep, shard, observer, flight, stall));
+    passing.comments_after(config.comment_after);
+    (passing, (status, headers))
 }
 
 pub(super) fn respond(
     config: &Config,
     (status, mut headers): (StatusCode, HeaderMap),
-    passing: AnswerBody,
+    passing: Box<AnswerBody>,
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {
@@ -46,7 +47,7 @@ pub(super) fn respond(
         headers.remove(CONTENT_LENGTH);
     }
     name(config, passing.placement(), new_id, asked, &mut headers);
-    let mut response = Response::new(Answer::Stream(Box::pin(passing)));
+    let mut response = Response::new(Answer::Stream(Box::into_pin(passing)));
     *response.status_mut() = status;
     *response.headers_mut() = headers;
     response
@@ -60,7 +61,7 @@ pub(super) struct FailedMark;
 pub(super) fn respond_failed(
     config: &Config,
     told: (StatusCode, HeaderMap),
-    passing: AnswerBody,
+    passing: Box<AnswerBody>,
     new_id: Option<HeaderValue>,
     asked: &HeaderMap,
 ) -> Response<Answer> {

@@ -64,7 +64,7 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = &self.0.counts;
-        let help = "Requests on any path that is forwarded to engines, by the class of the status that the client got; none: it left before";
+        let help = "Requests on any path that is forwarded to engines, by the class of the status sent to the client; none: it disconnected before a status was sent";
         let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
         for (class, count) in STATUSES.iter().zip(&counts.requests) {
             count_of(&mut family, &[("status", *class)], count.load(Relaxed))?;

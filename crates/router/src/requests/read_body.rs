@@ -89,7 +89,7 @@ impl BodyReader {
     ) -> Result<Option<DecodedBody>, Refusal> {
         match Encoding::of(headers) {
             Encoding::Plain => Ok(None),
-            Encoding::One(coding) => unpack(coding, body, most, &self.memory).await.map(Some),
+            Encoding::One(coding) => Box::pin(unpack(coding, body, most, &self.memory)).await.map(Some),
             Encoding::Several => Err(Refusal::several_encodings()),
             Encoding::Unknown => Err(Refusal::unreadable()),
         }
@@ -113,18 +113,18 @@ impl BodyReader {
         };
         let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
         let (fields, prompt) = if body.len() > LONG_BODY {
-            self.read_beside(client, endpoint, body, None, limits).await?
+            Box::pin(self.read_beside(client, endpoint, body, None, limits)).await?
         } else {
             let recalled = self.prompts.recall(endpoint, body);
             if self.prompts.is_long(&recalled) || takes_long(body) {
-                self.read_beside(client, endpoint, body, Some(recalled), limits).await?
+                Box::pin(self.read_beside(client, endpoint, body, Some(recalled), limits)).await?
             } else {
                 self.read(endpoint, body, &recalled, limits)
             }
         };
         if self.prompts.asks_engines() && prompt.why_not.is_some() {
-            let prompt =
-                ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt).await?;
+            let asking = ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt);
+            let prompt = Box::pin(asking).await?;
             return Ok((fields, prompt));
         }
         Ok((fields, prompt))

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
-use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
+use kvatlas_follow::page::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
 use kvatlas_ui::Feed;
 use serde_json::{Map, Value, json};
 
