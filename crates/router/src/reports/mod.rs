@@ -1,4 +1,11 @@
-//! Reports on the router: metrics, state, the page, and changes by its operators.
+//! Reports on the router, and its operators' changes.
+//!
+//! | file | what |
+//! |---|---|
+//! | `exposition.rs` | `GET /metrics` |
+//! | `state.rs` | engines, models and the router as JSON |
+//! | `page` | the page at `GET /ui` |
+//! | `admin.rs` | readiness, explanations, snapshots, changes of the fleet, reports of other routers |
 
 pub(crate) mod admin;
 pub(crate) mod exposition;
