@@ -359,7 +359,7 @@ fn request(facts: &RequestFacts) -> core::Request<'_> {
     }
 }
 
-/// Fills the depths found by the index into the core's form; unknown if there was no index. None: nobody looked.
+/// Fills the depths found by the index into the core's form; unknown if there was no index.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();

@@ -42,8 +42,7 @@ impl Places {
         }
     }
 
-    /// Places the next waiting request. False if it has no room, or the queue is empty. False: there is no room, or
-    /// nobody waits.
+    /// Places the next waiting request. False if there is no room, or no request waits.
     async fn bind_one(&self) -> bool {
         let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
