@@ -33,7 +33,6 @@ SECRETS = {
     "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
     "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
     "relay.key": ("KVATLAS_RELAY_KEY", "relay.key_file"),
-    "relay.reader_key": ("KVATLAS_RELAY_READER_KEY", "relay.reader_key_file"),
 }
 OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL", "KVATLAS_TRACES")  # variables of other commands
 
