@@ -70,9 +70,9 @@ pub(crate) struct PromptFacts {
     pub(crate) others: Vec<DialectBlocks>,
     /// The prompt as text, for policies that look at it.
     pub(crate) text: Option<String>,
-    /// Its parts that are not text.
+    /// Parts of the prompt that are not text.
     pub(crate) media: Option<ModelMedia>,
-    /// Its pictures, if engines get names for them.
+    /// Pictures of the prompt, if engines get names for them.
     pub(crate) pictured: Option<RequestPictures>,
     /// True if an engine that makes the same tokens must count `tokens`.
     pub(crate) is_counted: bool,
