@@ -84,7 +84,7 @@ def make(recordings: dict[str, Recording], sessions: int = SESSIONS, with_subage
 def _is_usable(recording: Recording) -> bool:
     """True if the session has blocks of 64 tokens, and no prompt that is too long."""
     requests = [it for each in recording["requests"] for it in each.get("requests", [each])]
-    return recording["block_size"] == SMALL and max(it["in"] for it in requests) <= LONGEST
+    return bool(recording["block_size"] == SMALL and max(it["in"] for it in requests) <= LONGEST)
 
 
 def _renumbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -121,7 +121,8 @@ def test_large_recordings_are_left_out_and_others_named(tmp_path: Path, capsys: 
 
 def test_recordings_are_fetched_with_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = tmp_path / "origin"
-    recordings((origin / "traces").mkdir(parents=True) or origin / "traces")
+    (origin / "traces").mkdir(parents=True)
+    recordings(origin / "traces")
     git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
         subprocess.run([*git, *command], check=True)
