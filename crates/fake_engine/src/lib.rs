@@ -35,5 +35,5 @@ pub use self::events::Publisher;
 pub use self::groups::GroupCache;
 pub use self::http::{Client, Manner, Message, Server};
 pub use self::net::{Listener, free_port};
-pub use self::proxy::Proxy;
+pub use self::proxy::CuttableProxy;
 pub use self::wait::{eventually, until};
