@@ -41,7 +41,7 @@ GENERATORS: dict[str, Callable[[], str]] = {
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-_WATCHED = ("python", "crates/router/src/routes", "crates/service/src/http", "tools/docs", "CHANGELOG.md")
+_WATCHED = ("python", "crates/router/src/routes", "crates/service/src", "tools/docs", "CHANGELOG.md")
 
 
 def fill(markdown: str) -> str:

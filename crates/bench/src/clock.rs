@@ -5,13 +5,13 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-/// The clock as measured just before the run.
+/// The clock's properties, measured just before the run.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Clock {
-    /// Median of the ns between two readings with nothing between them: taken off every service time.
+    /// Median of the ns between two consecutive readings, subtracted from every service time.
     pub cost_ns: u64,
-    /// The fewest ns between two different readings. Some processors' clocks step by ten or more: a percentile cannot
-    /// be finer.
+    /// Smallest difference in ns between two different readings. Some processors' clocks step by ten or more: a
+    /// percentile cannot be finer.
     pub step_ns: u64,
 }
 
@@ -29,10 +29,10 @@ impl Clock {
         let mut empty: Vec<u64> = (0..READINGS).map(|_| reading(0)).collect();
         let middle = empty.len() / 2;
         let cost_ns = *empty.select_nth_unstable(middle).1;
-        // Times of nothing may all be one step; times of all short lengths show the steps.
+        // Consecutive readings may all differ by one step; short busy loops of all lengths show the steps.
         let mut lengths: Vec<u64> = (0..READINGS).map(|i| reading(i % 64)).collect();
         lengths.sort_unstable();
-        // The slowest tenth holds the interruptions, whose values say nothing.
+        // The slowest tenth contains the interruptions.
         lengths.truncate(lengths.len() * 9 / 10);
         lengths.dedup();
         // Neighbours one apart are one value, rounded.
@@ -50,9 +50,9 @@ pub(crate) fn nanoseconds(start: Instant) -> u64 {
     between(start, Instant::now())
 }
 
-/// Number of ns from one reading to another; 0 if they are the other way round.
+/// Number of ns from one reading to another; 0 if they are in the other order.
 #[inline]
 pub(crate) fn between(start: Instant, end: Instant) -> u64 {
-    // 584 years fit.
+    // Enough for 584 years.
     end.saturating_duration_since(start).as_nanos() as u64
 }

@@ -5,8 +5,8 @@ use kvatlas_index::BlockHash;
 
 use crate::subject::{Counts, Subject};
 
-/// Any [`Feed`] under test: its own threads apply; lookups are inline, or wherever the design puts them, and timed with
-/// the answer in the design's own form ([`Feed::answer`]).
+/// Any [`Feed`] under test: its own threads apply; lookups run on the caller's thread, or wherever the design runs
+/// them, and are timed with the answer in the design's own form ([`Feed::answer`]).
 pub struct FeedSubject(pub Box<dyn Feed>);
 
 impl From<LadderStats> for Counts {

@@ -1,12 +1,12 @@
-//! A run's requests to the operating system: the processors that a thread runs on, exact sleeps, the memory of the
-//! process. Where the system has no answer, there is none.
+//! Requests of a run to the operating system: pinning of threads, exact sleeps, the memory of the process. Absent where
+//! the system has no support.
 
 use crate::error::Error;
 
-/// Keeps this thread, and the threads it will start, on the given processors.
+/// Pins this thread, and the threads it will start, to the given processors.
 ///
 /// # Errors
-/// [`Error::Options`] if there is no such processor, or no pinning on this system.
+/// [`Error::Options`] if a processor does not exist, or the system has no pinning.
 pub(crate) fn pin(cpus: &[usize]) -> Result<(), Error> {
     if cpus.is_empty() {
         return Ok(());
@@ -28,16 +28,16 @@ pub(crate) fn pin(cpus: &[usize]) -> Result<(), Error> {
     Err(Error::Options("pin: threads can be pinned on Linux only".to_owned()))
 }
 
-/// Makes this thread's sleeps end when they should: Linux otherwise adds up to 50 µs to save wake-ups.
+/// Makes this thread's sleeps end on time: Linux otherwise adds up to 50 µs to save wake-ups.
 pub(crate) fn sleep_exactly() {
     #[cfg(target_os = "linux")]
     {
-        // Not being able to only makes the generator's lag larger, which is reported.
+        // Without it only the generator's lag is larger, which is reported.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
 }
 
-/// Number of bytes of memory that the process has in use.
+/// Resident memory of the process, in bytes.
 pub(crate) fn resident_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {

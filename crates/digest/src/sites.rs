@@ -1,4 +1,4 @@
-//! Many sites' digests, and what they say of a prompt.
+//! The index of sites: digests of many sites, and bounds for prompts.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::status::{Counts, SiteStatus, State};
 use crate::table::Table;
 use crate::trust::{PROBE_EVERY, Proof, Trust};
 
-/// Sparse index of many sites. Times are since any moment of the caller's, always the same.
+/// A sparse index of many sites. Times are durations since a fixed moment chosen by the caller.
 pub struct Sites {
     grain: u32,
     stale_after: Duration,
@@ -29,13 +29,13 @@ struct Site {
     seq: u64,
     word: u64,
     marks: u64,
-    /// A digest was missed: what is known is left out until a whole one comes.
+    /// True if a digest was missed: the site's marks are ignored until a whole one comes.
     broken: bool,
     heard: Duration,
     trust: Trust,
-    /// Answers that left the site out though it would have been the best, since the last probe.
+    /// Answers since the last probe from which the site was left out although it would have been the best.
     doubts: AtomicU32,
-    /// Bytes of digests.
+    /// Bytes of digests received.
     bytes: u64,
 }
 
@@ -59,39 +59,39 @@ struct SiteCounters {
 /// Effect of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
-    /// The digest was taken in.
+    /// The digest was applied.
     Now,
-    /// The digest was known already.
+    /// The digest was a repetition.
     Before,
 }
 
 /// Sites with the same bounds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Blocks of the prompt that each of them has at least.
+    /// Fewest blocks of the prompt that each site has.
     pub at_least: u32,
-    /// Blocks of the prompt that each of them has at most.
+    /// Most blocks of the prompt that each site has.
     pub at_most: u32,
     /// The sites, by number; [`Sites::name`] has the names.
     pub sites: Vec<u32>,
 }
 
-/// Bounds for every site. Of those in no list, all hold 0 to [`rest_at_most`](Self::rest_at_most) blocks.
+/// Bounds for every site. Sites in none of the lists have 0 to [`rest_at_most`](Self::rest_at_most) blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Sites that have something for sure when their digest was made, the most first.
+    /// Sites that had some of the prompt when their digest was made, the most first.
     pub levels: Vec<Level>,
     /// Most blocks that any other known site has.
     pub rest_at_most: u32,
-    /// Sites that may have anything: not heard for too long, or doubted.
+    /// Sites that may have anything: without a recent digest, or doubted.
     pub unknown: Vec<u32>,
-    /// A doubted site that it is time to ask, to see whether its claims hold again; with what it claims at least.
+    /// A doubted site that is due to be asked, to test whether its claims hold again; with the fewest blocks it claims.
     pub probe: Option<(u32, u32)>,
 }
 
 impl Sites {
-    /// An empty one, for digests with this grain. `key`: a random number. `stale_after`: without a digest, until a site
-    /// may have anything.
+    /// An empty index for digests with this grain. `key`: a random number. `stale_after`: time after its last digest at
+    /// which a site counts as unknown.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0.
@@ -110,17 +110,17 @@ impl Sites {
         })
     }
 
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Takes in a digest of `bytes` bytes.
+    /// Applies a digest of `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if one is missing before it, and until a whole one comes the site may
-    /// have anything; [`Error::TooMany`].
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if a digest before it is missing: until a whole one comes the site
+    /// may have anything; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
@@ -156,7 +156,7 @@ impl Sites {
                 return Err(Error::WholeWanted { why: "a digest is missing before it" });
             }
         } else if !digest.whole {
-            // Its claims are those of another life.
+            // A new life makes new claims.
             site.broken = true;
             return Err(Error::WholeWanted { why: "the site has restarted, or a digest was missing" });
         }
@@ -221,7 +221,7 @@ impl Sites {
         }
     }
 
-    /// Removes a site's marks: looks at all there are.
+    /// Removes a site's marks, in a pass over the whole table.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
@@ -230,7 +230,7 @@ impl Sites {
         }
     }
 
-    /// Forgets a site. False if it is not known.
+    /// Removes a site. False if it is unknown.
     pub fn forget(&mut self, site: &str) -> bool {
         let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
         self.clear(at);
@@ -246,13 +246,12 @@ impl Sites {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Finds the sites that hold something of a prompt of so many blocks, given its [marks](crate::marks_of_prompt),
-    /// and how much.
+    /// Looks up a prompt of `blocks` blocks with these [marks](crate::marks_of_prompt): bounds for every site.
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
         let mut answer = Answer { rest_at_most: blocks.min(self.grain - 1), ..Answer::default() };
-        // A site that has a mark has those before it.
+        // A site with a mark has the marks before it.
         let sets: Vec<u32> = marks.iter().map_while(|&mark| self.table.get(mark)).collect();
         let mut seen = vec![0_u64; self.sites.len().div_ceil(64)];
         let mut doubted = Vec::new();
@@ -285,7 +284,7 @@ impl Sites {
         answer
     }
 
-    /// Counts the claims of doubted sites that would have been the best, and suggests to ask one now and then.
+    /// Counts the claims of doubted sites that would have been the best, and occasionally suggests to ask one of them.
     fn probe(&self, sets: &[u32], best: u32, doubted: &[u32], answer: &mut Answer) {
         for &number in doubted {
             let Some(depth) = sets.iter().rposition(|&set| self.sets.has(set, number as usize)) else { continue };
@@ -299,18 +298,18 @@ impl Sites {
         }
     }
 
-    /// A site was asked, or an engine of it has reported, for a prompt: it had `was` blocks of it, and its bounds had been
-    /// these. False if it is not known.
+    /// Compares a site's bounds for a prompt with its real depth `was`, from the site's own index or an engine's
+    /// report. False if the site is unknown.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
-        // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
-        // it took more proves as much.
+        // An engine may have recomputed blocks it held: a smaller depth proves less than an answer, a larger one as
+        // much.
         self.counts.compared += 1;
         self.counts.short += u64::from(was < at_least);
         self.counts.beyond += u64::from(was > at_most);
         let claimed = match proof {
             Proof::Answer => at_least,
-            // It always computes the last block of a prompt, and caches in units of its own.
+            // An engine always computes the last block of a prompt, and caches in units of its own.
             Proof::Engine => at_least.saturating_sub(self.grain),
         };
         self.counts.doubted += u64::from(site.trust.compare(claimed, was, self.grain));
@@ -327,7 +326,7 @@ impl Sites {
         }
     }
 
-    /// All sites, by name.
+    /// The status of all sites, by name.
     #[must_use]
     pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
         let status = |site: &Site| SiteStatus {

@@ -18,11 +18,10 @@ use tokio::sync::watch;
 
 use crate::Denial;
 use crate::body::RequestBody;
-use crate::counts::Counts;
 use crate::half_close::{HalfClose, Tcp};
 use crate::heads::{self, Head};
 use crate::ledger::Ledger;
-use crate::limits::{HTTP2, Limits, STRANGER_READ};
+use crate::limits::{Counts, HTTP2, Limits, STRANGER_READ};
 use crate::note::{Note, PIECE, Phase};
 use crate::sniff::Protocol;
 use crate::streams::{self, Streams};

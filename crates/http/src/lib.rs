@@ -22,7 +22,6 @@ pub mod body;
 pub mod config;
 mod connection;
 mod content;
-mod counts;
 mod frames;
 pub mod gate;
 mod half_close;

@@ -1,8 +1,8 @@
-//! Answers with a file in memory, whole or in parts, as it may be large.
+//! Answers with a large file in memory, whole or in parts.
 //!
-//! A part is asked for with `Range: bytes=FROM-TO`, and the next parts with `If-Range` and the first answer's `ETag`, so
-//! that they are of the same file. If that is gone, the answer is the whole of a new one, as HTTP has it (RFC 9110).
-//! One that was made a few seconds ago is as good, unless the client says `Cache-Control: no-cache`.
+//! A part is requested with `Range: bytes=FROM-TO`, and the next parts with `If-Range` and the first answer's `ETag`,
+//! so that all are of the same file. If that file is gone, the answer is the whole of a new one, as in HTTP (RFC 9110).
+//! A file made a few seconds ago is reused, unless the client sends `Cache-Control: no-cache`.
 
 use bytes::Bytes;
 use hyper::header::{
@@ -12,14 +12,14 @@ use hyper::{Response, StatusCode};
 
 use crate::Denial;
 
-/// A client's wish for a file, or for a part of it.
+/// A client's request for a file, or for a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartRequest {
-    /// The file that the client has parts of, if it names one.
+    /// The file of which the client already has parts, if it names one.
     pub wanted: Option<u64>,
     /// True if the file must not be older than the request.
     pub fresh: bool,
-    /// True if the part is wanted of another file as well.
+    /// True if the part may come from another file as well.
     of_any: bool,
     part: Option<Part>,
 }
@@ -31,7 +31,7 @@ struct Part {
 }
 
 impl PartRequest {
-    /// The wish that a request's headers tell.
+    /// Parses a request's headers.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
         let no_cache = |value: &HeaderValue| value.as_bytes().eq_ignore_ascii_case(b"no-cache");
@@ -43,10 +43,11 @@ impl PartRequest {
         }
     }
 
-    /// Answers with the file `id`, or the part that is wanted of it. `what`: its name in messages. `head`: without the bytes.
+    /// Answers with the file `id`, or the requested part of it. `what`: its name in messages. `head`: true to leave out
+    /// the bytes.
     ///
     /// # Errors
-    /// [`Denial`] if the part begins behind the end of the file.
+    /// [`Denial`] if the part begins after the end of the file.
     pub fn answer(
         &self,
         what: &str,
@@ -93,7 +94,7 @@ fn id_of(tag: &str) -> Option<u64> {
     u64::from_str_radix(tag.strip_prefix('"')?.strip_suffix('"')?, 16).ok()
 }
 
-/// The one range that is asked for. What is not understood is left out, as RFC 9110 has it.
+/// The only requested range. Ranges that are not understood are ignored, as in RFC 9110.
 fn part_of(headers: &HeaderMap) -> Option<Part> {
     let (from, to) = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let from: usize = from.parse().ok()?;

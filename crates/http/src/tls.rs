@@ -1,4 +1,4 @@
-//! The server's certificate and key.
+//! The TLS acceptor, from the server's certificate and key.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use tokio_rustls::rustls::{RootCertStore, ServerConfig};
 
 use crate::{Error, TlsConfig};
 
-/// Makes the acceptor of TLS connections from the PEM files. `alpn`: the protocols that TLS may agree on.
+/// Makes the acceptor of TLS connections from the PEM files. `alpn`: protocols to offer.
 pub(crate) fn acceptor(config: &TlsConfig, alpn: &[Vec<u8>]) -> Result<TlsAcceptor, Error> {
     let failed =
         |what: &str, path: &Path, why: &dyn std::fmt::Display| Error(format!("TLS {what} {}: {why}", path.display()));

@@ -1,4 +1,4 @@
-//! Keys and certificates in force, read again when their files change or somebody says so.
+//! Keys and certificates in force, read again when their files change or on request.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -12,17 +12,17 @@ use crate::config::Config;
 use crate::keys::Keys;
 use crate::{Error, lock, tls};
 
-/// The interval at which the files are looked at.
+/// The interval at which the files are checked.
 const LOOK: Duration = Duration::from_secs(2);
 
-/// The keys and certificates by which connections and requests are let in.
+/// The keys and certificates in force.
 pub(crate) struct Trust {
     config: Config,
-    /// The protocols that TLS may agree on.
+    /// Protocols to offer in TLS.
     alpn: Vec<Vec<u8>>,
     keys: ArcSwap<Keys>,
     tls: ArcSwapOption<TlsAcceptor>,
-    /// Hashes of the files as they were last read.
+    /// Hashes of the files as last read.
     seen: Mutex<Vec<Option<u64>>>,
 }
 
@@ -47,7 +47,7 @@ impl Trust {
         self.tls.load_full()
     }
 
-    /// Reads all files. If one cannot be used, all stays as it was.
+    /// Reads all files. If one cannot be used, the old keys and certificates stay in force.
     pub(crate) fn reload(&self) -> Result<(), Error> {
         let mut seen = lock(&self.seen);
         *seen = self.prints();
@@ -58,7 +58,7 @@ impl Trust {
         Ok(())
     }
 
-    /// Reads the files again whenever they have changed. To be run for as long as the server lives.
+    /// Reads the files again whenever they change, for as long as the server lives.
     pub(crate) async fn watch(self: Arc<Self>) {
         if self.files().next().is_none() {
             return;

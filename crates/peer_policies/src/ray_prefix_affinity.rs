@@ -1,7 +1,7 @@
 //! The prefix-aware router of Ray Serve LLM.
 
-use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use crate::smg_cache_aware::deepest;
 use kvatlas_routing::parts::draw::{Draw, better_of_two};
 use kvatlas_routing::parts::sheet::sheet;
@@ -116,7 +116,7 @@ impl Policy for RayPrefixAffinity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy(options: &str) -> RayPrefixAffinity {
         RayPrefixAffinity::new(&mut Options::from_json(options).unwrap(), 0).unwrap()
