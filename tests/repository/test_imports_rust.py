@@ -52,10 +52,6 @@ ALLOWED_CIRCLES: dict[str, list[tuple[set[str], str]]] = {
             "the state of a keyspace has a part of each, and each is given the state",
         )
     ],
-    "prompt": [
-        ({"prompter", "turns"}, "a turn is continued by the prompter, which keeps the turns"),
-        ({"chat", "template"}, "a template renders chats, and a chat holds its template"),
-    ],
     "router": [
         (
             {

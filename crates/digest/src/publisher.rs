@@ -92,7 +92,7 @@ impl Publisher {
     }
 
     /// Updates the marks from the changes in the index since the last look. The index's writers wait for less than a
-    /// millisecond at a time; `between` is called between two such waits.
+    /// millisecond at a time; `between` is called between two waits.
     ///
     /// Ranks that are not `usable`, whose content the index is not sure of, count as empty.
     ///

@@ -1,4 +1,4 @@
-//! Sets of sites as 32-bit numbers: the number of the only site, or that of a shared set.
+//! Sets of sites as 32-bit numbers: the only site, or a shared set.
 
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! A map from marks to sets of sites: a hash table of 12 bytes per entry that grows by a quarter.
 //!
-//! The number of marks is that of the fleet's different blocks divided by the grain, and their memory is the main cost
+//! There are as many marks as different blocks in the fleet divided by the grain, and their memory is the main cost
 //! of an index of sites. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80
 //! % full while it grows. It is divided into shards, so that growing moves one part at a time.
 

@@ -1,4 +1,4 @@
-//! The cache of a hybrid model: groups of layers, each of which keeps blocks for a different time.
+//! The cache of a hybrid model: groups of layers that keep blocks for different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

@@ -52,7 +52,7 @@ impl Default for Ledger {
 
 impl Ledger {
     /// True if the bytes read in this turn of the connection's task have to be processed before more are read; other
-    /// connections get a turn as well, one of which may have to evict this one.
+    /// connections get a turn as well, and may have to evict this one.
     pub(crate) fn is_over(&mut self, turn: u32) -> bool {
         if self.turn != turn {
             (self.turn, self.is_full) = (turn, false);

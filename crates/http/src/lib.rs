@@ -41,7 +41,6 @@ mod plain;
 pub mod server;
 mod sniff;
 mod streams;
-mod tls;
 mod trust;
 
 use std::borrow::Cow;

@@ -15,7 +15,7 @@ use crate::Denial;
 /// A client's request for a file, or for a part of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartRequest {
-    /// The file of which the client already has parts, if it names one.
+    /// The file whose parts the client already has, if it names one.
     pub wanted: Option<u64>,
     /// True if the file must not be older than the request.
     pub fresh: bool,

@@ -21,7 +21,7 @@
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request, Turns};
+use kvatlas_prompt::{Endpoint, Library, Options, PromptFailure, Prompter, Request, Turns};
 use serde_json::{Value, json};
 
 // The allocator of released builds.
@@ -179,7 +179,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
         let options = Options { library, ..Options::default() };
         let own = Prompter::open(&model, options.clone())?;
-        if own.has_template() {
+        let chat = Request::parse(Endpoint::Chat, br#"{"messages": [{"role": "user", "content": "hi"}]}"#)
+            .map_err(|why| kvatlas_prompt::Error::Template { message: why.to_string() })?;
+        if own.prompt(&chat).why_not != Some(PromptFailure::NoTemplate) {
             return Ok(own);
         }
         Prompter::open(&model, Options { chat_template: Some(TEMPLATE.into()), ..options })

@@ -19,7 +19,7 @@ use crate::prompt_failure::PromptFailure;
 /// Allowance of a short body, in bytes, whatever it contains.
 const LEAST: usize = 4 << 20;
 
-/// Longest list of messages of which a text is made, in bytes of JSON.
+/// Longest list of messages that is rendered to a text, in bytes of JSON.
 pub(crate) const LONGEST_CHAT: usize = 8 << 20;
 
 /// Longest prompt given as text that is read whole, in bytes; of a longer one only the beginning is read.

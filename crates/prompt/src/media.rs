@@ -44,7 +44,7 @@ pub struct Media {
     pub items: [u32; MediaKind::ALL.len()],
 }
 
-/// Words at least one of which occurs in every body with content that is not text.
+/// Words to search for: every body with content that is not text has at least one of them.
 const WORDS: [&str; 10] = [
     ";base64,",
     "\"base64\"",

@@ -55,7 +55,7 @@ impl Placeholders {
     }
 }
 
-/// Token ids in shared pieces, most of which may belong to an earlier prompt.
+/// Token ids in pieces, most of them perhaps shared with an earlier prompt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     ids: Rope<u32>,

@@ -211,12 +211,6 @@ impl Prompter {
         self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
     }
 
-    /// True if chats can be rendered to text.
-    #[must_use]
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
-    }
-
     /// The tokens of a request's prompt.
     #[must_use]
     pub fn prompt(&self, request: &Request<'_>) -> PromptTokens {
@@ -336,7 +330,7 @@ impl Prompter {
             let why_not = Some(cut.unwrap_or(why_not));
             return Some(Ok(PromptTokens { is_plain, ..self.without_tokens(text.into(), 1, why_not, request) }));
         };
-        // For such a template, vLLM converts a content that is a string to a list, and SGLang does not.
+        // For a template that takes parts, vLLM converts a content that is a string to a list, and SGLang does not.
         let is_plain = is_plain && !template.as_parts;
         let image = self.image_token.filter(|_| keeps_images && template.as_parts && self.can_have_images(request));
         let images = image.map(|token| (token, chat.images())).filter(|(_, count)| *count > 0);

@@ -18,7 +18,7 @@ const LONGEST_NAME: usize = 4096;
 
 /// The parts of a body that routing needs. Large parts stay in the body as JSON until they are requested.
 ///
-/// A value of a type that no engine accepts counts as missing: the engine refuses such a request itself.
+/// A value of a type that no engine accepts counts as missing: the engine refuses the request itself.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// The endpoint that the request is for.

@@ -97,7 +97,7 @@ impl<T: Copy + PartialEq> Rope<T> {
             if taken == 0 {
                 break;
             }
-            // A piece of which little is used is copied, so that the rest can be freed.
+            // A piece with a small used part is copied, so that the rest can be freed.
             let items = if taken * 2 < piece.items.len() {
                 Arc::new(piece.items[..taken].to_vec())
             } else {

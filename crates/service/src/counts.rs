@@ -60,7 +60,7 @@ impl Counts {
         requests.buckets[bucket].fetch_add(1, Relaxed);
     }
 
-    /// Counts `prompts` look-ups, of which `matched` found a worker.
+    /// Counts `prompts` look-ups, `matched` of them with a matching worker.
     pub(crate) fn add_query(&self, prompts: u64, matched: u64) {
         self.queries.fetch_add(prompts, Relaxed);
         self.queries_matched.fetch_add(matched, Relaxed);

@@ -122,7 +122,7 @@ async fn post(
     if !takes_long(route, body.len()) {
         return answer_at(app, route, head.uri.query().unwrap_or_default(), &body, is_json);
     }
-    let turn = ASIDE.acquire().await.ok();
+    let turn = LONG_WORK.acquire().await.ok();
     let app = app.clone();
     let answering = tokio::task::spawn_blocking(move || {
         let answered = answer_at(&app, route, head.uri.query().unwrap_or_default(), &body, is_json);
@@ -133,10 +133,11 @@ async fn post(
 }
 
 /// Permits for long work on threads beside the serving ones.
-static ASIDE: LazyLock<Semaphore> = LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
+static LONG_WORK: LazyLock<Semaphore> =
+    LazyLock::new(|| Semaphore::new(available_parallelism().map_or(1, usize::from)));
 
 /// Largest query in bytes that is answered on a serving thread: a prompt of 40,000 tokens. The limit is lower for
-/// bodies with many items, each of which is looked up.
+/// bodies with many items, all of them looked up.
 const LONG_QUERY: usize = 256 << 10;
 const LONG_BODY: usize = 16 << 10;
 

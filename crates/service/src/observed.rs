@@ -65,7 +65,7 @@ pub(crate) fn observe(app: &App, body: &[u8]) -> Result<Response<Answer>, Refusa
     let lora = it.lora_name.as_deref().or(found.adapter.as_deref());
     let prompt = (&it.token_ids[..], lora, it.cache_salt.as_deref());
     let age = Duration::from_secs_f64(it.age) + ON_ITS_WAY;
-    // A prompt sent before this machine started is of no use.
+    // A prompt sent before this machine started gives no information.
     let used = received
         .checked_sub(age)
         .is_some_and(|sent| found.keyspace.answered(worker, rank, prompt, it.cached_tokens, sent));

@@ -35,7 +35,7 @@ impl InlineSystem {
         }
     }
 
-    /// True if the engine moves such messages to the top.
+    /// True if the engine moves inline system messages to the top.
     pub(super) fn is_merged(self, dialect: Dialect) -> bool {
         match dialect.engine() {
             Engine::Vllm => self == Self::Refused,

@@ -13,7 +13,7 @@
 //! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text differently.
 //!
 //! When several pieces are tokenized at once, they are separated at the cuts' tokens in the output: there must be as
-//! many of those as cuts, since a model may produce such a token from other text.
+//! many of those as cuts, since a model may produce a cut's token from other text.
 
 use std::ops::Range;
 

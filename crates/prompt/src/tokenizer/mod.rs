@@ -25,7 +25,7 @@ const QUICK_TEXT: usize = 4096;
 /// Shortest piece between two special tokens to remember, in bytes, with the quick library.
 const QUICK_PIECE: usize = 256;
 
-/// Bytes of pieces that are tokenized at once; the deadline is checked after each such batch.
+/// Bytes of pieces that are tokenized at once; the deadline is checked after each batch.
 const PIECE: usize = 256 << 10;
 /// Longest piece to tokenize, in bytes, with the quick library and with the common one: of a longer one only the
 /// beginning is tokenized.

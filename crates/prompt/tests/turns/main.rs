@@ -185,7 +185,7 @@ fn a_next_turn_costs_what_is_new() {
     assert_eq!(nothing.recall(Endpoint::Chat, &body).new_bytes(), body.len());
 }
 
-/// An agent's next turn: a system prompt in blocks of which one changes each time, tools, and tool results.
+/// An agent's next turn: a system prompt in blocks, one of them new each time, tools, and tool results.
 #[test]
 fn an_agents_next_turn_costs_what_is_new() {
     let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n\

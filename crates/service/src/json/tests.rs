@@ -40,7 +40,7 @@ fn every_length_of_a_token_in_every_surrounding() {
     assert_eq!(tokens_of(" [ ] "), Ok(vec![]));
 }
 
-/// Long lists are parsed in blocks of 64 bytes: wherever items lie in a block, the result is that of a general parser.
+/// Long lists are parsed in blocks of 64 bytes: wherever items lie in a block, the result equals a general parser's.
 #[test]
 fn long_lists_with_anything_anywhere() {
     for separator in [",", ", ", " ,", ",  ", ",\n"] {

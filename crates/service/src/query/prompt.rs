@@ -153,7 +153,7 @@ impl<'a> PartialPrompt<'a> {
         Err(Refusal::invalid("wrong_length", message))
     }
 
-    /// Records the member that gives the blocks, of which a query has exactly one.
+    /// Records the member that gives the blocks: a query has exactly one.
     fn names_blocks(&mut self, kind: Kind, key: &'static str) -> Result<()> {
         match self.named.replace((kind, key)) {
             None => Ok(()),

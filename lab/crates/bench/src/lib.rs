@@ -12,20 +12,18 @@
 //! | file | what |
 //! |---|---|
 //! | `plan/` | the plan, its checks and its file |
-//! | `subject.rs`, `feed.rs`, `designs.rs` | an index under test; any rung of the ladder, by its name |
+//! | `subject.rs`, `designs.rs` | an index under test; any rung of the ladder, by its name |
 //! | `event_thread.rs` | a thread that applies events, for indexes without one |
 //! | `driver/` | the generator, the query threads, and when to stop |
 //! | `truth.rs`, `compare.rs` | the plan's holdings, and the index's comparison with them |
 //! | `probe.rs` | single lookups, timed without other load |
 //! | `result.rs` | the result with all its fields |
 
-mod clock;
 mod compare;
 mod designs;
 mod driver;
 mod error;
 mod event_thread;
-mod feed;
 mod machine;
 mod options;
 mod plan;
@@ -36,11 +34,10 @@ mod subject;
 mod testing;
 mod truth;
 
-pub use designs::{NULL, probe_rung, run_design, run_null};
+pub use designs::{FeedSubject, NULL, probe_rung, run_design, run_null};
 pub use driver::{Label, run};
 pub use error::Error;
 pub use event_thread::EventThread;
-pub use feed::FeedSubject;
 pub use options::Options;
 pub use plan::{Columns, Facts, Kind, Op, Plan};
 pub use probe::{Probe, probe};

@@ -8,8 +8,8 @@ use std::time::{Duration, Instant};
 use kvatlas_designs::Scores;
 use serde::Serialize;
 
-use crate::clock::{Clock, between};
 use crate::error::Error;
+use crate::machine::{Clock, between};
 use crate::plan::{Op, Plan};
 use crate::result::Times;
 use crate::subject::Subject;

@@ -2,8 +2,8 @@
 
 use serde::Serialize;
 
-pub use crate::clock::Clock;
 pub use crate::compare::{Comparison, Depths, Holdings};
+pub use crate::machine::Clock;
 pub use crate::plan::Facts;
 pub use crate::subject::Counts;
 

@@ -6,7 +6,7 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, RankHandle, Tier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, RankHandle, Tier, View};
 
 use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId};
 
@@ -26,17 +26,11 @@ impl BlockIndexRung {
         Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
-    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is a [`Match`]: levels with their sets of
+    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is a [`Match`](kvatlas_index::Match): levels with their sets of
     /// workers.
     #[must_use]
     pub fn levels() -> Self {
         Self { levels: true, ..Self::new() }
-    }
-
-    /// The answer in levels only.
-    #[must_use]
-    pub fn match_only(&self, content_hashes: &[u64]) -> Match<'_> {
-        self.index.find(content_hashes)
     }
 
     /// The index itself.

@@ -199,7 +199,7 @@ mod tests {
         candidates.host_blocks = vec![0, 3, 3];
         candidates.any_blocks = vec![0, 3, 5];
         let prompt = blocks(10, &[1, 2, 7, 8, 9, 10]);
-        // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, of which two are the same: 8. In all 18.
+        // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, two of them the same: 8. In all 18.
         // Second: 6 - 3 + 6 = 9. Third: 6 - (1 + 0.75 * 2 + 0.25 * 2) + 6 = 9.
         assert_eq!(costs(&policy, &prompt, &candidates, 0.0), [18.0, 9.0, 9.0]);
         policy.first_token(&Placement { number: 1, worker: 0, uncached: 40, freed: 0 }, 1.0);

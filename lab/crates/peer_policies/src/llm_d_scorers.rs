@@ -21,7 +21,7 @@ const MOST_TOKENS: f64 = 131_072.0;
 /// Q = (longest - waiting) / (longest - shortest), requests reported waiting; 1 if all have as many
 /// U = 1 - KV usage reported
 /// F = matchLengthWeight * min(1, matched tokens / 8192)^2 + (1 - matchLengthWeight) * matched blocks / blocks of the prompt
-/// N = 0.5 if anybody matches; else 1 - rank / (n - 1), by when each last took such a prompt, never first
+/// N = 0.5 if any worker matches; else 1 - rank / (n - 1), by when each last took an unmatched prompt, never first
 /// ```
 /// Weights are those of the chart: 2, 2 and 3; the guide `optimized-baseline` adds the last scorer (weight 0 here). With
 /// `precise` false, as in the chart, matches are of what was sent: the last 31,250 blocks of at least 64 tokens of each

@@ -27,7 +27,7 @@ const MOST: usize = 1 << 18;
 /// below 384; else 0.10843 n + 4.21; and from 4,096 on -7.37 + 0.00386 n + 0.00000216 n^2 more; or, with `profile =
 /// learnt`, n / learnt prefill rate. Time per token is the learnt step time, 0.15 s until there is one (as there).
 ///
-/// Its tree is told of evictions by the engines; here matches come from the index, with what was just sent. Which blocks go
+/// Its tree gets evictions from the engines; here matches come from the index, plus prompts just sent. Which blocks go
 /// is read off a table of what was sent (the least recently used), once the cache is full by the index. There, moving load
 /// away re-homes whole subtrees and starts after 50 requests; here it redirects one request at a time, after as many.
 /// Doubling a prefix whose first token times double within a window is left out.

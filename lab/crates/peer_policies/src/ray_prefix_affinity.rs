@@ -17,7 +17,7 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// else:                         of the workers that were sent that beginning, the shortest queue
 /// ```
 /// `imbalanced_threshold` is infinite there since ray-project/ray#59390, so load alone never decides (its guide once said
-/// 10). There the tree is of characters, here of blocks; without `do_eviction` it grows without end there, here it keeps
+/// 10). There the tree has characters, here blocks; without `do_eviction` it grows without end there, here it keeps
 /// the last `max_blocks` blocks of each worker.
 pub(crate) struct RayPrefixAffinity {
     imbalanced: f64,

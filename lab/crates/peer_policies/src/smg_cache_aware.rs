@@ -18,7 +18,7 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// With `kv_events` (there: engines over its own gRPC only) the balanced case takes the most blocks held on the device, then
 /// the lower load, then the fewer blocks held in all, then the last; without any block held, the least loaded.
 ///
-/// There, over HTTP, the tree is of characters; here of blocks. It is cut to `max_tree_size` characters a worker (four a
+/// There, over HTTP, the tree has characters; here blocks. It is cut to `max_tree_size` characters a worker (four a
 /// token) at once; there every 120 s.
 pub(crate) struct SmgCacheAware {
     cache_threshold: f64,

@@ -31,7 +31,7 @@ const LEAST_ABS: f64 = 4.0;
 /// Sources: smg-project/smg#2161 (gate for each request, matched workers), #2117 (decay, temperature), #1647 and #2154
 /// (expected wait), and the released 1.13.0. Waiting tokens are estimated as requests waiting times
 /// `mean_prefill_tokens`, as there for engines that report no tokens. Its vetoes of engines that are silent or stuck are
-/// the router's business here. As over HTTP there, the tree is of what was sent; `kv_events` takes blocks on the device.
+/// the router's business here. As over HTTP there, the tree has the prompts sent; `kv_events` takes blocks on the device.
 pub(crate) struct SmgSpill {
     cache_threshold: f64,
     balance_abs: f64,

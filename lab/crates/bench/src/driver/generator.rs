@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use super::lanes::SharedState;
 use super::schedule::Schedule;
-use crate::clock::nanoseconds;
+use crate::machine::nanoseconds;
 use crate::subject::Subject;
 
 /// Number of operations between two readings of the clock while all are due.

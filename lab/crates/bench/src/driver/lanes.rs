@@ -9,9 +9,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::schedule::Schedule;
-use crate::clock::between;
 use crate::error::Error;
 use crate::machine;
+use crate::machine::between;
 use crate::options::Options;
 use crate::subject::Subject;
 

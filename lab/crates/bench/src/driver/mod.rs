@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::clock::Clock;
 use crate::compare;
 use crate::error::Error;
-use crate::machine;
+use crate::machine::{self, Clock};
 use crate::options::Options;
 use crate::plan::{Op, Plan};
 use crate::result::{Memory, RunResult};

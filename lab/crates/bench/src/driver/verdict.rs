@@ -6,8 +6,8 @@ use super::Label;
 use super::generator::Outcome;
 use super::lanes::{Times, histogram};
 use super::schedule::Schedule;
-use crate::clock::Clock;
 use crate::compare::Comparison;
+use crate::machine::Clock;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::result::{self, BacklogCounts, IssuedCounts, Memory, PlanFacts, Rates, RunResult};
@@ -102,7 +102,7 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
         _ => {}
     }
     if run.counts.errors > 0 {
-        // Failed calls take no time: such a run's throughput means nothing.
+        // Failed calls take no time: a failed run's throughput means nothing.
         kept_up = false;
         let first = run.counts.first_error.as_deref().unwrap_or("unknown");
         why.push(format!("{} calls of the index failed, the first with: {first}", run.counts.errors));

@@ -1,6 +1,6 @@
 //! Rung 5: the radix tree of [`super::radix`] with a read-write lock in each node, changed and read by many threads.
 //!
-//! A lookup descends hand over hand: it holds a node's read lock until it has that of the child. It runs in the
+//! A lookup descends hand over hand: it holds a node's read lock until it has the child's. It runs in the
 //! caller's thread and allocates nothing per node. Each worker's table of names has a lock of its own, which is
 //! uncontended as long as one worker's changes come from one thread (as in an [`EventPool`](super::pool::EventPool)).
 //!

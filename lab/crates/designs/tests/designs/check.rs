@@ -92,7 +92,7 @@ pub(crate) fn remove(worker: WorkerId, names: &[u64]) -> Change {
     Change::Remove { worker, block_hashes: names.iter().copied().map(BlockHash).collect() }
 }
 
-/// Feeds a stream from several threads, each of which owns some of the workers, while others look up; then compares
+/// Feeds a stream from several threads, each the owner of some workers, while others look up; then compares
 /// with the reference. No lookup may return a worker twice, or give it more than it held at any time (`bounded`), where
 /// the blocks of one change may come and go one by one.
 pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, bounded: bool) {

@@ -66,6 +66,6 @@ fn block_index_answers_in_levels_or_in_scores() {
         assert_eq!(top.answer(&[1, 2, 3], &mut scores), 2);
         assert_eq!(scores, if spelled_out { vec![(3, 2), (5, 1)] } else { vec![] });
         assert_eq!(top.answer(&[9], &mut scores), 0);
-        assert_eq!(top.match_only(&[1]).depth(View::Device), 1);
+        assert_eq!(top.index().find(&[1]).depth(View::Device), 1);
     }
 }

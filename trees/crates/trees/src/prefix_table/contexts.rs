@@ -140,7 +140,7 @@ impl Inner {
             if !create {
                 return None;
             }
-            // Found on the next turn, unless so many are created at once that it is evicted before.
+            // Found on the next turn, unless other new contexts evict it before.
             drop(self.create(&key, now));
         }
     }

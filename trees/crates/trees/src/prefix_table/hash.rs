@@ -5,7 +5,7 @@
 
 use xxhash_rust::xxh64::xxh64;
 
-/// Appends the hash of each full block of `bytes`, of which the first follows `parent`.
+/// Appends the hash of each full block of `bytes`; the first follows `parent`.
 pub(super) fn extend(seed: u64, parent: u64, bytes: &[u8], block_size: usize, hashes: &mut Vec<u64>) {
     // Usual blocks, of 4, 16 or 32 tokens, have a size known to the compiler: the copy is then a few moves, and only
     // the chain of hashes takes time.

@@ -1,6 +1,6 @@
 //! The tokens of a call, 32 or 64 bits wide, read in place without a copy of the whole prompt.
 
-/// A sequence of tokens, of which a trie stores 32 bits each.
+/// A sequence of tokens; a trie stores 32 bits of each.
 pub trait Tokens {
     /// Number of tokens.
     fn len(&self) -> usize;

@@ -14,7 +14,7 @@ pub(crate) struct Tenant {
     pub(crate) name: TenantId,
     /// Number of units that the tenant holds.
     pub(crate) units: usize,
-    /// Number of nodes of which the tenant holds no child.
+    /// Number of nodes without a child that the tenant holds.
     pub(crate) leaves: usize,
     /// The leaves by rank, and some outdated entries: see `order.rs`.
     pub(crate) order: BinaryHeap<Leaf>,

@@ -115,7 +115,7 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     same + a[same..].iter().zip(&b[same..]).take_while(|(x, y)| x == y).count()
 }
 
-/// Backs off to the beginning of a character of which only the first bytes are equal.
+/// Backs off to the beginning of a character that is equal only in its first bytes.
 fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     while equal > 0 && input.get(equal).is_some_and(|&b| continues(b)) {
         equal -= 1;

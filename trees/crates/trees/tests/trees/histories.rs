@@ -120,7 +120,7 @@ tree!(
     hash_token_path
 );
 
-/// A key that often shares much with others: a few letters, each of which stands for a stretch.
+/// A key that often shares much with others: a few letters that each stand for a stretch.
 fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     let stretches = rng.index(6);
     let mut key = Vec::new();
@@ -139,7 +139,7 @@ fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     key
 }
 
-/// Entries with each node's last access or that of a node below: the tree writes an access only where it ended.
+/// Entries with the last access of each node and the nodes below: the tree writes an access only where it ended.
 fn with_accesses_below<I: Copy + Ord>(entries: Vec<Node<I>>) -> Vec<Node<I>> {
     let last = |path: &[I], name: &str| {
         let below = entries.iter().filter(|(other, _)| other.starts_with(path));
