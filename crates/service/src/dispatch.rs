@@ -9,7 +9,7 @@ use std::time::Instant;
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_follow::log::panic_text;
 use kvatlas_follow::report::{self, VERSION};
-use kvatlas_http::parts::PartRequest;
+use kvatlas_http::ranges::RangeRequest;
 use kvatlas_http::{BodyLimits, Call, Content, ListenerKind, RequestBody, body};
 use tokio::sync::Semaphore;
 
@@ -76,7 +76,7 @@ async fn dispatch(
         }
         Route::Dump => Ok(json_pieces(dump::start(app, blank))),
         Route::Snapshot => {
-            let part = PartRequest::of(request.headers());
+            let part = RangeRequest::of(request.headers());
             let snapshot = app.follower.snapshot(part.wanted, part.fresh, app.front.config.request_timeout).await?;
             let answered = part.answer("snapshot", snapshot.id, &snapshot.bytes, "application/zstd", head)?;
             Ok(answered.map(Answer::Whole))

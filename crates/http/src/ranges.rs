@@ -1,6 +1,6 @@
-//! Answers with a large file in memory, whole or in parts.
+//! Answers with a large file in memory, whole or in ranges of bytes.
 //!
-//! A part is requested with `Range: bytes=FROM-TO`, and the next parts with `If-Range` and the first answer's `ETag`,
+//! A range is requested with `Range: bytes=FROM-TO`, and the next ranges with `If-Range` and the first answer's `ETag`,
 //! so that all are of the same file. If that file is gone, the answer is the whole of a new one, as in HTTP (RFC 9110).
 //! A file made a few seconds ago is reused, unless the client sends `Cache-Control: no-cache`.
 
@@ -12,25 +12,25 @@ use hyper::{Response, StatusCode};
 
 use crate::Denial;
 
-/// A client's request for a file, or for a part of it.
+/// A client's request for a file, or for a range of its bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PartRequest {
-    /// The file whose parts the client already has, if it names one.
+pub struct RangeRequest {
+    /// The file whose ranges the client already has, if it names one.
     pub wanted: Option<u64>,
     /// True if the file must not be older than the request.
     pub fresh: bool,
-    /// True if the part may come from another file as well.
+    /// True if the range may come from another file as well.
     of_any: bool,
-    part: Option<Part>,
+    range: Option<ByteRange>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Part {
+struct ByteRange {
     from: usize,
     most: usize,
 }
 
-impl PartRequest {
+impl RangeRequest {
     /// Parses a request's headers.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Self {
@@ -39,15 +39,15 @@ impl PartRequest {
             wanted: headers.get(IF_RANGE).and_then(|tag| id_of(tag.to_str().ok()?)),
             fresh: headers.get(CACHE_CONTROL).is_some_and(no_cache),
             of_any: !headers.contains_key(IF_RANGE),
-            part: part_of(headers),
+            range: range_of(headers),
         }
     }
 
-    /// Answers with the file `id`, or the requested part of it. `what`: its name in messages. `head`: true to leave out
+    /// Answers with the file `id`, or the requested range of it. `what`: its name in messages. `head`: true to leave out
     /// the bytes.
     ///
     /// # Errors
-    /// [`Denial`] if the part begins after the end of the file.
+    /// [`Denial`] if the range begins after the end of the file.
     pub fn answer(
         &self,
         what: &str,
@@ -57,9 +57,9 @@ impl PartRequest {
         head: bool,
     ) -> Result<Response<Bytes>, Denial> {
         let is_same = self.wanted.map_or(self.of_any, |wanted| wanted == id);
-        let part = self.part.filter(|_| is_same);
+        let range = self.range.filter(|_| is_same);
         let all = file.len();
-        let Part { from, most } = part.unwrap_or(Part { from: 0, most: all });
+        let ByteRange { from, most } = range.unwrap_or(ByteRange { from: 0, most: all });
         if from >= all {
             let message = format!("the {what} has {all} bytes, and the range begins at {from}");
             return Err(Denial::new(StatusCode::RANGE_NOT_SATISFIABLE, "range_not_satisfiable", message));
@@ -67,13 +67,13 @@ impl PartRequest {
         let bytes = file.slice(from..from.saturating_add(most).min(all));
         let end = from + bytes.len();
         let mut response = Response::new(if head { Bytes::new() } else { bytes });
-        *response.status_mut() = if part.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
+        *response.status_mut() = if range.is_some() { StatusCode::PARTIAL_CONTENT } else { StatusCode::OK };
         let headers = response.headers_mut();
         headers.insert(CONTENT_TYPE, HeaderValue::from_static(content_type));
         headers.insert(ETAG, value(tag_of(id))?);
         headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
         headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-        if part.is_some() {
+        if range.is_some() {
             headers.insert(CONTENT_RANGE, value(format!("bytes {from}-{}/{all}", end - 1))?);
         }
         Ok(response)
@@ -95,11 +95,11 @@ fn id_of(tag: &str) -> Option<u64> {
 }
 
 /// The only requested range. Ranges that are not understood are ignored, as in RFC 9110.
-fn part_of(headers: &HeaderMap) -> Option<Part> {
+fn range_of(headers: &HeaderMap) -> Option<ByteRange> {
     let (from, to) = headers.get(RANGE)?.to_str().ok()?.strip_prefix("bytes=")?.split_once('-')?;
     let from: usize = from.parse().ok()?;
     let most = if to.is_empty() { usize::MAX } else { to.parse::<usize>().ok()?.checked_sub(from)?.saturating_add(1) };
-    Some(Part { from, most })
+    Some(ByteRange { from, most })
 }
 
 #[cfg(test)]
@@ -109,8 +109,8 @@ mod tests {
     #[test]
     fn ranges_of_which_there_is_one() {
         let of = |range: &'static str| {
-            let part = part_of(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(range))]));
-            part.map(|part| (part.from, part.most))
+            let range = range_of(&HeaderMap::from_iter([(RANGE, HeaderValue::from_static(range))]));
+            range.map(|range| (range.from, range.most))
         };
         assert_eq!(of("bytes=0-9"), Some((0, 10)));
         assert_eq!(of("bytes=5-"), Some((5, usize::MAX)));
