@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvatlas_routing as core;
 
-use super::waiter::News;
+use super::waiter::WaitUpdate;
 use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;
@@ -174,8 +174,8 @@ impl Core {
     /// Tells all waiting requests to determine their candidates anew.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
-            // Whoever does not listen any more gives its place back.
-            let _ = waiter.told.send(News::FleetChanged);
+            // A request that has stopped listening gives its place back itself.
+            let _ = waiter.told.send(WaitUpdate::FleetChanged);
         }
     }
 }

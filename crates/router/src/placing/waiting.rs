@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvatlas_routing as core;
 
 use super::choose::fill;
-use super::waiter::{News, Prompt};
+use super::waiter::{Prompt, WaitUpdate};
 use super::{Core, Places, holdings};
 use crate::clock::seconds;
 use crate::remote::external_index::LookupResult;
@@ -83,7 +83,7 @@ impl Places {
             }
             let told = tickets
                 .remove(&id.0)
-                .is_some_and(|waiter| waiter.told.send(News::Decided(outcome, waiter.bounds)).is_ok());
+                .is_some_and(|waiter| waiter.told.send(WaitUpdate::Decided(outcome, waiter.bounds)).is_ok());
             if !told {
                 router.fail(id, now);
             }

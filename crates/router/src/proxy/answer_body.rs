@@ -120,7 +120,7 @@ impl AnswerBody {
         passing
     }
 
-    /// Has the answer's name searched for, as the engine keeps the answer.
+    /// Starts a search for the answer's name, because the engine keeps the answer.
     pub(crate) fn is_kept(&mut self) {
         self.name = Some(Name::default());
     }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_follow::Follower;
-use kvatlas_http::parts::PartRequest;
+use kvatlas_http::ranges::RangeRequest;
 use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ pub(crate) async fn snapshot(
             "this router follows no events itself: ask the service that it asks (router.index), if there is one";
         Refusal::new(StatusCode::NOT_FOUND, "no_index", message)
     })?;
-    let part = PartRequest::of(&head.headers);
+    let part = RangeRequest::of(&head.headers);
     let snapshot = follower.snapshot(part.wanted, part.fresh, patience).await;
     let snapshot = snapshot.map_err(|error| {
         let refused = |status| Refusal::new(status, error.code(), error.to_string());
