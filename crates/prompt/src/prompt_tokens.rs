@@ -1,9 +1,9 @@
 //! The result of tokenizing a prompt.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use kvatlas_index::hash;
-use memchr::memmem;
+use memchr::memmem::Finder;
 
 use crate::dialect::BILLING;
 use crate::media::Media;
@@ -95,7 +95,8 @@ impl PromptTokens {
     /// True if engines of every dialect make the same prompt of the body that it comes from.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
-        self.is_plain && memmem::find(body, BILLING.as_bytes()).is_none()
+        static BILLING_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(BILLING));
+        self.is_plain && BILLING_LINE.find(body).is_none()
     }
 
     /// The token ids from the beginning of the prompt.
