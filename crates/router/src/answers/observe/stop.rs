@@ -1,5 +1,5 @@
-//! The reason for which an answer ended, of which follows what comes next: the result of a tool, in seconds, or what a
-//! person writes, in minutes.
+//! Reason for the end of an answer. It predicts the next request: a tool's result comes within seconds, a person's
+//! message within minutes.
 //!
 //! Only names and values are looked for: quotes within a string are escaped, so no text that a model writes looks like
 //! one.
@@ -17,7 +17,7 @@ pub(crate) enum Stop {
     Tool,
     /// The model had said all.
     End,
-    /// The answer had as many tokens as it may have.
+    /// The limit of tokens was reached.
     Length,
 }
 
@@ -60,7 +60,7 @@ impl Stop {
     }
 }
 
-/// Looks for the reason in an answer as it passes.
+/// Search for the reason in an answer, as it passes.
 #[derive(Debug, Default)]
 pub(super) struct Reason {
     stop: Option<Stop>,
@@ -73,7 +73,7 @@ impl Reason {
         self.stop
     }
 
-    /// Looks at a piece of a JSON text that goes on.
+    /// Examines a piece of a JSON text.
     pub(super) fn pass(&mut self, data: &[u8], dialect: Dialect) {
         if !self.tail.is_empty() {
             let mut joined = std::mem::take(&mut self.tail);
@@ -88,7 +88,7 @@ impl Reason {
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
     }
 
-    /// Looks at a text that is whole, such as the data of an event. True if it says that the answer, or one of several, is
+    /// Examines a complete text, such as the data of an event. True if it says that the answer, or one of several, is
     /// finished.
     pub(super) fn look(&mut self, text: &[u8], dialect: Dialect) -> bool {
         match dialect {
@@ -178,7 +178,7 @@ fn after_colon(text: &[u8]) -> Option<&[u8]> {
     Some(text.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start())
 }
 
-/// The string that is a name's value, if it is one and whole.
+/// Returns the string after a name, if it is complete.
 fn string(text: &[u8]) -> Option<&[u8]> {
     let value = after_colon(text)?.strip_prefix(b"\"")?;
     Some(&value[..memchr::memchr(b'"', value)?])
