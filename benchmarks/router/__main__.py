@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NAMES = tuple(cells(0.0, 0))
 
 
-def _prompts(setup: Setup, corpora: Corpora) -> list[list[int]]:
+def prompts(setup: Setup, corpora: Corpora) -> list[list[int]]:
     """The prompts that the engines announce: the conversations, in the tokens that the router will see."""
     if setup.tokens == "engine":
         return [four_bytes(one) for one in conversations()]
@@ -107,7 +107,7 @@ def _turn(
                 Engines(programs / "engine", count, Path(logs) / "engine.log", setup.model) as engines,
                 Router(setup, engines, peers, Path(logs), corpora.model) as router,
             ):
-                engines.announce(_prompts(setup, corpora))
+                engines.announce(prompts(setup, corpora))
                 bench = Bench(programs / "client", corpora, engines, router, seconds)
                 for name, run in chosen.items():
                     try:

@@ -1,10 +1,10 @@
 //! The result of tokenizing a prompt, and the truncation that a request asks for.
 
 use std::borrow::Cow;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, LazyLock, OnceLock};
 
 use kvatlas_index::hash;
-use memchr::memmem;
+use memchr::memmem::Finder;
 
 use crate::dialect::BILLING;
 use crate::endpoint::Endpoint;
@@ -98,7 +98,8 @@ impl PromptTokens {
     /// True if engines of every dialect make the same prompt of its body.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
-        self.is_plain && memmem::find(body, BILLING.as_bytes()).is_none()
+        static BILLING_LINE: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(BILLING));
+        self.is_plain && BILLING_LINE.find(body).is_none()
     }
 
     /// The token ids from the beginning of the prompt.

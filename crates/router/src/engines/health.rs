@@ -128,30 +128,27 @@ impl Health {
     }
 
     pub(crate) fn standing(&self) -> HealthState {
-        let now = millis();
+        // It is asked of each engine for each request, and nearly always needs no look at the clock.
+        let is_ahead = |until: &AtomicU64| match until.load(Relaxed) {
+            0 => false,
+            until => until > millis(),
+        };
         if self.draining.load(Relaxed) {
             HealthState::Draining
         } else if self.down.load(Relaxed) {
             HealthState::Down
         } else if self.sleep.is_asleep() {
             HealthState::Asleep
-        } else if self.is_open(now) {
+        } else if self.open_until.load(Relaxed) != 0 && (is_ahead(&self.open_until) || self.trial.load(Relaxed)) {
             HealthState::Failing
         } else if self.silent.load(Relaxed) {
             HealthState::Silent
-        } else if self.busy_until.load(Relaxed) > now {
+        } else if is_ahead(&self.busy_until) {
             HealthState::Paused
         } else if self.late.load(Relaxed) {
             HealthState::Busy
         } else {
             HealthState::Up
-        }
-    }
-
-    fn is_open(&self, now: u64) -> bool {
-        match self.open_until.load(Relaxed) {
-            0 => false,
-            until => until > now || self.trial.load(Relaxed),
         }
     }
 

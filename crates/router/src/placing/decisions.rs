@@ -103,7 +103,8 @@ impl Decisions {
     /// True if decisions were viewed lately.
     #[must_use]
     pub(crate) fn are_watched(&self) -> bool {
-        self.watched_until.load(Relaxed) > millis()
+        let until = self.watched_until.load(Relaxed);
+        until > 0 && until > millis()
     }
 
     pub(crate) fn push(&self, record: Arc<Record>) {

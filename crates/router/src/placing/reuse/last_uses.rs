@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use crate::requests::sessions::KeySeed;
+
 /// Blocks that are kept at most. Beyond, half of them are left out: see [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
@@ -26,7 +28,7 @@ pub(super) struct UsedBlock {
 /// them, so memory is bounded (fixed-size SHARDS: Waldspurger et al., FAST 2015).
 #[derive(Debug)]
 pub(super) struct LastUses {
-    positions: HashMap<u64, u32>,
+    positions: HashMap<u64, u32, KeySeed>,
     /// The blocks by position: a later use has a higher one.
     slots: Vec<Slot>,
     /// Sums of the slots' tokens, as a Fenwick tree.
@@ -45,7 +47,13 @@ struct Slot {
 impl LastUses {
     /// Makes an order without blocks.
     pub(super) fn new() -> Self {
-        Self { positions: HashMap::new(), slots: Vec::new(), tree: vec![0; POSITIONS + 1], tokens: 0, halvings: 0 }
+        Self {
+            positions: HashMap::with_hasher(KeySeed::new()),
+            slots: Vec::new(),
+            tree: vec![0; POSITIONS + 1],
+            tokens: 0,
+            halvings: 0,
+        }
     }
 
     /// Number of blocks that each one in the sample stands for.
@@ -72,11 +80,10 @@ impl LastUses {
         // As in engines the last block of a prompt goes first.
         self.push(Slot { chain: None, tokens: unnamed });
         for block in blocks.iter().rev().take(POSITIONS / 4) {
-            if let Some(&old) = self.positions.get(&block.chain) {
+            if let Some(old) = self.positions.insert(block.chain, self.slots.len() as u32) {
                 let tokens = std::mem::take(&mut self.slots[old as usize].tokens);
                 self.add(old, u64::from(tokens).wrapping_neg());
             }
-            self.positions.insert(block.chain, self.slots.len() as u32);
             self.push(Slot { chain: Some(block.chain), tokens: block.tokens });
         }
         while self.positions.len() > MOST {

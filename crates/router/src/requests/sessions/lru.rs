@@ -7,7 +7,7 @@ use lru::LruCache;
 /// Values by key. Keys are hashes.
 #[derive(Debug)]
 pub(super) struct Lru<T> {
-    slots: LruCache<u64, Slot<T>, Seed>,
+    slots: LruCache<u64, Slot<T>, KeySeed>,
     most: usize,
     bytes: usize,
     most_bytes: usize,
@@ -22,7 +22,7 @@ struct Slot<T> {
 impl<T: Default> Lru<T> {
     pub(super) fn new(most: usize, most_bytes: usize) -> Self {
         // A cache with a limit of its own would take all its room at once.
-        Self { slots: LruCache::unbounded_with_hasher(Seed::new()), most, bytes: 0, most_bytes }
+        Self { slots: LruCache::unbounded_with_hasher(KeySeed::new()), most, bytes: 0, most_bytes }
     }
 
     pub(super) fn len(&self) -> usize {
@@ -68,25 +68,26 @@ impl<T: Default> Lru<T> {
 /// The seed of the hash of keys. Keys are hashes of what clients say: without a seed, clients could choose keys that
 /// all fall into one place.
 #[derive(Debug, Clone, Copy)]
-struct Seed(u64);
+pub(crate) struct KeySeed(u64);
 
-impl Seed {
-    fn new() -> Self {
+impl KeySeed {
+    pub(crate) fn new() -> Self {
         Self(RandomState::new().hash_one(0))
     }
 }
 
-impl BuildHasher for Seed {
-    type Hasher = IdHasher;
+impl BuildHasher for KeySeed {
+    type Hasher = KeyHasher;
 
-    fn build_hasher(&self) -> IdHasher {
-        IdHasher(self.0)
+    fn build_hasher(&self) -> KeyHasher {
+        KeyHasher(self.0)
     }
 }
 
-struct IdHasher(u64);
+/// The hasher of keys.
+pub(crate) struct KeyHasher(u64);
 
-impl Hasher for IdHasher {
+impl Hasher for KeyHasher {
     fn finish(&self) -> u64 {
         self.0
     }

@@ -44,6 +44,7 @@ use memory::Memory;
 
 pub(crate) use body::BodyNames;
 pub(crate) use identity::{Hints, Identity, Name};
+pub(crate) use lru::KeySeed;
 use turn::ShownUnder;
 pub(crate) use turn::Turn;
 
