@@ -45,12 +45,7 @@ MAY_USE = {
     "python": set(CRATES) - {"python"} - TESTS,
 }
 # Circles between folders, and files beside them, that are still there, each with the reason. The list only shrinks.
-ALLOWED_CIRCLES: dict[str, list[tuple[set[str], str]]] = {
-    "prompt": [
-        ({"prompter", "turns"}, "a turn is continued by the prompter, which keeps the turns"),
-        ({"chat", "template"}, "a template renders chats, and a chat holds its template"),
-    ],
-}
+ALLOWED_CIRCLES: dict[str, list[tuple[set[str], str]]] = {}
 Module = tuple[str, ...]
 
 
