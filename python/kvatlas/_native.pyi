@@ -3239,7 +3239,7 @@ class Router:
             InvalidArgumentError: The other router is this one.
         """
     def expire(self, now: float | None = None) -> int:
-        """Gives up requests of which nothing was reported for too long.
+        """Gives up requests without a report for too long.
 
         Args:
             now: The time in seconds; None for the clock.

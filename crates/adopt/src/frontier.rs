@@ -1,6 +1,6 @@
 //! Frontier of a stream: blocks that it has proved to be held, without their contents, and its removals since.
 //!
-//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. Such
+//! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. These
 //! names are the *frontier*. Moments are counted in removals: a proof is as old as the removals that came after it. Of all
 //! blocks so proved, those are held now that were not removed since; to know which, all removals since the oldest proof
 //! are remembered, known names and unknown ones alike, up to a limit. A proof from before the removals
@@ -313,7 +313,7 @@ mod tests {
         assert_eq!(frontier.kept(2, 8), FrontierState { proofs: proofs[..2].to_vec(), removals: names(&[5]) });
         assert_eq!(frontier.kept(8, 1), FrontierState { proofs: proofs[..1].to_vec(), removals: vec![] });
         assert_eq!(Frontier::default().kept(8, 8), FrontierState::default());
-        // Somebody else's file.
+        // A file from elsewhere.
         next.resume(&FrontierState { proofs: vec![(BlockHash(9), 4), (BlockHash(8), 3)], removals: names(&[3, 4, 5]) });
         assert_eq!((next.proof(BlockHash(9)), next.len()), (None, 1));
         let mut few = Frontier::with_removals(2);

@@ -9,8 +9,8 @@
 
 use crate::types::Tier;
 
-/// The keys are public: two services must come to the same words. Nobody gains by a false word but who could as well
-/// publish false events.
+/// The keys are public: two services must come to the same words. A false word gains a
+/// client nothing that false events would not.
 const KEYS: [u64; Tier::ALL.len()] =
     [0x243f_6a88_85a3_08d3, 0x1319_8a2e_0370_7344, 0xa409_3822_299f_31d0, 0x082e_fa98_ec4e_6c89];
 const FACTOR: u64 = 0x9e37_79b9_7f4a_7c15;

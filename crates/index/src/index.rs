@@ -2,7 +2,7 @@
 
 use std::fmt;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 
 use parking_lot::{Mutex, MutexGuard};
 
@@ -167,7 +167,7 @@ impl BlockIndex {
 
     /// Sets the number of blocks of an event after which other writers have their turn, at least 1.
     pub fn turn_after(&self, blocks: usize) {
-        self.turn.store(blocks.max(1), Ordering::Relaxed);
+        self.turn.store(blocks.max(1), std::sync::atomic::Ordering::Relaxed);
     }
 }
 

@@ -115,7 +115,7 @@ mod tests {
     use crate::raw::{SwapCell, WriterToken};
     use crate::stats::steps_of;
 
-    /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
+    /// With many stripes of readers, looking at garbage takes about as many steps as there are things in it.
     #[test]
     fn looks_go_to_no_more_places_than_things_are_thrown_away() {
         let readers = Readers::new(32);

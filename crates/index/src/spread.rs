@@ -77,8 +77,8 @@ mod tests {
         found
     }
 
-    /// The middle one of what many secrets give: of one product, some secrets are poor for some inputs, and nobody who
-    /// chooses inputs knows which.
+    /// The median of what many secrets give: with one product, some secrets are poor for some inputs, and a client that
+    /// chooses inputs does not know which.
     fn median(of: impl Fn(Secret) -> usize) -> usize {
         let mut all: Vec<_> = (0..65).map(|_| of(Secret::new())).collect();
         all.sort_unstable();

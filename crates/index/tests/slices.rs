@@ -88,7 +88,7 @@ fn no_slice_is_longer_than_it_may_be() {
         assert!(dump.spent() <= STEPS + 1000, "{} steps", dump.spent());
         slices += 1;
         got.extend(events);
-        // Somebody is always busy.
+        // A writer is always busy.
         let name = BlockHash(1 << 40 | slices);
         index.store("w", 0, Tier::Gpu, None, &[name], &[1 << 40 | slices]).expect("lists of one length");
         index.remove("w", 0, Tier::Gpu, &[name]);

@@ -5,7 +5,7 @@ use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyType;
 
-/// The refusal of a value that is of the right type but cannot be used.
+/// The refusal of a value that has the right type but cannot be used.
 pub(crate) fn argument(code: &str, message: &str) -> PyErr {
     static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     raise(&CLASS, "InvalidArgumentError", code, message)

@@ -49,7 +49,7 @@ pub(crate) fn to_python<'py>(py: Python<'py>, event: &Event) -> PyResult<Bound<'
     }
 }
 
-/// The index's form of an iterable of events; all are checked before the first is of use to anybody.
+/// The index's form of an iterable of events; all are checked before the first is used.
 pub(crate) fn all_from_python(events: &Bound<'_, PyAny>) -> PyResult<Vec<Event>> {
     let wanted =
         || errors::wrong_type(&format!("events must be an iterable of kvatlas.events, got {}", describe(events)));

@@ -22,7 +22,7 @@ pub(crate) fn write(path: &Path, contents: &[u8]) -> io::Result<()> {
         std::fs::rename(&aside, path)
     })();
     written.inspect_err(|_| {
-        // What is left aside is of no use; that it may not even exist is no second error.
+        // The part that was written is useless; if it does not even exist, that is no second error.
         let _ = std::fs::remove_file(&aside);
     })
 }

@@ -1,7 +1,7 @@
 //! Detaching from the interpreter, which lets other Python threads run.
 //!
-//! Letting go of the interpreter and taking it back costs about 0.1 µs when nobody wants it and up to a switch
-//! interval (5 ms) when somebody does: worth it around work of more than about 10 µs, ruinous around a find.
+//! Letting go of the interpreter and taking it back costs about 0.1 µs when no thread wants it and up to a switch
+//! interval (5 ms) when one does: worth it around work of more than about 10 µs, ruinous around a find.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -19,7 +19,7 @@ where
 
 /// Number of long calls that are using the index's only write access.
 ///
-/// A short write behind such a call would wait for it, and every Python thread with it, so it detaches as well. The
+/// A short write behind a long call would wait for it, and every Python thread with it, so it detaches as well. The
 /// number is a hint: reading it a moment too early costs one wait.
 #[derive(Debug, Default)]
 pub(crate) struct Writers(AtomicUsize);

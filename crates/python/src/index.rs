@@ -11,9 +11,9 @@ use pyo3::types::{PyBytes, PyDict, PyList, PyType};
 use crate::gil::{Writers, detach_if};
 use crate::index_match::Match;
 use crate::prompt::{PromptArguments, by_keyword};
-use crate::repr::grouped;
 use crate::scalars::{BlockSize, Flag, Rank, TierName, block_hash, worker as name};
 use crate::sequences::{bytes, names};
+use crate::stats::grouped;
 use crate::wire::{Batch, Readers};
 use crate::{errors, events, files, stats as counts};
 

@@ -6,9 +6,8 @@ use kvatlas_index::{OwnedMatch, View};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::among::names;
-use crate::repr::grouped;
-use crate::scalars::{TierName, TopK};
+use crate::scalars::{TierName, TopK, names};
+use crate::stats::grouped;
 
 /// The depth to which each worker holds a query, at the time of the lookup.
 ///

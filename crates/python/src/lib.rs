@@ -1,6 +1,5 @@
 //! The Python module `kvatlas._native`: conversion between Python's types and the crates', and no logic.
 
-mod among;
 #[cfg(feature = "lab")]
 mod bench;
 #[cfg(feature = "lab")]
@@ -15,7 +14,6 @@ mod index_match;
 mod prompt;
 #[allow(unsafe_code, reason = "the one room that has it; each use says why it is sound")]
 mod raw;
-mod repr;
 mod router;
 mod router_policy;
 mod routing;

@@ -1,6 +1,6 @@
-//! A user's policy inside the router: a Python object, with somebody to fall back on.
+//! A user's policy inside the router: a Python object, with a policy to fall back on.
 //!
-//! A policy that raises must not cost its requests: they go to whoever has the least to compute, and the failure is
+//! A policy that raises must not cost its requests: they go to the engine with the least to compute, and the failure is
 //! logged once for each kind of it.
 
 use std::collections::HashSet;

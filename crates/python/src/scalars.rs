@@ -190,3 +190,13 @@ fn wide(name: &Bound<'_, PyInt>) -> PyResult<BlockHash> {
     let bytes = name.call_method(intern!(py, "to_bytes"), (bits / 8 + 1, intern!(py, "little")), Some(&signed))?;
     Ok(BlockHash::from_bytes(bytes.cast::<PyBytes>()?.as_bytes()))
 }
+
+/// The names of `among`.
+pub(crate) fn names(among: &Bound<'_, PyAny>) -> PyResult<Vec<String>> {
+    let wanted = || errors::wrong_type(&format!("among must be an iterable of str, got {}", describe(among)));
+    if among.is_instance_of::<PyString>() {
+        return Err(wanted());
+    }
+    let items = among.try_iter().map_err(|_| wanted())?.enumerate();
+    items.map(|(at, worker)| Ok(string(&worker?, &format!("among[{at}]"))?.to_owned())).collect()
+}

@@ -1,4 +1,4 @@
-//! Sizes and counts as dicts.
+//! Counts as dicts, and numbers and truth values in a repr.
 
 use kvatlas_index::Stats;
 use pyo3::prelude::*;
@@ -36,4 +36,22 @@ pub(crate) fn dict<'py, const N: usize>(py: Python<'py>, numbers: [(&str, u64); 
         dict.set_item(name, number)?;
     }
     Ok(dict)
+}
+
+/// A number with its thousands apart: 1,204.
+pub(crate) fn grouped(number: u64) -> String {
+    let digits = number.to_string();
+    let mut text = String::with_capacity(digits.len() + digits.len() / 3);
+    for (at, digit) in digits.chars().enumerate() {
+        if at > 0 && (digits.len() - at).is_multiple_of(3) {
+            text.push(',');
+        }
+        text.push(digit);
+    }
+    text
+}
+
+/// The name that Python has for a truth value.
+pub(crate) fn truth(value: bool) -> &'static str {
+    if value { "True" } else { "False" }
 }

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::among::names;
-use crate::scalars::TopK;
+use crate::scalars::{TopK, names};
 
 /// Names with their depths, deepest first.
 pub(crate) struct WorkerDepths(Vec<(Arc<str>, usize)>);

@@ -7,8 +7,8 @@
 //! # Keyed
 //!
 //! [`Identity::keyed`] draws a secret key. A block's identity is then 128 bits of BLAKE3 under that key, of
-//! the adapter, the salt, the tokens, and all of each key beyond the tokens. Nobody who does not know the key can do
-//! better than chance, whatever is tried. The index compares 64 of the bits: two different blocks after the same prefix
+//! the adapter, the salt, the tokens, and all of each key beyond the tokens. Without the key, no attempt does
+//! better than chance. The index compares 64 of the bits: two different blocks after the same prefix
 //! are taken for one in one of 2^64 cases, and it does not help to choose them. The other 64 are compared below.
 //!
 //! # Collisions that are seen
@@ -271,8 +271,8 @@ const REMEMBERED_BITS: u32 = 18;
 
 /// Recent blocks, each at the place that its word says.
 struct RecentBlocks {
-    /// The rest of the word, and as many bits of the check as there is room for. Each is written by one store, so what is
-    /// found is of one block.
+    /// The rest of the word, and as many bits of the check as there is room for. Each is written by one store, so an
+    /// entry describes one block.
     entries: Box<[AtomicU64]>,
     collisions: AtomicU64,
 }

@@ -70,7 +70,7 @@ impl Listener {
         self.index.find(contents).depth(View::Device) as usize
     }
 
-    /// Somebody asks for a prompt: whatever it makes known is adopted.
+    /// Asks for a prompt, and adopts what it makes known.
     pub(crate) fn ask(&mut self, tokens: &[u32], salt: Option<&str>) {
         let Some(late) = &mut self.late else { return };
         let known: Vec<Dialect> = match late.dialect() {

@@ -48,7 +48,7 @@ pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
 }
 
 /// Mask with bit 2 i set for each i with `lanes[i] < than`, as signed numbers: all lanes at once, as a branch for each would
-/// be one that nobody can predict.
+/// be unpredictable.
 #[inline]
 pub(crate) fn lesser_lanes(lanes: [i16; 8], than: i16) -> u32 {
     #[cfg(target_arch = "x86_64")]

@@ -35,7 +35,7 @@ impl<'p> Reaches<'_, 'p> {
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
         match self.0.last_mut() {
-            // Whoever held all of the run before goes on through this one.
+            // Holders of all of the run before continue through this one.
             Some(last) if last.set == reach.set => *last = reach,
             _ => self.0.push(reach),
         }

@@ -15,8 +15,8 @@
 //! lost its processor it waits for nothing.
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
-//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. Whoever sees a word of a
-//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
+//! is immutable, and is retired, not freed, when it is replaced, and after its change is done. A reader that sees a word
+//! of a change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
 //! version, and a reader that sees it odd finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
@@ -161,7 +161,7 @@ impl RunHead {
         }
         let change = self.version.load(Ordering::Relaxed).wrapping_add(1);
         writer.under_change.begin(self.address(), &self.words, change);
-        // Whoever sees this sees the record.
+        // A reader that sees this sees the record.
         self.version.store(change, Ordering::Release);
         fence(Ordering::Release);
         self.words.write(levels);

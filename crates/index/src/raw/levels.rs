@@ -105,7 +105,7 @@ impl Words {
         LevelsRef::Inline(levels, (count as usize).min(INLINE))
     }
 
-    /// Writes levels that fit. Whoever sees one of the words sees that the changes before are done.
+    /// Writes levels that fit. A reader that sees one of the words sees that the changes before are done.
     #[inline]
     pub(super) fn write(&self, levels: &[Level]) {
         for ((end, set), level) in self.ends.iter().zip(&self.sets).zip(levels) {
@@ -142,7 +142,7 @@ impl ChangeRecord {
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);
-        // Whoever sees this sees that the change before is done.
+        // A reader that sees this sees that the change before is done.
         self.version.store(version.wrapping_add(1), Ordering::Release);
         fence(Ordering::Release);
         self.change.store(change, Ordering::Relaxed);

@@ -99,7 +99,7 @@ impl Runs {
     /// next one in time where few are left of many runs. A large one is made a few runs at a time, while the old one goes
     /// on, and shown to readers when it is complete; returns whether one was.
     pub(crate) fn reserve_children(&mut self, trash: &mut Trash) -> bool {
-        // So many come at most while all numbers of runs are gone through, twice over.
+        // Twice the runs that can come while all numbers of runs are gone through.
         let least = if self.entries.len() <= FEW { 0 } else { self.entries.len() * 2 / PACE };
         let wanted = self.live.max(least);
         if self.next_children.is_none() {

@@ -11,8 +11,6 @@ mod pages;
 use std::mem;
 use std::sync::Arc;
 
-use smallvec::SmallVec;
-
 use self::children::NextChildren;
 use self::forks::Forks;
 use self::pages::{NO_PAGE, PAGE, Pages};
@@ -178,12 +176,6 @@ impl Runs {
         self.get(at.run).names()[at.offset as usize]
     }
 
-    /// Prefetches what [`Self::position`] reads for a number.
-    #[inline]
-    pub(crate) fn ask_for_page(&self, number: u32) {
-        self.pages.ask_for(number);
-    }
-
     /// Prefetches what [`Self::name`] reads for a position.
     #[inline]
     pub(crate) fn ask_for_name(&self, at: Position) {
@@ -278,36 +270,6 @@ impl Runs {
         for _ in len.div_ceil(PAGE as usize)..was.div_ceil(PAGE as usize) {
             self.entries[id as usize].page = self.pages.remove(self.entries[id as usize].page);
         }
-    }
-
-    /// A position as a number of 32 bits.
-    #[inline]
-    pub(crate) fn number(&self, at: Position) -> u32 {
-        self.pages.number(self.entries[at.run as usize].page, at.offset)
-    }
-
-    /// The numbers of the last positions of a run, from `start` on.
-    pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
-        let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
-        for (number, offset) in self.pages(id) {
-            firsts.push(number);
-            if offset <= start {
-                break;
-            }
-        }
-        let skip = (start % PAGE) as usize;
-        firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
-    }
-
-    /// The pages of a run, last first: the number and the offset of each one's first position.
-    pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
-        self.pages.back_from(self.entries[id as usize].page)
-    }
-
-    /// The position with this number.
-    #[inline]
-    pub(crate) fn position(&self, number: u32) -> Position {
-        self.pages.position(number)
     }
 
     fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {

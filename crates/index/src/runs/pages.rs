@@ -3,6 +3,9 @@
 //! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
 //! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
 
+use smallvec::SmallVec;
+
+use super::Runs;
 use crate::chunked::ChunkedList;
 use crate::position::Position;
 use crate::raw::prefetch;
@@ -117,5 +120,43 @@ impl Pages {
     pub(crate) fn position(&self, number: u32) -> Position {
         let page = self.pages[(number >> BITS) as usize];
         Position { run: page.run, offset: page.index * PAGE + number % PAGE }
+    }
+}
+
+impl Runs {
+    /// A position as a number of 32 bits.
+    #[inline]
+    pub(crate) fn number(&self, at: Position) -> u32 {
+        self.pages.number(self.entries[at.run as usize].page, at.offset)
+    }
+
+    /// The numbers of the last positions of a run, from `start` on.
+    pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
+        let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
+        for (number, offset) in self.pages(id) {
+            firsts.push(number);
+            if offset <= start {
+                break;
+            }
+        }
+        let skip = (start % PAGE) as usize;
+        firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
+    }
+
+    /// The pages of a run, last first: the number and the offset of each one's first position.
+    pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.pages.back_from(self.entries[id as usize].page)
+    }
+
+    /// The position with this number.
+    #[inline]
+    pub(crate) fn position(&self, number: u32) -> Position {
+        self.pages.position(number)
+    }
+
+    /// Prefetches what [`Self::position`] reads for a number.
+    #[inline]
+    pub(crate) fn ask_for_page(&self, number: u32) {
+        self.pages.ask_for(number);
     }
 }

@@ -130,8 +130,8 @@ impl DictionaryWriter {
         })
     }
 
-    /// Returns the place of the entry that begins with a chain, or of a new one. `elsewhere`: its run is of another
-    /// index than those of the other chains.
+    /// Returns the place of the entry that begins with a chain, or of a new one. `elsewhere`: its run belongs to
+    /// another index than those of the other chains.
     pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
         let CopiedChain { run, parent, names, contents, .. } = chain;
         let alike = self.by_run.entry((elsewhere, run)).or_default();

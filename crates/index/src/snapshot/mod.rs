@@ -2,16 +2,16 @@
 //!
 //! ```text
 //! "KVASNAP\0"  version u32
-//! sections:    kind u8, length u64, payload, XXH3-64 (of the XXH3-64 of kind and length, and that of the payload)
+//! sections:    kind u8, length u64, payload, XXH3-64 (over the XXH3-64 of kind and length and the XXH3-64 of the payload)
 //!
 //! 1 head       JSON: when, by which version, an identifier
-//! 2 keyspace   JSON: model, routing group, block size; what follows is of this one
+//! 2 keyspace   JSON: model, routing group, block size; the following sections belong to it
 //! 3 blocks     part of the dictionary: for each chain, its blocks * 2 + whether it has a parent, varint, and the
 //!              parent u64; then all names, then all content hashes, u64 each
 //! 4 stream     head in JSON (its length before it), then for each rank: what it holds, salted blocks, blocks known from
 //!              answers
 //! 5 end        how many sections came before it, varint
-//! 6 index      block size, count copies, counters, varints; what follows is of this one
+//! 6 index      block size, count copies, counters, varints; the following sections belong to it
 //! 7 rank       worker (text), rank (varint), what it holds
 //! ```
 //!

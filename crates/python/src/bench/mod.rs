@@ -1,6 +1,5 @@
 //! The open-loop load test: plans, and running them against a rung of the ladder or any Python object.
 
-mod error;
 mod object;
 mod plan;
 
@@ -14,11 +13,11 @@ use pyo3::exceptions::PyRuntimeError;
 use pyo3::prelude::*;
 use pyo3::types::PyString;
 
+use self::object::{Methods, Object};
+use self::plan::Plan;
 use crate::errors;
+use crate::files::failed;
 use crate::scalars::{describe, string};
-use error::raised;
-use object::{Methods, Object};
-use plan::Plan;
 
 /// The time for which Ctrl-C may go unnoticed.
 const SIGNALS: Duration = Duration::from_millis(50);
@@ -122,7 +121,7 @@ fn supervised<T: Send + 'static>(
     py.detach(|| {
         let (done, ended) = channel();
         let thread = std::thread::Builder::new().name("kvatlas-bench".to_owned()).spawn(move || {
-            // Nobody listens any more only if this thread's own caller panicked.
+            // The channel is closed only if this thread's own caller panicked.
             let _ = done.send(work());
         })?;
         let mut signal = None;
@@ -150,4 +149,12 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<Plan>()?;
     module.add_function(wrap_pyfunction!(probe, module)?)?;
     module.add_function(wrap_pyfunction!(run_plan, module)?)
+}
+
+/// A refusal as the exception of `kvatlas.errors`, or of Python's own if it is the system's.
+fn raised(error: &Error) -> PyErr {
+    match error {
+        Error::Io { path, source } => failed(path, source),
+        _ => errors::argument(error.code(), &error.to_string()),
+    }
 }

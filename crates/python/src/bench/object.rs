@@ -123,7 +123,7 @@ impl Subject for Object {
                 contents: Self::list(py, content_hashes.iter().copied()),
             },
             Change::Remove { block_hashes, .. } => Message::Remove { worker, names: list(py, &block_hashes) },
-            // A plan drops nobody; to forget all blocks of a worker is the same to a lookup.
+            // A plan drops no workers; to forget all blocks of a worker is the same to a lookup.
             Change::Clear { .. } | Change::Drop { .. } => Message::Clear { worker },
         })
     }

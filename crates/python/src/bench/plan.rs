@@ -7,11 +7,11 @@ use kvatlas_bench::{Columns, Plan as Core};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::error::raised;
+use super::raised;
 use crate::errors;
 use crate::raw::{Offer, offer};
-use crate::repr::grouped;
 use crate::scalars::{describe, int, string};
+use crate::stats::grouped;
 
 /// A plan of what happens to an index, and when: lookups, stores, removals and clears at given moments.
 ///

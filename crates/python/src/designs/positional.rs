@@ -5,13 +5,11 @@ use kvatlas_designs::{ConcurrentDesign, Refusal};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 
-use super::arguments::{JumpSize, Strict};
-use super::names::Names;
-use super::stats::design;
+use super::{JumpSize, Names, Strict, design};
 use crate::errors;
-use crate::repr::truth;
 use crate::scalars::{block_hash, describe, int, string, worker as name};
 use crate::sequences::{contents, names};
+use crate::stats::truth;
 
 /// The positional index: a map from (position, content hash) to holders, searched in jumps.
 ///

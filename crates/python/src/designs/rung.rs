@@ -4,16 +4,14 @@ use kvatlas_designs::{Change, Feed, OpenError, Options, Scores, open};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString};
 
-use super::arguments::{EventThreads, GroupSize, JumpSize, Shards, Strict};
-use super::names::Names;
 use super::rung_match::RungMatch;
-use super::stats::design;
+use super::{EventThreads, GroupSize, JumpSize, Names, Shards, Strict, design};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::prompt::{PromptArguments, by_keyword};
-use crate::repr::{grouped, truth};
 use crate::scalars::{BlockSize, block_hash, string, worker as name};
 use crate::sequences::names;
+use crate::stats::{grouped, truth};
 
 /// A running design of the ladder, with the methods of BlockIndex.
 ///

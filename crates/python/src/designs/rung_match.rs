@@ -5,8 +5,8 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::repr::grouped;
 use crate::scalars::TopK;
+use crate::stats::grouped;
 use crate::worker_depths::WorkerDepths;
 
 /// The depth to which each worker holds a query, according to the events applied at the time of the lookup.

@@ -2,7 +2,7 @@
 //!
 //! The stable ABI has a function for one item, one int, one reference. Where prompts come as lists of thousands of ints
 //! these calls are nearly all that a call costs: 4,000 tokens take 15 us by them and 4 us this way, and to give out
-//! 4,000 objects takes 19 us and 10 us, most of which is waiting for the memory of objects not used for a while.
+//! 4,000 objects takes 19 us and 10 us, mostly waiting for the memory of objects not used for a while.
 //!
 //! How lists and ints lie in memory does not change within a minor version of Python; extensions that are built for one
 //! version read them so all the time. This file does it for the versions it knows, after a look at whether it is so in the
@@ -181,7 +181,7 @@ impl<'py> Layout<'py> {
     pub(crate) fn copy(self, objects: &[Py<PyAny>], to: &mut Vec<Py<PyAny>>) {
         to.reserve(objects.len());
         for (object, place) in objects.iter().zip(to.spare_capacity_mut()) {
-            // SAFETY: a live object, which begins with its count; nobody else changes that, as we hold the GIL. The copy
+            // SAFETY: a live object, which begins with its count; no other thread changes that, as we hold the GIL. The copy
             // is the reference that was counted.
             unsafe {
                 if self.facts.immortals {
@@ -204,7 +204,7 @@ impl<'py> Layout<'py> {
     pub(crate) fn list(self, mut objects: Vec<Py<PyAny>>) -> PyResult<Bound<'py, PyList>> {
         // SAFETY: the length is not negative; the result is a new reference to a list, or null with an exception set.
         let list = unsafe { Bound::from_owned_ptr_or_err(self.py, ffi::PyList_New(objects.len() as ffi::Py_ssize_t))? };
-        // SAFETY: it is a list of so many empty places that only we know; the objects' references move into it, and
+        // SAFETY: it is a list of that many empty places that only we know; the objects' references move into it, and
         // nothing can happen between that and forgetting them here.
         unsafe {
             let items = (*list.as_ptr().cast::<ListObject>()).items;

@@ -54,7 +54,7 @@ fn amount(value: &Bound<'_, PyAny>, what: &str) -> PyResult<f64> {
     number(value, what, "a finite number of at least 0", |amount| amount >= 0.0)
 }
 
-/// The number of tokens that an engine found in its cache, of a prompt of at most so many.
+/// The number of tokens that an engine found in its cache, at most `most`.
 pub(super) fn cached_tokens(value: &Bound<'_, PyAny>, most: u32) -> PyResult<u32> {
     let tokens = within(value, "cached_tokens", 0..=u32::MAX)?;
     if tokens > most {
@@ -91,7 +91,7 @@ fn worker(value: &Bound<'_, PyAny>, what: &str) -> PyResult<(String, Option<u32>
     Ok((string(&pair.get_item(0)?, what)?.to_owned(), Some(rank(&pair.get_item(1)?)?)))
 }
 
-/// Fills in the depths that a lookup returned for a prompt of so many blocks, in blocks of so many tokens.
+/// Fills in the depths that a lookup returned for a prompt of `blocks` blocks of `block_size` tokens.
 pub(super) fn fill(
     router: &core::Router,
     found: &Bound<'_, PyAny>,

@@ -15,9 +15,8 @@ use super::arguments::{
     workers as worker_names,
 };
 use super::decision::{Decision, NamedExplanation};
-use super::policies::policies;
-use super::policy::{Failure, Names, PythonPolicy};
 use super::shared::{Inner, SharedRouter};
+use super::{Failure, Names, PythonPolicy, policies};
 use crate::errors;
 use crate::scalars::{BlockSize, Rank, describe, optional_string, worker as name};
 use crate::sequences::{contents, tokens as token_ids};
@@ -342,7 +341,7 @@ impl Router {
                 inner.router.bind_with(now, |request, depths| {
                     let Some(find) = find else { return };
                     let mut look = || {
-                        let hashes = super::candidates::array(py, request.content_hashes, "uint64")?;
+                        let hashes = super::request::array(py, request.content_hashes, "uint64")?;
                         let found = find.call1((hashes,))?;
                         depths.begin();
                         for (name, rank, depth) in found_pairs(&found, request.blocks(), self.block_size)? {
@@ -372,7 +371,7 @@ impl Router {
         Ok(list)
     }
 
-    /// Gives up requests of which nothing was reported for too long.
+    /// Gives up requests without a report for too long.
     ///
     /// Args:
     ///     now: The time in seconds; None for the clock.
@@ -553,10 +552,10 @@ impl Router {
     /// Returns:
     ///     Candidates
     #[pyo3(signature = (now=None))]
-    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::candidates::Candidates> {
+    fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::request::Candidates> {
         let rows = self.shared.with(py, now, |router, now| router.candidates(now).clone())?;
         let names = self.shared.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
-        Ok(super::candidates::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
+        Ok(super::request::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 
     /// Counts since the router was created.

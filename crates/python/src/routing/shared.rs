@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
 use super::arguments::{Now, policy_error, unknown, workers};
-use super::policy::{Failure, Names};
+use super::{Failure, Names};
 use crate::scalars::number;
 
 /// The decision core, and what its calls need besides.
@@ -25,7 +25,7 @@ pub(super) struct SharedRouter {
 pub(super) struct Inner {
     pub(super) router: core::Router,
     pub(super) depths: Depths,
-    /// The requests that each other router was told of, by number of that router.
+    /// The requests reported to each other router, by that router's number.
     pub(super) told: HashMap<u64, core::RequestReport>,
 }
 

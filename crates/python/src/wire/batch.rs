@@ -1,12 +1,16 @@
-//! A batch, the events of it that were refused, and the outcome of applying it.
+//! A batch, its refused events, and its application to an index, which keeps the state of each stream.
 
-use kvatlas_wire::{self as wire, Event, Reason};
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use kvatlas_index::{BlockIndex, Tier};
+use kvatlas_wire::{self as wire, Event, Reader, Reason};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
 
-use super::events::to_python;
-use crate::repr::truth;
+use super::to_python;
+use crate::stats::truth;
 
 /// An event that could not be decoded.
 #[pyclass(frozen, eq, module = "kvatlas._native")]
@@ -60,7 +64,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// True if there are at least so many blocks in the batch.
+    /// True if there are at least `blocks` blocks in the batch.
     pub(crate) fn is_long(&self, blocks: usize) -> bool {
         let names = |event: &Event| match event {
             Event::Stored(it) => it.block_hashes.len(),
@@ -178,4 +182,54 @@ impl Tally {
              refused={refused}, upper_bound={upper_bound})"
         ))
     }
+}
+
+/// The state of each stream that an index was fed with.
+#[derive(Default)]
+pub(crate) struct Readers(Mutex<HashMap<Box<str>, Ranks>>);
+
+/// The streams of a worker.
+type Ranks = HashMap<u32, Arc<Mutex<Reader>>>;
+
+impl Readers {
+    /// Applies a batch of one stream; others of the same stream wait.
+    pub(crate) fn apply(&self, batch: &Batch, index: &BlockIndex, worker: &str, rank: Option<u32>) -> Tally {
+        let rank = rank.or(batch.it.rank).unwrap_or(0);
+        let reader = {
+            let mut readers = lock(&self.0);
+            if !readers.contains_key(worker) {
+                readers.insert(worker.into(), HashMap::new());
+            }
+            let ranks = readers.get_mut(worker);
+            let new = || Arc::new(Mutex::new(Reader::new(index.config().block_size)));
+            ranks.map_or_else(new, |ranks| ranks.entry(rank).or_insert_with(new).clone())
+        };
+        let mut reader = lock(&reader);
+        let mut it = wire::Tally::default();
+        reader.apply(&batch.it, index, worker, rank, &mut it);
+        Tally { it, upper_bound: reader.upper_bound() }
+    }
+
+    /// Resets the state of the streams of a worker that was cleared, or of one rank, tier or both of it.
+    pub(crate) fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
+        let mut readers = lock(&self.0);
+        let Some(ranks) = readers.get_mut(worker) else { return };
+        match tier {
+            None => ranks.retain(|&other, _| rank.is_some_and(|rank| rank != other)),
+            Some(tier) => {
+                let cleared = ranks.iter().filter(|(other, _)| rank.is_none_or(|rank| rank == **other));
+                cleared.for_each(|(_, reader)| lock(reader).reset_tier(tier));
+            }
+        }
+    }
+
+    /// Forgets the streams of a worker that is gone.
+    pub(crate) fn drop_worker(&self, worker: &str) {
+        lock(&self.0).remove(worker);
+    }
+}
+
+/// Locks a mutex, poisoned or not: a panic in between is a bug, which must not make all later calls fail.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,15 +1,14 @@
 //! Payloads to batches and back, and the content hashes of blocks with keys.
 
+use kvatlas_wire as wire;
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::keys::content_hash;
-use kvatlas_wire::{self as wire};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::PyBytes;
 
 use super::convert::keys;
-use super::events::from_python;
-use super::{Batch, Object};
+use super::{Batch, Object, from_python};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::hashing::LONG_BYTES;

@@ -5,9 +5,8 @@ use kvatlas_wire as wire;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::Object;
 use super::convert::{names, names_to_python, number};
-use super::fields::{agreed, said};
+use super::{Object, agreed, said};
 use crate::scalars::{TierName, optional_string};
 
 /// An event that says that blocks were evicted, one copy of each.

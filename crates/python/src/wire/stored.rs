@@ -9,7 +9,7 @@ use super::Object;
 use super::convert::{
     key_to_python, keys, name, name_to_python, names, names_to_python, number, token_lists, tokens_or_pairs,
 };
-use super::fields::{agreed, said};
+use super::{agreed, said};
 use crate::errors;
 use crate::scalars::{TierName, optional_string};
 

@@ -8,7 +8,7 @@
 //! A [`Message`] has the relay's life and a number within it; it holds [`Frame`]s, and those hold
 //! [`Change`]s. Blocks have their content hashes. Instead of the engine's names they have numbers, given by the
 //! [`Recorder`] in the order in which they were first seen: names have eight to 32 bytes that nothing compresses, and
-//! numbers one after another are said by the first of them. Whoever reads them needs nothing but the numbers: they name
+//! numbers one after another are said by the first of them. A reader needs nothing but the numbers: they name
 //! the same blocks as long as the engine's names would.
 //!
 //! The bytes are described in `docs/reference/relay-format.md`.

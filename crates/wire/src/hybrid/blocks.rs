@@ -160,7 +160,7 @@ impl Blocks {
         }
     }
 
-    /// Nobody holds anything on a tier any more.
+    /// Takes all blocks off a tier.
     pub(super) fn clear(&mut self, tier: Tier) {
         let of_tier = (0..HOLDERS).fold(0, |bits, holder| bits | bit(holder, tier));
         self.copies.retain(|(_, holder), _| holder & of_tier == 0);

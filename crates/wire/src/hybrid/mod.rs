@@ -189,7 +189,7 @@ impl Hybrid {
         }
     }
 
-    /// Nobody holds anything any more, or not on this tier.
+    /// Removes all blocks, or those on one tier.
     pub(crate) fn clear(&self, tier: Option<Tier>) {
         let mut it = self.write();
         match tier {

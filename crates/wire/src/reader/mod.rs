@@ -109,7 +109,7 @@ impl Reader {
     }
 
     /// Sets `follow_groups`: the events of cache groups that are not indexed are kept in a [`Hybrid`], instead of being
-    /// left out as by default. Whoever asks the index must then have its depths corrected.
+    /// left out as by default. Depths from the index must then be corrected by it.
     #[must_use]
     pub fn following_groups(self, follow_groups: bool) -> Self {
         Self { follow_groups, ..self }

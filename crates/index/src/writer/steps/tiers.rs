@@ -217,7 +217,7 @@ impl Writer {
         self.finish_clearing(rank);
         let books = self.rank_mut(rank);
         if books.wider[number].is_some() {
-            // Somebody may have needed it at once.
+            // Another call may have needed it at once.
             if books.new_view.as_ref().is_some_and(|view| view.number == number) {
                 self.end_new_view(rank);
             }
@@ -228,7 +228,7 @@ impl Writer {
             return self.begin_view(rank, number, narrower, steps);
         };
         if view.number != number {
-            // Somebody else has begun another one.
+            // Another call has begun another one.
             self.rank_mut(rank).new_view = Some(view);
             return false;
         }

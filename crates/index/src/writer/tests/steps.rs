@@ -38,7 +38,7 @@ fn sizes_are_told_without_a_walk_over_what_is_held() {
     assert!(few.0 > 0 && few.0 < 100, "{few:?}");
 }
 
-/// Everybody's conversations hang on a run of which one worker evicts the end.
+/// All workers' conversations hang on a run; one worker evicts its end.
 #[test]
 fn the_tail_of_a_busy_run_goes_without_a_look_at_all_that_hangs_on_it() {
     let busy = |children: u64| {

@@ -9,13 +9,13 @@ use pyo3::types::{PyDict, PyString, PyType};
 
 mod arguments;
 
-use super::token_bytes::{TokenBytes, token_bytes};
+use super::{TokenBytes, token_bytes};
 use crate::errors;
 use crate::gil::detach_if;
 use crate::raw::NewArray;
-use crate::repr::grouped;
 use crate::scalars::{block_hash, describe, string};
 use crate::sequences::contents;
+use crate::stats::grouped;
 
 /// Number of bytes of tokens that take about 10 µs to hash and match.
 const LONG_BYTES: usize = 32 << 10;

@@ -4,9 +4,7 @@
 //! nothing that could run Python code happens while the trie is locked: no object is made or let go of there, only
 //! references are counted up and moved.
 
-mod blocks;
 mod node;
-mod shared;
 mod tokens;
 
 use std::sync::MutexGuard;
@@ -17,14 +15,13 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyInt, PyList, PySet};
 
-use blocks::{InsertCall, MatchCall, copies, given, list, objects};
+use self::node::{InsertCall, MatchCall, SharedTrie, State, copies, given, list, objects, refused};
 pub(crate) use node::TrieNode;
-use shared::{SharedTrie, State, refused};
 use tokens::{Token, Words};
 
 use crate::errors;
-use crate::repr::grouped;
 use crate::scalars::{describe, int};
+use crate::stats::grouped;
 
 /// A trie of the cached pages that a prompt can use, for an allocator of paged attention inside an engine.
 ///

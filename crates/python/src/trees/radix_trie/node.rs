@@ -1,14 +1,19 @@
-//! `TrieNode`: a handle to where a sequence ends.
+//! `TrieNode`, a handle to where a sequence ends; and the trie and the caller's blocks, which all its handles share.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use kvatlas_trees::radix_trie::NodeId;
+use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core, Tokens};
 use pyo3::gc::{PyTraverseError, PyVisit};
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PySet, PyTuple};
+use pyo3::sync::MutexExt;
+use pyo3::types::{PyDict, PyList, PySet, PyString, PyTuple};
 
-use super::blocks::{copies, given, list};
-use super::shared::SharedTrie;
+use super::tokens::{Symbols, Token, TokenCall};
+use crate::errors;
+use crate::raw::Layout;
+use crate::scalars::describe;
 
 /// The end of a cached sequence of tokens, in one RadixTrie.
 ///
@@ -26,7 +31,7 @@ impl TrieNode {
         Self { trie: trie.clone_ref(py), id }
     }
 
-    /// The node's name if it is of this trie.
+    /// The node's name if it belongs to this trie.
     pub(super) fn of(&self, trie: &Py<SharedTrie>) -> Option<NodeId> {
         self.trie.is(trie).then_some(self.id)
     }
@@ -131,4 +136,135 @@ impl TrieNode {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.trie)
     }
+}
+
+pub(super) fn refused(error: &Error) -> PyErr {
+    errors::argument(error.code(), &error.to_string())
+}
+
+/// A trie that several of Python's objects share. It is an object of Python's too, so that the collector finds the blocks
+/// once, however many objects lead to them.
+#[pyclass(frozen, module = "kvatlas._native")]
+pub(super) struct SharedTrie {
+    pub(super) page_size: usize,
+    state: Mutex<State>,
+}
+
+/// The trie, and the symbols among its tokens.
+pub(super) struct State {
+    pub(super) trie: Core<Py<PyAny>>,
+    pub(super) symbols: Symbols,
+}
+
+impl SharedTrie {
+    pub(super) fn new(page_size: usize, trie: Core<Py<PyAny>>) -> Self {
+        Self { page_size, state: Mutex::new(State { trie, symbols: Symbols::default() }) }
+    }
+
+    pub(super) fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
+        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at a node with the trie locked.
+    pub(super) fn look<T>(&self, py: Python<'_>, look: impl FnOnce(&State) -> Result<T, Error>) -> PyResult<T> {
+        let looked = look(&self.lock(py));
+        looked.map_err(|error| refused(&error))
+    }
+}
+
+#[pymethods]
+impl SharedTrie {
+    /// Shows the blocks to the collector: they may lead back to the trie. Who is just using the trie holds it, so that
+    /// seeing nothing then is right.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.state.try_lock() {
+            Ok(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        if let Ok(mut state) = self.state.try_lock() {
+            let blocks = state.trie.clear();
+            state.symbols = Symbols::default();
+            drop(state);
+            drop(blocks);
+        }
+    }
+}
+
+pub(super) struct InsertCall<'a, 'py> {
+    pub(super) trie: &'a mut Core<Py<PyAny>>,
+    pub(super) blocks: &'a Bound<'py, PyList>,
+    pub(super) node: Option<NodeId>,
+}
+
+impl TokenCall<Result<(NodeId, usize), Error>> for InsertCall<'_, '_> {
+    fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<(NodeId, usize), Error> {
+        let count = self.blocks.len();
+        // Only the blocks that are needed are looked at. That counts references up and runs nothing; a list that
+        // another thread has made shorter meanwhile gives too few, and is refused.
+        let blocks = |start| match Layout::of(self.blocks.py()) {
+            Some(layout) => layout.part(self.blocks, start, count),
+            None => (start..count).map_while(|at| self.blocks.get_item(at).ok()).map(Bound::unbind).collect(),
+        };
+        self.trie.insert_from(tokens, count, self.node, blocks)
+    }
+}
+
+pub(super) struct MatchCall<'a, 'py> {
+    pub(super) py: Python<'py>,
+    pub(super) trie: &'a mut Core<Py<PyAny>>,
+    pub(super) blocks: &'a mut Vec<Py<PyAny>>,
+    pub(super) node: Option<NodeId>,
+}
+
+impl TokenCall<Result<NodeId, Error>> for MatchCall<'_, '_> {
+    fn with(self, tokens: &(impl Tokens + ?Sized)) -> Result<NodeId, Error> {
+        let show = |more: &[Py<PyAny>]| copy(self.py, more, self.blocks);
+        self.trie.match_prefix_with(tokens, self.node, show)
+    }
+}
+
+fn copy(py: Python<'_>, blocks: &[Py<PyAny>], to: &mut Vec<Py<PyAny>>) {
+    match Layout::of(py) {
+        Some(layout) => layout.copy(blocks, to),
+        None => to.extend(blocks.iter().map(|block| block.clone_ref(py))),
+    }
+}
+
+pub(super) fn copies(py: Python<'_>, blocks: &[Py<PyAny>]) -> Vec<Py<PyAny>> {
+    let mut copies = Vec::new();
+    copy(py, blocks, &mut copies);
+    copies
+}
+
+/// Makes the list of blocks that a caller gets.
+pub(super) fn given(py: Python<'_>, blocks: Vec<Py<PyAny>>) -> PyResult<Bound<'_, PyList>> {
+    match Layout::of(py) {
+        Some(layout) => layout.list(blocks),
+        None => PyList::new(py, blocks),
+    }
+}
+
+pub(super) fn list<'py>(py: Python<'py>, tokens: &[Token]) -> PyResult<Bound<'py, PyList>> {
+    PyList::new(py, tokens.iter().map(|token| token.to_python(py)).collect::<PyResult<Vec<_>>>()?)
+}
+
+/// The caller's blocks as a list. An array gives Python's own numbers.
+pub(super) fn objects<'py>(blocks: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyList>> {
+    if let Ok(list) = blocks.cast::<PyList>() {
+        return Ok(list.clone());
+    }
+    let wrong = || errors::wrong_type(&format!("blocks must be a list or an array, got {}", describe(blocks)));
+    if blocks.is_instance_of::<PyString>() {
+        return Err(wrong());
+    }
+    if let Ok(list) = blocks.call_method0(intern!(blocks.py(), "tolist"))
+        && let Ok(list) = list.cast_into::<PyList>()
+    {
+        return Ok(list);
+    }
+    let items = blocks.try_iter().map_err(|_| wrong())?.collect::<PyResult<Vec<_>>>()?;
+    PyList::new(blocks.py(), items)
 }

@@ -6,8 +6,8 @@ use kvatlas_trees::tree::PrefixMatch;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
-use crate::repr::grouped;
 use crate::scalars::TopK;
+use crate::stats::grouped;
 use crate::worker_depths::WorkerDepths;
 
 /// The tenant with the longest prefix, and its length. Returned by the matches of StringTree and TokenTree.

@@ -10,9 +10,9 @@ use super::answers::{TreeDepths, TreeMatch};
 use super::arguments::{
     PageSize, Policy, Priority, Selector, budget, own_tokens_key, path_hash, refused, size, text_key, tokens_key,
 };
-use super::entries::{StringEntries, TokenEntries};
 use super::methods::{PickleParts, is_long, name, quoted, sizes, to_dict, tree};
 use super::sizes::with_sizes;
+use super::{StringEntries, TokenEntries};
 use crate::gil::Writers;
 use crate::sequences::bytes;
 

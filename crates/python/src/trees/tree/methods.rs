@@ -5,8 +5,8 @@ use kvatlas_trees::tree::EvictionPolicy;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict};
 
-use crate::repr::grouped;
 use crate::scalars::string;
+use crate::stats::grouped;
 
 /// Number of bytes of a key that take about 10 µs to match or insert.
 const LONG_KEY: usize = 1 << 15;
