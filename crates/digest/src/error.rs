@@ -1,6 +1,6 @@
-//! The reasons why a digest is refused.
+//! Errors of digests.
 
-/// Error in a digest or a setting.
+/// Error in a digest, or in a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,16 +12,16 @@ pub enum Error {
     Name {
         /// Bytes given.
         got: usize,
-        /// Most bytes allowed.
+        /// Bytes at most.
         most: usize,
     },
-    /// The bytes are not a valid digest.
+    /// The bytes are not a digest.
     #[error("not a digest: {what}")]
     Invalid {
         /// Description of the fault.
         what: String,
     },
-    /// The digest has another grain than the index of sites.
+    /// A site's digest has another grain than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
         /// Grain of the digest.
@@ -32,19 +32,19 @@ pub enum Error {
     /// A digest is missing before this one, or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// The reason why a whole digest is needed.
+        /// Reason to request a whole digest.
         why: &'static str,
     },
-    /// The index has as many sites as it can.
+    /// There are too many sites.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Most sites allowed.
+        /// Largest number of sites.
         most: usize,
     },
 }
 
 impl Error {
-    /// The error's code, the same in every release.
+    /// Stable code of the error.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

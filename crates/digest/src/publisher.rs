@@ -1,7 +1,7 @@
 //! A site's side: the marks of its ranks, and their changes since the last digest.
 //!
 //! Marks are made from copies of ranks, which the index gives in slices, and not from events: the index has already
-//! resolved order, gaps, copies, holes and restarts, and a second account of them could disagree. A rank is copied
+//! resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank is copied
 //! again only if its fingerprint has changed.
 
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::marks::marks_of_rank;
 use crate::message::{Digest, LONGEST_NAME, word};
 
-/// Makes the digests of one site's index.
+/// Publisher of the digests of one site's index.
 #[derive(Debug)]
 pub struct Publisher {
     site: String,
@@ -23,12 +23,11 @@ pub struct Publisher {
     ranks: HashMap<(Arc<str>, u32), Rank>,
     /// Number of ranks that have each mark.
     marks: HashMap<u64, u32>,
-    /// Marks whose number of ranks has become 0, or more than 0, since the last digest, with the state before: true if
-    /// above 0.
+    /// Marks whose number has become 0 or more than 0 since the last digest, with whether they were published.
     changed: HashMap<u64, bool>,
     /// Sum of the words of the published marks: see [`word`].
     word: u64,
-    /// Index of the rank that the next look copies even with an unchanged fingerprint.
+    /// Index of the rank that the next look copies even if its fingerprint has not changed.
     turn: usize,
 }
 
@@ -39,7 +38,7 @@ struct Rank {
     seen: bool,
 }
 
-/// Numbers of ranks that [`Publisher::look`] has visited.
+/// Extent of a [`Publisher::look`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookCounts {
     /// Ranks of the index.
@@ -49,7 +48,7 @@ pub struct LookCounts {
 }
 
 impl Publisher {
-    /// Makes a publisher for a site. `life`: a number that no earlier publisher of the site had.
+    /// A publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
@@ -73,30 +72,30 @@ impl Publisher {
         })
     }
 
-    /// The site's name.
+    /// Name of the site.
     #[must_use]
     pub fn site(&self) -> &str {
         &self.site
     }
 
-    /// Number of blocks between marks.
+    /// Blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Number of marks that the site has now.
+    /// Marks that the site has now.
     #[must_use]
     pub fn marks(&self) -> usize {
         self.marks.len()
     }
 
-    /// Updates the marks from the changes in the index since the last look. The index's writers wait for less than a
-    /// millisecond at a time; `between` is called between two waits.
+    /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is called
+    /// between two such times.
     ///
-    /// Ranks that are not `usable`, whose content the index is not sure of, count as empty.
+    /// Ranks that are not `usable`, as they are not trusted, count as empty.
     ///
-    /// One rank in turn is copied even with an unchanged fingerprint: a fingerprint is made of names, and an engine may
+    /// One rank in turn is copied even if its fingerprint has not changed: a fingerprint is made of names, and an engine may
     /// give a name to another block.
     pub fn look(
         &mut self,
@@ -115,7 +114,7 @@ impl Publisher {
             if rank.fingerprint == stats.fingerprint && at != turn {
                 continue;
             }
-            // If the rank changes between fingerprint and copy, it is copied once more next time.
+            // A change between the look at the fingerprint and the copy has the rank copied once more.
             rank.fingerprint = stats.fingerprint;
             let mut copier = RankCopier::new(index.clone(), &stats.worker, stats.rank);
             let copy = loop {
@@ -146,7 +145,7 @@ impl Publisher {
         self.replace(&old, &new);
     }
 
-    /// Replaces a rank's marks `old` by `new`, both in increasing order.
+    /// Replaces the marks `old` of a rank with `new`; both are in increasing order.
     fn replace(&mut self, old: &[u64], new: &[u64]) {
         let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
         loop {
@@ -185,7 +184,7 @@ impl Publisher {
         }
     }
 
-    /// Makes the next digest: the changes since the last one. An empty one is sent as well, as a sign of life.
+    /// Next digest: the changes since the last one. A digest without changes is sent too, as a sign of life of the site.
     pub fn delta(&mut self) -> Digest {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for (mark, was) in self.changed.drain() {
@@ -195,7 +194,7 @@ impl Publisher {
                 _ => {}
             }
         }
-        // Memory of a past peak is released.
+        // What was much once is not kept for ever.
         self.changed.shrink_to(1 << 10);
         removed.sort_unstable();
         added.sort_unstable();
@@ -205,7 +204,7 @@ impl Publisher {
         self.digest(false, removed, added)
     }
 
-    /// Makes a whole digest, with all published and new marks, for a receiver that has missed one.
+    /// Whole digest of all marks published so far, for an index that has missed a digest.
     pub fn whole(&mut self) -> Digest {
         self.delta();
         let mut marks: Vec<u64> = self.marks.keys().copied().collect();
@@ -218,7 +217,7 @@ impl Publisher {
         Digest { site: self.site.clone(), whole, life, seq, word, grain, removed, added }
     }
 
-    /// Approximate bytes of the publisher, without the index.
+    /// Approximate memory of the publisher, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of_ranks: usize = self.ranks.values().map(|rank| 8 * rank.marks.len() + 64).sum();

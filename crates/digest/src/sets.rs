@@ -1,34 +1,34 @@
-//! Sets of sites as 32-bit numbers: the only site, or a shared set.
+//! Sets of sites, each as a 32-bit number: the number of its only site, or of a set that is kept once.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-/// Most sites. A smaller number is the set of that one site.
+/// Most sites. A number below it is the set of that one site.
 pub const MAX_SITES: usize = 1 << 16;
 const FIRST: u32 = MAX_SITES as u32;
 
-/// A set of sites as a bit set.
+/// A set of sites, as bits.
 pub(crate) type Bits = [u64];
 
 struct SharedSet {
     bits: Arc<Bits>,
-    /// Number of marks with the set.
+    /// Number of marks with this set.
     marks: u32,
 }
 
-/// Shared sets of more than one site.
+/// Sets of more than one site that marks have.
 #[derive(Default)]
 pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Number of words of all shared sets.
+    /// Words of all kept sets.
     words: usize,
 }
 
 impl Sets {
-    /// Calls `f` with each site of a set.
+    /// Sites of a set.
     pub(crate) fn each(&self, set: u32, mut f: impl FnMut(usize)) {
         match self.bits(set) {
             None => f(set as usize),
@@ -48,7 +48,7 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// The set plus a site, for a mark with the set `set`, which the mark gives up.
+    /// Adds a site to the set of a mark: `set` loses the mark to the returned set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -60,7 +60,7 @@ impl Sets {
         self.number(bits)
     }
 
-    /// The set without a site, for a mark with the set `set`, which the mark gives up; none if it becomes empty.
+    /// Removes a site from the set of a mark: `set` loses the mark to the returned set; none if that is empty.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);
@@ -71,7 +71,7 @@ impl Sets {
         let mut bits = self.copy(set, 0);
         bits[site / 64] &= !(1 << (site % 64));
         self.release(set);
-        // A shared set has at least two sites.
+        // A kept set has two sites at least.
         let (one, other) = {
             let mut sites = ones(&bits);
             (sites.next(), sites.next())
@@ -132,13 +132,13 @@ impl Sets {
         }
     }
 
-    /// Number of shared sets.
+    /// Number of kept sets.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        // Reference counts before the words of each.
+        // Counters before the words of each.
         self.kept.capacity() * size_of::<Option<SharedSet>>()
             + self.free.capacity() * 4
             + self.numbers.capacity() * (size_of::<(Arc<Bits>, u32)>() + 1)
@@ -180,7 +180,7 @@ mod tests {
                     *set = Some(sets.with(*set, site));
                     model.insert(site);
                 } else if let Some(number) = *set {
-                    // Often a site already in it.
+                    // Often one that is in it.
                     let site = if random.chance(80) { *model.iter().next().unwrap() } else { site };
                     *set = sets.without(number, site);
                     model.remove(&site);

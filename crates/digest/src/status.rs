@@ -1,4 +1,4 @@
-//! The status of each site, and counts over all sites.
+//! Status of each site, and counts of the index of sites.
 
 use std::time::Duration;
 
@@ -8,37 +8,37 @@ use std::time::Duration;
 pub struct Counts {
     /// Number of sites.
     pub sites: u64,
-    /// Number of different marks of all sites.
+    /// Different marks of all sites.
     pub marks: u64,
-    /// Number of different sets of more than one site.
+    /// Different sets of more than one site.
     pub sets: u64,
     /// Allocated memory, in bytes.
     pub bytes: u64,
-    /// Digests applied, including whole ones.
+    /// Digests that were taken in, whole ones included.
     pub applied: u64,
-    /// Whole digests applied.
+    /// Whole digests that were taken in.
     pub whole: u64,
-    /// Digests received again.
+    /// Digests that had been taken in before.
     pub repeated: u64,
-    /// Digests refused.
+    /// Digests that could not be used.
     pub refused: u64,
-    /// Digests answered with a request for a whole one.
+    /// Digests after which a whole one was requested.
     pub whole_wanted: u64,
-    /// Sites removed.
+    /// Sites that were forgotten.
     pub forgotten: u64,
-    /// Times that a site became doubted.
+    /// Number of times that a site became doubted.
     pub doubted: u64,
-    /// Claims compared with the real depth.
+    /// Claims that were compared with the real holdings.
     pub compared: u64,
-    /// Claims that exceeded the real depth.
+    /// Claims that exceeded the real holdings.
     pub short: u64,
-    /// Real depths above the upper bound.
+    /// Answers with more blocks than the bounds allowed.
     pub beyond: u64,
     /// Prompts looked up.
     pub answers: u64,
-    /// Claims of doubted sites left out of answers.
+    /// Claims of doubted sites that were left out of answers.
     pub left_out: u64,
-    /// Probes of doubted sites suggested in answers.
+    /// Suggested probes of doubted sites.
     pub probes: u64,
 }
 
@@ -68,39 +68,39 @@ impl Counts {
     }
 }
 
-/// The state of a site: whether its bounds are used.
+/// State of a site, which decides whether its claims count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// The site's bounds are used.
     Known,
-    /// The site has no recent digest, or one is missing: it may hold anything.
+    /// The site was silent for too long, or a digest of it is missing: it may hold any blocks.
     Unknown,
-    /// The site claimed more than it had, too often: it may hold anything.
+    /// The site claimed more than it had too often: it may hold any blocks.
     Doubted,
 }
 
-/// The status of a site.
+/// Status of a site.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {
     /// Name of the site.
     pub site: String,
-    /// State of the site: whether its bounds are used.
+    /// State of the site.
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
-    /// Number of the publisher's life.
+    /// Life of its publisher.
     pub life: u64,
     /// Number of the site's last digest.
     pub seq: u64,
-    /// Number of the site's marks.
+    /// Number of its marks.
     pub marks: u64,
-    /// Bytes of the site's digests so far.
+    /// Bytes of its digests so far.
     pub bytes: u64,
     /// Share of its claims that the site kept, from 0 to 1.
     pub trust: f64,
-    /// Claims compared with the real depth.
+    /// Claims that were compared with the real holdings.
     pub compared: u64,
-    /// Claims that exceeded the real depth.
+    /// Claims that exceeded the real holdings.
     pub short: u64,
 }

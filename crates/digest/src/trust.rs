@@ -1,46 +1,46 @@
-//! Trust: the share of a site's claims that proved true.
+//! Trust in a site: the share of its claims that has held.
 //!
-//! A claim (the lower bound for a prompt) is compared with the site's own answer, or with an engine's report of its
-//! cached blocks. The smaller of the two numbers was *kept*. Trust is the share of claimed blocks that was kept, over
-//! about the last [`MEMORY`] comparisons; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are
-//! left out of answers until the share is above [`BELIEVED`] again, which is tested by single probes: one in
-//! [`PROBE_EVERY`] of the answers in which the site would have been the best.
+//! A claim is the fewest blocks that a site has by its digest. The site's exact answer, or the cached tokens reported by one of
+//! its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was kept, over about the last
+//! [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left out of answers until
+//! the share is above [`BELIEVED`] again. Probes measure it: one in [`PROBE_EVERY`] of the answers in which the site would have
+//! been the best.
 //!
-//! A site that claims everything therefore wastes about ten requests, and then one in [`PROBE_EVERY`]. Honest sites
-//! fall short a little, when blocks are evicted between a digest and a request.
+//! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest sites fall
+//! slightly short when blocks go between a digest and a question.
 
-/// Number of comparisons after which an old one has 1/e of a new one's weight.
+/// Number of answers after which an answer counts 1/e of a new one.
 const MEMORY: f64 = 16.0;
 /// Credit of a new site, in grains of kept claims.
 const CREDIT: f64 = 4.0;
 const DOUBTED: f64 = 0.5;
 const BELIEVED: f64 = 0.75;
-/// Number of answers in which a doubted site would have been the best, per probe of it.
+/// Answers in which a doubted site would have been the best, for each probe of it.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// The source of a site's real depth.
+/// Source of a site's real holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// The site's exact index, when asked.
+    /// Answer of the site's exact index.
     Answer,
-    /// An engine of the site, in its answer to the request.
+    /// Report of an engine of the site, in its answer to the request.
     Engine,
 }
 
-/// A record of kept and claimed blocks.
+/// Record of a site's honesty.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,
     kept: f64,
     doubted: bool,
-    /// Number of comparisons.
+    /// Number of answers compared with claims.
     pub(crate) compared: u64,
-    /// Number of comparisons with less than was claimed.
+    /// Number of answers below the claim.
     pub(crate) short: u64,
 }
 
 impl Trust {
-    /// Compares a claim with the real depth. True if the site becomes doubted by it.
+    /// Compares a claim of at least `claimed` blocks with the real number. True if the site becomes doubted.
     pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
         if claimed == 0 {
             return false;

@@ -10,7 +10,7 @@ use crate::counts::Counts;
 use crate::health::Pulses;
 use kvatlas_follow::Follower;
 use kvatlas_follow::fleet::Fleet;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 
 /// The state shared by all requests.
 pub(crate) struct App {

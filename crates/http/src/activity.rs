@@ -1,0 +1,254 @@
+//! The activity of a connection: its phase, with the time of the last change.
+//!
+//! A timer for every request would be one of its larger costs. Events therefore only store the time, and one timer per
+//! connection checks it when the earliest possible deadline is over.
+
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use std::task::Poll;
+use std::time::{Duration, Instant};
+
+use crate::heads::HeadSummary;
+use crate::limits::{Limits, STRANGER_WRITE, UNREAD};
+use crate::places::Place;
+
+/// Bytes that a client must take within the write limit, unless fewer are available.
+pub(crate) const PIECE: usize = 16 << 10;
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// Milliseconds since the first call.
+pub(crate) fn millis() -> u64 {
+    START.elapsed().as_millis() as u64
+}
+
+/// A connection's phase.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Phase {
+    /// No request has begun since the last one.
+    Idle,
+    /// The head of a request is arriving.
+    Head,
+    /// A request is running, under the handler's own time limits.
+    Busy,
+    /// No byte has arrived yet.
+    Fresh,
+}
+
+const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
+
+/// The phase and its beginning, the number of running requests, and the state of the client.
+pub(crate) struct Activity {
+    /// The connection's place, which records whether the client has sent a key.
+    pub(crate) place: Arc<Place>,
+    phase: AtomicU64,
+    /// The time since which the socket accepts no bytes, as [`millis`] plus one; 0 if it accepts some.
+    stuck: AtomicU64,
+    /// Bytes that the socket has accepted since then.
+    taken: AtomicUsize,
+    /// The time since which a stranger's stream has not sent a piece of its answer, as [`millis`] plus one; 0 if none
+    /// waits.
+    waiting: AtomicU64,
+    /// Number of turns of a stranger's connection.
+    turn: AtomicU32,
+    requests: AtomicU64,
+    /// The head of the current request, if seen: its length, and whether it is ambiguous.
+    head: AtomicU64,
+    /// True if the running request has arrived whole (HTTP/1.1).
+    is_whole: AtomicBool,
+}
+
+impl Activity {
+    pub(crate) fn new(place: Arc<Place>) -> Self {
+        let activity = Self {
+            place,
+            phase: AtomicU64::new(0),
+            stuck: AtomicU64::new(0),
+            taken: AtomicUsize::new(0),
+            waiting: AtomicU64::new(0),
+            turn: AtomicU32::new(0),
+            requests: AtomicU64::new(0),
+            head: AtomicU64::new(0),
+            is_whole: AtomicBool::new(true),
+        };
+        activity.set(Phase::Fresh);
+        activity
+    }
+
+    pub(crate) fn set(&self, phase: Phase) {
+        self.phase.store(millis() << 2 | phase as u64, Relaxed);
+    }
+
+    pub(crate) fn phase(&self) -> Phase {
+        self.get().0
+    }
+
+    fn get(&self) -> (Phase, u64) {
+        let word = self.phase.load(Relaxed);
+        (PHASES[(word & 3) as usize], word >> 2)
+    }
+
+    /// The remaining time until a limit, at most `look`: another phase may begin meanwhile and end sooner.
+    pub(crate) fn remaining(&self, limits: &Limits, look: Duration) -> Duration {
+        let now = millis();
+        let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
+        let (phase, since) = self.get();
+        let of_phase = match phase {
+            Phase::Idle => left(since, limits.idle),
+            Phase::Fresh => left(since, limits.first_byte),
+            Phase::Head => left(since, limits.request),
+            Phase::Busy => look,
+        };
+        let is_stranger = self.place.is_stranger();
+        let (write, look) = match is_stranger {
+            true => (limits.write.min(STRANGER_WRITE), look.min(STRANGER_WRITE)),
+            false => (limits.write, look),
+        };
+        let of_writing = |since: &AtomicU64| match since.load(Relaxed) {
+            0 => look,
+            since => left(since - 1, write),
+        };
+        let of_streams = if is_stranger { of_writing(&self.waiting) } else { look };
+        of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
+    }
+
+    /// Records that the connection's task has its turn.
+    pub(crate) fn begin_turn(&self) {
+        if self.place.is_stranger() {
+            self.turn.fetch_add(1, Relaxed);
+        }
+    }
+
+    pub(crate) fn turn(&self) -> u32 {
+        self.turn.load(Relaxed)
+    }
+
+    /// Records the time since which a stranger's stream has not sent a piece of its answer.
+    pub(crate) fn set_waiting(&self, since: Option<u64>) {
+        self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
+    }
+
+    /// True if the client has sent no key, and does not take available data.
+    pub(crate) fn is_unread_stranger(&self) -> bool {
+        self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
+    }
+
+    /// True if the socket accepts no bytes.
+    pub(crate) fn is_stuck(&self) -> bool {
+        self.stuck.load(Relaxed) > 0
+    }
+
+    fn unstick(&self) {
+        self.stuck.store(0, Relaxed);
+        self.place.release(UNREAD);
+    }
+
+    /// Records the result of a write.
+    pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
+        let is_stuck = self.is_stuck();
+        match written {
+            Poll::Pending if !is_stuck => {
+                self.taken.store(0, Relaxed);
+                self.stuck.store(millis() + 1, Relaxed);
+                self.place.hold(UNREAD);
+            }
+            // A client that takes a byte now and then still counts as not reading.
+            Poll::Ready(Ok(bytes)) if is_stuck => {
+                let taken = self.taken.load(Relaxed) + bytes;
+                self.taken.store(taken, Relaxed);
+                if taken >= PIECE {
+                    self.unstick();
+                }
+            }
+            _ => {}
+        }
+    }
+
+    /// Records that the write buffer is empty.
+    pub(crate) fn record_flush(&self) {
+        if self.is_stuck() {
+            self.unstick();
+        }
+        if self.phase() == Phase::Busy && self.requests.load(Relaxed) == 0 {
+            self.set(Phase::Idle);
+        }
+    }
+
+    /// Records the beginning of a request.
+    pub(crate) fn begin(&self, is_whole: bool) {
+        self.requests.fetch_add(1, Relaxed);
+        self.is_whole.store(is_whole, Relaxed);
+        self.set(Phase::Busy);
+    }
+
+    /// Records the end of a request. True if no other is running.
+    pub(crate) fn end(&self) -> bool {
+        self.requests.fetch_sub(1, Relaxed) == 1
+    }
+
+    /// Records a piece of the body. `is_whole`: true if it is the last one.
+    pub(crate) fn body_came(&self, is_whole: bool) {
+        self.is_whole.store(is_whole, Relaxed);
+    }
+
+    /// True if the running request has arrived whole.
+    pub(crate) fn is_whole(&self) -> bool {
+        self.is_whole.load(Relaxed)
+    }
+
+    pub(crate) fn set_head(&self, seen: HeadSummary) {
+        self.head.store((seen.bytes as u64) << 1 | u64::from(seen.is_ambiguous), Relaxed);
+    }
+
+    /// Takes the summary of the current request's head, if it was seen.
+    pub(crate) fn take_head(&self) -> Option<HeadSummary> {
+        match self.head.swap(0, Relaxed) {
+            0 => None,
+            word => Some(HeadSummary { bytes: (word >> 1) as usize, is_ambiguous: word & 1 == 1 }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::places::Places;
+
+    fn limits() -> Limits {
+        let second = Duration::from_secs(1);
+        Limits {
+            idle: 75 * second,
+            request: 10 * second,
+            write: 20 * second,
+            first_byte: 5 * second,
+            max_head: 1,
+            max_headers: 1,
+            streams: 1,
+            half_close: false,
+        }
+    }
+
+    #[test]
+    fn each_phase_has_its_limit() {
+        let (second, limits) = (Duration::from_secs(1), limits());
+        let activity = Activity::new(Places::new(1, 1).beyond());
+        let about = |seconds: u32| {
+            let left = activity.remaining(&limits, 99 * second);
+            assert!(left <= second * seconds && left + second > second * seconds, "{seconds}: {left:?}");
+        };
+        for (phase, seconds) in [(Phase::Fresh, 5), (Phase::Idle, 75), (Phase::Head, 10), (Phase::Busy, 99)] {
+            activity.set(phase);
+            assert_eq!(activity.phase(), phase);
+            about(seconds);
+        }
+        activity.wrote(&Poll::Pending);
+        about(20);
+        activity.wrote(&Poll::Ready(Ok(PIECE - 1)));
+        about(20);
+        activity.wrote(&Poll::Ready(Ok(1)));
+        about(99);
+        activity.wrote(&Poll::Pending);
+        activity.record_flush();
+        about(75);
+    }
+}
