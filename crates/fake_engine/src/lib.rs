@@ -37,7 +37,7 @@ pub use self::events::Publisher;
 pub use self::groups::GroupCache;
 pub use self::http::{Client, Manner, Message, Server};
 pub use self::net::{Listener, free_port};
-pub use self::proxy::Proxy;
+pub use self::proxy::CuttableProxy;
 
 /// Waits until `holds`; after a minute the test fails with the message `wrong`.
 #[track_caller]

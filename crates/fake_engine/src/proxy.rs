@@ -8,8 +8,8 @@ use std::time::Duration;
 
 use crate::net::Listener;
 
-/// A proxy in front of a port. Dropping it closes its own port; open connections stay.
-pub struct Proxy {
+/// Proxy in front of a port, whose connections can be cut and held up. Dropping it closes the port, not open connections.
+pub struct CuttableProxy {
     listener: Listener,
     line: Arc<Line>,
 }
@@ -22,7 +22,7 @@ struct Line {
     open: Mutex<Vec<TcpStream>>,
 }
 
-impl Proxy {
+impl CuttableProxy {
     /// Starts a proxy to a port of this machine.
     #[must_use]
     pub fn new(to: u16) -> Self {

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::engines::Engine;
 use crate::lock;
 
-/// Time after which an engine is asked again whether it makes the same tokens.
+/// Time after which an engine's tokenizer is checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Engines and models that are kept in mind.

@@ -38,8 +38,8 @@ const MAX_CHANGE: usize = 64 << 10;
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
 
-/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. They
-/// need not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
+/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. The
+/// index need not be complete; `index_ready` says whether it is.
 pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
     let any = fleet.has_any_up();
     let index = follower.map(|follower| follower.fleet().is_ready());
