@@ -8,23 +8,23 @@ use std::time::Duration;
 pub struct Counts {
     /// Number of sites.
     pub sites: u64,
-    /// Number of different marks of all sites.
+    /// Different marks of all sites.
     pub marks: u64,
-    /// Number of different sets of more than one site.
+    /// Different sets of more than one site.
     pub sets: u64,
     /// Allocated memory, in bytes.
     pub bytes: u64,
     /// Digests that were taken in, whole ones included.
     pub applied: u64,
-    /// Whole digests applied.
+    /// Whole digests that were taken in.
     pub whole: u64,
     /// Digests that had been taken in before.
     pub repeated: u64,
-    /// Digests refused.
+    /// Digests that could not be used.
     pub refused: u64,
     /// Digests after which a whole one was requested.
     pub whole_wanted: u64,
-    /// Sites removed.
+    /// Sites that were forgotten.
     pub forgotten: u64,
     /// Number of times that a site became doubted.
     pub doubted: u64,
@@ -36,7 +36,7 @@ pub struct Counts {
     pub beyond: u64,
     /// Prompts looked up.
     pub answers: u64,
-    /// Claims of doubted sites left out of answers.
+    /// Claims of doubted sites that were left out of answers.
     pub left_out: u64,
     /// Suggested probes of doubted sites.
     pub probes: u64,
@@ -95,7 +95,7 @@ pub struct SiteStatus {
     pub seq: u64,
     /// Number of its marks.
     pub marks: u64,
-    /// Bytes of the site's digests so far.
+    /// Bytes of its digests so far.
     pub bytes: u64,
     /// Share of its claims that the site kept, from 0 to 1.
     pub trust: f64,

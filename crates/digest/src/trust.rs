@@ -27,7 +27,7 @@ pub enum Proof {
     Engine,
 }
 
-/// A record of kept and claimed blocks.
+/// Record of a site's honesty.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,

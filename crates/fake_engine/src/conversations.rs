@@ -15,7 +15,7 @@ const VOCABULARY: u64 = 100_000;
 
 /// Number of blocks of a prompt that were cached when its request began.
 pub struct Hit {
-    /// The prompt.
+    /// The prompt whose request began.
     pub sequence: Sequence,
     /// Number of cached blocks.
     pub blocks: usize,

@@ -1,4 +1,4 @@
-//! Reads a request's body: at most so many bytes, within the time limit, into memory that all bodies share.
+//! Reading of a request's body, within its size and time limits, into memory shared by all bodies.
 
 use std::pin::Pin;
 use std::sync::Arc;
@@ -10,21 +10,21 @@ use http_body::{Body, Frame, SizeHint};
 use http_body_util::BodyExt as _;
 use tokio::time::timeout_at;
 
+use crate::activity::Activity;
 use crate::memory::{BodyTurn, Lease, Memory};
-use crate::note::Note;
 
-/// The first allocation for a body that grows, in bytes.
+/// First allocation for a body of unknown length, in bytes.
 const FIRST: usize = 64 << 10;
 
-/// A request's body as it comes.
+/// A request's body as it arrives.
 pub struct RequestBody {
     body: hyper::body::Incoming,
-    note: Arc<Note>,
+    activity: Arc<Activity>,
 }
 
 impl RequestBody {
-    pub(crate) fn new(body: hyper::body::Incoming, note: Arc<Note>) -> Self {
-        Self { body, note }
+    pub(crate) fn new(body: hyper::body::Incoming, activity: Arc<Activity>) -> Self {
+        Self { body, activity }
     }
 }
 
@@ -39,8 +39,8 @@ impl Body for RequestBody {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         match &frame {
             Poll::Pending => {}
-            Poll::Ready(Some(Ok(_))) => self.note.body_came(self.body.is_end_stream()),
-            Poll::Ready(_) => self.note.body_came(true),
+            Poll::Ready(Some(Ok(_))) => self.activity.body_came(self.body.is_end_stream()),
+            Poll::Ready(_) => self.activity.body_came(true),
         }
         frame
     }
@@ -54,20 +54,20 @@ impl Body for RequestBody {
     }
 }
 
-/// A body that could not be read.
+/// The reason why a body could not be read.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum BodyFault {
-    /// The body has more bytes than the limit.
+    /// The body exceeds the size limit.
     TooLarge,
-    /// The body ended early, or is not framed as the head says. With hyper's words.
+    /// The body ended early, or contradicts its framing in the head; with hyper's message.
     CutOff(String),
-    /// The body did not come within the time limit.
+    /// The body did not arrive within the time limit.
     TooSlow,
-    /// There was no memory for the body, or others needed that more.
+    /// The memory for bodies is used up, or the body was evicted for others.
     NoRoom,
 }
 
-/// A body in memory that is counted.
+/// A body in memory, counted in the budget.
 struct BodyBuffer {
     bytes: Vec<u8>,
     _lease: Lease,
@@ -79,27 +79,27 @@ impl AsRef<[u8]> for BodyBuffer {
     }
 }
 
-/// The limits within which a body is read.
+/// Limits for reading a body.
 #[derive(Debug, Clone, Copy)]
 pub struct BodyLimits {
-    /// Bytes of a body at most.
+    /// Largest body, in bytes.
     pub most: usize,
-    /// Bytes beyond that which are read and thrown away, so that a client that sends its whole body before it listens gets
-    /// to read why it was refused.
+    /// Bytes beyond the limit that are read and dropped, so that a client that sends its whole body first still reads
+    /// the refusal.
     pub thrown_away: u64,
-    /// The time by which the body must be here.
+    /// Deadline for the end of the body.
     pub until: Instant,
 }
 
 /// Reads a body to its end.
 ///
 /// # Errors
-/// [`BodyFault`] names the reason.
+/// The reason, as a [`BodyFault`].
 pub async fn read(body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>) -> Result<Bytes, BodyFault> {
     if body.is_end_stream() {
         return Ok(Bytes::new());
     }
-    // The timer is armed only if the body is not here yet.
+    // The timer is armed only if the body is not complete yet.
     timeout_at(limits.until.into(), collect(body, limits, memory)).await.unwrap_or(Err(BodyFault::TooSlow))
 }
 
@@ -113,7 +113,7 @@ async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>
     if first.len() > limit {
         return Err(discard(body, limits.thrown_away).await);
     }
-    // It came in one piece, as short ones do: the memory is the connection's own.
+    // The body arrived in one piece, as short ones do: the memory is the connection's own.
     if body.is_end_stream() {
         return Ok(first);
     }
@@ -140,7 +140,7 @@ async fn collect(mut body: RequestBody, limits: BodyLimits, memory: &Arc<Memory>
     Ok(Bytes::from_owner(BodyBuffer { bytes: whole, _lease: lease }))
 }
 
-/// Makes room for `length` bytes. What a client says of the length is believed as far as it has kept it.
+/// Reserves memory for `length` bytes. A client's declared length is trusted only as far as it has sent.
 async fn make_room(
     whole: &mut Vec<u8>,
     length: usize,
@@ -154,7 +154,7 @@ async fn make_room(
     let doubled = (whole.capacity() * 2).max(FIRST);
     let wanted = exact.map_or(doubled, |exact| exact.min(doubled)).max(length);
     reading.grow(lease, wanted).await.map_err(|_| BodyFault::NoRoom)?;
-    // Under a limit on its address space, a process that asks without trying would end here.
+    // Under a limit on its address space, a process would abort if it allocated without checking.
     whole.try_reserve_exact(wanted - whole.len()).map_err(|_| BodyFault::NoRoom)
 }
 
@@ -164,7 +164,7 @@ async fn next(body: &mut RequestBody) -> Result<Option<Bytes>, BodyFault> {
             None => return Ok(None),
             Some(Err(error)) => return Err(BodyFault::CutOff(error.to_string())),
             Some(Ok(frame)) => {
-                // Trailers say nothing here.
+                // Trailers have no meaning here.
                 if let Ok(data) = frame.into_data() {
                     return Ok(Some(data));
                 }

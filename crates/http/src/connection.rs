@@ -1,4 +1,4 @@
-//! One client's connection: hyper speaks HTTP on it, a watchdog ends it when the client takes too long.
+//! A client's connection: hyper speaks HTTP on it, and a watchdog closes it when the client takes too long.
 
 use std::pin::{Pin, pin};
 use std::sync::Arc;
@@ -17,21 +17,21 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
 
 use crate::Denial;
+use crate::activity::{Activity, PIECE, Phase};
 use crate::body::RequestBody;
 use crate::heads::{self, Head};
 use crate::ledger::Ledger;
 use crate::limits::{Counts, HTTP2, Limits, STRANGER_READ};
-use crate::note::{Note, PIECE, Phase};
 use crate::sniff::Protocol;
 use crate::streams::{self, Streams};
 
-/// Bytes that are read at once beyond a head: a body that comes in one piece, as most prompts do, is not copied.
+/// Bytes read at once beyond a head: a body that arrives in one piece, as most prompts do, is not copied.
 const READ: usize = 64 << 10;
 
-/// The time that a client has to end its connection after it was told to.
+/// The time for a client to close its connection after being told to.
 const GOODBYE: Duration = Duration::from_secs(1);
 
-/// Bytes that are thrown away of a request whose head is too large, so that the client gets to read why it was refused.
+/// Bytes of a request with a too large head that are read and dropped, so that the client still reads the refusal.
 const THROWN_AWAY: usize = 256 << 10;
 
 /// The terms on which a connection is served.
@@ -39,48 +39,48 @@ pub(crate) struct Terms {
     pub(crate) protocol: Protocol,
     pub(crate) limits: Limits,
     pub(crate) counts: Arc<Counts>,
-    pub(crate) note: Arc<Note>,
-    /// The signal to end, once what runs is done.
+    pub(crate) activity: Arc<Activity>,
+    /// Signal to close the connection after its running requests.
     pub(crate) stop: watch::Receiver<bool>,
 }
 
-/// A client's stream, with notes of what goes through it.
+/// A client's stream, whose traffic is recorded in [`Activity`].
 struct Monitor<S, B> {
     stream: S,
-    note: Arc<Note>,
+    activity: Arc<Activity>,
     counts: Arc<Counts>,
     protocol: Protocol,
     limits: Limits,
     head: Head,
-    /// Bytes that a stranger's head counts for.
+    /// Bytes counted for a stranger's head.
     held: usize,
-    /// The turn of the connection's task in which a part of a stranger's head was read.
+    /// The turn of the connection's task in which a part of a stranger's head was last read.
     turn: u32,
-    /// The streams of HTTP/2, until the client shows a key.
+    /// The HTTP/2 streams, until the client sends a key.
     ledger: Option<Box<Ledger>>,
     refuse: fn(Denial) -> Response<B>,
 }
 
 impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
-    /// The streams of HTTP/2, as long as the client has shown no key.
+    /// The HTTP/2 streams, if the client has sent no key yet.
     fn ledger(&mut self) -> Option<&mut Ledger> {
-        if self.ledger.is_some() && !self.note.place.is_stranger() {
+        if self.ledger.is_some() && !self.activity.place.is_stranger() {
             self.ledger = None;
         }
         self.ledger.as_deref_mut()
     }
 
-    /// Reads from a stranger over HTTP/2, no further than one request.
+    /// Reads from a stranger over HTTP/2, up to the end of one request.
     fn poll_frames(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<std::io::Result<()>> {
         let Some(ledger) = &mut self.ledger else { return Poll::Ready(Ok(())) };
-        if ledger.is_over(self.note.turn()) {
+        if ledger.is_over(self.activity.turn()) {
             context.waker().wake_by_ref();
             return Poll::Pending;
         }
         let before = buffer.filled().len();
         ready!(poll_some(&mut self.stream, context, buffer, ledger.most()))?;
-        let came = ledger.came(&buffer.filled()[before..], &self.note.place);
-        self.note.set_waiting(ledger.waiting_since());
+        let came = ledger.came(&buffer.filled()[before..], &self.activity.place);
+        self.activity.set_waiting(ledger.waiting_since());
         Poll::Ready(came.map_err(|_| {
             self.counts.stranger_streams.fetch_add(1, Relaxed);
             tracing::debug!("a connection was closed: it opened too many streams before it sent a key");
@@ -88,7 +88,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         }))
     }
 
-    /// Notes what went to a stranger over HTTP/2.
+    /// Records bytes sent to a stranger over HTTP/2.
     fn went(&mut self, bytes: &[std::io::IoSlice<'_>], mut count: usize) {
         if self.ledger().is_none() {
             return;
@@ -96,39 +96,39 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S
         let Some(ledger) = &mut self.ledger else { return };
         for bytes in bytes {
             let part = count.min(bytes.len());
-            ledger.went(&bytes[..part], &self.note.place);
+            ledger.went(&bytes[..part], &self.activity.place);
             count -= part;
         }
-        self.note.set_waiting(ledger.waiting_since());
+        self.activity.set_waiting(ledger.waiting_since());
     }
 
-    /// Bytes of a request over HTTP/1.1 to be read at once.
+    /// Most bytes of an HTTP/1.1 request to read at once.
     fn most(&self, phase: Phase) -> usize {
-        // One byte tells that a head is too large.
+        // One byte more shows that a head is too large.
         let of_head = if phase == Phase::Head {
             self.limits.max_head.saturating_add(1).saturating_sub(self.head.bytes()).max(1)
         } else {
             usize::MAX
         };
-        if self.note.place.is_stranger() { of_head.min(STRANGER_READ) } else { of_head }
+        if self.activity.place.is_stranger() { of_head.min(STRANGER_READ) } else { of_head }
     }
 
-    /// Counts a stranger's head that is coming.
+    /// Counts a stranger's incomplete head.
     fn hold_head(&mut self) {
-        self.turn = self.note.turn();
+        self.turn = self.activity.turn();
         let bytes = 2 * self.head.bytes().next_multiple_of(STRANGER_READ);
         if bytes > self.held.max(2 * STRANGER_READ) {
-            self.note.place.hold(bytes - self.held);
+            self.activity.place.hold(bytes - self.held);
             self.held = bytes;
         }
     }
 
-    /// Answers a request whose head is larger than it may be, of which no more is kept, and ends the connection.
+    /// Answers a request with a too large head, drops the head, and closes the connection.
     fn refuse_head(&mut self, context: &mut Context<'_>) -> std::io::Error {
         let answer = heads::raw((self.refuse)(heads::too_large(self.limits.max_head, self.limits.max_headers)));
-        // What follows a request that was answered before its body had come may be the rest of that; and a client that reads
-        // no answer gets none.
-        if self.note.is_whole() && !self.note.is_stuck() {
+        // Bytes after a request that was answered early may belong to its body; a client that reads no answer gets
+        // none.
+        if self.activity.is_whole() && !self.activity.is_stuck() {
             let _ = Pin::new(&mut self.stream).poll_write(context, &answer);
             let _ = Pin::new(&mut self.stream).poll_flush(context);
         }
@@ -152,11 +152,11 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
         let this = &mut *self;
-        let phase = this.note.phase();
+        let phase = this.activity.phase();
         let filled = buffer.filled().len();
         if this.protocol == Protocol::Http1 {
-            // Others may have to tell this connection to leave before it gets more.
-            if phase == Phase::Head && this.turn == this.note.turn() && this.note.place.is_stranger() {
+            // Other connections may have to evict this one before it reads more.
+            if phase == Phase::Head && this.turn == this.activity.turn() && this.activity.place.is_stranger() {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }
@@ -169,22 +169,22 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead
         }
         let bytes = &buffer.filled()[filled..];
         if this.protocol == Protocol::Http2 {
-            // What comes between two requests does not make the connection less idle.
+            // Bytes between two requests do not make the connection less idle.
             if phase == Phase::Fresh {
-                this.note.set(Phase::Idle);
+                this.activity.set(Phase::Idle);
             }
         } else if phase != Phase::Busy {
             if phase != Phase::Head {
-                this.note.set(Phase::Head);
+                this.activity.set(Phase::Head);
                 this.head = Head::default();
             }
             if let Some(seen) = this.head.take(bytes) {
-                this.note.set_head(seen);
+                this.activity.set_head(seen);
             } else if this.head.bytes() > this.limits.max_head
-                && (this.note.is_whole() || this.note.place.is_stranger())
+                && (this.activity.is_whole() || this.activity.place.is_stranger())
             {
                 return Poll::Ready(Err(this.refuse_head(context)));
-            } else if this.note.place.is_stranger() {
+            } else if this.activity.place.is_stranger() {
                 this.hold_head();
             }
         }
@@ -195,7 +195,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead
 impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrite for Monitor<S, B> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.note.wrote(&written);
+        self.activity.wrote(&written);
         if let Poll::Ready(Ok(count)) = written {
             self.went(&[std::io::IoSlice::new(bytes)], count);
         }
@@ -205,7 +205,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrit
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
         let flushed = Pin::new(&mut self.stream).poll_flush(context);
         if flushed.is_ready() {
-            self.note.note_flush();
+            self.activity.record_flush();
         }
         flushed
     }
@@ -224,7 +224,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrit
         bytes: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
-        self.note.wrote(&written);
+        self.activity.wrote(&written);
         if let Poll::Ready(Ok(count)) = written {
             self.went(bytes, count);
         }
@@ -232,7 +232,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrit
     }
 }
 
-/// Reads `most` bytes at most.
+/// Reads at most `most` bytes.
 fn poll_some<S: AsyncRead + Unpin>(
     stream: &mut S,
     context: &mut Context<'_>,
@@ -249,25 +249,25 @@ fn poll_some<S: AsyncRead + Unpin>(
     read
 }
 
-/// A request at work, until the last of its answer is handed over.
+/// A running request, until the last byte of its answer is passed on.
 struct Exchange {
-    note: Arc<Note>,
+    activity: Arc<Activity>,
     protocol: Protocol,
 }
 
 impl Drop for Exchange {
     fn drop(&mut self) {
-        // Over HTTP/1.1 the connection is idle as soon as all is written.
-        if self.note.end() && self.protocol == Protocol::Http2 {
-            self.note.set(Phase::Idle);
+        // An HTTP/1.1 connection is idle as soon as all is written.
+        if self.activity.end() && self.protocol == Protocol::Http2 {
+            self.activity.set(Phase::Idle);
         }
     }
 }
 
-/// An answer's body, at work as long as it is there.
+/// An answer's body, which keeps its request running until it is dropped.
 struct AnswerBody<B> {
     body: B,
-    /// Bytes that came of it, and are still to be handed on in pieces, so that each can have its time.
+    /// Bytes of the current piece that are still to be passed on, in parts with a time limit each.
     rest: Bytes,
     work: Exchange,
 }
@@ -315,9 +315,9 @@ impl<B: Body<Data = Bytes> + Unpin> Body for AnswerBody<B> {
     }
 }
 
-/// Answers requests on `stream` until the client leaves, takes too long, or is told to end and what runs is done.
-/// `shows_key`: whether a request shows that its client is known. `refuse`: the answer to a request whose head is not as it
-/// must be.
+/// Serves requests on `stream` until the client leaves, takes too long, or the connection is told to end and its
+/// requests are done. `shows_key`: whether a request carries a valid key. `refuse`: the answer to a request with an
+/// invalid head.
 pub(crate) async fn serve<S, F, B>(
     stream: S,
     terms: Terms,
@@ -330,20 +330,20 @@ pub(crate) async fn serve<S, F, B>(
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
 {
-    let Terms { protocol, limits, counts, note, stop } = terms;
+    let Terms { protocol, limits, counts, activity, stop } = terms;
     let service = service_fn(|request: Request<hyper::body::Incoming>| {
-        if note.place.is_stranger() && shows_key(&request) {
-            note.place.make_known();
+        if activity.place.is_stranger() && shows_key(&request) {
+            activity.place.make_known();
         }
-        let checked = heads::check(&request, note.take_head(), limits.max_head, limits.max_headers);
-        // Where a body with a coding ends is for two parties to agree on: nothing follows it here.
+        let checked = heads::check(&request, activity.take_head(), limits.max_head, limits.max_headers);
+        // Two parties may disagree on where a body with a coding ends, so the connection ends with it.
         let mut closes = request.headers().contains_key(TRANSFER_ENCODING) || checked.is_err();
         closes &= protocol == Protocol::Http1;
-        note.begin(request.body().is_end_stream());
-        let work = Exchange { note: note.clone(), protocol };
+        activity.begin(request.body().is_end_stream());
+        let work = Exchange { activity: activity.clone(), protocol };
         let answer = match checked {
             Ok(()) => {
-                let request = request.map(|body| RequestBody::new(body, note.clone()));
+                let request = request.map(|body| RequestBody::new(body, activity.clone()));
                 Ok(handle(request, Instant::now() + limits.request))
             }
             Err(denied) => Err(refuse(denied)),
@@ -361,14 +361,14 @@ pub(crate) async fn serve<S, F, B>(
     });
     let stream = TokioIo::new(Monitor {
         stream,
-        note: note.clone(),
+        activity: activity.clone(),
         counts: counts.clone(),
         protocol,
         limits,
         head: Head::default(),
         held: 0,
         turn: 0,
-        ledger: (protocol == Protocol::Http2 && note.place.is_stranger()).then(Box::default),
+        ledger: (protocol == Protocol::Http2 && activity.place.is_stranger()).then(Box::default),
         refuse,
     });
     match protocol {
@@ -377,23 +377,23 @@ pub(crate) async fn serve<S, F, B>(
             http.header_read_timeout(None).half_close(limits.half_close).max_headers(limits.max_headers);
             http.max_buf_size(limits.max_head.saturating_add(READ));
             let connection = http.serve_connection(stream, service);
-            watch(pin!(connection), http1::Connection::graceful_shutdown, &note, &counts, limits, stop).await;
+            watch(pin!(connection), http1::Connection::graceful_shutdown, &activity, &counts, limits, stop).await;
         }
-        // In a place of its own: every connection that speaks HTTP/1.1 would be as large.
+        // Boxed: otherwise every HTTP/1.1 connection would be as large.
         Protocol::Http2 => {
-            note.place.hold(HTTP2);
+            activity.place.hold(HTTP2);
             Box::pin(async {
                 let mut http = http2::Builder::new(Streams { write: limits.write, counts: counts.clone() });
                 http.timer(TokioTimer::new())
                     .max_header_list_size(u32::try_from(limits.max_head).unwrap_or(u32::MAX))
-                    // What a client may send before anybody reads it.
+                    // The window for bytes that a client may send before they are read.
                     .initial_stream_window_size(512 << 10)
                     .initial_connection_window_size(1 << 20)
                     .max_concurrent_streams(limits.streams)
                     .keep_alive_interval(limits.idle.min(Duration::from_secs(30)))
                     .keep_alive_timeout(Duration::from_secs(20));
                 let connection = http.serve_connection(stream, service);
-                watch(pin!(connection), http2::Connection::graceful_shutdown, &note, &counts, limits, stop).await;
+                watch(pin!(connection), http2::Connection::graceful_shutdown, &activity, &counts, limits, stop).await;
             })
             .await
         }
@@ -403,17 +403,17 @@ pub(crate) async fn serve<S, F, B>(
 async fn watch<C: Future>(
     mut connection: Pin<&mut C>,
     end: impl Fn(Pin<&mut C>),
-    note: &Note,
+    activity: &Activity,
     counts: &Counts,
     limits: Limits,
     mut stop: watch::Receiver<bool>,
 ) {
     let look = limits.request.min(limits.write).min(limits.idle);
-    let mut timer = pin!(tokio::time::sleep(note.left(&limits, look)));
+    let mut timer = pin!(tokio::time::sleep(activity.remaining(&limits, look)));
     let mut ending = *stop.borrow();
     let mut goodbye = false;
     if ending {
-        // What it asks is here already: it is answered, and nothing after it.
+        // A request that has already arrived is answered, and nothing after it.
         let done = std::future::poll_fn(|context| Poll::Ready(connection.as_mut().poll(context).is_ready())).await;
         if done {
             return;
@@ -423,8 +423,8 @@ async fn watch<C: Future>(
     loop {
         tokio::select! {
             biased;
-            // Errors are the client's: it left, or spoke no HTTP, which hyper has told it.
-            _ = std::future::poll_fn(|context| { note.begin_turn(); connection.as_mut().poll(context) }) => return,
+            // Errors are the client's: it left, or sent invalid HTTP, which hyper has answered.
+            _ = std::future::poll_fn(|context| { activity.begin_turn(); connection.as_mut().poll(context) }) => return,
             changed = stop.changed(), if !ending => {
                 ending = changed.is_err() || *stop.borrow();
                 if ending {
@@ -432,13 +432,13 @@ async fn watch<C: Future>(
                 }
             }
             () = timer.as_mut() => {
-                let mut left = note.left(&limits, look);
+                let mut left = activity.remaining(&limits, look);
                 if left.is_zero() {
-                    if !goodbye && note.is_unread_stranger() {
+                    if !goodbye && activity.is_unread_stranger() {
                         counts.unread_answers.fetch_add(1, Relaxed);
                     }
-                    // A client of HTTP/2 is told which of its requests were taken.
-                    if goodbye || note.phase() != Phase::Idle {
+                    // A client of HTTP/2 is informed which of its requests were accepted.
+                    if goodbye || activity.phase() != Phase::Idle {
                         return;
                     }
                     (goodbye, left) = (true, GOODBYE);

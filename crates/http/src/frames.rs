@@ -48,7 +48,7 @@ impl Frames {
     }
 
     /// Remaining bytes of the current head or payload.
-    pub(crate) fn left(&self) -> usize {
+    pub(crate) fn remaining(&self) -> usize {
         if self.rest > 0 { self.rest } else { HEAD - self.have }
     }
 
@@ -60,7 +60,7 @@ impl Frames {
     /// Parses the next bytes, and reports each complete head and payload.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut passed: impl FnMut(Mark)) {
         while !bytes.is_empty() {
-            let (piece, behind) = bytes.split_at(self.left().min(bytes.len()));
+            let (piece, behind) = bytes.split_at(self.remaining().min(bytes.len()));
             bytes = behind;
             if self.rest > 0 {
                 self.rest -= piece.len();
@@ -103,7 +103,7 @@ mod tests {
                 frames.take(piece, |mark| marks.push(mark));
             }
             assert_eq!(marks, wanted, "{size}");
-            assert_eq!(frames.left(), HEAD);
+            assert_eq!(frames.remaining(), HEAD);
         }
     }
 }

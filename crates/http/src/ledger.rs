@@ -4,9 +4,9 @@
 //! show how much a client has taken. They are parsed until the client sends a key, and requests are read one at a time,
 //! so that the first with a key is known before the next is read.
 
+use crate::activity::{PIECE, millis};
 use crate::frames::{CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, Mark, RST_STREAM};
 use crate::limits::{STRANGER_READ, STRANGER_STREAMS, STREAM};
-use crate::note::{PIECE, millis};
 use crate::places::Place;
 
 /// Length of the HTTP/2 connection preface, in bytes.
@@ -62,7 +62,7 @@ impl Ledger {
 
     /// Most bytes to read: up to the end of the current frame.
     pub(crate) fn most(&self) -> usize {
-        self.incoming.left().min(STRANGER_READ)
+        self.incoming.remaining().min(STRANGER_READ)
     }
 
     /// Counts bytes received from the client.

@@ -1,23 +1,24 @@
-//! The HTTP server that the service and the router stand on. It knows nothing of either.
+//! The HTTP server under the service and the router, independent of both.
 //!
 //! ```text
 //! server ──▶ places ──▶ connection (watch, heads, streams, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
 //! ```
 //!
-//! * [`server`]: listening, and the threads that serve.
-//! * `listener`: accepting connections, each of which is served for as long as it is open.
-//! * `handler`: whoever answers, and what it shares with the server.
-//! * `places`: room for connections, and a budget of bytes for those without a key, which give way.
-//! * `ledger`: the streams of an HTTP/2 connection that has shown no key.
-//! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
+//! * [`server`]: listeners, and the serving threads.
+//! * `listener`: accepting and serving the connections of one listener.
+//! * `handler`: the interface of the application that answers requests, and the state it shares with the server.
+//! * `places`: places for connections, and a memory budget for connections without a key, which give way.
+//! * `ledger`: the streams of an HTTP/2 connection without a key.
+//! * `connection`, `activity`: one client's connection on which hyper speaks HTTP, and its time limits.
 //! * [`gate`]: keys, certificates, and the hosts that a request may name.
-//! * `plain`: texts without their encodings, in which keys and dot segments are looked for.
+//! * `plain`: decoding of texts that are searched for keys and dot segments.
 //! * [`ranges`]: answers with files, whole or in ranges of bytes.
-//! * [`metrics`]: the formats of `GET /metrics`, and the metrics of the process.
-//! * [`body`]: a request's body, read into memory that all bodies share.
+//! * [`metrics`]: the text of `GET /metrics` in its formats, and the metrics of the process.
+//! * [`body`]: a request's body, read into memory shared by all bodies.
 
 #![forbid(unsafe_code)]
 
+mod activity;
 pub mod body;
 pub mod config;
 mod connection;
@@ -32,7 +33,6 @@ mod limits;
 mod listener;
 mod memory;
 pub mod metrics;
-mod note;
 mod origin;
 mod places;
 mod plain;
@@ -58,19 +58,19 @@ pub use memory::{Memory, Reservation};
 pub use plain::plain;
 pub use server::{Server, Threads};
 
-/// A server could not be started, or a file of its configuration cannot be used.
+/// The error of a server that cannot start, or of an unusable file of its configuration.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
 pub struct Error(pub String);
 
-/// A request that is refused before anybody has looked at what it asks.
+/// The refusal of a request before its route is looked up.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Denial {
     /// The status of the answer.
     pub status: StatusCode,
-    /// A name for the reason that stays.
+    /// The error code, the same in every release.
     pub code: &'static str,
-    /// Words for what was wrong and what would be right.
+    /// A description of what was wrong and what would be right.
     pub message: Cow<'static, str>,
 }
 

@@ -8,10 +8,10 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, watch};
 
+use crate::activity::Activity;
 use crate::connection::Terms;
 use crate::handler::{Call, Handler, ListenerKind};
 use crate::limits::{HANDSHAKE, Limits, TLS};
-use crate::note::Note;
 use crate::places::{Place, Places};
 use crate::sniff::Protocol as Spoken;
 use crate::{connection, sniff};
@@ -119,7 +119,7 @@ impl<H: Handler> ListenerContext<H> {
             protocol,
             limits,
             counts: front.counts.clone(),
-            note: Arc::new(Note::new(place.clone())),
+            activity: Arc::new(Activity::new(place.clone())),
             stop,
         };
         let Some(tls) = front.gate.tls().filter(|_| self.kind == ListenerKind::Main) else {

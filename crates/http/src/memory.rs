@@ -13,8 +13,8 @@ use std::time::Duration;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
+use crate::activity::millis;
 use crate::lock;
-use crate::note::millis;
 
 /// Longest body that may use the whole budget, in bytes; longer ones leave a quarter of it to shorter ones.
 const SHORT: usize = 64 << 10;
@@ -235,7 +235,7 @@ impl Lease {
         Self { memory: memory.clone(), bytes: 0 }
     }
 
-    /// Releases all but `bytes`.
+    /// Shrinks the lease to `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;

@@ -32,7 +32,7 @@ pub(crate) struct Places {
     /// Signal that a connection has closed.
     freed: Notify,
     number: AtomicU64,
-    /// Connections that had to give way.
+    /// Number of connections closed to make room for others.
     pub(crate) evicted: AtomicU64,
 }
 

@@ -1,13 +1,12 @@
-//! Listening, and the threads that serve.
+//! The server: its listeners and serving threads.
 //!
-//! The threads have one of two shapes, by what they are for. In both, one task a listener accepts.
+//! The threads have one of two forms. In both, one task per listener accepts connections.
 //!
-//! * [`Threads::Shared`]: one runtime with a thread a core, which take work from each other. A runtime of its own for each
-//!   core answers some 5 % more short queries on an idle machine; but when something else wants a core too, the connections
-//!   of that core wait, and the slowest hundredth of answers takes twice as long.
+//! * [`Threads::Shared`]: one runtime with a thread per core, with work stealing. A runtime for each core answers some
+//!   5 % more short queries on an idle machine; but when another program wants a core too, the connections of that core
+//!   wait, and the slowest hundredth of answers takes twice as long.
 //! * [`Threads::Own`]: each thread has a runtime of its own, with its own connections to clients and engines: a request
-//!   stays on the thread on which it came, and nothing of it wakes another one. A connection goes to the thread that has
-//!   the fewest.
+//!   stays on its thread, and wakes no other one. A new connection goes to the thread with the fewest.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
@@ -26,27 +25,27 @@ use crate::listener::{ListenerContext, OpenCounts};
 use crate::places::{Place, Places};
 use crate::{Error, lock};
 
-/// Connections that the system keeps while none is accepted.
+/// Length of the system's queue of connections not accepted yet.
 const BACKLOG: i32 = 4096;
 
 /// The longest time from a connection to its first byte.
 const FIRST_BYTE: Duration = Duration::from_secs(5);
 
-/// Connections at the listener for administrators.
+/// Most connections at the listener for administrators.
 const ADMIN_CONNECTIONS: usize = 64;
 
-/// The time that threads may take to end.
+/// The time limit for threads to end.
 const END: Duration = Duration::from_secs(2);
 
-/// The time that a thread for long work waits for the next: what it remembers goes with it.
+/// The time that an idle thread for long work waits for the next; its thread-local memory is freed with it.
 const HELPERS_STAY: Duration = Duration::from_secs(600);
 
-/// The shape of the threads that serve.
+/// The form of the serving threads.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Threads {
-    /// Number of threads that take work from each other.
+    /// One runtime with this number of threads.
     Shared(usize),
-    /// Number of threads, each with connections of its own.
+    /// This number of threads, each with a runtime and connections of its own.
     Own(usize),
 }
 
@@ -54,9 +53,9 @@ pub enum Threads {
 pub struct Server {
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
-    /// The signal to those who accept and to connections: take no more, finish what runs.
+    /// Signal to listeners and connections: accept no more, finish running requests.
     stop: watch::Sender<bool>,
-    /// The signal to the listener for administrators, which stays open until all else is done, and to all threads: end now.
+    /// Signal to the listener for administrators, which stays open until all else is done, and to all threads: end now.
     end: watch::Sender<bool>,
     open: Arc<OpenCounts>,
     running: Mutex<Option<ServerThreads>>,
@@ -68,14 +67,14 @@ enum ServerThreads {
     Own(Vec<JoinHandle<()>>),
 }
 
-/// A connection for a thread of its own.
+/// A connection passed to a thread of [`Threads::Own`].
 type NewConnection = (StdStream, ListenerKind, Arc<Place>);
 
 impl Server {
-    /// Listens, and serves from now on.
+    /// Starts to listen and serve.
     ///
     /// # Errors
-    /// If an address cannot be listened at, or there are no threads to be had.
+    /// If an address is not available, or threads cannot be started.
     pub fn start<H: Handler>(handler: &Arc<H>, threads: Threads) -> Result<Self, Error> {
         let front = handler.front();
         let config = &front.config;
@@ -167,13 +166,14 @@ impl Server {
         self.admin_address
     }
 
-    /// The runtime of the server's threads, if they are shared.
+    /// The runtime of [`Threads::Shared`].
     #[must_use]
     pub fn handle(&self) -> Option<&Handle> {
         self.handle.as_ref()
     }
 
-    /// Accepts no more, lets what runs be answered, closes all connections. False if some were left after `timeout`.
+    /// Accepts no more connections, finishes running requests, and closes all connections. False if some were left
+    /// after `timeout`.
     pub async fn drain(&self, timeout: Duration) -> bool {
         self.stop.send_replace(true);
         let all = async {
@@ -182,14 +182,14 @@ impl Server {
                 if self.open.accepting.load(Ordering::SeqCst) == 0 && self.open.count.load(Ordering::SeqCst) == 0 {
                     return;
                 }
-                // A change between the look and the wait is noticed a little later.
+                // A change between the check and the wait is noticed a little later.
                 let _ = tokio::time::timeout(Duration::from_millis(20), changed).await;
             }
         };
         tokio::time::timeout(timeout, all).await.is_ok()
     }
 
-    /// Ends the threads, with whatever runs on them.
+    /// Ends the threads, with all running requests.
     pub fn end(&self) {
         self.stop.send_replace(true);
         self.end.send_replace(true);
@@ -210,7 +210,7 @@ fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> Result<JoinHandl
     std::thread::Builder::new().name(name).spawn(work).map_err(failed)
 }
 
-/// Runs on a runtime of this thread's own, until all is to end.
+/// Runs `work` on a runtime of this thread's own, until the signal to end.
 fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     match Builder::new_current_thread().enable_all().thread_keep_alive(HELPERS_STAY).build() {
         Ok(runtime) => runtime.block_on(async {
@@ -223,7 +223,7 @@ fn run(work: impl Future<Output = ()>, mut ended: watch::Receiver<bool>) {
     }
 }
 
-/// Serves the connections that come to a thread of its own.
+/// Serves the connections passed to a thread of [`Threads::Own`].
 async fn serve<H: Handler>(served: [Arc<ListenerContext<H>>; 2], mut incoming: mpsc::UnboundedReceiver<NewConnection>) {
     let [main, admin] = served;
     while let Some((stream, kind, place)) = incoming.recv().await {
@@ -232,7 +232,7 @@ async fn serve<H: Handler>(served: [Arc<ListenerContext<H>>; 2], mut incoming: m
             common.clone().spawn(stream, place);
         }
     }
-    // All who accept have ended: what runs goes on until all is told to end.
+    // All accepting tasks have ended: running requests continue until the signal to end.
     std::future::pending::<()>().await;
 }
 
@@ -243,7 +243,7 @@ fn load<H>(served: &[Arc<ListenerContext<H>>; 2]) -> usize {
 fn listen(at: SocketAddr) -> Result<(StdListener, SocketAddr), Error> {
     let listening = || {
         let socket = Socket::new(Domain::for_address(at), Type::STREAM, Some(Protocol::TCP))?;
-        // A server that starts again takes its address from connections that are still winding down.
+        // A restarted server takes over its address from connections that are still closing.
         #[cfg(unix)]
         socket.set_reuse_address(true)?;
         socket.set_nonblocking(true)?;

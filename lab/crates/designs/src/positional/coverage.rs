@@ -24,7 +24,7 @@ impl SparsePositions {
         }
     }
 
-    /// The next reported position.
+    /// The first position after `position` that is reported to the level above.
     pub(crate) fn after(self, position: usize) -> usize {
         match self {
             Self::Doubling => position.saturating_mul(2).saturating_add(1),

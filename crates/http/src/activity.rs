@@ -1,7 +1,7 @@
-//! Notes of what happens on a connection, and since when.
+//! The activity of a connection: its phase, with the time of the last change.
 //!
-//! A timer for every request would cost more than many another part of it. So what happens only notes the time, and one
-//! timer a connection looks at the note when the earliest possible deadline is over.
+//! A timer for every request would be one of its larger costs. Events therefore only store the time, and one timer per
+//! connection checks it when the earliest possible deadline is over.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
@@ -12,7 +12,7 @@ use crate::heads::HeadSummary;
 use crate::limits::{Limits, STRANGER_WRITE, UNREAD};
 use crate::places::Place;
 
-/// Bytes that a client must take within the write limit, or all that is there for it.
+/// Bytes that a client must take within the write limit, unless fewer are available.
 pub(crate) const PIECE: usize = 16 << 10;
 
 static START: LazyLock<Instant> = LazyLock::new(Instant::now);
@@ -27,39 +27,40 @@ pub(crate) fn millis() -> u64 {
 pub(crate) enum Phase {
     /// No request has begun since the last one.
     Idle,
-    /// The head of a request is coming.
+    /// The head of a request is arriving.
     Head,
-    /// A request is at work: whoever does it keeps its limits.
+    /// A request is running, under the handler's own time limits.
     Busy,
-    /// Nothing has come yet.
+    /// No byte has arrived yet.
     Fresh,
 }
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-/// The phase, since when, how many requests are at work, and what is known of the client.
-pub(crate) struct Note {
-    /// The connection's place: whether the client has shown a key.
+/// The phase and its beginning, the number of running requests, and the state of the client.
+pub(crate) struct Activity {
+    /// The connection's place, which records whether the client has sent a key.
     pub(crate) place: Arc<Place>,
     phase: AtomicU64,
-    /// The time since which the socket takes nothing more, as [`millis`] and one; 0 if it takes something.
+    /// The time since which the socket accepts no bytes, as [`millis`] plus one; 0 if it accepts some.
     stuck: AtomicU64,
-    /// Bytes that the socket has taken since then.
+    /// Bytes that the socket has accepted since then.
     taken: AtomicUsize,
-    /// The time since which a stream of a stranger's has got no piece of its answer, as [`millis`] and one; 0 if none waits.
+    /// The time since which a stranger's stream has not sent a piece of its answer, as [`millis`] plus one; 0 if none
+    /// waits.
     waiting: AtomicU64,
-    /// The number of times that a stranger's connection had its turn.
+    /// Number of turns of a stranger's connection.
     turn: AtomicU32,
     requests: AtomicU64,
-    /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
+    /// The head of the current request, if seen: its length, and whether it is ambiguous.
     head: AtomicU64,
-    /// True if all of the request that is at work has come (HTTP/1.1).
+    /// True if the running request has arrived whole (HTTP/1.1).
     is_whole: AtomicBool,
 }
 
-impl Note {
+impl Activity {
     pub(crate) fn new(place: Arc<Place>) -> Self {
-        let note = Self {
+        let activity = Self {
             place,
             phase: AtomicU64::new(0),
             stuck: AtomicU64::new(0),
@@ -70,8 +71,8 @@ impl Note {
             head: AtomicU64::new(0),
             is_whole: AtomicBool::new(true),
         };
-        note.set(Phase::Fresh);
-        note
+        activity.set(Phase::Fresh);
+        activity
     }
 
     pub(crate) fn set(&self, phase: Phase) {
@@ -87,8 +88,8 @@ impl Note {
         (PHASES[(word & 3) as usize], word >> 2)
     }
 
-    /// The time that is left, at most `look`: another phase may begin meanwhile and end sooner.
-    pub(crate) fn left(&self, limits: &Limits, look: Duration) -> Duration {
+    /// The remaining time until a limit, at most `look`: another phase may begin meanwhile and end sooner.
+    pub(crate) fn remaining(&self, limits: &Limits, look: Duration) -> Duration {
         let now = millis();
         let left = |since: u64, limit: Duration| limit.saturating_sub(Duration::from_millis(now.saturating_sub(since)));
         let (phase, since) = self.get();
@@ -111,7 +112,7 @@ impl Note {
         of_phase.min(of_writing(&self.stuck)).min(of_streams).min(look)
     }
 
-    /// Notes that the connection's task has its turn.
+    /// Records that the connection's task has its turn.
     pub(crate) fn begin_turn(&self) {
         if self.place.is_stranger() {
             self.turn.fetch_add(1, Relaxed);
@@ -122,17 +123,17 @@ impl Note {
         self.turn.load(Relaxed)
     }
 
-    /// Notes since when a stream of a stranger's has got no piece of its answer.
+    /// Records the time since which a stranger's stream has not sent a piece of its answer.
     pub(crate) fn set_waiting(&self, since: Option<u64>) {
         self.waiting.store(since.map_or(0, |since| since + 1), Relaxed);
     }
 
-    /// True if the client has shown no key, and does not take what is there for it.
+    /// True if the client has sent no key, and does not take available data.
     pub(crate) fn is_unread_stranger(&self) -> bool {
         self.place.is_stranger() && (self.is_stuck() || self.waiting.load(Relaxed) > 0)
     }
 
-    /// True if the socket takes nothing more.
+    /// True if the socket accepts no bytes.
     pub(crate) fn is_stuck(&self) -> bool {
         self.stuck.load(Relaxed) > 0
     }
@@ -142,7 +143,7 @@ impl Note {
         self.place.release(UNREAD);
     }
 
-    /// Notes the outcome of a write.
+    /// Records the result of a write.
     pub(crate) fn wrote(&self, written: &Poll<std::io::Result<usize>>) {
         let is_stuck = self.is_stuck();
         match written {
@@ -151,7 +152,7 @@ impl Note {
                 self.stuck.store(millis() + 1, Relaxed);
                 self.place.hold(UNREAD);
             }
-            // A client that takes a byte now and then has not begun to read.
+            // A client that takes a byte now and then still counts as not reading.
             Poll::Ready(Ok(bytes)) if is_stuck => {
                 let taken = self.taken.load(Relaxed) + bytes;
                 self.taken.store(taken, Relaxed);
@@ -163,8 +164,8 @@ impl Note {
         }
     }
 
-    /// Notes that all is written that is there.
-    pub(crate) fn note_flush(&self) {
+    /// Records that the write buffer is empty.
+    pub(crate) fn record_flush(&self) {
         if self.is_stuck() {
             self.unstick();
         }
@@ -173,24 +174,24 @@ impl Note {
         }
     }
 
-    /// Notes that a request begins.
+    /// Records the beginning of a request.
     pub(crate) fn begin(&self, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
         self.is_whole.store(is_whole, Relaxed);
         self.set(Phase::Busy);
     }
 
-    /// Notes that a request is over. True if there are no others.
+    /// Records the end of a request. True if no other is running.
     pub(crate) fn end(&self) -> bool {
         self.requests.fetch_sub(1, Relaxed) == 1
     }
 
-    /// Notes that a piece of the body has come. `is_whole`: true if it is the last one.
+    /// Records a piece of the body. `is_whole`: true if it is the last one.
     pub(crate) fn body_came(&self, is_whole: bool) {
         self.is_whole.store(is_whole, Relaxed);
     }
 
-    /// True if all of the request has come.
+    /// True if the running request has arrived whole.
     pub(crate) fn is_whole(&self) -> bool {
         self.is_whole.load(Relaxed)
     }
@@ -199,7 +200,7 @@ impl Note {
         self.head.store((seen.bytes as u64) << 1 | u64::from(seen.is_ambiguous), Relaxed);
     }
 
-    /// The head of the request that has just come, if it was seen.
+    /// Takes the summary of the current request's head, if it was seen.
     pub(crate) fn take_head(&self) -> Option<HeadSummary> {
         match self.head.swap(0, Relaxed) {
             0 => None,
@@ -230,24 +231,24 @@ mod tests {
     #[test]
     fn each_phase_has_its_limit() {
         let (second, limits) = (Duration::from_secs(1), limits());
-        let note = Note::new(Places::new(1, 1).beyond());
+        let activity = Activity::new(Places::new(1, 1).beyond());
         let about = |seconds: u32| {
-            let left = note.left(&limits, 99 * second);
+            let left = activity.remaining(&limits, 99 * second);
             assert!(left <= second * seconds && left + second > second * seconds, "{seconds}: {left:?}");
         };
         for (phase, seconds) in [(Phase::Fresh, 5), (Phase::Idle, 75), (Phase::Head, 10), (Phase::Busy, 99)] {
-            note.set(phase);
-            assert_eq!(note.phase(), phase);
+            activity.set(phase);
+            assert_eq!(activity.phase(), phase);
             about(seconds);
         }
-        note.wrote(&Poll::Pending);
+        activity.wrote(&Poll::Pending);
         about(20);
-        note.wrote(&Poll::Ready(Ok(PIECE - 1)));
+        activity.wrote(&Poll::Ready(Ok(PIECE - 1)));
         about(20);
-        note.wrote(&Poll::Ready(Ok(1)));
+        activity.wrote(&Poll::Ready(Ok(1)));
         about(99);
-        note.wrote(&Poll::Pending);
-        note.note_flush();
+        activity.wrote(&Poll::Pending);
+        activity.record_flush();
         about(75);
     }
 }
