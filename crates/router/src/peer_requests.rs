@@ -40,6 +40,8 @@ pub(crate) struct SentRow {
     pub(crate) tokens: u32,
     pub(crate) block_size: u32,
     pub(crate) cached: u32,
+    /// Number of its session, the same at each router where the session has a name.
+    pub(crate) session: Option<u64>,
     /// Content hashes of 8 bytes each, the lowest first, in base64.
     hashes: String,
 }
@@ -54,6 +56,7 @@ impl SentRow {
             tokens: sent.tokens,
             block_size: sent.block_size,
             cached: sent.cached,
+            session: sent.session,
             hashes: STANDARD.encode(bytes),
         }
     }

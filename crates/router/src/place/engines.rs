@@ -139,8 +139,8 @@ impl Places {
         let changes = changes.map(|row| {
             let content_hashes = content_hashes.next()?;
             let worker = core.router.worker(&row.engine, row.rank)?;
-            let SentRow { number, tokens, block_size, cached, .. } = row;
-            Some(core::SentRequest { number, worker, tokens, block_size, cached, content_hashes })
+            let SentRow { number, tokens, block_size, cached, session, .. } = row;
+            Some(core::SentRequest { number, worker, tokens, block_size, cached, session, content_hashes })
         });
         core.router.hear_changes(peer, &changes, now + lasts, now);
         self.call(&core);

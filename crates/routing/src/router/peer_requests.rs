@@ -49,6 +49,7 @@ impl Router {
                         tokens: its.share.tokens as u32,
                         block_size: its.block_size,
                         cached: its.cached,
+                        session: its.session,
                         content_hashes,
                     });
                     new.insert(false)
@@ -135,6 +136,7 @@ impl Router {
             tokens: sent.tokens,
             block_size: sent.block_size,
             content_hashes: &sent.content_hashes,
+            session: sent.session,
             number,
             ..Request::default()
         };
