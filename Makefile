@@ -7,8 +7,9 @@ MINUTES ?= 5
 # The processes that pytest divides its files among.
 JOBS ?= 2
 BIN := .venv/bin
-RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml) $(shell find crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
-PACKAGE := $(shell find python -name '*.py' -o -name '*.pyi')
+RUST := $(wildcard Cargo.toml Cargo.lock pyproject.toml crates/*/Cargo.toml lab/crates/*/Cargo.toml trees/crates/*/Cargo.toml) \
+	$(shell find crates lab/crates trees/crates -path '*/src/*' -name '*.rs' -o -name openapi.json)
+PACKAGE := $(shell find python lab/python -name '*.py' -o -name '*.pyi')
 PYTEST := $(BIN)/python -m pytest --numprocesses $(JOBS) --dist loadfile
 # Files with every package by its version and its hashes, whatever it depends on included: see `make requirements`.
 PIP_PINNED := -m pip install --quiet --require-hashes --no-deps --requirement
@@ -61,7 +62,8 @@ clippy:
 lint-python:
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/python -m tools.check_words crates python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_words crates lab trees python tests benchmarks tools examples
+	$(BIN)/python -m tools.check_idiom
 
 types:
 	$(BIN)/mypy
@@ -160,7 +162,7 @@ sbom: $(AUDIT)/bin/cargo-cyclonedx $(AUDIT)/ready  ## what a release consists of
 	@mkdir -p $(SBOM)
 	PATH="$(CURDIR)/$(AUDIT)/bin:$$PATH" cargo cyclonedx --manifest-path crates/python/Cargo.toml --format json --spec-version 1.5 \
 		--target all --override-filename kvatlas-sbom
-	sed 's#file://$(CURDIR)/#file:///#g' crates/python/kvatlas-sbom.json > $(SBOM)/crates.cdx.json; rm -f crates/*/kvatlas-sbom.json
+	sed 's#file://$(CURDIR)/#file:///#g' crates/python/kvatlas-sbom.json > $(SBOM)/crates.cdx.json; rm -f crates/*/kvatlas-sbom.json lab/crates/*/kvatlas-sbom.json trees/crates/*/kvatlas-sbom.json
 	PYTHONWARNINGS=ignore $(AUDIT)/venv/bin/cyclonedx-py requirements --output-reproducible --output-format JSON --spec-version 1.5 \
 		--pyproject pyproject.toml --mc-type application --output-file $(SBOM)/packages.cdx.json requirements/image.txt
 
@@ -305,19 +307,25 @@ build: .venv/extension-release  ## the extension as it is released, installed in
 
 build-tests: .venv/extension-dev  ## the extension for tests, with assertions: quick to build
 
+# The directory with the laboratory's part of the package `kvatlas`, beside that of the product.
+WITH_LAB := $(BIN)/python -c 'import pathlib, site; pathlib.Path(site.getsitepackages()[0], "kvatlas-lab.pth").write_text("$(CURDIR)/lab/python\n")'
+
 .venv/extension-release: .venv/ready $(RUST)
 	$(BIN)/maturin develop --release --features lab --locked
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 # Optimized, without what only matters to somebody who measures: compiled in a fraction of the time.
 .venv/extension-demo: .venv/ready $(RUST)
 	$(BIN)/maturin develop --profile demo $(DEV)
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 # To compile it takes one of the packages; the others are installed meanwhile.
 .venv/extension-dev: requirements/build.txt requirements/dev.txt $(RUST)
 	@$(MAKE) --no-print-directory --jobs 2 compile-extension .venv/ready
 	$(LINTED) $(BIN)/maturin develop $(DEV) --quiet
+	$(WITH_LAB)
 	@rm -f .venv/extension-*; touch $@
 
 compile-extension: .venv/bin/maturin

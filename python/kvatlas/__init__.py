@@ -8,7 +8,11 @@ Python, slow and obviously right.
 
 import importlib as _importlib
 import warnings as _warnings
+from pkgutil import extend_path as _extend_path
 from typing import TYPE_CHECKING
+
+# In a checkout the laboratory's part of the package is in a directory of its own. Installed, all parts are in one.
+__path__ = _extend_path(__path__, __name__)
 
 from kvatlas import _extension, errors, events  # noqa: F401 - the first chooses what `kvatlas._native` is
 from kvatlas._native import BlockIndex, Match, __version__, build_profile, content_hashes, prefix_hashes

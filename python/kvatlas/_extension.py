@@ -1,8 +1,7 @@
-"""The choice of the extension: `kvatlas._native` is that of the package `kvatlas-lab` where it is installed.
+"""Choice of the native extension: `kvatlas._native` comes from the package `kvatlas-lab` where that is installed.
 
-The laboratory's extension is the product's with more in it, and a process uses one of the two: an object that one of
-them makes is nothing that the other takes. So the laboratory's takes the name `kvatlas._native` before anything imports
-the product's.
+The laboratory's extension contains the product's. A process may load only one of them, because neither accepts objects
+of the other. So the laboratory's takes the name `kvatlas._native` before anything imports the product's.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ def choose() -> None:
 
 
 def other_version() -> str | None:
-    """The version of the laboratory that is installed and is not that of kvatlas; None if it is, or there is none."""
+    """The installed laboratory's version if it differs from the version of kvatlas, else None."""
     its = _version(LABORATORY)
     return None if its == _version("kvatlas") else its
 

@@ -1,4 +1,4 @@
-"""Parts of the package that need more than its core does."""
+"""Check for optional dependencies, which extras install."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Parts that the HTTP clients of kvatlas share: addresses, bearer keys, the settings of httpx, and its errors in words.
+"""Common code of the HTTP clients of kvatlas: addresses, bearer keys, settings of httpx, and its errors in words.
 
 The clients of the service, the discovery of engines and the tokenizer that asks an engine are built on it.
 """
@@ -17,7 +17,7 @@ import httpx
 from kvatlas.errors import InvalidArgumentError, InvalidTypeError
 
 ClientCert: TypeAlias = tuple[str | os.PathLike[str], str | os.PathLike[str]]
-"""The PEM files of a client's certificate and of its key."""
+"""Paths of the PEM files with a client's certificate and its private key."""
 
 _KEY = re.compile(r"[!-~]+", re.ASCII)
 
@@ -26,7 +26,7 @@ def checked_url(url: str) -> str:
     """The base address of a server, without a trailing slash, and without the `/v1` of an OpenAI client's base URL.
 
     Raises:
-        ValueError: It is not one; the message says what is wrong.
+        ValueError: The address is not valid; the message says why.
     """
     address = url.strip().rstrip("/")
     parts = urlsplit(address)
@@ -58,7 +58,7 @@ def authorization(key: str | None) -> dict[str, str]:
 
 
 async def read_whole(answer: httpx.Response, most: int) -> bytes | None:
-    """The body of an answer as it was sent; None if it is longer than this, or packed, which has no bound."""
+    """The body of an answer as it was sent; None if it exceeds the limit, or is compressed and so unbounded."""
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         return None
     body = bytearray()
@@ -70,7 +70,7 @@ async def read_whole(answer: httpx.Response, most: int) -> bytes | None:
 
 
 def tls_context(client_cert: ClientCert | None = None, trusted: str | None = None) -> ssl.SSLContext:
-    """A context that trusts the certificates of a file, or the system's, and shows a certificate of its own.
+    """A TLS context that trusts the certificates in a file, or the system's, and presents a client certificate.
 
     Raises:
         InvalidArgumentError: The own certificate or its key cannot be used ("invalid_certificate").
@@ -79,7 +79,7 @@ def tls_context(client_cert: ClientCert | None = None, trusted: str | None = Non
     if client_cert is not None:
         cert, key = client_cert
         try:
-            # Nobody is there to be asked for a pass phrase.
+            # A pass phrase cannot be asked for: there may be no terminal.
             context.load_cert_chain(cert, key, password="")
         except (OSError, ValueError) as error:
             message = (
@@ -96,7 +96,7 @@ def options(
     ssl_context: ssl.SSLContext | None = None,
     client_cert: ClientCert | None = None,
 ) -> dict[str, Any]:
-    """The arguments for the httpx client of one server. Proxies of the environment are not used: servers are inside.
+    """Arguments for the httpx client of one server. Proxies named by the environment are ignored: servers are internal.
 
     Raises:
         InvalidArgumentError: The URL, the key, the timeout or the certificate cannot be used ("invalid_url",
@@ -141,7 +141,7 @@ def failure(error: Exception) -> tuple[str, str]:
 
 
 def origin(error: BaseException) -> BaseException:
-    """The system's error that httpx has wrapped, several times over; the error itself if there is none."""
+    """The operating system's error at the bottom of a chain of httpx errors; the error itself if there is none."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, ssl.SSLError) or (isinstance(cause, OSError) and cause.errno):

@@ -1,4 +1,4 @@
-"""Tables for a terminal, in which words stay whole when it is narrow."""
+"""Tables for a terminal that keep words whole when it is narrow."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def make_table(
 def _widths(
     columns: Sequence[str], rows: Sequence[Sequence[str]], room: int, left: Collection[int], wrap: Collection[int]
 ) -> list[int]:
-    """The width of each column, such that all come to `room` at most if they can."""
+    """The width of each column; their sum is at most `room` where possible."""
     natural = [
         max(map(cell_len, (column, *(line for row in rows for line in row[number].split("\n")))))
         for number, column in enumerate(columns)
@@ -73,7 +73,7 @@ def _widths(
 
 
 def _least(columns: Sequence[str], rows: Sequence[Sequence[str]], wrap: Collection[int]) -> list[int]:
-    """The least width of each column with which words stay whole."""
+    """The least width of each column that keeps words whole."""
     whole = []
     for number, column in enumerate(columns):
         lines = [line for row in rows for line in row[number].split("\n")]

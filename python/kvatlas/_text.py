@@ -1,4 +1,4 @@
-"""Words and numbers as people read them: how counts, shares and times look, and hints for names that are unknown."""
+"""Counts, shares and times formatted for people, and hints for unknown names."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 NOTHING = "—"
-"""Mark in a table for a mean or a share of nothing."""
+"""Mark in a table where a mean or share has no values to be taken from."""
 
 
 def closest(name: str, names: Iterable[str]) -> str | None:
-    """The one of `names` that `name` was probably meant to be; None if none is near."""
+    """The name in `names` most similar to a misspelt `name`; None if none is similar."""
     near = difflib.get_close_matches(name, list(names), n=1)
     return near[0] if near else None
 
@@ -33,7 +33,7 @@ def counted(number: int, word: str) -> str:
 
 
 def count(value: float) -> str:
-    """In a sentence, exact up to a million: 12031 as `12,031`, 144793823 as `144.8 M`."""
+    """A count for a sentence, exact up to a million: 12031 as `12,031`, 144793823 as `144.8 M`."""
     for size, unit in ((1e12, "T"), (1e9, "G"), (1e6, "M")):
         if abs(value) >= size:
             return f"{value / size:.1f} {unit}"
@@ -41,12 +41,12 @@ def count(value: float) -> str:
 
 
 def short(value: float) -> str:
-    """In a table or on an axis, three figures: 393970 as `394 k`, 2500000 as `2.5 M`."""
+    """A count for a table or an axis, to three figures: 393970 as `394 k`, 2500000 as `2.5 M`."""
     return _three_figures(value, ((1e9, " G"), (1e6, " M"), (1e3, " k"), (1, "")))
 
 
 def percent(share: float) -> str:
-    """0.3734 as `37.3 %`."""
+    """A share as a percentage: 0.3734 as `37.3 %`."""
     return f"{100 * share:.1f} %"
 
 
@@ -66,14 +66,14 @@ def milliseconds(value: float) -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds with two or three figures that mean something: `0.31 s`, `12.5 s`, `140 s`."""
+    """Seconds to two or three significant figures: `0.31 s`, `12.5 s`, `140 s`."""
     if value >= 100:
         return f"{value:,.0f} s"
     return f"{value:.1f} s" if value >= 10 else f"{value:.2f} s"
 
 
 def duration(value: float) -> str:
-    """Seconds as a stretch of time: `45 seconds`, `12 minutes`, `3.5 hours`."""
+    """A duration in words: `45 seconds`, `12 minutes`, `3.5 hours`."""
     if value >= 7200:
         return f"{value / 3600:.1f} hours"
     return f"{value / 60:.0f} minutes" if value >= 120 else f"{value:.0f} seconds"

@@ -112,7 +112,7 @@ class MissingExtraError(KvatlasError, ImportError):
 
 
 class UnknownParentError(InvalidArgumentError, LookupError):
-    """A store continues a block that its worker does not hold, and the design cannot keep such blocks.
+    """A store continues a block that its worker does not hold, and the design cannot keep unlinked blocks.
 
     Code: "unknown_parent".
     """

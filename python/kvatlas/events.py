@@ -21,7 +21,7 @@ class Store:
         content_hashes: Content hashes of the blocks, shape (n,), each from 0 to 2**64 - 1.
         parent: The name of the block before the first; None at the beginning of a prompt.
         rank: Data-parallel rank.
-        tier: Where the blocks are: "gpu", "cpu", "disk" or "external".
+        tier: The tier of the blocks:  "gpu", "cpu", "disk" or "external".
     """
 
     worker: str
@@ -40,7 +40,7 @@ class Remove:
         worker: The worker's name.
         block_hashes: The engine's names of the blocks, in any order, shape (n,).
         rank: Data-parallel rank.
-        tier: Where the blocks were.
+        tier: The tier that evicted them.
     """
 
     worker: str

@@ -20,21 +20,21 @@ Name = int | bytes
 Names = Sequence[Name] | NDArray[Any]
 Ints = Sequence[int] | NDArray[Any]
 Blocks = dict[Name, tuple[Name | None, int]]
-"""The blocks that are held: name -> (name of the parent, content hash)."""
+"""Blocks held: name -> (name of the parent, content hash)."""
 
 
 Children = dict[tuple[Name | None, int], set[Name]]
-"""(name of a block or None for the root, content hash) -> names of the blocks that continue it with this content."""
+"""Children: (name of a block or None for the root, content hash) -> names of the blocks that continue it so."""
 
 
 TIERS: tuple[Tier, ...] = ("gpu", "cpu", "disk", "external")
 NEARER: dict[Tier, tuple[Tier, ...]] = {tier: TIERS[1 : number + 1] for number, tier in enumerate(TIERS)}
-"""A tier -> it and those between it and the device."""
+"""Tiers up to each tier: tier -> itself and those between it and the device."""
 
 
 @dataclass
 class Rank:
-    """The blocks that one rank of a worker holds, with their copies."""
+    """Blocks that one rank of a worker holds, with their copies."""
 
     device: Blocks = field(default_factory=dict)
     device_copies: dict[Name, int] = field(default_factory=dict)
@@ -63,7 +63,7 @@ def group(blocks: Blocks) -> Children:
 
 
 def depth(children: Children, query: Sequence[int]) -> int:
-    """The number of leading steps of the query that lead on from the root, children linked by their parent's name."""
+    """Depth of a query: its leading blocks that form a chain from the root, linked by their parents' names."""
     frontier: set[Name | None] = {None}
     for i, content in enumerate(query):
         frontier = {child for name in frontier for child in children.get((name, content), ())}
@@ -73,7 +73,7 @@ def depth(children: Children, query: Sequence[int]) -> int:
 
 
 def linked(children: Children) -> set[Name | None]:
-    """The blocks whose chain to the root is complete, and the root itself."""
+    """Blocks whose chain to the root is complete, and the root itself."""
     reached: set[Name | None] = {None}
     while more := {name for (parent, _), names in children.items() if parent in reached for name in names} - reached:
         reached |= more
@@ -81,7 +81,7 @@ def linked(children: Children) -> set[Name | None]:
 
 
 class ReferenceMatch:
-    """The answer to a query: see `kvatlas.Match`."""
+    """Answer to a query: see `kvatlas.Match`."""
 
     unit: Final = "blocks"
 
@@ -226,7 +226,7 @@ class ReferenceIndex:
     def _contents(
         self, tokens: Ints | None, content_hashes: Ints | None, lora: str | None, salt: str | None
     ) -> list[int]:
-        """Content hashes, as given or of the tokens: exactly one of the two."""
+        """The content hashes as given, or computed from tokens: exactly one of the two."""
         if tokens is None:
             assert content_hashes is not None
             assert lora is None
@@ -261,7 +261,7 @@ class ReferenceIndex:
         }
 
     def dump(self) -> list[Store]:
-        """One store for each copy of each block. The device's first, so that what is offloaded stays the newer."""
+        """One store for each copy of each block, device copies first, so that offloaded copies stay the newer."""
         events = []
         for worker, rank, held in self._each_rank():
             for name, (parent, content) in held.device.items():

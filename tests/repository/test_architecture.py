@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
 def test_a_page_names_files_that_are_there(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    named = re.findall(r"`((?:crates|python|tests|tools|docs)/[^`*]*\.(?:rs|py|md))`", text)
+    named = re.findall(r"`((?:crates|lab|trees|python|tests|tools|docs)/[^`*]*\.(?:rs|py|md))`", text)
     assert named
     assert [name for name in named if "NAME" not in name and not (ROOT / name).exists()] == []
 

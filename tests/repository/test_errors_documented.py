@@ -14,7 +14,12 @@ from kvatlas import errors
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "python" / "kvatlas"
-FILES = sorted(path for path in PACKAGE.rglob("*.py") if path.name != "errors.py" or path.parent != PACKAGE)
+FILES = sorted(
+    path
+    for package in (PACKAGE, ROOT / "lab" / "python" / "kvatlas")
+    for path in package.rglob("*.py")
+    if path.name != "errors.py" or path.parent != PACKAGE
+)
 CLASSES: dict[str, Any] = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
 BUILTIN = {name for name, kind in vars(builtins).items() if inspect.isclass(kind) and issubclass(kind, BaseException)}
 QUOTED = re.compile(r'"(\w+)"')

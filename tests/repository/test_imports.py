@@ -10,7 +10,9 @@ import pytest
 
 import kvatlas
 
-ROOT = Path(kvatlas.__file__).parent
+# The directories with parts of the package: the product's, and the laboratory's.
+ROOTS = [Path(path) for path in kvatlas.__path__]
+ROOT = ROOTS[0]
 
 # What each part must not import, besides what needs an extra. Files count with all their imports, lazy ones too.
 FORBIDDEN = {
@@ -31,9 +33,10 @@ ROOMS = ("cli", "client", "lab", "router", "routing", "service", "sim", "sites",
 
 def modules() -> dict[str, Path]:
     found = {}
-    for path in ROOT.rglob("*.py"):
-        parts = path.relative_to(ROOT).with_suffix("").parts
-        found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    for root in ROOTS:
+        for path in root.rglob("*.py"):
+            parts = path.relative_to(root).with_suffix("").parts
+            found[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
     return found
 
 
@@ -54,7 +57,9 @@ def imports(path: Path) -> Iterator[str]:
 
 
 def files(part: str) -> list[Path]:
-    return sorted((ROOT / part).rglob("*.py")) if (ROOT / part).is_dir() else [ROOT / f"{part}.py"]
+    if not (ROOT / part).is_dir():
+        return [ROOT / f"{part}.py"]
+    return sorted(path for root in ROOTS for path in (root / part).rglob("*.py"))
 
 
 @pytest.mark.parametrize("part", FORBIDDEN)

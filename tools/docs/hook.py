@@ -6,6 +6,7 @@ A page has `<!-- generated: NAME -->` on a line of its own where the text of `GE
 from __future__ import annotations
 
 import re
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def _use_checkout() -> None:
     """Import from this checkout, whether or not another is installed."""
-    for path in (str(ROOT / "python"), str(ROOT)):
+    for path in (str(ROOT / "lab" / "python"), str(ROOT / "python"), str(ROOT)):
         if path in sys.path:
             sys.path.remove(path)
         sys.path.insert(0, path)
@@ -41,7 +42,10 @@ GENERATORS: dict[str, Callable[[], str]] = {
 }
 
 _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
-_WATCHED = ("python", "crates/router/src/routes", "crates/service/src/http", "tools/docs", "CHANGELOG.md")
+# Where `mkdocs.yml` has mkdocstrings look.
+_SOURCES = ROOT / "target" / "docs-sources"
+_SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings forgets a path that is not there when it starts
+_WATCHED = ("python", "lab/python", "crates/router/src/requests/routes", "crates/service/src/http", "tools/docs", "CHANGELOG.md")
 
 
 def fill(markdown: str) -> str:
@@ -53,6 +57,18 @@ def on_config(config: Any) -> Any:
     """Set the path once more: mkdocs puts it back after it has loaded the hook."""
     _use_checkout()
     return config
+
+
+def on_pre_build(**_site: Any) -> None:
+    """Put both parts of the package `kvatlas` into one directory: mkdocstrings reads a package from one."""
+    shutil.rmtree(_SOURCES / "kvatlas", ignore_errors=True)
+    for part in ("python", "lab/python"):
+        shutil.copytree(
+            ROOT / part / "kvatlas",
+            _SOURCES / "kvatlas",
+            ignore=shutil.ignore_patterns("*.so", "__pycache__"),
+            dirs_exist_ok=True,
+        )
 
 
 def on_files(files: Files, *, config: Any) -> Files:

@@ -40,7 +40,7 @@ COMMANDS = tuple(name for group in GROUPS.values() for name in group)
 
 
 class _Commands(click.Group):
-    """The commands: each is the function of its name in the module of its name. Suggests the nearest name."""
+    """Group of commands, each the function of its name in the module of its name. Suggests the nearest name."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(COMMANDS)

@@ -46,7 +46,7 @@ DIFFERENT = 1
 def compare(a: str, b: str, deep: bool, key_file: Path | None, ca: Path | None, timeout: float, as_json: bool) -> None:
     """Show which workers differ between A and B, and where. Each is a URL or the file of a snapshot.
 
-    A URL is that of a service, or of a router that follows events itself.
+    A URL names a service, or a router that follows events itself.
 
     Two services are compared by their fingerprints first: one word for each rank. Ranks with equal words hold the same
     blocks on the same tiers. Only if some differ, or with --deep, both snapshots are fetched and compared block by

@@ -1,4 +1,4 @@
-"""Parts that commands share: where to print, how to stop, how to end, how to show progress."""
+"""Console, Ctrl-C, exit statuses and progress bars of the commands."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Interrupt:
 
     @contextmanager
     def at_once(self) -> Iterator[None]:
-        """A context in which the first Ctrl-C stops at once, too: for reads that nothing else would end."""
+        """A context in which the first Ctrl-C, too, stops at once: for reads that nothing else ends."""
         self._at_once = True
         try:
             yield
@@ -93,7 +93,7 @@ def exit_status(function: _F) -> _F:
 
 
 def check_output(file: Path, inputs: Sequence[Path] = ()) -> None:
-    """Check before the work that a file can be written, and is none of those that are read. Raises `UsageError`."""
+    """Check before the work that a file can be written and is not an input of the command. Raises `UsageError`."""
     if file.is_dir():
         raise click.UsageError(f"Cannot write {file}: it is a directory.")
     if not file.absolute().parent.is_dir():
@@ -103,7 +103,7 @@ def check_output(file: Path, inputs: Sequence[Path] = ()) -> None:
 
 
 def write_output(file: Path, write: Callable[[], object]) -> Path:
-    """Write a file, with `write`. Raises `UsageError`."""
+    """Write a file by calling `write`. Raises `UsageError` if that fails."""
     try:
         write()
     except OSError as error:

@@ -113,7 +113,7 @@ def decode(
 def _read(source: str, interrupt: Interrupt) -> Iterator[_Message]:
     name = "standard input" if source == "-" else source
     try:
-        with interrupt.at_once():  # whoever types sees nothing until the end
+        with interrupt.at_once():  # a person who types the input sees no output until its end
             data = sys.stdin.buffer.read() if source == "-" else Path(source).read_bytes()
         if data.startswith(_GZIP):
             data = gzip.decompress(data)
@@ -128,7 +128,7 @@ def _read(source: str, interrupt: Interrupt) -> Iterator[_Message]:
 
 
 def _payload(name: str, data: bytes) -> bytes:
-    """The bytes themselves. An array begins with a byte that is no ASCII, so text is always one of the others."""
+    """The payload's bytes. Raw MessagePack begins with a byte outside ASCII, so text is hexadecimal or base64."""
     if data[0] >= 0x80:
         return data
     text = b"".join(data.split())
@@ -334,7 +334,7 @@ def _name(name: int | bytes) -> str:
 
 
 def _printable(text: str) -> str:
-    """Text without what would move a terminal's cursor."""
+    """Text without control characters, which could move a terminal's cursor."""
     return text if text.isprintable() else ascii(text)[1:-1]
 
 

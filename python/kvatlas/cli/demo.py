@@ -39,7 +39,7 @@ def demo(seconds: float, speed: float, request_rate: float, policies: tuple[str,
     """Run the router in front of simulated engines, with one routing policy after the other.
 
     The engines are processes that publish KV events over ZMQ and serve requests like an OpenAI server. The router is
-    that of `kvatlas router`. Each policy gets the same requests, and engines with empty caches.
+    `kvatlas router`. Each policy gets the same requests, and engines with empty caches.
 
     Hit rate: the share of prompt tokens that the chosen engine had cached. First token: the time to the first token, in
     the engines' time; a good policy makes both the mean and the slowest (p99) short. Decision: how long the router took

@@ -19,7 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def engines_option(default: int, most: int) -> Callable[[_F], _F]:
-    """--engines."""
+    """The option --engines."""
     return click.option(
         "--engines",
         type=click.IntRange(1, most),
@@ -31,7 +31,7 @@ def engines_option(default: int, most: int) -> Callable[[_F], _F]:
 
 
 def cache_option(command: _F) -> _F:
-    """--cache-tokens."""
+    """The option --cache-tokens."""
     return click.option(
         "--cache-tokens",
         type=click.IntRange(1),
@@ -43,12 +43,12 @@ def cache_option(command: _F) -> _F:
 
 
 def request_rate_option(text: str, **how: Any) -> Callable[[_F], _F]:
-    """--request-rate."""
+    """The option --request-rate."""
     return click.option("--request-rate", type=POSITIVE, metavar="RATE", help=text, **how)
 
 
 def time_unit_option(command: _F) -> _F:
-    """--time-unit."""
+    """The option --time-unit."""
     return click.option(
         "--time-unit",
         type=click.Choice(tuple(UNITS)),
@@ -57,7 +57,7 @@ def time_unit_option(command: _F) -> _F:
 
 
 def seed_option(command: _F) -> _F:
-    """--seed."""
+    """The option --seed."""
     return click.option(
         "--seed",
         type=click.IntRange(0, (1 << 64) - 1),

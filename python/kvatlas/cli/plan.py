@@ -138,7 +138,7 @@ def _run_live(options: dict[str, Any]) -> None:
 
 
 def _watched(reader: RouterReader, seconds: float) -> list[dict[str, Any]]:
-    """The decisions that the router keeps now and makes within some seconds, each once."""
+    """Decisions that the router has kept or makes within the next seconds, each once."""
     found = {decision["number"]: decision for decision in reader.decisions(_MOST)}
     until = time.monotonic() + seconds
     while (left := until - time.monotonic()) > 0:

@@ -1,4 +1,4 @@
-"""The messages that relays publish, read as values: for people and tools. The service reads them in Rust.
+"""Decoder of the messages that relays publish, for `kvatlas decode`. The service reads them in Rust.
 
 The format is described in docs/reference/relay-format.md.
 """
@@ -50,7 +50,7 @@ def decode_message(payload: bytes) -> dict[str, Any]:
     """A relay's message: its life, id, block size, key, timestamp and frames.
 
     Raises:
-        DecodeError: It is none, or one of another version than 1.
+        DecodeError: The bytes are no relay's message, or one of a version other than 1.
     """
     data = _Bytes(payload)
     magic, version = data.take(2)
@@ -106,7 +106,7 @@ def _changes(data: _Bytes) -> list[dict[str, Any]]:
 
 
 def _blocks(data: _Bytes, last: int) -> tuple[list[int], int]:
-    """Numbers of blocks, in runs."""
+    """Block numbers, written as runs of consecutive ones."""
     left = data.number()
     blocks: list[int] = []
     while left > 0:

@@ -174,7 +174,7 @@ def _trace(path: Path | None, options: dict[str, Any]) -> Trace:
 
 def _show(result: ReplayResult, trace: Trace, options: dict[str, Any], record: Decisions | None) -> None:
     to_stdout = options["json_to"] == "-"
-    # Files first: they are there even if nobody reads the report.
+    # Files first: they are written even if the reader of the report closes the pipe.
     text, written = write_results(options, as_json(result), functools.partial(write_plot, result))
     if options["save_trace"] is not None:
         written.append(options["save_trace"])

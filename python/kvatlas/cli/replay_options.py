@@ -1,4 +1,4 @@
-"""The options of commands that replay traffic over simulated engines, and what they come to."""
+"""Options of the commands that replay traffic over simulated engines, and the values made of them."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _all(options: Sequence[Callable[[Any], Any]], command: _F) -> _F:
 
 
 def fleet_options(command: _F) -> _F:
-    """The engines: how many, their caches and their speed."""
+    """Add the options of the engines: their number, caches and speed."""
     options = (
         engines_option(_CONFIG.fleet.engines, MOST_ENGINES),
         click.option(
@@ -105,7 +105,7 @@ def fleet_options(command: _F) -> _F:
 
 
 def results_options(command: _F) -> _F:
-    """Add the options of where the results are written to."""
+    """Add the options for the files of results."""
     options = [
         click.option("--json", "json_to", metavar="FILE", help="Write the results to FILE as JSON; - for stdout."),
         click.option(
@@ -121,7 +121,7 @@ def results_options(command: _F) -> _F:
 
 
 def traffic_options(command: _F) -> _F:
-    """The traffic: TRACE, a workload by name or a router's record, and how it is replayed."""
+    """Add the options of the traffic: TRACE, a workload by name or a router's record, and how it is replayed."""
     options = (
         click.argument("trace", required=False, type=click.Path(path_type=Path), metavar="[TRACE]"),
         click.option(
@@ -169,12 +169,12 @@ def traffic_options(command: _F) -> _F:
 
 
 def read_asked(path: Path, options: dict[str, Any]) -> Trace:
-    """The trace of a file. Raises `TraceError`."""
+    """Read the trace in a file. Raises `TraceError`."""
     return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
 
 
 def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
-    """The workload that is asked for by name. None: there is none. Raises `UsageError`, `ConfigError`."""
+    """The workload that the options name; None if they name none. Raises `UsageError`, `ConfigError`."""
     if options["workload"] is None:
         return None
     if path is not None or options["decisions"] is not None:
@@ -196,7 +196,7 @@ def _check_recorded(name: str, recorded: int, what: str, options: dict[str, Any]
 
 
 def read_record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
-    """The record that is asked for. None: there is none. Raises `UsageError`, `TraceError`."""
+    """The router's record that the options name; None if they name none. Raises `UsageError`, `TraceError`."""
     if options["decisions"] is None:
         if options["model"] is not None:
             raise click.UsageError("--model needs --decisions.")
@@ -215,9 +215,9 @@ def read_record(path: Path | None, options: dict[str, Any]) -> Decisions | None:
 def prepare_replay(
     path: Path | None, options: dict[str, Any]
 ) -> tuple[Workload | None, Decisions | None, ReplayConfig]:
-    """The workload or the record that is asked for, and how it is to be replayed.
+    """The workload or record that the options name, and the configuration of its replay.
 
-    Whatever cannot be made or written raises here, before anything is read or made.
+    Options that cannot be met raise here, before anything is read or made.
     """
     workload = asked_workload(path, options)
     record = read_record(path, options)
@@ -229,7 +229,7 @@ def prepare_replay(
 
 
 def named_trace(workload: Workload | None, record: Decisions | None, options: dict[str, Any]) -> Trace | None:
-    """The trace of a workload or a record, with as many requests as are asked for. None: there is neither."""
+    """The trace of a workload or a record, cut to --requests; None without either."""
     if record is not None:
         return record.trace
     if workload is None:
@@ -239,7 +239,7 @@ def named_trace(workload: Workload | None, record: Decisions | None, options: di
 
 
 def replay_config(options: dict[str, Any], workload: Workload | None, record: Decisions | None) -> ReplayConfig:
-    """The fleet and how it is driven. Options that a command does not have are left as they are by default."""
+    """The configuration of a replay from these options. Options that a command lacks keep their defaults."""
     asked = tuple(dict.fromkeys(options["policies"]))
     policies = tuple(policy_names()) if "all" in asked else asked or POLICIES
     scenario = workload.scenario if workload is not None else Scenario()

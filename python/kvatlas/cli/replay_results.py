@@ -1,4 +1,4 @@
-"""The files that commands write of a replay: plots, JSON, and a generated trace."""
+"""Files with the results of a replay: plots, JSON, and a generated trace."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from kvatlas.lab.figures import check_plot
 
 
 def check_results(trace: Path | None, options: dict[str, Any]) -> None:
-    """Check that every file can be written. `trace`: the file that is read, which must not be one of them."""
+    """Check that every file of results can be written and none of them is `trace`, the file that is read."""
     for plot in options["plots"]:
         check_plot(plot)
     more = (_json_file(options), options.get("save_trace"))
@@ -24,9 +24,9 @@ def check_results(trace: Path | None, options: dict[str, Any]) -> None:
 def write_results(
     options: dict[str, Any], data: dict[str, Any], draw: Callable[[Path], None]
 ) -> tuple[str, list[Path]]:
-    """Write the plots and the JSON that are asked for. Returns the text of the JSON, and the files.
+    """Write the plots and the JSON that the options name. Returns the text of the JSON, and the files.
 
-    `draw` writes a plot of a name.
+    `draw(path)` writes a plot.
     """
     text = json.dumps(data, indent=2)
     written = [write_output(plot, functools.partial(draw, plot)) for plot in options["plots"]]
@@ -36,5 +36,5 @@ def write_results(
 
 
 def _json_file(options: dict[str, Any]) -> Path | None:
-    """The file for JSON. None: there is none, or it goes to standard output."""
+    """The file for JSON; None without one, or if JSON goes to standard output."""
     return None if options["json_to"] in (None, "-") else Path(options["json_to"])

@@ -1,4 +1,4 @@
-"""`kvatlas router --check`: what the check found, for people."""
+"""`kvatlas router --check`: the findings of the check, printed for people."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yello
 
 
 def report(config: RouterConfig) -> int:
-    """Check, and print what was found. Returns the exit status."""
+    """Check every engine, and print the findings. Returns the exit status."""
     out = console()
     for name, path in secret_files(*(getattr(config, section) for section in ROUTER_SECTIONS if section)):
-        with contextlib.suppress(OSError):  # whoever reads it says so
+        with contextlib.suppress(OSError):  # reading the file later reports the error
             if (exposed := exposure(path)) is not None:
                 out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
     reports = check(config)

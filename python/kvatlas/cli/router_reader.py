@@ -21,7 +21,8 @@ _TIMEOUT = 5.0  # seconds
 class RouterReader:
     """Reads a running router's state, within `with`.
 
-    Each method raises `UnreachableError` if the router does not respond, and `ClientError` if it refuses, or is none.
+    Each method raises `UnreachableError` if the router does not respond, and `ClientError` if it refuses or is not a
+    router.
     """
 
     def __init__(self, url: str, key: str | None, context: ssl.SSLContext | None) -> None:

@@ -19,7 +19,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def follow_options(command: _F) -> _F:
-    """The engines to follow, every setting, and where they come from."""
+    """Add the options for engines, for every setting, and for the files with either."""
     command = print_config_option(setting_flags(SERVICE)(command))
     command = click.option(
         "--stream",

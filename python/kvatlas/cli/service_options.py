@@ -1,4 +1,4 @@
-"""Shared by commands that query a service: its address and key, and how errors end the command."""
+"""Options and error handling of the commands that query a service."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvatlas.service.config.section import check_secret, read_secret
 
 
 def asks(command: Callable[..., None]) -> Callable[..., None]:
-    """The options of a command that queries a service."""
+    """Add the options of a command that queries a service."""
     for option in reversed(
         (
             click.option(
@@ -46,7 +46,7 @@ def asks(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """The options --key-file and --ca; `key` says whose key the file has."""
+    """Add the options --key-file and --ca; `key` says whose key the file has."""
     key_file = click.option(
         "--key-file",
         type=click.Path(path_type=Path),
@@ -61,7 +61,7 @@ def authenticates(key: str) -> Callable[[Callable[..., None]], Callable[..., Non
 
 @contextmanager
 def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env: Any) -> Iterator[Client]:
-    """A client. Its errors end the command with one line: status 1 if they come from the service, else 2."""
+    """A context with a client. Its errors end the command: with status 1 if the service caused them, else 2."""
     with (
         ending("kvatlas serve", "KVATLAS_URL"),
         Client(url, key=key_of(key_file, env), timeout=timeout, ssl_context=trust(ca)) as client,
@@ -71,7 +71,7 @@ def asking(url: str, key_file: Path | None, ca: Path | None, timeout: float, env
 
 @contextmanager
 def ending(command: str, variable: str) -> Iterator[None]:
-    """Errors end the command with one line: status 1 if they come from what was asked, else 2.
+    """A context whose errors end the command with one line: status 1 if the queried server caused them, else 2.
 
     Args:
         command: The command that runs what was asked.
@@ -107,7 +107,7 @@ def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:
     """The bearer key of the file, or of KVATLAS_KEY; None without either.
 
     Raises:
-        ConfigError: It cannot be read or is no key.
+        ConfigError: The file cannot be read or does not hold a key.
     """
     if key_file is not None:
         return read_secret(key_file, "--key-file")
@@ -116,7 +116,7 @@ def key_of(key_file: Path | None, env: Mapping[str, str]) -> str | None:
 
 
 def no_workers(client: Client, model: str | None, routing_group: str | None) -> str:
-    """A message: no worker matches, and which models and routing groups exist."""
+    """The message that no worker matches, with the models and routing groups that exist."""
     words = "no workers"
     if model is not None:
         words += f" for model {model!r}"

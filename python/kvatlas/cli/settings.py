@@ -1,4 +1,4 @@
-"""The flags of commands that are configured by flags, the environment and a file: one for each setting."""
+"""Flags of the commands that take settings: one flag for each setting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def _keys(schema: Schema[Any]) -> dict[str, Any]:
 
 
 def setting_flags(schema: Schema[Any]) -> Callable[[_F], _F]:
-    """A flag for each setting, in order. The configuration parses the values, so that all sources agree."""
+    """Add a flag for each setting, in order. The configuration parses the values, so that all sources agree."""
 
     def decorate(command: _F) -> _F:
         for name, key in reversed(_keys(schema).items()):
@@ -37,7 +37,7 @@ def setting_flags(schema: Schema[Any]) -> Callable[[_F], _F]:
 
 
 def given(schema: Schema[Any], options: dict[str, Any]) -> dict[str, Any]:
-    """The texts of the flags that were given, by the settings' paths, as `read_as` takes them."""
+    """The texts of the flags on the command line, by the settings' paths, as `read_as` takes them."""
     keys = _keys(schema)
     found: dict[str, Any] = {}
     for name, text in options.items():
@@ -52,7 +52,7 @@ def given(schema: Schema[Any], options: dict[str, Any]) -> dict[str, Any]:
 
 
 def config_option(command: _F) -> _F:
-    """--config."""
+    """The option --config."""
     return click.option(
         "--config",
         type=click.Path(path_type=Path),
@@ -62,7 +62,7 @@ def config_option(command: _F) -> _F:
 
 
 def print_config_option(command: _F) -> _F:
-    """--print-config."""
+    """The option --print-config."""
     return click.option(
         "--print-config",
         is_flag=True,

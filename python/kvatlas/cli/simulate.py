@@ -61,7 +61,7 @@ _CHANCES = {
 
 
 def _faults(command: Callable[..., None]) -> Callable[..., None]:
-    """The options that inject faults."""
+    """Add the options that inject faults."""
     command = click.option(
         "--replay-socket-fault",
         type=click.Choice(["closed", "silent", "slow"]),

@@ -1,4 +1,4 @@
-"""The picture of `kvatlas top`: a line about the router, a table of engines, the last decisions; as wide as fits."""
+"""Screen of `kvatlas top`: a line about the router, a table of engines, and the last decisions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _STANDINGS = {
 }
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow"}
 _ROWS = 64  # engines shown
-_ADVISED = 8  # engines of which it is said what to do
+_ADVISED = 8  # engines shown with advice
 _CONDITIONS = (  # the worst first
     "down",
     "asleep",
@@ -52,7 +52,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """A column of a table: its title, what is in a cell, and how soon it gives way (higher: sooner)."""
+    """Column of a table: title, content of a cell, and the order in which columns are left out (higher goes first)."""
 
     title: str
     cell: Callable[[Any], Text]
@@ -62,14 +62,14 @@ class Column:
 
 @dataclass(slots=True)
 class View:
-    """Makes the picture. Rates are those since the look before."""
+    """Draws the screen. Rates cover the time since the look before."""
 
     decisions: int
     _first: Look | None = field(default=None)
     _before: Look | None = field(default=None)
 
     def show(self, look: Look, out: Console) -> RenderableType:
-        """The picture of this moment."""
+        """Draw the screen for one look at the router."""
         first, before = self._first or look, self._before or look
         self._first, self._before = first, look
         parts: list[RenderableType] = [_summary(look, first, before)]
@@ -128,14 +128,14 @@ def _advice(row: _Engine) -> Text:
 
 
 def _unread(about: dict[str, Any]) -> Text:
-    """The line about prompts that are placed without knowing what is cached of them."""
+    """The line about prompts that are placed without knowing how much of them is cached."""
     share, kinds = percent(about["share"]), ", ".join(about["endpoints"])
     words = f"{share} of the last prompts ({kinds}) cannot be read: {about['reason']}; {about['advice']}"
     return Text(f"{words}: {about['runbook']}", "yellow")
 
 
 def _changing(about: dict[str, Any]) -> Text:
-    """The line about sessions to which no cache is of use."""
+    """The line about sessions whose prompts change too early for any cache to help."""
     who = (
         "The prompts of 1 session begin"
         if about["sessions"] == 1
@@ -146,7 +146,7 @@ def _changing(about: dict[str, Any]) -> Text:
 
 
 def _since(look: Look, first: Look, name: str) -> float:
-    """A count since the first look; all of it if that is this one."""
+    """The growth of a count since the first look; the whole count at the first look."""
     return float(look.router[name] - (first.router[name] if look is not first else 0))
 
 
@@ -182,12 +182,12 @@ class _Engine:
 
     @property
     def word(self) -> str:
-        """The name of the engine's state: the worst thing known of it."""
+        """The engine's state in a word: its worst known condition."""
         return str(self.condition.get("name", self.standing))
 
     @property
     def rank_of_condition(self) -> int:
-        """The engine's place where the worst comes first."""
+        """Sort key of the engine's condition; the worst sorts first."""
         if self.word in _CONDITIONS:
             return _CONDITIONS.index(self.word)
         return len(_CONDITIONS) + (self.word == "up")
@@ -205,7 +205,7 @@ class _Engine:
         return self._since("cached_tokens")
 
     def sum(self, name: str) -> float | None:
-        """The sum of a number over all ranks; None if none of them knows it."""
+        """The sum of a figure over all ranks; None if no rank reports it."""
         known = [float(rank[name]) for rank in self.ranks if _is_number(rank.get(name))]
         return sum(known) if known else None
 
@@ -312,7 +312,7 @@ def _place(record: dict[str, Any]) -> str:
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], out: Console) -> Table:
-    """The table with as many of the columns as there is room for."""
+    """The table, with as many columns as fit."""
     order = sorted({column.gives_way for column in columns}, reverse=True)
     made = _made(columns, rows)
     for most in order:

@@ -1,4 +1,4 @@
-"""`kvatlas trace`: look at a trace, and make one of other records of traffic."""
+"""`kvatlas trace`: describe a trace, or convert other records of traffic to one."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def workers(
 
 
 def _unfollowed(worker: WorkerStatus) -> str:
-    """The line about an engine of a router that publishes no events, or is followed elsewhere."""
+    """The line about a router's engine whose events the router does not follow."""
     return f"no event stream: {worker.worker}, {worker.status}, model {worker.model or 'not known yet'}"
 
 
@@ -212,7 +212,7 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 
 def _doubt(stream: StreamStatus) -> str | None:
-    """The reason, in a word, that a stream's words are not the whole truth, the worst first; None if they are."""
+    """The worst reason to doubt a stream's blocks, in a word; None if there is none."""
     # A block that is not full cannot be used, and need not be.
     partial = stream.refused.get("partial_block", 0)
     refused = sum(stream.refused.values()) - partial

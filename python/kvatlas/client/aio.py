@@ -46,14 +46,14 @@ class AsyncClient:
         """Create a client. Nothing is sent yet.
 
         Args:
-            url: Where the service is.
+            url: The service's URL.
             key: Its bearer key.
             timeout: Seconds that connecting, sending and each part of an answer may take.
-            ssl_context: What certificates to trust; those of the system if not given.
-            client_cert: The PEM files of a certificate and of its key, to show to a service that asks for one
-                (`http.tls_client_ca`). With a context of your own, load them into that.
-            tokenizer: Makes tokens of `text=` and `messages=`: one of `kvatlas.tokenize`, or of your own. Closing it
-                is up to you.
+            ssl_context: The TLS context; one that trusts the system's certificates if not given.
+            client_cert: The PEM files of a certificate and its key, for a service that requires one
+                (`http.tls_client_ca`). With a context of your own, load them into it.
+            tokenizer: Turns `text=` and `messages=` into tokens: one of `kvatlas.tokenize`, or your own. The client
+                does not close it.
             local_hashing: Whether to hash tokens here once the service's block size is known, from an answer or from
                 `workers()`, and to send the hashes: 8 bytes a block instead of 4 a token. Answers are the same. While
                 the service could learn from tokens what engines hold, each new prompt is sent as tokens. False to send
@@ -172,7 +172,7 @@ class AsyncClient:
 
         Args:
             worker: The worker's name.
-            endpoint: Where its events are published: `tcp://host:5557`.
+            endpoint: The address of its events: `tcp://host:5557`.
             model: The model that it serves.
             block_size: Tokens in a block.
             routing_group: Its routing group.
@@ -218,7 +218,7 @@ class AsyncClient:
         return fleet
 
     async def engines(self) -> list[EngineStatus]:
-        """Return the engines and streams that the service was told to follow, registered or not, and why not."""
+        """Return the configured engines and streams, registered or not, and why not."""
         return await self._send(requests.engines())
 
     async def sites(
@@ -231,7 +231,7 @@ class AsyncClient:
         lora: str | None = None,
         salt: str | None = None,
     ) -> SitesAnswer:
-        """Ask a service above many sites which of them hold how much of a prompt.
+        """Ask a service above many sites how much of a prompt each site holds.
 
         Args:
             tokens: The prompt's token ids, from 0 to 2**32 - 1.
@@ -260,22 +260,22 @@ class AsyncClient:
         routing_group: str = DEFAULT_GROUP,
         by_engine: bool = False,
     ) -> bool:
-        """Tell a service above many sites what a site that was asked really had. Returns whether it knows the site.
+        """Report to a service above many sites how much a queried site really held. Returns whether it knows the site.
 
         Args:
             site: The site's name.
             at_least: The lower bound that was given for it, in tokens.
             at_most: The upper bound.
-            was: What there was.
+            was: The depth that was found.
             model: The model.
             routing_group: The routing group.
-            by_engine: Whether an engine has said so in its answer to the request, and not the site's index.
+            by_engine: Whether an engine reported `was` in its answer to the request, rather than the site's index.
         """
         claim = {"site": site, "at_least": at_least, "at_most": at_most, "was": was, "by_engine": by_engine}
         return await self._send(requests.compare_site(Keyspace(model, routing_group), **claim))
 
     async def site_statuses(self) -> list[SiteStatus]:
-        """Return the sites whose digests a service above many sites takes in."""
+        """Return the status of each site that sends digests to a service above many sites."""
         return await self._send(requests.site_statuses())
 
     async def dump(self) -> list[KeyspaceDump]:
@@ -287,13 +287,13 @@ class AsyncClient:
         return await self._send(requests.health())
 
     async def ready(self, *, strict: bool = False) -> Readiness:
-        """Return whether the service is ready to be asked, and what its answers are still incomplete for.
+        """Return whether the service is ready for queries, and what is missing before its answers are complete.
 
-        A service is ready from when its answers are first complete until it shuts down.
+        A service is ready from the first time its answers are complete until it shuts down.
 
         Args:
-            strict: Ready only while answers are complete: not while an engine registered later is read for the first
-                time.
+            strict: Whether to be ready only while answers are complete: not while an engine registered later is
+                replayed for the first time.
         """
         return await self._send(requests.ready(strict=strict))
 
@@ -334,7 +334,7 @@ class AsyncClient:
         await self.close()
 
     async def _ask(self, make: Callable[[Way], Call[A]], keyspace: Keyspace, prompts: list[Prompt]) -> A:
-        """Ask in the best way known, and again in another way if the service is not as it was."""
+        """Send a query in the best form known, and again in another form if the service has changed."""
         way = self._knowledge.way(keyspace, prompts)
         while True:
             try:

@@ -10,19 +10,19 @@ from typing import ClassVar, Literal
 
 @dataclass(frozen=True, slots=True)
 class WorkerDepth:
-    """The leading tokens of a prompt that a worker holds: those of its best rank, in whole blocks.
+    """Number of leading tokens of a prompt that a worker holds: on its best rank, in whole blocks.
 
     Attributes:
         worker: The worker's name.
         tokens: In the device's memory.
         host: In the device's memory or the host's.
         any_tier: In any tier.
-        ranks: In the device's memory, by data-parallel rank; ranks that hold nothing of it are left out.
+        ranks: In the device's memory, by data-parallel rank; ranks that hold none of the prompt are left out.
         block_size: Tokens in a block.
         lag_ms: By how much the service was behind the engine, if asked for and known.
         state: The state of the stream, if asked for.
-        usable: Those of `tokens` that the engine can reuse: it always computes the last token of a prompt, and of a
-            hybrid model, all cache groups can serve them. None if the length of the prompt is not known.
+        usable: How many of `tokens` the engine can reuse: it always computes a prompt's last token, and a hybrid model
+            needs them in every cache group. None if the length of the prompt is not known.
     """
 
     worker: str
@@ -43,7 +43,7 @@ class WorkerDepth:
 
 @dataclass(frozen=True, slots=True)
 class UntrustedRank:
-    """A rank whose holdings may not be what its engine holds, and the state of its stream."""
+    """Rank whose blocks in the index may differ from the engine's, with the state of its stream."""
 
     worker: str
     rank: int
@@ -51,7 +51,7 @@ class UntrustedRank:
 
 
 class _Match:
-    """The questions that every match of kvatlas answers, in blocks in the device's memory."""
+    """Methods that every match of kvatlas has, in blocks in the device's memory."""
 
     __slots__ = ()
 
@@ -97,27 +97,27 @@ class _Match:
 
 @dataclass(frozen=True, slots=True)
 class Answer(_Match):
-    """The leading part of a prompt that each worker holds.
+    """Answer to a query: how much of a prompt each worker holds.
 
-    `depth`, `length`, `levels()`, `scores()` and `best()` are those of every match of kvatlas, in blocks. Figures in
-    tokens have it in their names, and `workers` has all that is known of each worker.
+    `depth`, `length`, `levels()`, `scores()` and `best()` are in blocks, as in every match of kvatlas. Figures in
+    tokens say so in their names; `workers` has everything known about each worker.
 
     Attributes:
-        workers: The workers that hold any of it in any tier, deepest first.
+        workers: The workers that hold any of the prompt in any tier, deepest first.
         block_size: Tokens in a block.
         length: Whole blocks of the prompt, the maximum of a depth.
         prompt_tokens: Tokens of the prompt; None if the query gave content hashes.
         untrusted: Ranks that are untrusted now. The service's setting `http.untrusted` decides whether `workers`
             includes them.
-        partial: Ranks that may hold more than their depths say, because events of theirs were lost.
+        partial: Ranks that may hold more than their depths say, because events were lost.
         upper_bound: Whether some depths are upper bounds only, as for hybrid models and for ranks in `no_salts`.
         no_salts: Ranks whose engine does not report cache salts (vLLM before 0.17). A prompt without a salt may hit
             less there than its depth says; of a prompt with a salt, the depth is unknown.
-        lora: The adapter that the model's name is the name of, if it is one: tokens were hashed for it.
-        wants_tokens: Whether the service could learn more if it got tokens instead of content hashes. Clients that hash
-            tokens themselves then send each new prompt as tokens once.
-        unverified: Ranks whose engine has connected anew, where only a sequence number says that it has not restarted:
-            it may hold nothing of what its depth says. A query that is `strict` leaves them out.
+        lora: The adapter if the query's model names one; tokens were hashed for it.
+        wants_tokens: Whether tokens would let the service adopt more blocks than content hashes do. Clients that hash
+            locally then send each new prompt once as tokens.
+        unverified: Ranks whose engine has reconnected, where only a sequence number shows that it has not restarted: it
+            may hold none of what its depth says. A `strict` query leaves them out.
     """
 
     workers: tuple[WorkerDepth, ...]
@@ -139,9 +139,9 @@ class Answer(_Match):
 
 @dataclass(frozen=True, slots=True)
 class RankDepth:
-    """The leading tokens of a prompt that a rank holds, in the device's memory and in any tier.
+    """Number of leading tokens of a prompt that a rank holds, in the device's memory and in any tier.
 
-    `usable` are those of `tokens` that the engine can reuse; None if the length of the prompt is not known.
+    `usable` is how many of `tokens` the engine can reuse; None if the length of the prompt is not known.
     """
 
     worker: str
@@ -153,7 +153,7 @@ class RankDepth:
 
 @dataclass(frozen=True, slots=True)
 class RankMatch(_Match):
-    """The answer to one query of a batch: the same methods as `Answer`, and the ranks.
+    """Answer to one query of a batch, with the methods of `Answer` and the ranks.
 
     Attributes:
         ranks: The ranks that hold any of the prompt, deepest first.
@@ -208,7 +208,7 @@ class StreamStatus:
         partial: Whether the engine may hold more, because batches were lost that no replay recovered.
         upper_bound: Whether depths are upper bounds only.
         no_salts: Whether the engine does not report cache salts (vLLM before 0.17).
-        epoch: The number of the epoch: one more with each restart of the engine.
+        epoch: The number of the epoch, which grows by one with each restart of the engine.
         seq: The number of the last batch applied.
         lag_ms: Time from the engine's timestamp in the last live batch until it was visible in answers.
         lag_max_ms: The longest lag so far.
@@ -219,14 +219,14 @@ class StreamStatus:
         ranks: Ranks that the stream feeds.
         counters: Counts by name: "gaps", "lost_batches", "resets" and so on.
         refused: Events that were refused, by reason.
-        last_error: What is wrong, or what went wrong if the stream is partial; None if all is well.
-        previous_error: The last error that is over.
-        previous_error_ms: Time since that was noticed.
+        last_error: The present error, or the one that made the stream partial; None without errors.
+        previous_error: The last error that has ended.
+        previous_error_ms: Time since `previous_error` was noticed.
         unverified: Whether, after a reconnection, only a sequence number shows that the engine has not restarted.
         fingerprints: For each rank, one word for the blocks that it holds, in hexadecimal. Services with equal words
             hold the same blocks on the same tiers.
-        snapshot: What became of the blocks that a snapshot had of the stream: "proving", "kept", or why they were
-            dropped; None if it had none.
+        snapshot: The fate of the stream's blocks from a snapshot: "proving", "kept", or why they were dropped; None if
+            the snapshot had none.
     """
 
     rank: int
@@ -279,7 +279,7 @@ class WorkerStatus:
 
 @dataclass(frozen=True, slots=True)
 class EngineStatus:
-    """An engine, or a configured stream, that the service is to follow.
+    """Engine or stream that the service is configured to follow.
 
     Attributes:
         worker: The worker's name.
@@ -289,7 +289,7 @@ class EngineStatus:
         rank: The rank of a configured stream; None for an engine.
         code: The code of the last problem, if there is one.
         reason: The last problem in words.
-        since_ms: Milliseconds that it has been in this state.
+        since_ms: Time in this state, in milliseconds.
     """
 
     worker: str
@@ -302,7 +302,7 @@ class EngineStatus:
 
     @property
     def is_registered(self) -> bool:
-        """True if the service follows it."""
+        """True if the service follows the engine."""
         return self.state == "registered"
 
 
@@ -330,11 +330,12 @@ class KeyspaceDump:
 
 @dataclass(frozen=True, slots=True)
 class Readiness:
-    """The readiness of a service: whether to ask it, and what its answers are still incomplete for.
+    """Readiness of a service: whether to send it queries, and what is missing before its answers are complete.
 
     Attributes:
-        ready: Whether to ask: answers are complete, or were once. With `strict`, whether they are complete now.
-        holds: What the service was configured to wait for, such as "discovery".
+        ready: Whether to send queries: answers are complete, or have been. With `strict`, whether they are complete
+            now.
+        holds: Conditions that the service waits for, such as "discovery".
         streams: Ranks whose first replay is still running.
         draining: Whether the service is shutting down.
         engines: Engines that are not registered, and why. They are not waited for, unless none is registered.

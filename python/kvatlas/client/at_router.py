@@ -1,4 +1,4 @@
-"""A router's answers, as those of a service: it follows events like one, and has the same rows under other paths."""
+"""Answers of a router in the form of a service's: a router follows events, and has the same rows under other paths."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def explain(prompt: Prompt, scope: Scope) -> Call[dict[str, Any]]:
 def workers(
     engines: Rows, followed: list[WorkerStatus], model: str | None, routing_group: str | None
 ) -> list[WorkerStatus]:
-    """The workers of a router: the engines that it follows, then those without events."""
+    """The workers of a router: engines whose events it follows, then engines without events."""
     fleet = list(followed)
     known = {worker.worker for worker in fleet}
     for row in engines:

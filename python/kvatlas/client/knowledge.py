@@ -1,4 +1,4 @@
-"""The knowledge of a service that a client gains from its answers: block sizes, and the form of its queries."""
+"""Knowledge of a service that a client gains from its answers: block sizes, and the forms of queries it accepts."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Keyspace:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """The form in which to send a query.
+    """Form in which to send a query.
 
     Attributes:
         block_size: Tokens in a block, to hash tokens here; None to send the tokens.
@@ -36,10 +36,10 @@ class Way:
 
 
 class ServiceKnowledge:
-    """The knowledge of one service.
+    """Knowledge about one service.
 
-    A query is sent in the best way known. Whatever comes of it is told here, and may be to ask again in another way.
-    Each such way is a plainer one, so that there is an end to it.
+    A query is sent in the best form known. Its answer is recorded here, and may
+    require asking again in another form. Each further form is plainer, so the attempts end.
     """
 
     def __init__(self, *, local_hashing: bool) -> None:
@@ -50,7 +50,7 @@ class ServiceKnowledge:
         self._told: dict[Keyspace, set[int]] = {}
 
     def way(self, keyspace: Keyspace, prompts: Iterable[Prompt]) -> Way:
-        """The best way known to send a query."""
+        """The best form known for a query."""
         given = [prompt for prompt in prompts if not prompt.is_hashed]
         hashes = self._local_hashing and bool(given)
         if hashes and keyspace in self._told and self._tells(self._told[keyspace], given):
@@ -59,7 +59,7 @@ class ServiceKnowledge:
 
     @staticmethod
     def _tells(told: set[int], prompts: Iterable[Prompt]) -> bool:
-        """True if the tokens of one of these are new to the service. Of adapters' prompts it learns nothing."""
+        """True if the tokens of a prompt without an adapter are new to the service."""
         new = {hash((prompt.content(), prompt.salt)) for prompt in prompts if not prompt.lora} - told
         if len(told) + len(new) > _MOST_TOLD:
             told.clear()
@@ -72,7 +72,7 @@ class ServiceKnowledge:
             self._block_sizes[Keyspace(worker.model, worker.routing_group)] = worker.block_size
 
     def answered(self, keyspace: Keyspace, way: Way, answer: Answer | BatchAnswer) -> Way | None:
-        """Learn from an answer. Returns how to ask again if its blocks are not those that were hashed."""
+        """Learn from an answer. Returns how to ask again if its block size differs from the one hashed with."""
         block_size, lora = answer.block_size, answer.lora
         if answer.wants_tokens:
             self._told.setdefault(keyspace, set())
@@ -94,7 +94,7 @@ class ServiceKnowledge:
             self._as_bytes = False
             return replace(way, as_bytes=False)
         if error.status == httpx.codes.NOT_FOUND and way.block_size is not None:
-            # Nobody is registered any more, so the block size may be another one next time.
+            # No worker is registered any more, so the block size may differ next time.
             self._block_sizes.pop(keyspace, None)
             return replace(way, block_size=None)
         return None

@@ -1,4 +1,4 @@
-"""The answers of a service in JSON: made into values, or refused with the reason."""
+"""Parser of a service's JSON answers: makes values of them, or raises with the reason."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
     """The value that `make` makes of an answer in JSON.
 
     Raises:
-        ClientError: The answer is no JSON, or not what this version of kvatlas understands.
+        ClientError: The answer is not JSON, or this version of kvatlas does not understand it.
     """
     try:
         return make(json.loads(text))
@@ -43,7 +43,7 @@ def parsed(text: str | bytes, make: Callable[[Any], T], url: httpx.URL) -> T:
 
 
 def _shown(url: httpx.URL) -> httpx.URL:
-    """The URL without the query: that may be long, and is in the message already if it matters."""
+    """The URL without its query string, which may be long."""
     return url.copy_with(query=None)
 
 
@@ -255,7 +255,7 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 
 def readiness(data: Any) -> Readiness:
-    """The readiness of `/ready`. A router's is that of the index in it."""
+    """The readiness in an answer of `/ready`; a router reports that of its index."""
     waiting = data.get("waiting", {})
     is_incomplete = data.get("index_ready") is False
     return Readiness(

@@ -1,4 +1,4 @@
-"""The prompt of a query: tokens, content hashes, text or chat messages, checked before they are sent."""
+"""Prompt of a query: tokens, content hashes, text or chat messages, checked before they are sent."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Query:
 
     Attributes:
         tokens: Token ids.
-        content_hashes: Those of the prompt's blocks, which `kvatlas.content_hashes` makes.
+        content_hashes: Content hashes of the prompt's full blocks, from `kvatlas.content_hashes`.
         text: A completion's prompt; the client needs a tokenizer.
         messages: A chat, as requests have it; the client needs a tokenizer.
         tools: The tools offered in the chat.
@@ -59,13 +59,13 @@ class Query:
     salt: str | None = None
 
     def check(self, name: str = "") -> None:
-        """Check that it is one prompt.
+        """Check that exactly one form of prompt is given.
 
         Args:
-            name: What it is called in messages, with a dot; empty for the arguments of a method.
+            name: The query's name in messages, with a dot; empty for the arguments of a method.
 
         Raises:
-            InvalidArgumentError: There is no input (code "missing_argument"), or too many arguments (code
+            InvalidArgumentError: There is no prompt (code "missing_argument"), or too many arguments (code
                 "conflicting_arguments").
         """
         given = [each for each in _INPUTS if getattr(self, each) is not None]
@@ -86,12 +86,12 @@ class Query:
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt that can be sent: its numbers, checked.
+    """Prompt that can be sent: its numbers, checked.
 
     Attributes:
         numbers: Token ids as uint32, or content hashes as uint64.
         is_hashed: Whether they are content hashes.
-        length: How long the prompt is.
+        length: The prompt's length.
         lora: The LoRA adapter; None if it is in the hashes.
         salt: The cache salt; None if it is in the hashes.
     """
@@ -129,7 +129,7 @@ class Prompt:
 
     @property
     def hashed_tokens(self) -> int | None:
-        """The number of tokens that were hashed, which hashes do not tell; None for tokens, or if nobody knows."""
+        """The number of tokens that were hashed, which the hashes do not show; None for tokens, or if unknown."""
         return self.length.tokens if self.is_hashed else None
 
     def body(self) -> dict[str, Any]:
@@ -152,7 +152,7 @@ def prepare(query: Query, tokenizer: Tokenizer | None, name: str = "") -> Query:
     """The query, checked, with tokens instead of text or messages.
 
     Raises:
-        InvalidArgumentError: It is not one prompt, or there is no tokenizer (code "missing_argument").
+        InvalidArgumentError: There is not exactly one prompt, or no tokenizer (code "missing_argument").
         TokenizerError: The tokenizer failed.
     """
     query.check(name)
@@ -195,7 +195,7 @@ def _with_tokens(query: Query, tokens: Sequence[int]) -> Query:
 
 
 def _array(numbers: Numbers, name: str, low: int, high: int) -> npt.NDArray[np.integer[Any]]:
-    """The numbers as an array, checked: floats and bools are no tokens. A negative one gives its two's complement."""
+    """The numbers as a checked array: floats and bools are refused. A negative one gives its two's complement."""
     import numpy as np  # noqa: PLC0415
 
     if isinstance(numbers, np.ndarray):

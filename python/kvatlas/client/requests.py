@@ -1,4 +1,4 @@
-"""Requests to a service, and the values made of their answers: all that the two clients share.
+"""Requests to a service and the values made of their answers, shared by both clients.
 
 Each function makes a `Call`; a client sends it and gives `Call.finish` the answer.
 """
@@ -62,7 +62,7 @@ class Deadline:
 
 
 class Call(Generic[T]):
-    """A request: its method, its path, its body as bytes or to be sent in JSON."""
+    """Request: its method, path, and body as bytes or a value to be sent as JSON."""
 
     def __init__(self, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         self.method = method
@@ -75,7 +75,7 @@ class Call(Generic[T]):
         """The value of an answer.
 
         Raises:
-            ClientError: It is a refusal, or cannot be understood.
+            ClientError: The answer is a refusal, or cannot be understood.
         """
         if not answer.is_success:
             raise parse.refused(answer)
@@ -87,7 +87,7 @@ class Call(Generic[T]):
 
 
 class Json(Call[T]):
-    """A request whose answer is JSON, of which `make` makes a value."""
+    """Request whose JSON answer `make` turns into a value."""
 
     def __init__(self, make: Any, method: str, path: str, body: dict[str, Any] | bytes | None = None) -> None:
         super().__init__(method, path, body)
@@ -100,7 +100,7 @@ class Json(Call[T]):
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The part of the index that a query looks at, and the parts of the answer that it wants."""
+    """Part of the index that a query searches, and the parts of the answer that it asks for."""
 
     keyspace: Keyspace
     top_k: int | None
@@ -146,7 +146,7 @@ class Scope:
         return body
 
     def search(self, prompt: Prompt) -> str | None:
-        """The scope as the query string of a URL, with the rest of the prompt; None if it has no place there."""
+        """The scope as the query string of a URL, with the rest of the prompt; None if it cannot be one."""
         body = self.body()
         among = body.pop("among", None)
         if among is not None:
@@ -167,11 +167,11 @@ class Scope:
 
 
 def query(prompt: Prompt, scope: Scope, way: Way) -> Call[answers.Answer]:
-    """POST /query, or /query_by_hash for content hashes: as bytes, if there is nothing that a URL should not have."""
+    """POST /query, or /query_by_hash for content hashes: as bytes, unless a parameter must not be in a URL."""
     prompt = prompt.hashed(way.block_size)
     path = "/query_by_hash" if prompt.is_hashed else "/query"
     make = partial(parse.answer, asked=prompt.length)
-    # URLs are written to the logs of proxies, where a salt is nobody's business.
+    # URLs are written to the logs of proxies, where a salt must not appear.
     if way.as_bytes and not prompt.salt and (search := scope.search(prompt)) is not None:
         return Json(make, "POST", f"{path}?{search}", prompt.content())
     return Json(make, "POST", path, prompt.body() | scope.body())

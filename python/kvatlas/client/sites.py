@@ -1,4 +1,4 @@
-"""The answers of a service above many sites: which sites hold how much of a prompt, and the sites themselves."""
+"""Answers of a service above many sites: how much of a prompt each site holds, and the status of each site."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class SitesLevel:
-    """Sites with the same bounds.
+    """Sites with equal bounds for a prompt.
 
     Attributes:
-        at_least: Tokens of the prompt that each of them has at least.
-        at_most: And at most.
+        at_least: Lower bound of the tokens of the prompt that each site holds.
+        at_most: Upper bound of them.
         sites: Their names.
     """
 
@@ -26,10 +26,10 @@ class SitesAnswer:
     """Bounds for every site, as of its last digest.
 
     Attributes:
-        levels: Sites that surely had something, the most first.
-        rest_at_most: Tokens that each site has at most that is neither in levels nor in unknown.
-        unknown: Sites that may have anything: not heard for too long, or doubted.
-        probe: A doubted site that should be asked, to see whether its claims hold again; None if there is none.
+        levels: Sites that certainly held some of the prompt, the deepest first.
+        rest_at_most: Upper bound, in tokens, for each site that is neither in `levels` nor in `unknown`.
+        unknown: Sites without bounds: silent for too long, or doubted.
+        probe: A doubted site to ask, to see whether its claims hold again; None if there is none.
         probe_at_least: What that site claims, in tokens.
         length: The prompt's full blocks, in tokens.
         block_size: Tokens in a block.
@@ -46,22 +46,22 @@ class SitesAnswer:
 
 @dataclass(frozen=True, slots=True)
 class SiteStatus:
-    """A site whose digests are taken in.
+    """Status of a site that sends digests.
 
     Attributes:
         site: Its name.
-        model: The model that the digests are of.
+        model: The model of the digests.
         routing_group: The routing group.
         block_size: Tokens in a block.
-        state: "known"; "unknown" if it was not heard for too long, or a digest is missing; "doubted" if it claimed more
-            than it had, too often.
+        state: "known"; "unknown" if it was silent for too long, or a digest is missing; "doubted" if it claimed more
+            than it held, too often.
         age: Seconds since its last digest.
-        seq: The number of that digest.
-        marks: Marks that it has.
+        seq: The number of its last digest.
+        marks: Marks in its digests.
         bytes: Bytes of its digests so far.
-        trust: Which share of its claims it has kept, from 0 to 1.
-        compared: Claims that were compared with what there was.
-        short: Those of which less was there.
+        trust: Share of its claims that held, from 0 to 1.
+        compared: Claims compared with what the site really held.
+        short: Compared claims that exceeded what the site really held.
     """
 
     site: str

@@ -1,6 +1,6 @@
 """SyncPrefixHashTable from Python: what it takes and gives, settings, and what is refused.
 
-What it answers is tested in `crates/trees/src/prefix_table/tests.rs`.
+What it answers is tested in `trees/crates/trees/src/prefix_table/tests.rs`.
 """
 
 import gc

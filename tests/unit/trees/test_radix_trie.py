@@ -1,6 +1,6 @@
 """RadixTrie from Python: what it takes and gives, its nodes, and what it refuses.
 
-What it matches and evicts is tested in `crates/trees/src/radix_trie/tests.rs`.
+What it matches and evicts is tested in `trees/crates/trees/src/radix_trie/tests.rs`.
 """
 
 import gc

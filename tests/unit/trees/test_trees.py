@@ -1,6 +1,6 @@
 """The trees from Python: names of the originals, values, forms of prompts, `select`.
 
-What they match and evict is tested in `crates/trees/tests/trees`.
+What they match and evict is tested in `trees/crates/trees/tests/trees`.
 """
 
 from typing import Any

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
-use crate::engine::Engine;
+use crate::engines::Engine;
 use crate::lock;
 
 /// Time after which an engine is asked again whether it makes the same tokens.

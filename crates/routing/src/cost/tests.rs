@@ -161,7 +161,7 @@ fn a_prompt_on_its_way_is_computed_by_another_as_well_if_too_many_wait_for_it() 
     // What each of them waits for the others' tokens is less than the prompt takes to compute.
     assert_eq!(engines(&copies_of(16, 8_000)), 1);
     let taken = copies_of(160, 8_000);
-    assert!(taken.iter().all(|taken| (25..=60).contains(taken)), "{taken:?}");
+    assert!(taken.iter().all(|taken| (15..=60).contains(taken)), "{taken:?}");
     // The longer the prompt takes to compute, the more wait for it.
     assert!(engines(&copies_of(160, 8_000)) > engines(&copies_of(160, 80_000)));
 }

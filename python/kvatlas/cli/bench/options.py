@@ -17,7 +17,7 @@ _PLAN = PlanConfig()
 _F = TypeVar("_F", bound=Callable[..., Any])
 FILE = click.Path(path_type=Path)
 OF_TRACE = ("time_unit", "skip_bad")
-"""Options of a trace that is read."""
+"""Names of the options for reading a trace."""
 
 
 def _options(*options: Callable[[_F], _F]) -> Callable[[_F], _F]:
@@ -164,7 +164,7 @@ def _pin(text: str | None) -> list[int] | None:
 
 
 def run_values(options: dict[str, Any]) -> dict[str, object]:
-    """The options of a run that were given."""
+    """Options of a run that the command line gave."""
     names = ("query_threads", "event_threads", "jump_size", "shards", "group_size", "check_seconds")
     given: dict[str, object] = {name: options[name] for name in names if options[name] is not None}
     if options["strict"]:

@@ -31,7 +31,7 @@ def load_trace(trace: Path | None, options: dict[str, Any]) -> Any:
 
 
 def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> tuple[Any, Path]:
-    """The plan and the file it is in: processes read it from there."""
+    """The plan and its file, from which measuring processes read it."""
     from kvatlas._native import Plan  # noqa: PLC0415
     from kvatlas.lab.bench.plan import cached_plan, make_plan, save_plan  # noqa: PLC0415
 

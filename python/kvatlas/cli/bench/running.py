@@ -1,4 +1,4 @@
-"""Shared by the commands of `kvatlas bench` while they run: progress, files, plots."""
+"""Progress, files and plots of the commands of `kvatlas bench`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class OrderedGroup(click.Group):
 
 @contextlib.contextmanager
 def progress_bar(unit: str) -> Iterator[Callable[[str, float, float], None]]:
-    """A bar on stderr: (what, done, of). Nothing if stderr is not a terminal."""
+    """A progress bar on stderr, as a function (what, done, of); it prints nothing if stderr is not a terminal."""
     made = Progress(
         TextColumn("{task.description}"),
         BarColumn(),

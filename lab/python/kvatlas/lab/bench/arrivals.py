@@ -1,0 +1,171 @@
+"""Arrival times of the queries of each worker: a trace spread over workers.
+
+A **session** is what a trace says (`session_id`), else the requests that have their second trace block in common, as
+turns of a conversation do (the first is often everybody's system prompt); a prompt of one trace block is a session of
+its own. A session goes to `copies` workers picked at random, and all of its requests go to all of them.
+
+Two things spread arrivals in time, so that they do not come in heaps that no fleet of routers would see:
+
+- A trace's clock may tick slowly (the conversation trace's does every 3 s). Requests of one tick are spread evenly over
+  the time to the next, in their order.
+- Each further copy of a session, and each session of a duplicate of the trace, is late by a time of its own, uniform
+  from 0 to `copy_spread` seconds and the same for all its requests: within a session and a worker the order holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from kvatlas import prefix_hashes
+from kvatlas._hashes import Hashes
+from kvatlas.errors import ConfigError
+from kvatlas.lab.bench import segments
+from kvatlas.lab.bench.config import MOST_BLOCKS, PlanConfig
+from kvatlas.lab.bench.segments import Ints
+from kvatlas.sim.hashing import expand, output_content
+from kvatlas.sim.request import cacheable_tokens
+from kvatlas.sim.trace import Trace, TraceRequest, check_block_size
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(slots=True)
+class Chains:
+    """Blocks of all requests, one after the other: `contents[first[r] : first[r] + total[r]]`, `names` alike."""
+
+    first: Ints
+    total: Ints  # blocks that will ever be full: of the prompt, then of the output
+    prompt: Ints  # of these, the prompt's: the query
+    prompt_tokens: Ints
+    output_tokens: Ints
+    contents: Hashes
+    names: Hashes
+
+
+@dataclass(slots=True)
+class Arrivals:
+    """Arrivals as pairs (request, worker), ordered by worker, then by time."""
+
+    times: Floats  # seconds from the first
+    requests: Ints
+    workers: Ints
+
+
+def sessions_of(requests: Sequence[TraceRequest]) -> Ints:
+    """The session of each request, numbered in order of appearance."""
+    numbers: dict[object, int] = {}
+    found = np.empty(len(requests), dtype=np.int64)
+    for place, request in enumerate(requests):
+        key: object
+        if request.session_id is not None:
+            key = ("named", request.session_id)
+        elif len(request.hash_ids) > 1:
+            key = ("block", request.hash_ids[1])
+        else:
+            key = ("alone", place)
+        found[place] = numbers.setdefault(key, len(numbers))
+    return found
+
+
+def spread_ticks(timestamps: Sequence[int]) -> Floats:
+    """Seconds from the first timestamp (ms); requests of one tick are spread over the time to the next tick.
+
+    A tick lasts until the next timestamp, but no longer than the median of those times: a lull stays one.
+    """
+    stamps, counts = np.unique(np.array(timestamps, dtype=np.float64), return_counts=True)
+    seconds = (stamps - stamps[0]) / 1000
+    if len(stamps) == 1:
+        alone: Floats = np.arange(counts[0], dtype=np.float64) / counts[0]
+        return alone
+    gaps = np.diff(seconds)
+    usual = float(np.median(gaps))
+    width = np.append(np.minimum(gaps, usual), usual)
+    spread: Floats = np.repeat(seconds, counts) + np.repeat(width / counts, counts) * segments.places(counts)
+    return spread
+
+
+def make_arrivals(trace: Trace, config: PlanConfig) -> Arrivals:
+    """Spread the requests of `trace` and its duplicates over workers and time. Request r of duplicate d: d * n + r."""
+    rng = np.random.default_rng([config.fleet.seed, 1])
+    count = len(trace.requests)
+    session = sessions_of(trace.requests)
+    sessions = int(session.max()) + 1
+    base = spread_ticks([request.timestamp for request in trace.requests])
+    copies = config.copies
+    times, requests, workers = [], [], []
+    for duplicate in range(config.duplication):
+        chosen = _choose(rng, config.fleet.engines, copies, sessions)
+        late = rng.uniform(0.0, config.copy_spread, (sessions, copies))
+        if duplicate == 0:
+            late[:, 0] = 0.0
+        times.append((base[:, None] + late[session]).reshape(-1))
+        requests.append(np.repeat(np.arange(count) + duplicate * count, copies))
+        workers.append(chosen[session].reshape(-1))
+    every = Arrivals(np.concatenate(times), np.concatenate(requests), np.concatenate(workers))
+    order = np.lexsort((every.requests, every.times, every.workers))
+    return Arrivals(every.times[order], every.requests[order], every.workers[order])
+
+
+def _choose(rng: np.random.Generator, workers: int, copies: int, sessions: int) -> Ints:
+    if copies == 1:
+        return rng.integers(0, workers, (sessions, 1))
+    picks = [rng.choice(workers, copies, replace=False, shuffle=False) for _ in range(sessions)]
+    return np.array(picks, dtype=np.int64)
+
+
+def make_chains(trace: Trace, config: PlanConfig) -> Chains:
+    """The blocks of every request of every duplicate.
+
+    A trace's id i becomes ids i * length ... of its own in each duplicate. Blocks of generated tokens are unique to a
+    request, and the same on every copy of it.
+    """
+    size, length = config.fleet.engine.block_size, config.length
+    parts = check_block_size(size, trace.block)
+    rows = trace.requests
+    prompt_tokens = np.array([row.input_length * length for row in rows], dtype=np.int64)
+    output_tokens = np.array([row.output_length for row in rows], dtype=np.int64)
+    cacheable = np.array([cacheable_tokens(row.input_length * length, row.output_length) for row in rows])
+    total, prompt = cacheable // size, prompt_tokens // size
+    if (blocks := int(total.sum()) * config.duplication) > MOST_BLOCKS:
+        raise ConfigError(
+            f"this plan would hold {blocks:,} blocks; the limit is {MOST_BLOCKS:,}: "
+            "use larger blocks, less duplication, a smaller length or fewer requests"
+        )
+    id_count = np.array([len(row.hash_ids) for row in rows], dtype=np.int64)
+    known_ids = np.concatenate([np.array(row.hash_ids, dtype=np.uint64) for row in rows])
+    # Ids may be any 64-bit number: numbered densely they can be multiplied and shifted.
+    distinct, dense = np.unique(known_ids, return_inverse=True)
+    known = np.minimum(id_count * length * parts, prompt)
+    owner, place = segments.owners(total), segments.places(total)
+    from_trace = place < known[owner]
+    # Which expanded block of the concatenated ids each known block is.
+    source = (segments.starts(id_count)[owner] * (length * parts) + place)[from_trace]
+    contents = np.empty((config.duplication, len(place)), dtype=np.uint64)
+    steps = np.arange(length, dtype=np.uint64)
+    for duplicate in range(config.duplication):
+        own = (dense.astype(np.uint64) + np.uint64(duplicate * len(distinct))) * np.uint64(length)
+        content = contents[duplicate]
+        content[from_trace] = expand((own[:, None] + steps).reshape(-1), parts)[source]
+        numbers = (owner[~from_trace] + duplicate * len(rows)).astype(np.uint64)
+        content[~from_trace] = output_content(numbers, place[~from_trace].astype(np.uint64))
+    flat = contents.reshape(-1)
+    totals = np.tile(total, config.duplication)
+    first = segments.starts(totals)
+    names = np.empty_like(flat)
+    for start, count in zip(first.tolist(), totals.tolist(), strict=True):
+        if count:
+            names[start : start + count] = prefix_hashes(flat[start : start + count])
+
+    def tiled(column: Ints) -> Ints:
+        return np.tile(column, config.duplication)
+
+    return Chains(first, totals, tiled(prompt), tiled(prompt_tokens), tiled(output_tokens), flat, names)
+
+
+def trace_blocks(trace: Trace) -> int:
+    """Trace blocks of all prompts, whole or not."""
+    return sum(-(-row.input_length // trace.block) for row in trace.requests)

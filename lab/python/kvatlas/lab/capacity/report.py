@@ -1,0 +1,158 @@
+"""Report of a capacity plan, for a terminal: bottleneck, hit rate by the size of the cache, and variants."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.padding import Padding
+
+from kvatlas._tables import make_table
+from kvatlas._text import count, counted, percent, seconds, share, short
+from kvatlas.lab.capacity.plan import NOW, Bottleneck, CapacityPlan
+from kvatlas.lab.replay import summary
+from kvatlas.lab.replay.drive import Waits
+from kvatlas.lab.replay.report import between, busy, first_token, hits
+
+CACHE = ("cache of each engine", "all together", "one cache finds", "of the possible")
+VARIANTS = ("fleet", "cache hits", "TTFT mean", "change", "p99", "for room", "busy", "between p99")
+# Left out in this order where the terminal is too narrow.
+_EXPENDABLE = (7, 6, 4, 1)
+_IDLE = (
+    "Compute limits this fleet, and requests hardly wait: the time is that of their own prompts. Faster engines help; "
+    "more engines or more cache hardly do."
+)
+_HARDLY = 0.1  # of the time to first token
+_OVERLOAD = 0.9
+OVERLOADED = (
+    "Prompts keep the engines busy more than 90 % of the time: waiting times mostly reflect the length of the trace."
+)
+_ENOUGH = 0.95  # of what any cache could find
+
+NOTES = (
+    "One cache: as large as all engines' together, whoever places requests. Variants are simulated, with a cache for "
+    "each engine; a host tier holds copies of what was computed, and announces them. TTFT: time to first token; for "
+    "room: its part spent waiting for free blocks; busy: share of the time in steps with prompts in them; change: of "
+    "the mean TTFT."
+)
+
+_MEANING = {
+    "room": "Room limits this fleet: prompts wait because running requests fill the caches. More engines or more KV "
+    "cache help; a host tier does not by itself.",
+    "cache": "The cache limits this fleet: prompts are computed again that were cached once. A larger cache, a host "
+    "tier, or a policy that finds more helps.",
+    "compute": "Compute limits this fleet: most of the time goes to prompts that nobody had. Faster or more engines "
+    "help; more cache hardly does.",
+}
+
+
+def about_bottleneck(bottleneck: Bottleneck, waits: Waits) -> list[str]:
+    """The limit of a fleet, in sentences. `waits`: of the fleet as it is."""
+    waiting = waits.router + waits.queue + waits.room
+    total = bottleneck.room + bottleneck.cache + bottleneck.compute
+    return [
+        (
+            f"Of the mean time to first token, {seconds(total)}, requests spend {seconds(bottleneck.room)} waiting for "
+            f"room, {seconds(bottleneck.cache)} on computing again what was cached once (their own prompts, and those "
+            f"before them in a queue), and {seconds(bottleneck.compute)} on computing the rest."
+        ),
+        meaning_of(bottleneck, waiting / (waiting + waits.compute) if waiting else 0.0),
+    ]
+
+
+def meaning_of(bottleneck: Bottleneck, waiting: float) -> str:
+    """The sentence that says what limits a fleet. `waiting`: the share of the time in which others are computed."""
+    if bottleneck.largest == "compute" and waiting < _HARDLY:
+        return _IDLE
+    return _MEANING[bottleneck.largest]
+
+
+def about_cache(plan: CapacityPlan) -> list[str]:
+    """The hit rate of caches, in sentences."""
+    curve, fleet = plan.curve, plan.config.fleet
+    if curve.most <= 0:
+        return ["No prompt repeats the beginning of an earlier one: no cache helps."]
+    enough = curve.tokens_for(_ENOUGH * curve.most) / fleet.engines
+    lines = [
+        (
+            f"{percent(_ENOUGH * curve.most)}, {percent(_ENOUGH)} of the possible, takes {short(enough)} tokens of "
+            f"cache on each of {fleet.engines} engines, if they were one cache."
+        )
+    ]
+    if plan.rows and plan.rows[0].result.waits.room > _HARDLY * plan.rows[0].result.ttft.mean:
+        lines.append(
+            "Requests wait for room here: running contexts fill the caches, which find less than the curve says."
+        )
+    if plan.host_tokens:
+        tokens = fleet.engine.cache_tokens * fleet.engines
+        without, behind = curve.rate(tokens), curve.rate(tokens + plan.host_tokens * fleet.engines)
+        more = f"raises what one cache finds from {percent(without)} to {percent(behind)}"
+        if behind - without < 0.0005:
+            more = "finds nothing more than the caches do, if they were one"
+        lines.append(f"A host tier of {short(plan.host_tokens)} tokens behind each engine {more}.")
+    return lines
+
+
+def cache_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
+    """The hit rate by the size of the cache, the given size among them."""
+    fleet, most = plan.config.fleet, plan.curve.most
+    rows = [
+        (
+            short(tokens) + (" (now)" if tokens == fleet.engine.cache_tokens else ""),
+            short(tokens * fleet.engines),
+            percent(rate),
+            share(rate, most),
+        )
+        for tokens, rate in plan.cache_rates()
+    ]
+    return [*rows, ("no limit", "", percent(most), share(most, most))]
+
+
+def variant_rows(plan: CapacityPlan) -> list[tuple[str, ...]]:
+    """One row for each fleet that was simulated."""
+    base = plan.rows[0].result.ttft.mean if plan.rows else 0.0
+    return [
+        (
+            row.name,
+            hits(row.result),
+            first_token(row.result, row.result.ttft.mean),
+            "" if row.name == NOW or not base else _change(row.result.ttft.mean / base),
+            first_token(row.result, row.result.ttft.p99),
+            first_token(row.result, row.result.waits.room),
+            busy(row.result),
+            between(row.result, row.result.between.p99),
+        )
+        for row in plan.rows
+    ]
+
+
+def _change(ratio: float) -> str:
+    return f"{ratio:.0f} x" if ratio >= 3 else f"{100 * (ratio - 1):+.0f} %"
+
+
+def print_plan(plan: CapacityPlan, console: Console) -> None:
+    """Print the report."""
+    if plan.partial:
+        console.print("Interrupted: this is what was done so far.", style="bold yellow")
+    if plan.base is not None:
+        for line in [*summary.about_trace(plan.base), summary.about_fleet(plan.base)]:
+            console.print(line, highlight=False)
+    else:
+        tokens = plan.curve.prompt_tokens
+        console.print(f"{plan.trace}: {counted(plan.requests, 'request')}, {count(tokens)} prompt tokens.")
+    console.print()
+    console.print(make_table(CACHE, cache_rows(plan), console.width, title="Cache", expendable=(1,)))
+    for line in about_cache(plan):
+        console.print(line, highlight=False)
+    if plan.rows:
+        console.print()
+        styles = ["bold green" if row.name == NOW else None for row in plan.rows]
+        rows = variant_rows(plan)
+        console.print(
+            make_table(VARIANTS, rows, console.width, title="What more is worth", styles=styles, expendable=_EXPENDABLE)
+        )
+        console.print(Padding(NOTES, (0, 1)), style="dim", highlight=False)
+    if (bottleneck := plan.bottleneck) is not None:
+        console.print()
+        for line in about_bottleneck(bottleneck, plan.rows[0].result.waits):
+            console.print(line, highlight=False)
+        if plan.rows[0].result.utilisation >= _OVERLOAD:
+            console.print(OVERLOADED, highlight=False)

@@ -1,0 +1,107 @@
+"""Bounds for comparison with policies: placement with full knowledge of the engines.
+
+`GreedyBound` knows each engine's true cache, its queue and running requests, and the length of each answer, and sends
+each request where it expects the least harm. It is greedy and does not know later requests, so it is not a strict
+bound. With one cache for all engines (as large as theirs together, or without limit) it shows the gain that sharing
+caches would bring.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvatlas._hashes import Hashes
+from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import EngineReport
+from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
+
+BOUNDS = ("greedy", "shared-cache", "infinite-cache")
+"""Names of the bounds: `GreedyBound` with each engine's own cache, one cache as large as all, and one without limit."""
+
+
+@dataclass(slots=True)
+class GreedyBound:
+    """Placer that looks into the engines. Give it `engines` before the first request."""
+
+    name: str
+    block_size: int
+    seed: int = 0
+    harm: float = 0.02  # what a second of prefill costs each request that generates there
+    engines: Sequence[SteppedEngine] = ()
+    uses_index: bool = False
+    _uncached: dict[int, int] = field(default_factory=dict)  # of requests that wait, by number
+    _down: set[int] = field(default_factory=set)
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
+        """Choose the engine of least harm."""
+        names = request.block_hashes[: (request.prompt_tokens - 1) // self.block_size]
+        best: list[int] = []
+        least = float("inf")
+        uncached: dict[int, int] = {}
+        for number, engine in enumerate(self.engines):
+            if number in self._down or number in without:
+                continue
+            mine = uncached[number] = request.prompt_tokens - engine.depth(names) * self.block_size
+            cost = self._cost(engine, mine)
+            if cost < least - 1e-9:
+                best, least = [number], cost
+            elif cost <= least + 1e-9:
+                best.append(number)
+        chosen = self._random.choice(best)
+        self._uncached[request.number] = uncached[chosen]
+        return chosen
+
+    def _cost(self, engine: SteppedEngine, uncached: int) -> float:
+        """Seconds to the first token on an engine, plus the delay of the other requests there."""
+        steps, chunk = engine.steps, engine.config.chunk or 8_192
+        alone = steps.of(0, engine.decoding + 1, engine.context)
+        each = (alone + steps.prefill * chunk) / chunk  # seconds a token
+        waiting = sum(self._uncached.get(other.number, other.target) for other in engine.waiting)
+        own = uncached * each
+        # Those whose answer ends before do not mind.
+        delayed = sum(
+            min(own, alone * (other.cacheable_tokens - other.computed)) for other in engine.running if other.computed
+        )
+        return (waiting + engine.begun_tokens) * each + own + self.harm * delayed
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """See `Placer`. No request waits in the router."""
+        return ()
+
+    def first_token(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._uncached.pop(request.number, None)
+
+    def finished(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._uncached.pop(request.number, None)
+
+    def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._uncached.pop(request.number, None)
+
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
+        """See `Placer`."""
+
+    def joins(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._down.discard(engine)
+
+    def leaves(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._down.add(engine)

@@ -1,0 +1,97 @@
+"""Configuration of a replay."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from kvatlas.errors import ConfigError
+from kvatlas.lab.replay.drive import Limits
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.fleet import FleetConfig
+from kvatlas.sim.hardware import StepTime
+from kvatlas.sim.scheduler import EngineConfig
+
+MOST_BLOCKS = 50_000_000  # of all engines together, at about 150 bytes each
+
+
+CHUNK = 512
+"""Default tokens of a step: few enough that a step of the default hardware takes below 0.1 s."""
+
+
+POLICIES = ("kvatlas", "dynamo-kv", "vllm-router-kv-aware", "smg-cache-aware", "least-loaded", "round-robin")
+"""The policies that are replayed by default; `kvatlas.routing.policy_names()` lists all."""
+
+GUESSES = ("mock", "ttl")
+"""Estimates that replace the index without events: simulated caches ("mock"), or recently sent prompts ("ttl")."""
+
+
+def default_fleet() -> FleetConfig:
+    """Make the default fleet: sixteen engines of the default hardware."""
+    return FleetConfig(engine=EngineConfig(chunk=CHUNK))
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayConfig:
+    """Settings of a replay: a fleet, its requests and its routers.
+
+    Attributes:
+        fleet: The simulated engines. The rates in their configuration are not used: `steps` determines their speed.
+        steps: Duration of a step of an engine.
+        scenario: Events in the fleet during the replay.
+        limits: The latency limits within which a request counts as served well.
+        policies: Names of the routing policies, `module:Class`, or names of bounds.
+        options: Options of the policies; every replayed policy gets them.
+        settings: Settings of the router.
+        routers: Number of routers. They take requests by turns, and report their requests at the engines to each other.
+        guess: The estimate that replaces the index without events: one of `GUESSES`.
+        loop: "open" or "closed"; None: closed if requests of the trace wait for each other.
+        host_tokens: Tokens of a host tier behind each engine's cache, announced as its copies; 0: there is none.
+        speedup: Speed factor of the trace's clock.
+        check: Share of the queries whose answers are compared with the reference, from 0 to 1.
+        check_seconds: Time limit for the checked queries of one policy, in seconds.
+    """
+
+    fleet: FleetConfig = field(default_factory=default_fleet)
+    steps: StepTime = field(default_factory=StepTime)
+    scenario: Scenario = field(default_factory=Scenario)
+    limits: Limits = field(default_factory=Limits)
+    policies: tuple[str, ...] = POLICIES
+    options: Mapping[str, Any] | None = None
+    settings: Mapping[str, Any] | None = None
+    routers: int = 1
+    guess: str = "mock"
+    loop: str | None = None
+    host_tokens: int = 0
+    speedup: float = 1.0
+    check: float = 0.01
+    check_seconds: float = 3.0
+
+    def __post_init__(self) -> None:
+        engine = self.fleet.engine
+        if self.fleet.engines * engine.blocks > MOST_BLOCKS:
+            raise ConfigError(
+                f"{self.fleet.engines} engines of {engine.blocks} blocks are more than the {MOST_BLOCKS} blocks that "
+                "fit in memory: use larger blocks, smaller pools or fewer engines"
+            )
+        if self.host_tokens < 0:
+            raise ConfigError(f"host_tokens must not be negative, got {self.host_tokens}")
+        if not (math.isfinite(self.speedup) and self.speedup > 0):
+            raise ConfigError(f"speedup must be above 0, got {self.speedup}")
+        if not 0 <= self.check <= 1:
+            raise ConfigError(f"check must be from 0 to 1, got {self.check}")
+        if not self.check_seconds >= 0:
+            raise ConfigError(f"check_seconds must not be negative, got {self.check_seconds}")
+        named = [(name, n) for name in ("slow", "joins", "dies", "limits") for n in getattr(self.scenario, name)]
+        named += [(trouble.kind, trouble.engine) for trouble in self.scenario.troubles]
+        for name, number in named:
+            if number >= self.fleet.engines:
+                raise ConfigError(f"{name} names engine {number}, and there are {self.fleet.engines} from 0 on")
+        if self.guess not in GUESSES:
+            raise ConfigError(f"guess must be one of {', '.join(GUESSES)}, got {self.guess!r}")
+        if self.routers < 1:
+            raise ConfigError(f"routers must be at least 1, got {self.routers}")
+        if not self.policies:
+            raise ConfigError("no policies")

@@ -1,0 +1,111 @@
+"""Delivery of announcements to the index: at once, late, or lost and requested again.
+
+An engine numbers its announcements. When one is lost, the next to arrive shows the gap. Announcements after a gap wait,
+in order, until the lost one has been fetched (`repair` seconds later), as in the service while it replays a stream.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from kvatlas._hashes import Hashes
+from kvatlas.lab.replay.scenario import Scenario
+from kvatlas.sim.events import Sink
+
+# What is called, of whom, with the parent, the names and the contents.
+_Call = tuple[str, str, int | None, Sequence[int], Hashes | None]
+
+
+@dataclass(slots=True)
+class _Stream:
+    """Stream of announcements of one engine."""
+
+    lost: list[tuple[int, _Call]] = field(default_factory=list)  # with their numbers; the gap is not noticed yet
+    until: float = 0.0  # nothing is applied before this
+
+
+@dataclass(slots=True)
+class DeliveryCounters:
+    """Counts of late, lost and repaired announcements of one replay."""
+
+    announced: int = 0
+    lost: int = 0
+    gaps: int = 0  # times that a gap was seen and asked for
+
+
+@dataclass(slots=True)
+class Delivery:
+    """Sink that passes announcements on to `index` when they are due. Set `now` before engines run."""
+
+    index: Sink
+    scenario: Scenario
+    seed: int = 0
+    now: float = 0.0
+    counters: DeliveryCounters = field(default_factory=DeliveryCounters)
+    _streams: dict[str, _Stream] = field(default_factory=dict)
+    _due: list[tuple[float, int, _Call]] = field(default_factory=list)
+    _random: random.Random = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._random = random.Random(self.seed)
+
+    def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
+        """Announce a store."""
+        self._announce(("store", worker, parent, block_hashes, content_hashes))
+
+    def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
+        """Announce removals."""
+        self._announce(("remove", worker, None, block_hashes, None))
+
+    def clear(self, worker: str) -> None:
+        """Announce a clear."""
+        self._announce(("clear", worker, None, (), None))
+
+    def gone(self, worker: str) -> None:
+        """Drop an engine that is gone from the index. Its undelivered announcements are lost."""
+        self._due = [entry for entry in self._due if entry[2][1] != worker]
+        heapq.heapify(self._due)
+        self._streams.pop(worker, None)
+        if not self.scenario.no_events:
+            self.index.clear(worker)
+
+    def run_until(self, time: float) -> None:
+        """Apply the announcements due up to and including `time`."""
+        due = self._due
+        while due and due[0][0] <= time:
+            self._apply(heapq.heappop(due)[2])
+
+    def _announce(self, call: _Call) -> None:
+        scenario, counters = self.scenario, self.counters
+        counters.announced += 1
+        if scenario.no_events:
+            return
+        if scenario.exact_events:
+            self._apply(call)
+            return
+        stream = self._streams.setdefault(call[1], _Stream())
+        arrives = self.now + scenario.event_delay
+        if self._random.random() < scenario.lose_events:
+            counters.lost += 1
+            stream.lost.append((counters.announced, call))
+            return
+        if stream.lost:
+            # This one shows the gap.
+            counters.gaps += 1
+            stream.until = max(stream.until, arrives + scenario.repair)
+            for number, missed in stream.lost:
+                heapq.heappush(self._due, (stream.until, number, missed))
+            stream.lost.clear()
+        heapq.heappush(self._due, (max(arrives, stream.until), counters.announced, call))
+
+    def _apply(self, call: _Call) -> None:
+        kind, worker, parent, names, contents = call
+        if kind == "store" and contents is not None:
+            self.index.store(worker, parent, names, contents)
+        elif kind == "remove":
+            self.index.remove(worker, names)
+        else:
+            self.index.clear(worker)

@@ -1,0 +1,282 @@
+"""Common interface of the deciders in a replay: routers, and bounds with full knowledge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from kvatlas._hashes import Hashes
+from kvatlas.errors import PolicyError
+from kvatlas.lab.replay.blind import Guess
+from kvatlas.lab.replay.measure import IndexMatch
+from kvatlas.lab.replay.misbehaviour import EngineReport
+from kvatlas.routing import Decision, Router
+from kvatlas.sim.request import Request
+from kvatlas.sim.stepped import SteppedEngine
+
+# Nothing is given up on the way, by anybody. In the router's own queue, requests wait as long as in `kvatlas router`.
+_PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6}
+
+REPORT_EVERY = 0.05
+"""Least seconds between two looks at the engines' reports, as in llm-d's router."""
+
+TELL_EVERY = 0.05
+"""Least seconds between two messages from a router to another, as in `kvatlas router --peer`."""
+
+
+class Placer(Protocol):
+    """Picks an engine for each request, and is notified of its progress. Times are virtual seconds."""
+
+    name: str
+
+    @property
+    def uses_index(self) -> bool:
+        """True if `choose` weighs what the index says."""
+
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
+        """Choose the number of an engine; None if the request waits in the router until `bound` returns it.
+
+        `without`: numbers of engines that have failed to answer this request.
+        """
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """Take the requests that waited and go to an engine now."""
+
+    def first_token(self, request: Request, now: float) -> None:
+        """Note that a request's prompt is computed."""
+
+    def finished(self, request: Request, now: float) -> None:
+        """Note that a request's last token is generated."""
+
+    def failed(self, request: Request, now: float) -> None:
+        """Note that the engine died or refused the request, which may be passed to `choose` again."""
+
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
+        """Take the engines' reports on themselves, as their metrics give them."""
+
+    def joins(self, engine: int, now: float) -> None:
+        """Add an engine that takes requests from now on."""
+
+    def leaves(self, engine: int, now: float) -> None:
+        """Remove an engine: it takes no more requests."""
+
+
+class RouterPlacer:
+    """Placer made of a `kvatlas.routing.Router` with any of its policies."""
+
+    def __init__(
+        self,
+        policy: str,
+        workers: Sequence[str],
+        block_size: int,
+        seed: int,
+        options: Mapping[str, Any] | None = None,
+        settings: Mapping[str, Any] | None = None,
+        guess: Guess | None = None,
+    ) -> None:
+        """Create a placer. `guess` replaces the index without events. Raises `PolicyError`, `ConfigError`."""
+        self.name = policy
+        self._workers = list(workers)
+        self._numbers = {name: number for number, name in enumerate(workers)}
+        self._router = Router(
+            policy,
+            (),
+            block_size=block_size,
+            seed=seed,
+            options=options,
+            settings={**_PATIENT, **(settings or {})},
+            clock=lambda: 0.0,
+        )
+        for name in workers:
+            self._router.add_worker(name, now=0.0)
+        self._block_size = block_size
+        self._guess = guess
+        self._sent: dict[int, Decision] = {}
+        self._away: set[int] = set()
+        self._observed = -REPORT_EVERY
+        self._waiting: dict[int, Request] = {}
+
+    @property
+    def uses_index(self) -> bool:
+        return self._router.uses_index
+
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
+        """See `Placer`."""
+        found: Any = match
+        if self._guess is not None:
+            found = self._guessed(request, now)
+        allowed = [name for n, name in enumerate(self._workers) if n not in without] if without else None
+        decision = self._router.choose(
+            content_hashes=query,
+            prompt_tokens=request.prompt_tokens,
+            match=found,
+            session=request.session,
+            allowed=allowed,
+            now=now,
+        )
+        self._sent[request.number] = decision
+        if decision.waits:
+            self._waiting[request.number] = request
+            return None
+        return self._goes(request, decision, now)
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """See `Placer`."""
+        if not self._waiting:
+            return ()
+        self._router.bind(now=now)
+        placed = [request for number, request in self._waiting.items() if not self._sent[number].waits]
+        for request in placed:
+            del self._waiting[request.number]
+        return [(request, self._goes(request, self._sent[request.number], now)) for request in placed]
+
+    def first_token(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._sent[request.number].first_token(now=now)
+
+    def finished(self, request: Request, now: float) -> None:
+        """See `Placer`. The router gets the usage that engines report, as in reality."""
+        decision = self._sent.pop(request.number)
+        decision.finish(cached_tokens=request.hit_tokens, output_tokens=request.output_tokens, now=now)
+        if self._guess is not None:
+            self._guess.ended(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._sent.pop(request.number).failed(now=now)
+        if self._guess is not None:
+            self._guess.ended(request, now)
+
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
+        """See `Placer`."""
+        if now < self._observed + REPORT_EVERY:
+            return
+        self._observed = now
+        for number, engine in enumerate(engines):
+            if number not in self._away:
+                size = engine.pool.size
+                self._router.report(
+                    self._workers[number],
+                    waiting=len(engine.waiting),
+                    running=len(engine.running),
+                    kv_usage=1.0 - engine.pool.free / size,
+                    capacity_blocks=size,
+                    held_blocks=engine.pool.cached,
+                    now=now,
+                )
+
+    def joins(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._away.discard(engine)
+        self._router.add_worker(self._workers[engine], now=now)
+
+    def leaves(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        self._away.add(engine)
+        self._router.remove_worker(self._workers[engine], now=now)
+        if self._guess is not None:
+            self._guess.forget(engine)
+
+    def tell(self, other: RouterPlacer, now: float) -> None:
+        """Report this router's requests at the engines to another router."""
+        self._router.tell(other._router, now=now)
+
+    def _goes(self, request: Request, decision: Decision, now: float) -> int:
+        if decision.worker is None:
+            raise PolicyError(f"policy {self.name!r} refused request {request.number}: {decision.refused}")
+        engine = self._numbers[decision.worker]
+        if self._guess is not None:
+            self._guess.sent(request, request.block_hashes[: request.prompt_tokens // self._block_size], engine, now)
+        return engine
+
+    def _guessed(self, request: Request, now: float) -> dict[str, int]:
+        if self._guess is None:
+            return {}
+        names = request.block_hashes[: request.prompt_tokens // self._block_size]
+        return {self._workers[engine]: depth for engine, depth in self._guess.depths(names, now).items()}
+
+
+class RoutersPlacer:
+    """Placer made of several routers that take requests by turns, and report their requests to each other."""
+
+    def __init__(self, routers: Sequence[RouterPlacer]) -> None:
+        self.name = routers[0].name
+        self._routers = list(routers)
+        self._told = 0.0
+
+    @property
+    def uses_index(self) -> bool:
+        return self._routers[0].uses_index
+
+    def choose(
+        self,
+        request: Request,
+        query: Hashes,
+        match: IndexMatch | None,
+        now: float,
+        *,
+        without: frozenset[int] = frozenset(),
+    ) -> int | None:
+        """See `Placer`."""
+        self._tell(now)
+        return self._of(request).choose(request, query, match, now, without=without)
+
+    def bound(self, now: float) -> Sequence[tuple[Request, int]]:
+        """See `Placer`."""
+        self._tell(now)
+        return [placed for router in self._routers for placed in router.bound(now)]
+
+    def first_token(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).first_token(request, now)
+
+    def finished(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).finished(request, now)
+
+    def failed(self, request: Request, now: float) -> None:
+        """See `Placer`."""
+        self._of(request).failed(request, now)
+
+    def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.observe(engines, now)
+
+    def joins(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.joins(engine, now)
+
+    def leaves(self, engine: int, now: float) -> None:
+        """See `Placer`."""
+        for router in self._routers:
+            router.leaves(engine, now)
+
+    def _of(self, request: Request) -> RouterPlacer:
+        return self._routers[request.number % len(self._routers)]
+
+    def _tell(self, now: float) -> None:
+        if now < self._told + TELL_EVERY:
+            return
+        self._told = now
+        for router in self._routers:
+            for other in self._routers:
+                if other is not router:
+                    router.tell(other, now)

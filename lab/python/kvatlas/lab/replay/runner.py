@@ -1,0 +1,232 @@
+"""Replay a trace over a fleet of simulated engines, once for each policy.
+
+In virtual time: a request arrives, the index is asked what each engine holds of its prompt, the policy picks an engine,
+the engine prefills, generates, and announces the blocks that it caches and evicts, and every announcement is applied to
+the index before the next request comes (later, or never, if the scenario says so). Every policy's replay has an index
+of its own; policies that do not use it ignore its answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from time import perf_counter
+
+import kvatlas
+from kvatlas import BlockIndex
+from kvatlas._hashes import Hashes
+from kvatlas.errors import KvatlasError, PolicyError
+from kvatlas.lab.replay.blind import Guess, MockCaches, TtlCaches
+from kvatlas.lab.replay.bounds import BOUNDS, GreedyBound
+from kvatlas.lab.replay.check import Checker, watched_workers
+from kvatlas.lab.replay.config import ReplayConfig
+from kvatlas.lab.replay.delivery import Delivery
+from kvatlas.lab.replay.drive import Drive
+from kvatlas.lab.replay.loop import closed_arrivals, open_arrivals
+from kvatlas.lab.replay.measure import Index, IndexMatch, TimedIndex, clock_cost, index_figures
+from kvatlas.lab.replay.misses import Holdings
+from kvatlas.lab.replay.placing import Placer, RouterPlacer, RoutersPlacer
+from kvatlas.lab.replay.results import Latency, PolicyResult, ReplayResult, latency, spread
+from kvatlas.lab.replay.sessions import session_slowdown, time_alone
+from kvatlas.reference import ReferenceIndex
+from kvatlas.sim.curve import hit_curve
+from kvatlas.sim.loop import choose_loop
+from kvatlas.sim.pool import BlockPool
+from kvatlas.sim.request import Request
+from kvatlas.sim.statistics import infinite_cache, trace_statistics
+from kvatlas.sim.trace import Trace, check_block_size, make_request, use_own_names
+
+Progress = Callable[[str, int], None]  # policy, requests done
+
+
+def replay(
+    trace: Trace,
+    config: ReplayConfig | None = None,
+    *,
+    progress: Progress | None = None,
+    stop: Callable[[], bool] | None = None,
+    make_index: Callable[[int], Index] | None = None,
+    first: Placer | None = None,
+) -> ReplayResult:
+    """Replay `trace` once for each policy of `config`.
+
+    `progress` is called every few requests. `stop` is called before each request: once it returns True, the results so
+    far are returned, marked partial. `make_index` builds the index under test from a block size. `first`, such as a
+    router's recorded choices, is replayed before the policies.
+    """
+    config = config or ReplayConfig()
+    fleet = config.fleet
+    size = fleet.engine.block_size
+    check_block_size(size, trace.block)
+    loop = choose_loop(trace, config.loop)
+    # All of them before anything else is done: one that cannot be made is told at once.
+    placers = [make_placer(name, config) for name in config.policies]
+    if first is not None:
+        placers.insert(0, first)
+    bound = infinite_cache(trace.requests, size, trace.block)
+    prompts = sum(request.input_length for request in trace.requests)
+    result = ReplayResult(
+        version=kvatlas.__version__,
+        trace=trace.name,
+        skipped=trace.skipped,
+        generated=trace.facts,
+        config=config,
+        loop=loop,
+        statistics=trace_statistics(trace, size),
+        bound_rate=sum(bound) / prompts,
+        shared_rate=hit_curve(trace, size).rate(fleet.engines * fleet.engine.cache_tokens),
+    )
+    for placer in placers:
+        index = make_index(size) if make_index else BlockIndex(block_size=size)
+        one = _replay_policy(trace, loop, bound, config, placer, index, progress, stop)
+        if one.requests or not one.partial:
+            result.policies.append(one)
+        if one.partial:
+            result.partial = True
+            break
+    return result
+
+
+def make_placer(policy: str, config: ReplayConfig) -> Placer:
+    """Make the router of one policy, or the bound of that name. Raises `PolicyError`."""
+    fleet = config.fleet
+    if policy in BOUNDS:
+        return GreedyBound(policy, fleet.engine.block_size, fleet.seed)
+    guess: Guess | None = None
+    if config.scenario.no_events:
+        blind = MockCaches(fleet.engines, fleet.engine.blocks) if config.guess == "mock" else None
+        guess = blind or TtlCaches(fleet.engines)
+    workers = fleet.workers()
+    size, seed, options, settings = fleet.engine.block_size, fleet.seed, config.options, config.settings
+    try:
+        routers = [
+            RouterPlacer(policy, workers, size, seed + nth, options, settings, guess) for nth in range(config.routers)
+        ]
+        return RoutersPlacer(routers) if len(routers) > 1 else routers[0]
+    except KvatlasError:
+        raise
+    except Exception as error:  # a user's class may do anything
+        what = f"{type(error).__name__}: {error}"
+        raise PolicyError(f"policy {policy!r} failed when it was made: {what}", "policy_failed") from error
+
+
+def _pool(policy: str, config: ReplayConfig, trace: Trace) -> BlockPool | None:
+    """The one cache that a bound uses for all engines; None for caches of their own."""
+    engine = config.fleet.engine
+    if policy == "shared-cache":
+        return BlockPool(config.fleet.engines * engine.blocks)
+    if policy == "infinite-cache":
+        tokens = sum(line.input_length + line.output_length + 2 * engine.block_size for line in trace.requests)
+        return BlockPool(tokens // engine.block_size)
+    return None
+
+
+def _replay_policy(
+    trace: Trace,
+    loop: str,
+    bound: list[int],
+    config: ReplayConfig,
+    placer: Placer,
+    index: Index,
+    progress: Progress | None,
+    stop: Callable[[], bool] | None,
+) -> PolicyResult:
+    started = perf_counter()
+    requests = trace.requests
+    name, its = placer.name, config.fleet
+    size, workers = its.engine.block_size, its.workers()
+    # What is late, lost or in a second tier is no mistake of the index: there is nothing to check then.
+    exact = config.scenario.exact_events and not config.scenario.loses_caches and not config.host_tokens
+    check = config.check if exact and name not in BOUNDS else 0.0
+    watched = watched_workers(workers, its.engine.blocks, its.seed)
+    timed = TimedIndex(index, ReferenceIndex(block_size=size) if check else None, watched)
+    checker = Checker(name, check, config.check_seconds, len(requests), its.seed)
+    delivery = Delivery(timed, config.scenario, its.seed)
+    drive = Drive(
+        workers,
+        its.engine,
+        config.steps,
+        config.scenario,
+        placer,
+        delivery,
+        None if config.scenario.no_events or name in BOUNDS else timed.find,
+        config.limits,
+        _pool(name, config, trace),
+        prepare=use_own_names if its.own_names else None,
+        host_blocks=config.host_tokens // size,
+    )
+    if isinstance(placer, GreedyBound):
+        placer.engines = drive.engines
+
+    def look(request: Request, query: Hashes, match: IndexMatch) -> None:
+        checker.look(request, query, match, timed, drive.engines, its.own_names)
+
+    came: dict[int, float] = {}
+    tells_why = not its.own_names and any(line.session_id is not None for line in requests)
+    held = Holdings(drive.engines, size) if tells_why else None
+    done = 0
+    now = 0.0
+    partial = False
+    arrivals = (
+        closed_arrivals(trace, config.speedup, drive) if loop == "closed" else open_arrivals(trace, config.speedup)
+    )
+    for number, now in arrivals:
+        if stop is not None and stop():
+            partial = True
+            break
+        line = requests[number]
+        came[number] = now
+        request = make_request(line, number, size, trace.block)
+        drive.run_until(now)
+        if held is not None:
+            held.look(request)
+        drive.arrive(request, request.content_hashes[: line.input_length // size], now, look)
+        done += 1
+        if progress is not None and not (done - 1) & 15:
+            progress(name, done)
+    delivery.run_until(now)
+    stats = index.stats()
+    busy = sum(engine.busy for engine in drive.engines)
+    if not partial:
+        drive.drain()
+    if progress is not None:
+        progress(name, done)
+    counters = [engine.counters for engine in drive.engines]
+    prompt_tokens = sum(c.prompt_tokens for c in counters)
+    hit_tokens = sum(c.hit_tokens for c in counters)
+    routed = sum(requests[number].input_length for number in came)
+    alone = [
+        time_alone(line, cached, config.steps, its.engine.chunk) for line, cached in zip(requests, bound, strict=True)
+    ]
+    checker.agreement.reference_workers = len(timed.watched)
+    checker.agreement.feed_seconds = timed.shadow_ns / 1e9
+    outcome, gaps = drive.outcome, drive.gaps()
+    return PolicyResult(
+        policy=name,
+        requests=done,
+        first_tokens=len(outcome.ttft),
+        refused=outcome.refused,
+        prompt_tokens=prompt_tokens,
+        hit_tokens=hit_tokens,
+        hit_rate=hit_tokens / prompt_tokens if prompt_tokens else 0.0,
+        bound_rate=sum(bound[number] for number in came) / routed if routed else 0.0,
+        prefill_tokens=sum(c.prefill_tokens for c in counters),
+        preemptions=sum(c.preemptions for c in counters),
+        utilisation=busy / (now * its.engines) if now else 0.0,
+        spread=spread([engine.busy for engine in drive.engines]),
+        ttft=latency(outcome.ttft),
+        waits=outcome.waits.over(len(outcome.ttft)),
+        between=Latency(gaps.mean, gaps.quantile(0.5), gaps.quantile(0.99)),
+        missed=held.missed(requests, bound, outcome.hits) if held is not None else None,
+        slowdown=session_slowdown(requests, alone, came, outcome.ends),
+        goodput=outcome.good / outcome.end if outcome.end else 0.0,
+        good=outcome.good / done if done else 0.0,
+        waited=outcome.waited,
+        longest_wait=outcome.longest_wait,
+        retried=outcome.retried,
+        lost_events=delivery.counters.lost,
+        index=index_figures(timed, stats, clock_cost()),
+        agreement=checker.agreement,
+        seconds=perf_counter() - started,
+        partial=partial,
+        find_ns=timed.find_ns.tolist(),
+    )
