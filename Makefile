@@ -16,17 +16,14 @@ PIP_PINNED := -m pip install --quiet --require-hashes --no-deps --requirement
 # Parts run two at a time. The output of each is shown whole when it ends; all are run, and one that fails fails the whole.
 SIDE_BY_SIDE := $(MAKE) --no-print-directory --keep-going --jobs 2 $(if $(filter output-sync,$(.FEATURES)),--output-sync=target)
 export PYO3_PYTHON := $(CURDIR)/.venv/bin/python
-# Clippy is a compiler: what it makes of the workspace is what the tests run on, and a lint ends the build. So nothing is
-# compiled a second time to be checked. (`cargo clippy` hands its flags to clippy-driver in the same way.)
+# Clippy is a compiler: what it makes of the workspace is what the tests run on, and a lint ends the build, as in
+# `cargo tests`, an alias of .cargo/config.toml.
 LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
-# The extension has no tests in Rust, and yet is among the packages, without the defaults, as in its own build: so all that
-# both depend on has the same features, and is compiled once.
-CARGO_TEST := cargo test --locked --workspace --no-default-features --no-fail-fast
 # How the tests have the extension; the product's has `trees` in place of `lab`.
 DEV := --no-default-features --features lab --locked
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router bench-live real-engines clients \
-	check-deploy manifests image audit sbom requirements soak attack fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	check-deploy manifests image audit sbom requirements soak attack flaky fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
@@ -57,7 +54,7 @@ format-rust:
 
 # Linted and compiled: see LINTED. Python's tests, which wait for sockets half of their time, go before it.
 clippy:
-	$(LINTED) nice -n 10 $(CARGO_TEST) --no-run
+	nice -n 10 cargo tests --no-run
 
 lint-python:
 	$(BIN)/ruff format --check .
@@ -71,13 +68,13 @@ types:
 
 # Few of the seeds that a run without the variable has; `make fuzz` has many more. Many tests wait for sockets: so four at a time.
 test-rust: clippy
-	$(LINTED) KVATLAS_SEEDS=40 RUST_TEST_THREADS=4 $(CARGO_TEST)
+	KVATLAS_SEEDS=40 RUST_TEST_THREADS=4 cargo tests
 
 test-python:
 	$(PYTEST)
 
 check-rust: clippy
-	$(LINTED) KVATLAS_SEEDS=30 $(CARGO_TEST) --quiet
+	KVATLAS_SEEDS=30 cargo tests --quiet
 
 check-python:
 	HYPOTHESIS_PROFILE=quick $(PYTEST) --quiet -m "not slow"
@@ -239,8 +236,13 @@ clients: build-tests  ## SDKs, frameworks and coding agents in front of the rout
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.process.service.soak --minutes $(MINUTES)
 
-attack: build  ## hostile clients, readers and engines against all processes under a limit of memory: make attack MINUTES=10
+attack: build  ## hostile clients and engines against all processes under a limit of memory: make attack MINUTES=10
 	$(BIN)/python -m tests.process.attack --minutes $(MINUTES)
+
+# One that fails has a race, in the test or in the product: mend it, or name it in tests/racy.py with its reason.
+TIMES ?= 20
+flaky: build-tests clippy  ## all tests again and again on a busy machine, and those that failed: make flaky TIMES=20
+	KVATLAS_SEEDS=40 $(BIN)/python -m tools.flaky --times $(TIMES) $(ARGS) --pytest "--numprocesses $(JOBS) --dist loadfile" --cargo=""
 
 fuzz: check-tools  ## random streams against the models: make fuzz MINUTES=60
 	cargo run --locked --release -p kvatlas-index --example fuzz_index -- --minutes $(MINUTES)

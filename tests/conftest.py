@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from .racy import RACY
 from .skips import REASONS
 
 # Variables of the tests. Processes that tests start must not see them: kvatlas refuses variables that it does not know.
@@ -29,11 +30,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Tests of processes wait for them, and on a busy machine one may miss its deadline. It is run once more, and the
-    # summary names it ("RERUN"): one that is named there often has a race, which must be mended.
-    processes = Path(__file__).parent / "process"
     for item in items:
-        if item.path.is_relative_to(processes):
+        if any(item.nodeid.startswith(test) for test in RACY):
             item.add_marker(pytest.mark.flaky(reruns=1))
 
 

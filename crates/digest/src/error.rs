@@ -1,6 +1,6 @@
-//! Errors: the reasons why a digest is refused.
+//! Errors of digests.
 
-/// Error in a digest or a setting.
+/// Error in a digest, or in a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -12,16 +12,16 @@ pub enum Error {
     Name {
         /// Bytes given.
         got: usize,
-        /// Bytes at most.
+        /// Most bytes allowed.
         most: usize,
     },
-    /// The bytes are no digest.
+    /// The bytes are not a digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// Description of what is wrong with them.
+        /// Description of the fault.
         what: String,
     },
-    /// A site's digest has another grain than the index of sites.
+    /// The digest has another grain than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
         /// Grain of the digest.
@@ -32,19 +32,19 @@ pub enum Error {
     /// A digest is missing before this one, or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Reason for which a whole digest is wanted.
+        /// Reason to request a whole digest.
         why: &'static str,
     },
-    /// There are too many sites.
+    /// The index has as many sites as it can.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Largest number that there may be.
+        /// Largest number of sites.
         most: usize,
     },
 }
 
 impl Error {
-    /// A stable name.
+    /// Stable code of the error.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Prefix hashes at the grain: of what a rank holds, and of a prompt.
+//! Marks: prefix hashes at the grain, of a rank's blocks and of a prompt.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, RankCopy};
 
-/// The prefix hash of a prompt after every `grain` blocks: the i-th is that of the first (i + 1) · `grain` blocks.
+/// Prefix hashes of a prompt after every `grain` blocks: the i-th is the hash of the first (i + 1) · `grain` blocks.
 ///
 /// # Panics
 /// If `grain` is 0.
@@ -24,10 +24,9 @@ pub fn marks_of_prompt(content_hashes: &[u64], grain: u32) -> Vec<u64> {
     marks
 }
 
-/// The same of all chains that a rank holds on its device from the start of a prompt, in increasing order, each once.
+/// Marks of all chains that a rank holds on its device from the start of a prompt, in increasing order, each once.
 ///
-/// What is below a hole, below an unknown parent or on another tier only is not in it: [`View::Device`] does not count
-/// it either.
+/// Blocks below a hole, below an unknown parent or on another tier only do not count, as in [`View::Device`].
 ///
 /// [`View::Device`]: kvatlas_index::View::Device
 ///
@@ -53,7 +52,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
             if walk.depth.is_multiple_of(grain) {
                 marks.push(walk.prefix);
             }
-            // Each part is below one name, and taken out with it: it is walked once, also if names go in a circle.
+            // Each part is below one name, and removed with it: it is walked once, even if names form a cycle.
             if !below.is_empty()
                 && let Some(next) = below.remove(&name.0)
             {
@@ -88,7 +87,7 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// A way down a chain.
+/// Walk down a chain.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,
@@ -104,7 +103,7 @@ impl Walk {
 
 type Names = BuildHasherDefault<NameHasher>;
 
-/// Names of blocks may be small numbers.
+/// A hasher for block names, which may be small numbers.
 #[derive(Default)]
 struct NameHasher(u64);
 
@@ -157,7 +156,7 @@ mod tests {
         };
         index.store("w", 0, Tier::Gpu, None, &names(0..12), &contents).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), sorted(expected.clone()));
-        // A fork in the middle, which counts from the same root.
+        // A fork in the middle, from the same root.
         index.store("w", 0, Tier::Gpu, Some(BlockHash(4)), &names(20..23), &[7, 8, 9]).unwrap();
         let fork: Vec<u64> = contents[..5].iter().copied().chain([7, 8, 9]).collect();
         let mut both = [expected.clone(), marks_of_prompt(&fork, 2)].concat();
@@ -167,13 +166,13 @@ mod tests {
         // A hole above both.
         index.remove("w", 0, Tier::Gpu, &[BlockHash(3)]);
         assert_eq!(marks_of_rank(&copy(&index), 2), expected[..1]);
-        // Filled, with two copies of one block; offloaded blocks do not fill it.
+        // Filled, with two copies of one block; offloaded blocks do not fill a hole.
         index.store("w", 0, Tier::Cpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), expected[..1]);
         index.store("w", 0, Tier::Gpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         index.store("w", 0, Tier::Gpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), both);
-        // Without a known parent.
+        // With an unknown parent.
         index.store("w", 0, Tier::Gpu, Some(BlockHash(77)), &names(30..34), &[1, 2, 3, 4]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), both);
     }

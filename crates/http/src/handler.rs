@@ -10,8 +10,7 @@ use bytes::Bytes;
 use hyper::{Request, Response};
 
 use crate::body::RequestBody;
-use crate::counts::Counts;
-use crate::limits::STRANGERS;
+use crate::limits::{Counts, STRANGERS};
 use crate::metrics::Exposition;
 use crate::places::Places;
 use crate::{Config, Denial, Error, Gate, Memory};
@@ -62,8 +61,8 @@ pub trait Handler: Send + Sync + 'static {
     /// True if clients may speak HTTP/2.
     const HTTP2: bool;
 
-    /// True if a client that ends what it sends in the middle of an answer has left, so that what it asked for is given up.
-    const LATE_END_IS_LEAVING: bool;
+    /// True if a client of HTTP/1.1 that ends what it sends still gets its answer; else its request is given up.
+    const HALF_CLOSE: bool;
 
     /// The front of the server that the handler answers for.
     fn front(&self) -> &Front;

@@ -17,11 +17,11 @@ const CHUNK: usize = 64;
 /// Views of a holder that is the only one of its rank. Bit n is for the view whose number is n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// A holder, as the writer names it.
+/// Rank behind a holder's number.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// The worker's own number, whatever those of its holders are.
+    /// Number of the worker, which outlives its holders.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
     /// The views of the rank that it answers for: at least one.
@@ -30,10 +30,10 @@ pub(crate) struct Member {
     pub(crate) is_only_rank: bool,
 }
 
-/// Holders `64 * n..` of a roster, and workers of these numbers. In its masks bit i is for the i-th of them.
+/// Chunk of a roster: 64 holders, and the workers with the same numbers. In its masks bit i is for the i-th of them.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Nothing where nobody is, so that a name is had without a look at it.
+    /// Empty where there is no holder, so that a name is read without a look at it.
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
@@ -58,7 +58,7 @@ impl Chunk {
         }
     }
 
-    /// Mask of the numbers that are anyone's: everyone answers for some view.
+    /// Mask of the numbers in use: everyone answers for some view.
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -98,7 +98,7 @@ impl Chunk {
     }
 }
 
-/// Holder number → holder.
+/// Roster: the rank behind each holder's number.
 #[derive(Default)]
 pub(crate) struct Roster {
     members: Members,
@@ -115,7 +115,7 @@ pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
     /// Holders that do not answer for every view.
     offloading: usize,
-    /// Holders that are nobody's and still in sets.
+    /// Holders without a rank that are still in sets.
     leaving: usize,
 }
 
@@ -221,27 +221,27 @@ impl Roster {
         self.members.get(holder)
     }
 
-    /// The roster with one entry changed.
+    /// Changes the entry of a holder.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
     }
 
-    /// The roster with another name for a worker's number, or none.
+    /// Changes the name of a worker's number, or takes it away.
     pub(crate) fn name(&mut self, number: u32, name: Option<Arc<str>>) {
         self.members.name(number, name);
     }
 
-    /// The roster when a holder that is nobody's any more is still in sets.
+    /// Counts a holder that has lost its rank and is still in sets.
     pub(crate) fn one_leaves(&mut self) {
         self.members.leaving += 1;
     }
 
-    /// The roster when such a holder is in no set any more.
+    /// Counts a holder without a rank that has left all sets.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }
 
-    /// The roster when the worker of this holder has got another rank.
+    /// Notes that the worker of this holder has got another rank.
     pub(crate) fn put_among_ranks(&mut self, holder: u32) {
         if let Some(member) = self.get(holder) {
             self.set(holder, Some(Member { is_only_rank: false, ..member }));
@@ -253,7 +253,7 @@ impl Roster {
     }
 }
 
-/// A roster of its own, to be published: nobody keeps an answer of it yet.
+/// A roster of its own, to be published; no answer refers to it yet.
 impl Clone for Roster {
     fn clone(&self) -> Self {
         Self { members: self.members.clone(), copies: Default::default() }

@@ -22,6 +22,10 @@ from kvatlas.service.config.sharing import SitesConfig
 REFUSED_ENV = [
     ({"KVATLAS_STALE_AFTR": "1"}, "unknown environment variable KVATLAS_STALE_AFTR: did you mean KVATLAS_STALE_AFTER?"),
     ({"KVATLAS_ENGINE": "http://a"}, "unknown environment variable KVATLAS_ENGINE: did you mean KVATLAS_ENGINES?"),
+    (
+        {"KVATLAS_RELAY_READER_KEY": "k"},
+        "unknown environment variable KVATLAS_RELAY_READER_KEY: did you mean KVATLAS_RELAY_KEY?",
+    ),
     ({"KVATLAS_QQQQ": "1"}, "unknown environment variable KVATLAS_QQQQ: no setting has this name"),
     ({"KVATLAS_PORT": "80"}, "unknown environment variable KVATLAS_PORT"),
     ({"KVATLAS_STALE_AFTER": ""}, 'KVATLAS_STALE_AFTER must be a duration above 0: "30s", "500ms", "2m", or a number'),
@@ -96,6 +100,10 @@ REFUSED_FILES = [
     ),
     ("[stream]\nthreads = 1", "k.toml, line 1: stream must be tables, [[stream]], or a list of strings"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
+    (
+        "[relay]\nreader_key_file = 'k'",
+        "k.toml, line 2: unknown key relay.reader_key_file: did you mean relay.key_file?",
+    ),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
     ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, admin_bind, threads, "),
     (
@@ -205,11 +213,16 @@ def test_settings_of_a_program_are_checked_too() -> None:
             lambda: RelayConfig(publish="nats://a:4222", source="nats://b:4222"),
             "relay.publish and relay.source are both set",
         ),
-        (lambda: RelayConfig(source="nats://a:4222, http://b"), "relay.source must be nats://HOST:PORT"),
+        (
+            lambda: RelayConfig(source="nats://a:4222, http://b"),
+            "relay.source must be servers of NATS, nats://HOST:PORT",
+        ),
         (lambda: RelayConfig(publish="nats://a:4222", snapshots="on"), "relay.snapshots is for readers"),
-        (lambda: RelayConfig(source="nats://a:4222,tcp://b:5557"), "has servers of NATS and relays without it"),
-        (lambda: RelayConfig(publish="tcp://0.0.0.0:1,tcp://0.0.0.0:2"), "must be one address to listen at"),
-        (lambda: RelayConfig(source="tcp://b:5557", snapshots="on"), "relay.snapshots needs NATS"),
+        (
+            lambda: RelayConfig(source="nats://a:4222,tcp://b:5557"),
+            "without NATS, run kvatlas serve beside the engines",
+        ),
+        (lambda: RelayConfig(publish="tcp://0.0.0.0:1"), "relay.publish must be servers of NATS, nats://HOST:PORT"),
         (lambda: RelayConfig(stream="a b"), "relay.stream must be a name of JetStream"),
         (
             lambda: Config(relay=RelayConfig(key_file=Path("k")), sites=SitesConfig(url="http://a:1", site="s")),

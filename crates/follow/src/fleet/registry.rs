@@ -1,4 +1,4 @@
-//! The registry: what is registered, and how it changes. The caller makes sure that changes come one after the other.
+//! Registry of workers and their streams, with its changes. The caller makes one change at a time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::names::{Names, Target, quote_names};
+use super::names::Names;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::relay::Relay;
@@ -17,12 +17,12 @@ use crate::state::{Keyspace, ModelNames, Registration, Stream};
 use crate::stream::{self, Publishers, StreamHandle};
 use kvatlas_stream::limits::{Limit, SharedCounts};
 
-/// The outcome of a registration: it has changed something, or nothing.
+/// Outcome of a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationOutcome {
     /// The registration is new.
     New,
-    /// The same was registered already.
+    /// The same registration was there already.
     Already,
 }
 
@@ -30,20 +30,12 @@ pub enum RegistrationOutcome {
 pub struct WorkerView {
     /// The worker's name.
     pub name: Arc<str>,
-    /// The keyspace where its blocks go.
+    /// The keyspace that holds its blocks.
     pub keyspace: Arc<Keyspace>,
     /// Other names of its model.
     pub names: Arc<ModelNames>,
     /// The worker's streams, by registered rank.
     pub streams: Vec<(u32, Arc<Stream>)>,
-}
-
-/// The place of a model's blocks, or of an adapter's whose name was taken for a model's.
-pub struct ModelPlace {
-    /// The keyspace where the blocks are.
-    pub keyspace: Arc<Keyspace>,
-    /// The adapter.
-    pub adapter: Option<Arc<str>>,
 }
 
 /// A registered worker. Its keyspace knows its streams.
@@ -54,15 +46,15 @@ struct Worker {
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// The streams that an unregistration ends, and their keyspace.
+/// Streams that an unregistration ends, and their keyspace.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
     tasks: Vec<StreamHandle>,
 }
 
-/// By model, then by routing group.
-type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
+/// Keyspaces by model, then by routing group.
+pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
 /// Workers and keyspaces.
 pub(super) struct Registry {
@@ -70,15 +62,15 @@ pub(super) struct Registry {
     publishers: Arc<Publishers>,
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
-    keyspaces: ArcSwap<Keyspaces>,
+    pub(super) keyspaces: ArcSwap<Keyspaces>,
     /// Changes only under the lock of `workers`.
-    names: ArcSwap<Names>,
+    pub(super) names: ArcSwap<Names>,
     /// True if the next registration is to fail.
     #[cfg(test)]
     pub(super) fail: std::sync::atomic::AtomicBool,
 }
 
-/// A stream that its keyspace knows, and will not if this goes.
+/// A stream that was added to its keyspace, and is removed from it on drop.
 struct NewStream<'a>(Option<(&'a Keyspace, &'a Stream)>);
 
 impl NewStream<'_> {
@@ -109,59 +101,14 @@ impl Registry {
         }
     }
 
-    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
-    pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
-        let exact = self.keyspace(model, routing_group);
-        let names = self.names.load();
-        let plain = |keyspace| ModelPlace { keyspace, adapter: None };
-        let Some(targets) = names.get(routing_group, model) else {
-            return exact.map(plain).ok_or_else(|| self.unknown(model, routing_group));
-        };
-        // A model's own name comes first, as long as anybody serves it.
-        if let Some(keyspace) = exact.as_ref().filter(|keyspace| keyspace.has_streams()) {
-            return Ok(plain(keyspace.clone()));
-        }
-        let mut targets = targets.iter();
-        let first = targets.next();
-        if let Some(second) = targets.next() {
-            let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
-            let message = format!(
-                "model {model:?} is another name of {}: give one of these names instead",
-                quote_names(others.collect(), false)
-            );
-            return Err(Error::conflict("ambiguous_model", message));
-        }
-        let found = first.and_then(|target| {
-            let keyspace = self.keyspace(&target.model, routing_group)?;
-            Some(ModelPlace { keyspace, adapter: target.adapter.clone() })
-        });
-        found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
-    }
-
-    /// Nobody knows the model there, and which ones are known.
-    fn unknown(&self, model: &str, routing_group: &str) -> Error {
-        let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
-        let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
-        let here = quote_names(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
-        let elsewhere = keyspaces.get(model).map(|groups| groups.keys().map(|group| group.to_string()).collect());
-        let known = match (elsewhere.map(|groups| quote_names(groups, true)), here) {
-            (Some(groups), _) => format!("it is known in routing group {groups}"),
-            (None, here) if here.is_empty() => "no model is known there".to_owned(),
-            (None, here) => format!("known there: {here}"),
-        };
-        let message =
-            format!("no worker has been registered for model {model:?} in routing group {routing_group:?}; {known}");
-        Error::unknown("unknown_keyspace", message)
-    }
-
-    /// To be called when a worker has come or gone, or its names have changed.
+    /// Updates the names of models. To be called after a worker came or went, or its names changed.
     fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
         let named =
             workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
         self.names.store(Arc::new(Names::of(named)));
     }
 
-    /// A worker says which other names its model has.
+    /// Sets the aliases and adapters of a worker's model.
     fn rename(&self, workers: &mut BTreeMap<Arc<str>, Worker>, name: &str, names: Option<&ModelNames>) {
         let (Some(worker), Some(names)) = (workers.get_mut(name), names) else { return };
         if *worker.names != *names {
@@ -260,7 +207,7 @@ impl Registry {
         Ok(RegistrationOutcome::New)
     }
 
-    /// Checks that an engine that connects to this service can, and would be the only one with its topic.
+    /// Checks the registration of an engine that connects to this service: the port listens, and no other stream has its topic.
     fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
         let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
         let ports = self.publishers.ports();
@@ -287,7 +234,7 @@ impl Registry {
         Err(Error::conflict("topic_taken", message))
     }
 
-    /// The keyspace of a registration, made if it is not there.
+    /// Keyspace of a registration, made if there is none.
     fn keyspace_for(&self, registration: &Registration) -> Result<Arc<Keyspace>, Error> {
         let Registration { model, routing_group, block_size, .. } = registration;
         if let Some(keyspace) = self.keyspace(model, routing_group) {
@@ -362,7 +309,7 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// The streams to be ended, with their tasks.
+    /// Streams to be ended, with their tasks.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {
@@ -390,7 +337,7 @@ impl Registry {
         Ok(Ending { keyspace, streams, tasks })
     }
 
-    /// Ends all tasks; nothing is forgotten.
+    /// Ends all tasks. Workers and blocks stay.
     pub(super) async fn stop(&self) {
         let tasks: Vec<_> = self
             .workers
@@ -404,7 +351,7 @@ impl Registry {
     }
 }
 
-/// A stream feeds the rank of a registration already: fine if it is the same.
+/// Checks a registration against the stream that feeds its rank already.
 fn already(feeder: &Stream, registration: &Registration) -> Result<RegistrationOutcome, Error> {
     let Registration { rank, worker, .. } = registration;
     if feeder.registration.rank == *rank {

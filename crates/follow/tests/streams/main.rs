@@ -8,8 +8,6 @@ mod limits;
 mod lives;
 mod nodes;
 mod relay;
-mod relay_readers;
-mod relay_zmq;
 mod restarts;
 mod secured;
 mod truth;

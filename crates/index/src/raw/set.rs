@@ -3,7 +3,7 @@
 //! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
 //! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to such a set and retires it with the last; readers get at it by words
+//! **Protocol.** The writer counts the references to a set and retires it with the last; readers get at it by words
 //! that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
@@ -23,7 +23,7 @@ const KIND: u64 = 3;
 const OBJECT: u64 = 0;
 const MASK: u64 = 1;
 const FEW: u64 = 2;
-/// Holders below this fit into a mask.
+/// Number of holders that fit into a mask: those with lower numbers.
 pub(crate) const MASK_HOLDERS: u32 = 62;
 /// `FEW` keeps three holders of 20 bits; all ones is none.
 const FEW_BITS: u32 = 20;
@@ -51,7 +51,7 @@ impl SetRef<'_> {
     }
 }
 
-/// The members of a set, ready to be looked at.
+/// Members of a set, in one of the forms of a word.
 #[derive(Clone, Copy)]
 pub(crate) enum Members<'a> {
     Mask(u64),
@@ -62,7 +62,7 @@ pub(crate) enum Members<'a> {
 
 /// Head that goes before the members of a set that does not fit into a word.
 pub(crate) struct SetHead {
-    /// The xor of its members' words.
+    /// Key of the set: the xor of its members' random words.
     pub(crate) key: u64,
     /// Number of levels and copies that mean the set; the writer's own, an atomic only because readers may look beside
     /// it.
@@ -85,7 +85,7 @@ pub(crate) struct Set<'a> {
 }
 
 impl SetHead {
-    /// Of a set of so many members, with one reference.
+    /// Head of a set with `members` members and one reference.
     pub(crate) fn new(key: u64, members: usize, bits: bool) -> Self {
         Self { key, references: AtomicU32::new(1), members: members as u32, bits }
     }
@@ -142,7 +142,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Shows that the caller is the table that counts the references; there is one an index.
+/// Token of the table that counts the references; there is one an index.
 pub(crate) struct CountedToken(());
 
 impl CountedToken {
@@ -201,7 +201,7 @@ impl SetWord {
     }
 
     /// # Safety
-    /// The address is that of a set that is not freed for as long as `'a`.
+    /// The address leads to a set that is not freed during `'a`.
     #[inline]
     unsafe fn at<'a>(address: u64) -> Set<'a> {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);

@@ -1,5 +1,6 @@
-//! The engines that there are.
+//! The fleet: all engines, by name.
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex};
@@ -10,21 +11,72 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::{Config, EngineConfig, Role};
 use crate::engines::{Engine, HealthState, Models, Turn};
 use crate::error::Error;
 use crate::lock;
 
-/// The engines that there are, in order of their names.
+/// The fleet: all engines, and changes of them.
 pub(crate) struct Fleet {
-    engines: ArcSwap<Vec<Arc<Engine>>>,
-    /// The dialect of all engines, if they have one: then nobody has to look which engines serve a model.
+    engines: ArcSwap<Engines>,
+    /// Dialect that all engines have, if it is the same; then models need not be compared.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
     shards: usize,
     tls: Arc<ClientConfig>,
+}
+
+/// All engines at one moment, in order of their names.
+#[derive(Default)]
+pub(crate) struct Engines {
+    all: Vec<Arc<Engine>>,
+    /// Hash table of their positions, counted from 1: 0 for a free slot.
+    slots: Box<[u32]>,
+}
+
+impl Engines {
+    fn new(all: Vec<Arc<Engine>>) -> Self {
+        let mut slots = vec![0; (2 * all.len()).next_power_of_two()].into_boxed_slice();
+        for (position, engine) in (1..).zip(&all) {
+            let free = slots_of(&engine.name, slots.len()).find(|slot| slots[*slot] == 0);
+            free.into_iter().for_each(|slot| slots[slot] = position);
+        }
+        Self { all, slots }
+    }
+
+    /// Returns the engine with a name.
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<Engine>> {
+        for slot in slots_of(name, self.slots.len()) {
+            let engine = self.all.get((self.slots[slot] as usize).checked_sub(1)?)?;
+            if *engine.name == *name {
+                return Some(engine);
+            }
+        }
+        None
+    }
+
+    /// Returns the decision core's number of a rank, which was bound when the engine was registered.
+    pub(crate) fn number(&self, worker: &str, rank: u32) -> Option<u32> {
+        let engine = self.get(worker)?;
+        engine.ids.get()?.get(engine.config.ranks.place(rank)?).map(|id| id.0)
+    }
+}
+
+impl Deref for Engines {
+    type Target = [Arc<Engine>];
+
+    fn deref(&self) -> &[Arc<Engine>] {
+        &self.all
+    }
+}
+
+/// Slots of a name in a table of `size` slots, a power of two, in the order of their use.
+fn slots_of(name: &str, size: usize) -> impl Iterator<Item = usize> {
+    let first = xxh3_64(name.as_bytes()) as usize;
+    (0..size).map(move |step| first.wrapping_add(step) & (size - 1))
 }
 
 /// The ways in which the engines of a model prepare its chats.
@@ -37,18 +89,19 @@ pub(crate) struct Dialects {
 
 /// The engines to ask about a prompt.
 pub(crate) struct ToAsk {
-    /// The one with the fewest requests of those whose route is of use.
+    /// The least loaded engine whose route can be used.
     pub(crate) now: Option<Arc<Engine>>,
-    /// Engines that are asked beside the request, to see whether their route is of use again.
+    /// Engines that are asked in the background, to test whether their route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// The one that adds an engine.
+/// Origin of a new engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
-    /// Whoever runs the router.
+    /// The operator of the router.
     Operator,
-    /// A client: it can take no name from another engine, gets a key only if it asks for that, and adds so many.
+    /// A client over HTTP: it cannot replace an engine at another URL, gets the key of all engines only on request, and
+    /// adds a limited number.
     Client,
 }
 
@@ -60,7 +113,7 @@ pub(crate) struct FleetChange {
 }
 
 impl ToAsk {
-    /// True if there is none.
+    /// True if no engine is to be asked.
     pub(crate) fn is_empty(&self) -> bool {
         self.now.is_none() && self.due.is_empty()
     }
@@ -80,20 +133,18 @@ impl Fleet {
 
     /// All engines.
     #[must_use]
-    pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
+    pub(crate) fn engines(&self) -> Guard<Arc<Engines>> {
         self.engines.load()
     }
 
-    /// The engine of a name.
+    /// Returns the engine with a name.
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
-        let engines = self.engines.load();
-        let at = engines.binary_search_by(|engine| (*engine.name).cmp(name)).ok()?;
-        Some(engines[at].clone())
+        self.engines.load().get(name).cloned()
     }
 
     fn replace(&self, engines: Vec<Arc<Engine>>) {
-        self.engines.store(Arc::new(engines));
+        self.engines.store(Arc::new(Engines::new(engines)));
         self.compare_dialects();
     }
 
@@ -105,7 +156,7 @@ impl Fleet {
         self.dialect.store(Arc::new(is_one.then_some(first)));
     }
 
-    /// The dialects of the engines that serve a model: that of most of them, then the others.
+    /// Dialects of the engines that serve a model, the most frequent one first.
     pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
         let only_model = if model.is_none() { self.only_model() } else { None };
         if let Some(one) = **self.dialect.load() {
@@ -158,7 +209,7 @@ impl Fleet {
         engine.models.load().own_name(model).map(str::to_owned)
     }
 
-    /// The one of these engines to ask at a path, if it is not `other`, and those whose route there is due to be tried.
+    /// Returns the engine to ask at a path, other than `other`, and those whose route is due for a test.
     pub(crate) fn to_ask(
         &self,
         model: Option<&str>,
@@ -188,8 +239,8 @@ impl Fleet {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// True if a request could be sent anywhere, and it is known for which models, and how those that compute prompts
-    /// hand them over.
+    /// True if a request could be sent: an engine is up, its models are known, and so is how prefill engines hand
+    /// blocks over.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
@@ -204,8 +255,8 @@ impl Fleet {
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
 
-    /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests
-    /// still find the old one.
+    /// Adds an engine, or replaces the one with its name. `before` is called with both, while requests still find the
+    /// old one.
     pub(crate) fn set(
         &self,
         mut config: EngineConfig,
@@ -214,7 +265,7 @@ impl Fleet {
     ) -> Result<FleetChange, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
         let _lock = lock(&self.changes);
-        let mut engines = Vec::clone(&self.engines.load());
+        let mut engines = self.engines.load().to_vec();
         let (name, address) = Engine::place(&config)?;
         let old = engines.iter().find(|other| *other.name == name).cloned();
         if adds == Adder::Client {
@@ -249,7 +300,7 @@ impl Fleet {
     /// Takes an engine out. What runs there goes on.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let _lock = lock(&self.changes);
-        let mut engines = Vec::clone(&self.engines.load());
+        let mut engines = self.engines.load().to_vec();
         let at = engines.iter().position(|engine| *engine.name == *name);
         let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         let engine = engines.remove(at);
@@ -287,8 +338,24 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// The decision core's number for a worker's rank.
-pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
-    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_found_by_their_names() {
+        assert!(Engines::default().get("a").is_none() && Engines::new(Vec::new()).get("").is_none());
+        for count in [1, 2, 3, 8, 100] {
+            let name = |number| format!("http://engine-{number}:8000");
+            let engine = |number| {
+                let config = EngineConfig { name: Some(name(number)), ..EngineConfig::at("http://a:1") };
+                Arc::new(Engine::new(config, &Config::default(), 1, None).expect("one"))
+            };
+            let engines = Engines::new((0..count).map(engine).collect());
+            for number in 0..count {
+                assert_eq!(engines.get(&name(number)).map(|engine| engine.name.to_string()), Some(name(number)));
+            }
+            assert!(engines.get(&name(count)).is_none() && engines.number(&name(0), 0).is_none(), "it has no number");
+        }
+    }
 }

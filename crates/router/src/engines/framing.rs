@@ -1,4 +1,4 @@
-//! The body of an engine's answer: where it ends, and what of the bytes that were read belongs to it.
+//! Framing of an answer's body: the position of its end, and the bytes that belong to it.
 
 use bytes::{Bytes, BytesMut};
 
@@ -7,9 +7,9 @@ use super::chunked::ChunkDecoder;
 /// Way in which the end of a body is known.
 #[derive(Debug)]
 pub(crate) enum Framing {
-    /// There is no body, or it is over.
+    /// No body, or its end.
     Done,
-    /// The body has so many bytes to come.
+    /// Number of bytes still to come.
     Length(u64),
     /// The body ends with its last chunk.
     Chunked(ChunkDecoder),
@@ -24,7 +24,7 @@ pub(super) enum BodyPart {
     End,
 }
 
-/// Takes the body's part of `read`; what is behind its end goes to `rest`.
+/// Returns the part of `read` that belongs to the body; the bytes after its end go to `rest`.
 pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<BodyPart, &'static str> {
     if read.is_empty() {
         return Ok(BodyPart::End);

@@ -1,5 +1,4 @@
-//! The other process that is asked what engines hold, where it is known there: the index of these engines, or, where
-//! the "engines" are sites, the service above the sites.
+//! An index in another process: that of the engines, or the service above sites if the "engines" are sites.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -8,8 +7,7 @@ use kvatlas_follow::lookup::RankDepths;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::Config;
-use crate::engines::Engine;
-use crate::engines::fleet::row;
+use crate::engines::fleet::Engines;
 use crate::error::Error;
 use crate::remote::index::RemoteIndex;
 use crate::remote::service::Question;
@@ -40,7 +38,7 @@ impl ExternalIndex {
         })
     }
 
-    /// The shard of its connections for who serves no requests.
+    /// Shard of the connections for tasks that serve no requests.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,
@@ -48,7 +46,7 @@ impl ExternalIndex {
         }
     }
 
-    /// The service above sites, if that is asked.
+    /// Returns the service above sites, if the index is one.
     pub(crate) fn global(&self) -> Option<&Arc<SitesService>> {
         match self {
             Self::Index(_) => None,
@@ -56,16 +54,16 @@ impl ExternalIndex {
         }
     }
 
-    /// Asks what these engines hold of a prompt: None if nobody says so in time.
+    /// Looks up the blocks of a prompt that these engines hold. None without a timely answer.
     pub(crate) async fn look_up(
         &self,
         shard: usize,
         question: Question<'_>,
-        engines: &[Arc<Engine>],
+        engines: &Engines,
     ) -> Option<LookupResult> {
         match self {
             Self::Index(remote) => {
-                let number = |worker: &str, rank| row(engines, worker, rank);
+                let number = |worker: &str, rank| engines.number(worker, rank);
                 let told = remote.look_up(shard, question.model, question.hashes, number).await?;
                 for engine in engines.iter().filter(|engine| engine.models.load().may_serve(Some(question.model))) {
                     engine.is_unverified.store(told.is_unverified(&engine.name), Relaxed);

@@ -1,5 +1,4 @@
-//! Prompts that cannot be read: they are placed without knowing what is cached of them, and nothing else shows it. Their
-//! share is a condition of the fleet.
+//! Prompts that cannot be read, which are placed without knowledge of caches. Their share is a condition of the fleet.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -10,7 +9,7 @@ use serde_json::{Value, json};
 
 use crate::lock;
 
-/// Prompts beyond which the older half is forgotten, and the time after which it is too.
+/// Number of prompts, and time, after which the older half of the counts is dropped.
 const MOST: u64 = 2_000;
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
@@ -44,7 +43,7 @@ struct Lately {
     last: [(u64, u64); KINDS],
     /// Time at which half of them were last forgotten.
     halved: Option<Instant>,
-    /// True if it was said that there are such prompts.
+    /// True if unread prompts were reported.
     is_said: bool,
 }
 
@@ -68,7 +67,7 @@ impl UnreadPrompts {
         if all == 0 { 0.0 } else { unread as f64 / all as f64 }
     }
 
-    /// Takes in what has come since the last look, and says when such prompts come and when they are over.
+    /// Updates the share, and reports its beginning and end in the log.
     pub(crate) fn look(&self, now: Instant) {
         let is_there = {
             let mut lately = lock(&self.lately);
@@ -91,7 +90,7 @@ impl UnreadPrompts {
         }
     }
 
-    /// The condition as answers show it; none if nearly all prompts can be read.
+    /// Returns the condition for answers; none if nearly all prompts can be read.
     pub(crate) fn condition(&self) -> Option<Value> {
         let lately = lock(&self.lately);
         if !lately.is_ill() {
@@ -147,7 +146,7 @@ impl Lately {
     }
 }
 
-/// True for a reason that whoever runs the router may do something about: others are the requests' own.
+/// True for a reason that the operator can remove.
 fn matters(why_not: PromptFailure) -> bool {
     use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
     matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)

@@ -1,5 +1,4 @@
-//! Sessions that nobody names: the prompt of a next turn begins with the whole prompt of the one before, so a prompt
-//! belongs to the session whose last prompt is its longest beginning.
+//! Sessions without a name: a prompt that begins with the whole last prompt of a session continues it.
 //!
 //! The last full block of each prompt is kept, by its content and its position. A prompt is looked up from its
 //! end on. Prompts that only share a system prompt have the same last block if what tells them apart is shorter than a
@@ -40,7 +39,7 @@ impl Chains {
         hashes.iter().enumerate().skip(from).rev().find_map(|(at, hash)| ends.get(key(at, *hash)).copied())
     }
 
-    /// Keeps a prompt in mind.
+    /// Remembers the end of a session's prompt.
     pub(super) fn insert(&self, hashes: &[u64], end: End) {
         let Some((at, hash)) = hashes.iter().enumerate().next_back() else { return };
         *self.write().used(key(at, *hash)) = end;

@@ -60,13 +60,14 @@ pub(crate) struct Sessions {
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Prompts by what named their session, [`Source::ALL`] and at last nothing.
+    /// Prompts by the source of their session's name, in the order of [`Source::ALL`], with those without a session
+    /// last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
     /// Prompts of sessions, by [`Kind::ALL`].
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
 }
 
-/// A prompt, as far as it tells which session it continues.
+/// The part of a prompt that identifies the session it continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt<'a> {
     pub(crate) hashes: &'a Arc<[u64]>,
@@ -97,7 +98,7 @@ impl Sessions {
         })
     }
 
-    /// The session that a request names, and what its client says of it.
+    /// Returns the session in a request, and its client's hints.
     pub(crate) fn identify(&self, headers: &HeaderMap, body: &BodyNames) -> (Option<Identity>, Hints) {
         if self.sources.is_empty() {
             return (None, Hints::default());
@@ -114,7 +115,7 @@ impl Sessions {
         Some(lock(&self.memory).look(identity, hints, seconds()))
     }
 
-    /// Notes that a prompt has come, and returns what it is to its session. None if nothing tells which one that is.
+    /// Records a prompt, and returns it as a turn of its session. None if nothing tells which one that is.
     pub(crate) fn begin(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Arc<Turn>> {
         let identity = named.or_else(|| self.continue_or_start(prompt).map(unnamed));
         let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
@@ -137,7 +138,7 @@ impl Sessions {
         lock(&self.memory).end(turn, id, stop, seconds());
     }
 
-    /// Watches out for sessions whose prompts begin differently each time: no cache is of use to them.
+    /// Detects sessions whose prompts begin differently each time, so that no cache helps.
     fn watch(&self, turn: &Turn, prompt: Prompt<'_>) {
         // Sessions that nobody names are those that do not do that.
         if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
@@ -162,7 +163,7 @@ impl Sessions {
         }
     }
 
-    /// Turns of sessions whose prompts begin differently each time, and how many such sessions there were lately.
+    /// Returns the number of turns with changing beginnings, and the number of their recent sessions.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = lock(&self.habits);
         (habits.turns(), habits.count(seconds()))
@@ -202,7 +203,7 @@ impl Sessions {
     }
 }
 
-/// True if requests at an endpoint are turns of something.
+/// True if requests at an endpoint are turns of sessions.
 pub(crate) fn has_turns(endpoint: Option<Endpoint>) -> bool {
     endpoint.is_some_and(|endpoint| endpoint != Endpoint::Embeddings)
 }
