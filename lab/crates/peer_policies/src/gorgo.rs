@@ -56,7 +56,7 @@ impl Policy for Gorgo {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet};
+    use crate::tests::{blocks, fleet};
 
     #[test]
     fn what_runs_counts_half_of_what_waits() {
