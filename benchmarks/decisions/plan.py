@@ -23,6 +23,7 @@ OTHERS = (
     "dynamo-agentic",
     "dynamo-two-tier",
     "lmetric",
+    "gorgo",
     "dualmap",
     "sticky-least-loaded",
     "power-of-two",
@@ -144,16 +145,12 @@ class Ablation:
 
 
 ABLATIONS = (
-    Ablation("without wait", {"wait": 0.0}),
-    Ablation("without own prefill", {"prefill": 0.0}),
     Ablation("without delay of running requests", {"decodes": 0.0}),
-    Ablation("without delay of later requests", {"later": 0.0, "later_waiting": 0.0}),
+    Ablation("without delay of later requests", {"later": 0.0}),
     Ablation("without blocks pushed out", {"evict": 0.0}),
     Ablation("without the price of room", {"price": 0.0}),
-    Ablation("without what load does to speed", {"load": 0.0, "crowding": 0.0}),
+    Ablation("without what a session will bring", {"settle": 0.0}),
     Ablation("without waiting for one engine", {"patience": 0.0}),
-    Ablation("without counting what waits for one engine", {"held": 0.0}),
-    Ablation("without spreading cold prompts", {"cold": 0.0}),
     Ablation("without waiting in the router", {"hold": 0.0}),
     Ablation("without prompts just sent", {}, {"announced_within": 0.0, "predicted_limit": 0}),
 )

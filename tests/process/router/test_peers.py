@@ -197,7 +197,7 @@ def test_a_message_that_follows_none_that_was_heard_is_asked_for_from_the_beginn
         return int(answer.json["number"])
 
     assert tell(changes(3, 2)) == 0
-    assert tell(changes(1, 0, SENT)) == 1
+    assert tell(changes(1, 0, SENT, SENT | {"number": 6, "session": 2**64 - 1})) == 1
     assert tell(changes(2, 1)) == 2
     assert tell(changes(2, 1)) == 0
     assert tell(changes(1, 0)) == 1
@@ -218,6 +218,7 @@ def test_requests_that_cannot_be_are_refused(router: Router) -> None:
         changes(1, 0, SENT | {"cached": 41}),
         changes(1, 0, SENT | {"output_left": -1}),
         changes(1, 0, SENT | {"number": -1}),
+        changes(1, 0, SENT | {"session": "name"}),
         changes(1, 0, SENT, {**SENT, "number": 6, "hashes": "!"}),
         b"[]",
         b"{",

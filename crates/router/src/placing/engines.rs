@@ -148,8 +148,8 @@ impl SharedRequests for Places {
                 unknown += 1;
                 return None;
             };
-            let SentRow { number, tokens, block_size, cached, output_left, .. } = row;
-            Some(core::SentRequest { number, worker, tokens, block_size, cached, output_left, content_hashes })
+            let SentRow { number, tokens, block_size, cached, session, output_left, .. } = row;
+            Some(core::SentRequest { number, worker, tokens, block_size, cached, session, output_left, content_hashes })
         });
         let counted = core.router.hear_changes(peer, &changes, now + seconds, now);
         self.call(&core);

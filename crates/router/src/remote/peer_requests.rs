@@ -56,6 +56,8 @@ pub(crate) struct SentRow {
     pub(crate) tokens: u32,
     pub(crate) block_size: u32,
     pub(crate) cached: u32,
+    /// Number of its session: the same at each router, if the session has a name.
+    pub(crate) session: Option<u64>,
     /// Tokens that its answers are still expected to have.
     pub(crate) output_left: u32,
     /// Content hashes of 8 bytes each, the lowest first, in base64.
@@ -72,6 +74,7 @@ impl SentRow {
             tokens: sent.tokens,
             block_size: sent.block_size,
             cached: sent.cached,
+            session: sent.session,
             output_left: sent.output_left,
             hashes: STANDARD.encode(bytes),
         }

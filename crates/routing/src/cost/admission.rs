@@ -28,19 +28,9 @@ struct QueuedRequest {
     uncached: f64,
     prefill: f64,
     blocks: f64,
-    start: Start,
-    tail: Tail,
-}
-
-/// The state of an engine when a prompt was sent there.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Start {
-    pub(super) load: Load,
-    pub(super) sent: f64,
-    /// True if no other prompt waited.
-    pub(super) alone: bool,
     /// Tokens that it may generate, if it says so.
-    pub(super) most: Option<f64>,
+    most: Option<f64>,
+    tail: Tail,
 }
 
 /// A request with a first token.
@@ -121,34 +111,31 @@ pub(super) struct Forecast {
 
 impl Engine {
     /// A request is sent there.
-    pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, start: Start, tail: Tail) {
+    pub(super) fn sent(&mut self, number: u64, uncached: f64, rate: f64, blocks: f64, most: Option<f64>, tail: Tail) {
         *self.foreseen.get_mut() = None;
-        self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, start, tail });
+        self.queue.push_back(QueuedRequest { number, uncached, prefill: uncached / rate, blocks, most, tail });
         self.blocks += blocks;
     }
 
-    /// A request has its first token. Returns the load, the tokens and how many times the usual it took, if that tells.
-    pub(super) fn first_token(&mut self, number: u64, now: f64) -> Option<(Load, f64, f64)> {
+    /// A request has its first token.
+    pub(super) fn first_token(&mut self, number: u64, now: f64) {
         *self.foreseen.get_mut() = None;
-        let at = self.queue.iter().position(|its| its.number == number)?;
+        let Some(at) = self.queue.iter().position(|its| its.number == number) else { return };
         self.pass(now);
-        let its = self.queue.remove(at)?;
-        let blocked = self.blocked;
+        let Some(its) = self.queue.remove(at) else { return };
         self.running.push(RunningRequest {
             number,
             first_token: now,
             prefill: its.prefill,
             blocks: its.blocks,
             area: self.area,
-            most: its.start.most,
+            most: its.most,
             tail: its.tail,
         });
         self.first_tokens += now;
         self.running_blocks += its.blocks;
         // Another one is at the head.
         self.blocked = false;
-        let tells = its.start.alone && !blocked && at == 0;
-        tells.then(|| (its.start.load, its.uncached, (now - its.start.sent) / its.prefill))
     }
 
     /// Adds up what runs until now.
@@ -294,7 +281,7 @@ impl Engine {
             used += blocks;
             computed = begun + seconds;
             // A prompt that is computed for another engine leaves at once.
-            let end = computed + its.start.most.map_or(lasts, |most| lasts.min((most - 1.0).max(0.0) * step));
+            let end = computed + its.most.map_or(lasts, |most| lasts.min((most - 1.0).max(0.0) * step));
             let at = ends.partition_point(|its| its.0 <= end);
             ends.insert(at, (end, blocks));
         }
@@ -355,7 +342,7 @@ mod tests {
     fn a_prompt_waits_until_enough_have_ended() {
         let (mut engine, answers) = (Engine::default(), answers());
         for (number, first) in [(1, 0.0), (2, 5.0)] {
-            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
+            engine.sent(number, 0.0, 1e3, 40.0, None, Tail::default());
             engine.first_token(number, first);
         }
         // At 5 s, 80 of 100 blocks: the first ends in 5 s (a little more, as it may turn out longer), the second in 10 s.
@@ -374,7 +361,7 @@ mod tests {
     fn the_load_of_an_answer_is_what_ran_while_it_came() {
         let mut engine = Engine::default();
         for (number, first) in [(1, 0.0), (2, 5.0)] {
-            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
+            engine.sent(number, 0.0, 1e3, 40.0, None, Tail::default());
             engine.first_token(number, first);
         }
         // One for 5 s, two for another 5 s.
@@ -391,7 +378,7 @@ mod tests {
     fn an_engine_at_its_limit_begins_with_a_prompt_as_others_end() {
         let (mut engine, answers) = (Engine::default(), answers());
         for number in 0..4 {
-            engine.sent(number, 0.0, 1e3, 10.0, Start::default(), Tail::default());
+            engine.sent(number, 0.0, 1e3, 10.0, None, Tail::default());
             engine.first_token(number, 0.0);
         }
         let wait = |engine: &Engine, limit: f64| {
@@ -402,7 +389,7 @@ mod tests {
         close(wait(&engine, f64::INFINITY), 0.0);
         close(wait(&engine, 5.0), 0.0);
         close(wait(&engine, 4.0), 2.5);
-        engine.sent(4, 1_000.0, 1e3, 10.0, Start::default(), Tail::default());
+        engine.sent(4, 1_000.0, 1e3, 10.0, None, Tail::default());
         close(wait(&engine, f64::INFINITY), 1.0);
         close(wait(&engine, 4.0), 5.0);
         assert!(engine.is_blocked(&Cache { limit: 4.0, ..cache(50.0) }, 0.1, 0.0));
@@ -413,8 +400,7 @@ mod tests {
     fn prompts_that_are_computed_for_other_engines_leave_at_once() {
         let wait = |most: Option<f64>| {
             let (mut engine, answers) = (Engine::default(), answers());
-            let start = Start { most, ..Start::default() };
-            engine.sent(1, 1_000.0, 1e3, 80.0, start, Tail::default());
+            engine.sent(1, 1_000.0, 1e3, 80.0, most, Tail::default());
             let waits = engine.forecast(&cache(80.0), &answers, 0.1, 0.0);
             engine.first_token(1, 1.0);
             let runs = engine.forecast(&cache(80.0), &answers, 0.1, 1.0);
@@ -434,7 +420,7 @@ mod tests {
         let (mut engine, answers) = (Engine::default(), answers());
         // Ten of 40 blocks, 36 of which they share: 76 in use, 7.6 each.
         for number in 0..10 {
-            engine.sent(number, 0.0, 1e3, 40.0, Start::default(), Tail::default());
+            engine.sent(number, 0.0, 1e3, 40.0, None, Tail::default());
             engine.first_token(number, number as f64);
         }
         let forecast = engine.forecast(&cache(76.0), &answers, 0.1, 9.0);
@@ -446,10 +432,10 @@ mod tests {
     #[test]
     fn prompts_wait_behind_one_that_has_no_room() {
         let (mut engine, answers) = (Engine::default(), answers());
-        engine.sent(1, 0.0, 1e3, 80.0, Start::default(), Tail::default());
+        engine.sent(1, 0.0, 1e3, 80.0, None, Tail::default());
         engine.first_token(1, 0.0);
-        engine.sent(2, 2_000.0, 1e3, 50.0, Start::default(), Tail::default());
-        engine.sent(3, 1_000.0, 1e3, 5.0, Start::default(), Tail::default());
+        engine.sent(2, 2_000.0, 1e3, 50.0, None, Tail::default());
+        engine.sent(3, 1_000.0, 1e3, 5.0, None, Tail::default());
         let here = cache(135.0);
         engine.look(&here, 0.1, 3.0);
         let left = answers.left(30.0) * 0.1;

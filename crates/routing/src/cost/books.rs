@@ -1,7 +1,7 @@
 //! The state that the policy `kvatlas` keeps of each worker, and what it foresees there.
 
 use crate::candidates::Candidates;
-use crate::cost::admission::{Cache, Engine, Start};
+use crate::cost::admission::{Cache, Engine};
 use crate::cost::again::Again;
 use crate::cost::answers::Answers;
 use crate::cost::demand::Average;
@@ -11,15 +11,11 @@ use crate::cost::late::{Delay, held};
 use crate::cost::limit::RunningLimit;
 use crate::cost::price::Prices;
 use crate::cost::sessions::Sessions;
-use crate::cost::slowness::{Load, Slowness};
+use crate::cost::slowness::Slowness;
 use crate::cost::weights::Weights;
 use crate::policy::Placement;
 use crate::request::Request;
 
-/// Prompt tokens to compute that tell how load slows an engine, at least: below, other costs hide it. More count more, up
-/// to the second number.
-const LEAST_TOKENS: f64 = 1_024.0;
-const MOST_TOKENS: f64 = 8_192.0;
 /// Seconds for which the demand on workers is taken to stay as it is.
 const RECENT: f64 = 0.1;
 /// Below this share of a cache in use, room is taken to have no price.
@@ -31,14 +27,11 @@ pub(super) struct Books {
     /// The router's requests at each worker, by its number.
     engines: Vec<Engine>,
     answers: Answers,
-    slowness: Slowness,
     /// The slowness of steps by load, learnt from the time between the tokens of answers.
     steps: Slowness,
     averages: Averages,
     idle: IdlePrompts,
     sessions: Sessions,
-    /// True once another router has told of a request: a session that is new here may be an old one there.
-    has_peers: bool,
     again: Again,
     /// The limits of running requests, by number of the worker.
     limits: Vec<RunningLimit>,
@@ -55,22 +48,13 @@ impl Books {
         &mut self.engines[at]
     }
 
+    /// Notes that this router or another one has sent a request to a row.
     pub(super) fn sent(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
-        self.add(request, candidates, row, candidates.waiting[row] == 0, now);
-    }
-
-    /// Another router has sent a request. Nobody knows exactly when, so how long its prompt takes tells nothing.
-    pub(super) fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) {
-        self.has_peers = true;
-        self.add(request, candidates, row, false, now);
-    }
-
-    fn add(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, alone: bool, now: f64) {
         let depth = candidates.predicted_blocks[row].max(candidates.any_blocks[row]);
         let blocks = if request.content_hashes.is_empty() { 0.0 } else { f64::from(request.blocks()) };
         let share = own(request, candidates, row) / candidates.capacity_blocks[row];
         let rate = candidates.prefill_rate[row];
-        let start = Start { load: load(candidates, row), sent: now, alone, most: request.max_tokens.map(f64::from) };
+        let most = request.max_tokens.map(f64::from);
         // Where there is room for more like it, nobody pushes out what it leaves.
         let may_matter = candidates.used_blocks[row] + blocks > SCARCE * candidates.capacity_blocks[row];
         let tail = if may_matter { Tail::of(request) } else { Tail::default() };
@@ -82,7 +66,7 @@ impl Books {
         let held = candidates.predicted_blocks.iter().chain(&candidates.any_blocks).copied().max().unwrap_or(0);
         self.again.sent(request.content_hashes, depth as usize, held as usize);
         let engine = self.engine(candidates.worker[row]);
-        engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, start, tail);
+        engine.sent(request.number, f64::from(request.uncached(depth)), rate, blocks, most, tail);
         engine.demand.comes(share, now);
     }
 
@@ -90,12 +74,7 @@ impl Books {
         if let Some(limit) = self.limits.get_mut(placed.worker as usize) {
             limit.begin();
         }
-        let sample = self.engine(placed.worker).first_token(placed.number, now);
-        if let Some((load, tokens, times)) = sample
-            && tokens >= LEAST_TOKENS
-        {
-            self.slowness.add(load, tokens / MOST_TOKENS, times);
-        }
+        self.engine(placed.worker).first_token(placed.number, now);
     }
 
     /// The share of what is computed that was computed before, and pushed out meanwhile.
@@ -107,7 +86,7 @@ impl Books {
         self.answers.add(tokens);
         let size = self.block_size;
         if let Some((load, times)) = self.engine(placed.worker).answered(placed.number, tokens, size, now) {
-            self.steps.add(load, 1.0, times);
+            self.steps.add(load, times);
         }
     }
 
@@ -127,8 +106,8 @@ impl Books {
     }
 
     /// Takes note of what can only be seen while it is so.
-    pub(super) fn look(&mut self, weights: &Weights, request: &Request<'_>, candidates: &Candidates, now: f64) {
-        self.look_at_reports(weights, candidates, now);
+    pub(super) fn look(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
+        self.look_at_reports(candidates, now);
         if !is_scarce(request, candidates) {
             return;
         }
@@ -146,17 +125,14 @@ impl Books {
             let step = step(engine, candidates, row);
             let is_full = f64::from(candidates.requests[row]) >= self.limit(candidates, row);
             if is_full || used + engine.grown(step, f64::from(request.block_size), now) > room {
-                let cache = cache(weights, request, candidates, row, engine, self.limit(candidates, row), now);
+                let cache = cache(request, candidates, row, engine, self.limit(candidates, row), now);
                 self.engines[candidates.worker[row] as usize].look(&cache, step, now);
             }
         }
     }
 
     /// Takes note of how many requests the engines say they run while others wait.
-    fn look_at_reports(&mut self, weights: &Weights, candidates: &Candidates, now: f64) {
-        if weights.limit <= 0.0 {
-            return;
-        }
+    fn look_at_reports(&mut self, candidates: &Candidates, now: f64) {
         for row in 0..candidates.len() {
             let (running, waiting) = (candidates.reported_running[row], candidates.reported_waiting[row]);
             let worker = candidates.worker[row] as usize;
@@ -179,12 +155,12 @@ impl Books {
     /// Returns what it says of the engine of a row that the prompt at the head of its queue, which could be computed for
     /// `elapsed` seconds already, has no first token.
     #[inline]
-    pub(super) fn late(&self, weights: &Weights, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
+    pub(super) fn late(&self, candidates: &Candidates, row: usize, elapsed: f64) -> Delay {
         if elapsed * candidates.prefill_rate[row] <= candidates.head_tokens[row] {
             return Delay::default();
         }
         let is_at_limit = candidates.reported_running[row] >= self.limit(candidates, row);
-        Delay::of(weights, candidates, row, elapsed, self.block_size, is_at_limit)
+        Delay::of(candidates, row, elapsed, self.block_size, is_at_limit)
     }
 
     /// Returns what is the same for all of these candidates.
@@ -197,18 +173,12 @@ impl Books {
     ) -> SharedForecast {
         let is_scarce = is_scarce(request, candidates);
         let prices = is_scarce.then(|| self.prices(candidates, now)).flatten();
-        let usual = (weights.load > 0.0 && !self.slowness.is_flat()).then(|| {
-            let all: f64 = (0..candidates.len()).map(|row| self.slowness.of(load(candidates, row))).sum();
-            all / candidates.len() as f64
-        });
         let answer = request.max_tokens.map_or(f64::INFINITY, f64::from).min(self.answers.mean());
         SharedForecast {
             is_scarce,
             prices,
-            usual,
             answer,
             longer: self.steps.of_one_more() * answer,
-            sibling: self.steps.expected_of_one_more() * answer,
             usual_requests: self.steps.usual_requests(),
             settle: self.settle(weights, request),
             prefill: self.sessions.prefill(),
@@ -218,7 +188,7 @@ impl Books {
     /// Requests that a new session brings, times the weight of what it brings; 0 for one that is not new, or need not be.
     fn settle(&self, weights: &Weights, request: &Request<'_>) -> f64 {
         match request.session {
-            Some(session) if weights.settle > 0.0 && !self.has_peers && !self.sessions.knows(session) => {
+            Some(session) if weights.settle > 0.0 && !self.sessions.knows(session) => {
                 weights.settle * self.sessions.to_come()
             }
             _ => 0.0,
@@ -244,30 +214,19 @@ impl Books {
 
     /// Returns the best that may be foreseen at a row, without a look at its books.
     #[inline(always)]
-    pub(super) fn best(
-        &self,
-        weights: &Weights,
-        common: &SharedForecast,
-        candidates: &Candidates,
-        row: usize,
-    ) -> Outlook {
-        let slowness = common
-            .usual
-            .map_or(1.0, |usual| 1.0 + weights.load * (self.slowness.of(load(candidates, row)) / usual - 1.0));
-        let queue = least_queue(weights, candidates, row);
+    pub(super) fn best(&self, common: &SharedForecast, candidates: &Candidates, row: usize) -> Outlook {
+        let queue = least_queue(candidates, row);
         Outlook {
             queue,
             room: 0.0,
             starts: queue,
             taken: 0.0,
-            slowness,
-            crowding: common.longer * candidates.step_time[row],
-            sibling: common.sibling * candidates.step_time[row],
+            sibling: common.longer * candidates.step_time[row],
             lost: 0.0,
             usual: common.usual_requests,
             settles: if common.settle > 0.0 {
                 let step = candidates.step_time[row];
-                let each = 0.5 * common.prefill + common.sibling * step;
+                let each = 0.5 * common.prefill + common.longer * step;
                 let duty = self.sessions.duty(common.prefill + self.answers.mean() * step);
                 common.settle * each * duty * self.sessions.living(candidates.worker[row])
             } else {
@@ -286,7 +245,7 @@ impl Books {
         row: usize,
         now: f64,
     ) -> Outlook {
-        let mut outlook = self.best(weights, common, candidates, row);
+        let mut outlook = self.best(common, candidates, row);
         let room = candidates.capacity_blocks[row];
         let limit = self.limit(candidates, row);
         let is_full = f64::from(candidates.requests[row]) >= limit;
@@ -294,20 +253,19 @@ impl Books {
             self.engines.get(candidates.worker[row] as usize).filter(|_| is_full || common.is_scarce && !room.is_nan());
         let Some(engine) = engine else {
             let elapsed = candidates.head_elapsed[row];
-            let (queue, late) =
-                (queue(weights, candidates, row, elapsed), self.late(weights, candidates, row, elapsed));
+            let (queue, late) = (queue(candidates, row, elapsed), self.late(candidates, row, elapsed));
             outlook.queue = queue + late.cost;
             outlook.starts = held(candidates, row, queue, elapsed) + late.held;
             return outlook;
         };
         let elapsed = engine.elapsed(candidates.head_elapsed[row], now);
-        let late = self.late(weights, candidates, row, elapsed);
+        let late = self.late(candidates, row, elapsed);
         let own = own(request, candidates, row);
         let step = step(engine, candidates, row);
         let used = candidates.used_blocks[row] + engine.grown(step, f64::from(request.block_size), now);
         let lacks_room = used + own > room && engine.requests() > 0;
         if is_full || lacks_room {
-            let cache = cache(weights, request, candidates, row, engine, limit, now);
+            let cache = cache(request, candidates, row, engine, limit, now);
             (outlook.queue, outlook.room, outlook.starts) =
                 engine.foresee(&cache, &self.answers, step, now, |forecast| {
                     let room = forecast.wait_for_room(own, cache.room);
@@ -316,13 +274,13 @@ impl Books {
         }
         if !lacks_room {
             // In the queue of an engine at its limit it has its turn, and nobody with less to compute goes before it.
-            let queue = queue(weights, candidates, row, elapsed);
+            let queue = queue(candidates, row, elapsed);
             outlook.starts = held(candidates, row, queue, elapsed) + late.held;
             outlook.queue = if is_full { outlook.queue } else { queue + late.cost };
         }
         let worker = candidates.worker[row];
         let over = used + own + self.idle.blocks(worker) - room;
-        if weights.keep > 0.0 && over > 0.0 && own > 0.0 {
+        if over > 0.0 && own > 0.0 {
             let each = f64::from(request.block_size) / candidates.prefill_rate[row];
             let lost = each * self.idle.loss(worker, request, over.min(own), weights.hold, now);
             // To wait so long for them costs as much.
@@ -343,14 +301,10 @@ pub(super) struct SharedForecast {
     is_scarce: bool,
     /// The prices of room. `None`: it has none.
     prices: Option<Prices>,
-    /// The slowness of the candidates at computing prompts, on average. `None`: load makes no difference, as far as is
-    /// known.
-    usual: Option<f64>,
     /// Tokens of an answer.
     answer: f64,
-    /// Steps by which one more request makes an answer longer, as learnt, and as expected before that.
+    /// Steps by which one more request makes an answer longer.
     longer: f64,
-    sibling: f64,
     /// Requests that run beside one.
     usual_requests: f64,
     /// Requests that a session that is new is expected to send after this one; 0: it is known, or there is none.
@@ -397,30 +351,13 @@ fn own(request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
     f64::from(request.blocks().saturating_sub(candidates.shared_blocks[row]))
 }
 
-/// Returns what runs at a row.
-#[inline]
-fn load(candidates: &Candidates, row: usize) -> Load {
-    Load {
-        requests: f64::from(candidates.requests[row] - candidates.waiting[row]),
-        tokens: candidates.context_tokens[row] - candidates.queued_prompt_tokens[row],
-    }
-}
-
 /// Seconds between two tokens of a request at a row.
 #[inline]
 fn step(engine: &Engine, candidates: &Candidates, row: usize) -> f64 {
     if engine.step() > 0.0 { engine.step() } else { candidates.step_time[row].max(1e-6) }
 }
 
-fn cache(
-    weights: &Weights,
-    request: &Request<'_>,
-    candidates: &Candidates,
-    row: usize,
-    engine: &Engine,
-    limit: f64,
-    now: f64,
-) -> Cache {
+fn cache(request: &Request<'_>, candidates: &Candidates, row: usize, engine: &Engine, limit: f64, now: f64) -> Cache {
     let (rate, room) = (candidates.prefill_rate[row], candidates.capacity_blocks[row]);
     let others = (candidates.queued_tokens[row] - engine.queued_tokens()).max(0.0) / rate;
     let elsewhere = (f64::from(candidates.requests[row]) - engine.requests() as f64).max(0.0);
@@ -430,7 +367,7 @@ fn cache(
         block_size: f64::from(request.block_size),
         rate,
         elapsed: engine.elapsed(candidates.head_elapsed[row], now),
-        others: others + foreign(weights, candidates, row),
+        others: others + foreign(candidates, row),
         limit: (limit - elsewhere).max(1.0),
     }
 }

@@ -1,8 +1,28 @@
 //! The cost of a candidate: seconds of expected harm, term by term.
 
 use crate::candidates::Candidates;
+use crate::cost::late::REPORT_AGE;
 use crate::cost::weights::Weights;
 use crate::request::Request;
+
+/// Most seconds of prefill that delay running requests: a longer one is no reason to go where few run, and find others
+/// like it.
+const MOST_DECODES: f64 = 1.0;
+/// Prompt tokens that an engine computes in one step.
+const CHUNK: f64 = 8_192.0;
+/// Share by which `later` is more for each prompt that waits, on average over the candidates, and the most prompts that
+/// count.
+const LATER_WAITING: f64 = 0.5;
+const MOST_WAITING: f64 = 6.0;
+/// Weight for a prompt that no engine holds anything of: its prefill costs so much more where the last one of that kind
+/// was placed.
+const COLD: f64 = 0.1;
+/// Weight of a request that an engine reports waiting beyond those of this router, relative to an average one of these.
+const FOREIGN: f64 = 0.5;
+/// Weight of a second by which requests behind the same prompt on its way make an answer longer.
+const BURST: f64 = 0.3;
+/// Weight of a second of prompts that wait in the router for the same engine.
+const AIMED: f64 = 0.5;
 
 /// Names of the terms, the sum last.
 pub(super) const NAMES: [&str; 8] = [
@@ -32,7 +52,7 @@ impl Scene {
     pub(super) fn new(weights: &Weights, request: &Request<'_>, candidates: &Candidates, now: f64) -> Self {
         let rows = candidates.len() as f64;
         let waiting: u32 = candidates.waiting.iter().sum();
-        let pressure = (f64::from(waiting) / rows).min(weights.later_most);
+        let pressure = (f64::from(waiting) / rows).min(MOST_WAITING);
         let any: u32 =
             candidates.predicted_blocks.iter().zip(&candidates.any_blocks).map(|(a, b)| a | b).fold(0, |a, b| a | b);
         let cold = if any == 0 {
@@ -42,7 +62,7 @@ impl Scene {
         } else {
             f64::NAN
         };
-        let later = weights.later + weights.later_waiting * pressure;
+        let later = weights.later * (1.0 + LATER_WAITING * pressure);
         Self { later, cold, now, block_size: f64::from(request.block_size) }
     }
 }
@@ -56,12 +76,8 @@ pub(super) struct Outlook {
     /// Seconds until it would begin, if engines had no limit of running requests: as far as that is reason to wait here.
     pub(super) starts: f64,
     pub(super) taken: f64,
-    /// The time that its prompt takes there, in times of what it usually takes: more where much runs.
-    pub(super) slowness: f64,
     /// Seconds to compute again what it pushes out and somebody is likely to go on from soon.
     pub(super) lost: f64,
-    /// Seconds by which it delays the answer of each request that runs there, and each of them its own.
-    pub(super) crowding: f64,
     /// Seconds by which each request that waits there makes its answer longer, if all of them begin at once.
     pub(super) sibling: f64,
     /// Seconds by which a new session and those that live there will delay each other.
@@ -101,38 +117,37 @@ impl Harm {
         outlook: &Outlook,
     ) -> Self {
         // Of all divisions only these two: they take longer than all the rest.
-        let (token, turn) = (1.0 / all.prefill_rate[row], weights.wait / all.weight[row]);
+        let (token, turn) = (1.0 / all.prefill_rate[row], 1.0 / all.weight[row]);
         let uncached = to_compute(weights, request, all, row);
-        let prefill = uncached * token * outlook.slowness;
+        let prefill = uncached * token;
         let running = f64::from(all.requests[row] - all.waiting[row]);
         let mut later = scene.later * prefill;
         if !scene.cold.is_nan() {
             // 1 right after one, 1/2 when the last one is as old as on average.
             let ago = scene.now - all.last_cold[row];
-            later += weights.cold * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
+            later += COLD * prefill * scene.cold / (scene.cold + ago).max(f64::MIN_POSITIVE);
         }
         let free = (all.capacity_blocks[row] - all.held_blocks[row]) * scene.block_size;
         // Not known: it is full, as caches are after a while.
         let pushed = if free > 0.0 { (uncached - free).max(0.0) } else { uncached };
         // An engine fills its steps: prompts before it that would have a step to themselves share it with this one.
-        let same_step = (weights.chunk * token - outlook.queue).max(0.0).min(prefill);
+        let same_step = (CHUNK * token - outlook.queue).max(0.0).min(prefill);
         // Those that follow a prompt on its way hardly have to compute anything, but all of them will run together.
         let follows = all.predicted_blocks[row] > all.device_blocks[row];
         // As far as more run there than usual: other engines will soon be as busy.
         let more = (f64::from(all.requests[row]) - outlook.usual).clamp(0.0, f64::from(all.waiting[row]));
-        let behind = if follows { weights.burst * outlook.sibling * more } else { 0.0 };
-        let beside = same_step * f64::from(all.waiting[row]) * weights.beside;
+        let behind = if follows { BURST * outlook.sibling * more } else { 0.0 };
+        let beside = same_step * f64::from(all.waiting[row]);
         Self {
-            wait: (outlook.queue + weights.held * all.held_tokens[row] * token) * turn,
+            wait: (outlook.queue + AIMED * all.held_tokens[row] * token) * turn,
             room: outlook.room * turn,
-            prefill: prefill * weights.prefill,
-            others: prefill.min(weights.decodes_most) * running * weights.decodes
-                + weights.crowding * outlook.crowding * f64::from(all.requests[row])
+            prefill,
+            others: prefill.min(MOST_DECODES) * running * weights.decodes
                 + behind
                 + if follows { 0.0 } else { outlook.settles },
             beside,
             later,
-            evict: pushed * token * weights.evict + outlook.lost * weights.keep,
+            evict: pushed * token * weights.evict + outlook.lost,
             lost: outlook.lost,
             taken: outlook.taken * weights.price,
             starts: outlook.starts,
@@ -171,25 +186,25 @@ pub(super) fn to_compute(weights: &Weights, request: &Request<'_>, all: &Candida
 /// Seconds of prompts before this one, the first of which could be computed for `elapsed` seconds already, without those
 /// by which it is late.
 #[inline]
-pub(super) fn queue(weights: &Weights, all: &Candidates, row: usize, elapsed: f64) -> f64 {
+pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     let rate = all.prefill_rate[row];
     let head = all.head_tokens[row] / rate;
-    all.queued_tokens[row] / rate - elapsed.min(head) + foreign(weights, all, row)
+    all.queued_tokens[row] / rate - elapsed.min(head) + foreign(all, row)
 }
 
 /// Seconds of prompts before this one, at least: as if the first of them were about to be computed.
 #[inline(always)]
-pub(super) fn least_queue(weights: &Weights, all: &Candidates, row: usize) -> f64 {
-    (all.queued_tokens[row] - all.head_tokens[row]) / all.prefill_rate[row] + foreign(weights, all, row)
+pub(super) fn least_queue(all: &Candidates, row: usize) -> f64 {
+    (all.queued_tokens[row] - all.head_tokens[row]) / all.prefill_rate[row] + foreign(all, row)
 }
 
 /// Seconds of prompts that an engine reports waiting and nobody told of. They are taken for as long as ours.
 #[inline(always)]
-pub(super) fn foreign(weights: &Weights, all: &Candidates, row: usize) -> f64 {
+pub(super) fn foreign(all: &Candidates, row: usize) -> f64 {
     let foreign = all.reported_waiting[row] - f64::from(all.waiting[row]);
-    if foreign > 0.0 && all.reported_age[row] < weights.report_age {
+    if foreign > 0.0 && all.reported_age[row] < REPORT_AGE {
         let each = if all.waiting[row] > 0 { all.queued_tokens[row] / f64::from(all.waiting[row]) } else { 1_000.0 };
-        weights.foreign * foreign * each / all.prefill_rate[row]
+        FOREIGN * foreign * each / all.prefill_rate[row]
     } else {
         0.0
     }

@@ -6,8 +6,9 @@
 //! dearer than others for a while, but is hardly a reason to keep requests waiting in the router.
 
 use crate::candidates::Candidates;
-use crate::cost::weights::Weights;
 
+/// Seconds after which an engine's report does not count any more.
+pub(super) const REPORT_AGE: f64 = 5.0;
 /// Seconds by which a late prompt makes its engine dearer than others, at most, if no report says that others wait too.
 const MOST_LATE: f64 = 5.0;
 /// Seconds for which one prompt that is computed keeps requests waiting in the router, at most: it may take longer than
@@ -28,22 +29,15 @@ pub(super) struct Delay {
 impl Delay {
     /// `elapsed`: seconds for which the prompt at the head could be computed. `is_at_limit`: the engine runs as many
     /// requests as it ever does while others wait.
-    pub(super) fn of(
-        weights: &Weights,
-        all: &Candidates,
-        row: usize,
-        elapsed: f64,
-        block_size: f64,
-        is_at_limit: bool,
-    ) -> Self {
+    pub(super) fn of(all: &Candidates, row: usize, elapsed: f64, block_size: f64, is_at_limit: bool) -> Self {
         let head = all.head_tokens[row] / all.prefill_rate[row];
-        let late = weights.overdue * (elapsed - head).max(0.0);
+        let late = (elapsed - head).max(0.0);
         let (waiting, age) = (all.reported_waiting[row], all.reported_age[row]);
-        if age < weights.report_age && waiting == 0.0 && age < elapsed - head {
+        if age < REPORT_AGE && waiting == 0.0 && age < elapsed - head {
             // No queue, and this one was late already.
             return Self::default();
         }
-        if age < weights.report_age && waiting > 0.0 {
+        if age < REPORT_AGE && waiting > 0.0 {
             let needs = all.head_tokens[row] / (block_size.max(1.0) * all.capacity_blocks[row]);
             let lacks_room = all.reported_kv_usage[row] + if needs.is_nan() { 0.0 } else { needs } >= FULL;
             if lacks_room || is_at_limit {
@@ -76,7 +70,7 @@ mod tests {
         (all.requests[0], all.waiting[0], all.capacity_blocks[0]) = (1, 1, 1_000.0);
         all.reported_age[0] = 1.0;
         report(&mut all);
-        let Delay { cost, held } = Delay::of(&Weights::default(), &all, 0, 13.0, 16.0, is_at_limit);
+        let Delay { cost, held } = Delay::of(&all, 0, 13.0, 16.0, is_at_limit);
         (cost, held)
     }
 

@@ -89,7 +89,7 @@ impl Kvatlas {
 
     /// The row that takes a request.
     fn cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
-        self.books.look(&self.weights, request, candidates, now);
+        self.books.look(request, candidates, now);
         if self.weights.temperature > 0.0 {
             self.assess_all(request, candidates, now);
             self.drawn()
@@ -122,7 +122,7 @@ impl Kvatlas {
         let common = books.common(weights, request, candidates, now);
         costs.clear();
         costs.extend((0..candidates.len()).map(|row| {
-            let best = books.best(weights, &common, candidates, row);
+            let best = books.best(&common, candidates, row);
             Harm::of(weights, &scene, request, candidates, row, &best).at_least()
         }));
         starts.clear();
@@ -160,7 +160,7 @@ impl Kvatlas {
 
     /// Decides if a request goes to the row that was chosen, or waits in the router for its worker.
     fn goes_or_waits(&mut self, row: usize, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
-        let Weights { hold, patience, wait, .. } = self.weights;
+        let Weights { hold, patience, .. } = self.weights;
         // What goes on from a prompt on its way there is computed with it: one of a burst gains nothing by waiting here.
         let follows = candidates.predicted_blocks[row] > candidates.device_blocks[row];
         if patience <= 0.0 || hold <= 0.0 || follows {
@@ -174,7 +174,7 @@ impl Kvatlas {
             return Choice::Row(row);
         }
         self.assess_all(request, candidates, now);
-        let started = self.costs[row] - self.starts[row] * wait / candidates.weight[row];
+        let started = self.costs[row] - self.starts[row] / candidates.weight[row];
         let mut best = (f64::INFINITY, row);
         for (other, (cost, starts)) in self.costs.iter().zip(&self.starts).enumerate() {
             if *starts <= hold && *cost < best.0 {
@@ -234,8 +234,8 @@ impl Policy for Kvatlas {
         weights.hold <= 0.0
             || (0..candidates.len()).any(|row| {
                 let elapsed = candidates.head_elapsed[row];
-                let late = books.late(weights, candidates, row, elapsed);
-                held(candidates, row, queue(weights, candidates, row, elapsed), elapsed) + late.held <= weights.hold
+                let late = books.late(candidates, row, elapsed);
+                held(candidates, row, queue(candidates, row, elapsed), elapsed) + late.held <= weights.hold
             })
     }
 
@@ -248,7 +248,7 @@ impl Policy for Kvatlas {
     }
 
     fn heard(&mut self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> bool {
-        self.books.heard(request, candidates, row, now);
+        self.books.sent(request, candidates, row, now);
         true
     }
 

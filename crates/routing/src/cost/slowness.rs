@@ -1,8 +1,8 @@
 //! An estimate of how much more slowly an engine works the more requests run there.
 //!
-//! A prompt shares each step with the requests that run, which take part of its tokens, and whose contexts have to be read.
-//! The cost of that depends on the engine, so it is learnt for the fleet: how long something took, relative to what its
-//! engine usually takes, as a linear function of the load when it was sent.
+//! Each step serves all requests that run, and reads their contexts. The cost of that depends on the engine, so it is learnt
+//! for the fleet: the time between the tokens of an answer, relative to the engine's usual one, as a linear function of the
+//! load meanwhile.
 
 /// A time that is so many times longer or shorter than usual is an accident.
 const STRAY: f64 = 3.0;
@@ -43,14 +43,13 @@ pub(super) struct Slowness {
 }
 
 impl Slowness {
-    /// Something took so many times what is usual at its engine. A sample weighs at most 1.
-    pub(super) fn add(&mut self, load: Load, weight: f64, times: f64) {
+    /// Adds an answer whose tokens took so many times the engine's usual time.
+    pub(super) fn add(&mut self, load: Load, times: f64) {
         if !(1.0 / STRAY..=STRAY).contains(&times) {
             return;
         }
-        let weight = weight.min(1.0);
         let (x, z) = (load.requests / UNITS[0], load.tokens / UNITS[1]);
-        let sum = |sum: &mut f64, value: f64| *sum = *sum * KEPT + weight * value;
+        let sum = |sum: &mut f64, value: f64| *sum = *sum * KEPT + value;
         sum(&mut self.weight, 1.0);
         sum(&mut self.x[0], x);
         sum(&mut self.x[1], z);
@@ -81,39 +80,30 @@ impl Slowness {
         self.slopes = [a / empty / UNITS[0], b / empty / UNITS[1]];
     }
 
-    /// Returns how many times longer something takes than where nothing runs.
-    #[inline]
-    pub(super) fn of(&self, load: Load) -> f64 {
-        1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
-    }
-
     /// Requests that ran at an engine, on average over the samples.
     pub(super) fn usual_requests(&self) -> f64 {
         self.x[0] / self.weight.max(1.0) * UNITS[0]
     }
 
-    /// Returns how much longer everything takes for one more request like the others, in times of the usual.
+    /// The share by which one more request like the others makes a step longer: as learnt, and as expected before that, since
+    /// samples at one load tell nothing.
     pub(super) fn of_one_more(&self) -> f64 {
-        if self.is_flat() {
-            return 0.0;
-        }
-        let usual = Load { requests: self.x[0] / self.weight * UNITS[0], tokens: self.x[1] / self.weight * UNITS[1] };
+        let (each, weight) = EXPECTED;
+        let mean = self.x[0] / self.weight.max(1.0);
+        let known = (self.xx - mean * self.x[0]).max(0.0);
+        (self.learnt() * known + each * weight) / (known + weight)
+    }
+
+    /// The same by the samples alone.
+    fn learnt(&self) -> f64 {
+        let usual = Load { requests: self.usual_requests(), tokens: self.x[1] / self.weight.max(1.0) * UNITS[1] };
         let each = usual.tokens / usual.requests.max(1.0);
         (self.slopes[0] + self.slopes[1] * each) / self.of(usual)
     }
 
-    /// Returns what [`Slowness::of_one_more`] does, mixed with what is expected as long as little is known: samples at the
-    /// same load tell nothing.
-    pub(super) fn expected_of_one_more(&self) -> f64 {
-        let (each, weight) = EXPECTED;
-        let mean = self.x[0] / self.weight.max(1.0);
-        let known = (self.xx - mean * self.x[0]).max(0.0);
-        (self.of_one_more() * known + each * weight) / (known + weight)
-    }
-
-    /// True if load makes no difference, as far as is known.
-    pub(super) fn is_flat(&self) -> bool {
-        self.slopes == [0.0; 2]
+    /// Returns how many times longer a step takes than where nothing runs.
+    fn of(&self, load: Load) -> f64 {
+        1.0 + self.slopes[0] * load.requests + self.slopes[1] * load.tokens
     }
 }
 
@@ -124,22 +114,22 @@ mod tests {
     #[test]
     fn the_slopes_are_learnt_from_what_is_usual() {
         let mut slowness = Slowness::default();
-        assert_eq!((slowness.is_flat(), slowness.of_one_more()), (true, 0.0));
+        assert_eq!(slowness.learnt(), 0.0);
         let truth = |load: Load| 1.0 + 0.01 * load.requests + 1e-6 * load.tokens;
         let loads = |nth: u32| Load { requests: f64::from(nth % 32), tokens: f64::from(nth * 37 % 40) * 10_000.0 };
         let usual = (0..1_280).map(|nth| truth(loads(nth))).sum::<f64>() / 1_280.0;
         for nth in 0..8_000 {
-            slowness.add(loads(nth), 1.0, truth(loads(nth)) / usual);
+            slowness.add(loads(nth), truth(loads(nth)) / usual);
             // Accidents.
-            slowness.add(loads(nth), 1.0, 50.0);
-            slowness.add(loads(nth), 1.0, f64::NAN);
+            slowness.add(loads(nth), 50.0);
+            slowness.add(loads(nth), f64::NAN);
         }
         for nth in 0..100 {
             let (is, should) = (slowness.of(loads(nth)), truth(loads(nth)));
             assert!((is / should - 1.0).abs() < 0.02, "{is}, not {should}");
         }
         // 15.5 requests of 12,600 tokens, usually.
-        let more = slowness.of_one_more();
+        let more = slowness.learnt();
         assert!((more - (0.01 + 0.0126) / usual).abs() < 0.001, "{more}");
     }
 
@@ -147,27 +137,27 @@ mod tests {
     fn samples_at_one_load_do_not_say_that_load_makes_no_difference() {
         let mut slowness = Slowness::default();
         for _ in 0..2_000 {
-            slowness.add(Load { requests: 20.0, tokens: 0.0 }, 1.0, 1.0);
+            slowness.add(Load { requests: 20.0, tokens: 0.0 }, 1.0);
         }
-        assert!((slowness.expected_of_one_more() - 0.01).abs() < 1e-6, "{}", slowness.expected_of_one_more());
+        assert!((slowness.of_one_more() - 0.01).abs() < 1e-6, "{}", slowness.of_one_more());
         for nth in 0..2_000 {
-            slowness.add(Load { requests: f64::from(nth % 40), tokens: 0.0 }, 1.0, 1.0);
+            slowness.add(Load { requests: f64::from(nth % 40), tokens: 0.0 }, 1.0);
         }
-        assert!(slowness.expected_of_one_more() < 1e-3, "{}", slowness.expected_of_one_more());
+        assert!(slowness.of_one_more() < 1e-3, "{}", slowness.of_one_more());
     }
 
     #[test]
     fn a_few_samples_say_little_and_load_makes_nobody_faster() {
         let mut slowness = Slowness::default();
-        slowness.add(Load { requests: 0.0, tokens: 0.0 }, 1.0, 0.5);
-        slowness.add(Load { requests: 16.0, tokens: 0.0 }, 1.0, 1.5);
+        slowness.add(Load { requests: 0.0, tokens: 0.0 }, 0.5);
+        slowness.add(Load { requests: 16.0, tokens: 0.0 }, 1.5);
         let load = Load { requests: 16.0, tokens: 0.0 };
         assert!(slowness.of(load) < 1.4, "{}", slowness.of(load));
         let mut slowness = Slowness::default();
         for nth in 0..200 {
             let requests = f64::from(nth % 10);
-            slowness.add(Load { requests, tokens: 0.0 }, 1.0, 1.5 - requests / 10.0);
+            slowness.add(Load { requests, tokens: 0.0 }, 1.5 - requests / 10.0);
         }
-        assert!(slowness.is_flat());
+        assert_eq!(slowness.learnt(), 0.0);
     }
 }

@@ -109,6 +109,7 @@ struct Reservation {
     sent: f64,
     /// Tokens of a block.
     block_size: u32,
+    session: Option<u64>,
     first_token: Option<f64>,
     /// True if the request's prompt is taken to be computed, though nobody said so.
     passed: bool,

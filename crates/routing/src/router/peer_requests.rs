@@ -53,6 +53,7 @@ impl Router {
                         tokens: its.share.tokens as u32,
                         block_size: its.block_size,
                         cached: its.cached,
+                        session: its.session,
                         output_left: its.share.output_left as u32,
                         content_hashes,
                     });
@@ -161,6 +162,7 @@ impl Router {
             tokens: sent.tokens,
             block_size: sent.block_size,
             content_hashes: &sent.content_hashes,
+            session: sent.session,
             number,
             ..Request::default()
         };
@@ -306,6 +308,48 @@ mod tests {
     }
 
     #[test]
+    fn a_session_that_another_router_knows_is_not_new() {
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
+        let run = |router: &mut Router, session, now: f64| {
+            let hashes = chain(session, 20);
+            let request = request_of(session, &hashes);
+            let Outcome::Placed(sent) = router.choose(&request, &Depths::unknown(), now) else { panic!("it waits") };
+            router.first_token(sent.id, now);
+            sent.id
+        };
+        // Twenty sessions of ten requests each: another one will bring nine more.
+        for nth in 0..200 {
+            let id = run(&mut two, nth / 10, nth as f64);
+            two.finish(id, Usage { output_tokens: Some(100), ..Usage::default() }, nth as f64 + 0.5);
+        }
+        let id = run(&mut one, 99, 200.0);
+        let changes = tell(&one, &mut told, &mut two, 200.1);
+        assert_eq!(changes.sent[0].session, Some(99));
+        one.finish(id, Usage::default(), 200.2);
+        tell(&one, &mut told, &mut two, 200.3);
+        // Once its prompt is not taken for held any more.
+        let settles = |router: &mut Router, session| {
+            let hashes = chain(session, 20);
+            let why = router.explain(&request_of(session, &hashes), &Depths::unknown(), None, 206.0);
+            let terms = why.terms.unwrap();
+            let others = terms.names.iter().position(|name| *name == "others delayed (s)").unwrap();
+            terms.values.iter().skip(others).step_by(terms.names.len()).copied().fold(0.0, f64::max)
+        };
+        assert!(settles(&mut two, 98) > 0.0);
+        assert_eq!(settles(&mut two, 99), 0.0);
+    }
+
+    fn request_of(session: u64, hashes: &[u64]) -> Request<'_> {
+        Request {
+            tokens: 10_240,
+            block_size: 512,
+            content_hashes: hashes,
+            session: Some(session),
+            ..Request::default()
+        }
+    }
+
+    #[test]
     fn admission_is_foreseen_with_the_requests_of_others() {
         let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
         for family in 0..4 {
@@ -353,7 +397,8 @@ mod tests {
             let at = sent.worker.0 as usize;
             tell(&one, &mut told, &mut two, 0.1);
             assert_eq!((work(&two, at), two.peers()), (work(&one, at), 1));
-            assert!(work(&two, at).iter().all(|amount| *amount > 0.0));
+            // Blocks in use come from hashes alone.
+            assert!(work(&two, at)[..6].iter().all(|amount| *amount > 0.0));
             one.first_token(sent.id, 0.2);
             tell(&one, &mut told, &mut two, 0.3);
             assert_eq!(work(&two, at), work(&one, at));

@@ -318,8 +318,7 @@ impl Router {
                 return Plan::Wait { aim: None };
             }
             Choice::WaitFor { row, instead } if row.max(instead) < candidates.len() => {
-                // Where another could take it, it does not wait for the longest time allowed.
-                if may_wait && waiting.len() < config.queue_limit && request.waited < config.queue_timeout / 2.0 {
+                if may_wait && waiting.len() < config.queue_limit {
                     return Plan::Wait { aim: Some(row) };
                 }
                 if waiting.none_for(candidates.worker[row]) { row } else { instead }
@@ -392,6 +391,7 @@ impl Router {
             answers,
             sent: now,
             block_size: request.block_size,
+            session: request.session,
             first_token: None,
             passed: false,
             heard: now,

@@ -22,6 +22,8 @@ pub struct SentRequest {
     pub block_size: u32,
     /// Tokens that are expected in the worker's cache.
     pub cached: u32,
+    /// Number of the session it belongs to.
+    pub session: Option<u64>,
     /// Tokens that its answers are still expected to have.
     pub output_left: u32,
     /// Content hashes of its prompt's full blocks, as far as the router keeps them in mind.

@@ -17,6 +17,7 @@ mod aibrix_prefix_cache;
 mod dualmap;
 mod dynamo_kv;
 mod dynamo_two_tier;
+mod gorgo;
 mod llm_d_scorers;
 mod llm_d_token_load;
 mod lmetric;
@@ -35,6 +36,7 @@ use aibrix_prefix_cache::AibrixPrefixCache;
 use dualmap::DualMap;
 use dynamo_kv::DynamoKv;
 use dynamo_two_tier::DynamoTwoTier;
+use gorgo::Gorgo;
 use kvatlas_routing::{PolicyEntry, boxed};
 use llm_d_scorers::LlmDScorers;
 use llm_d_token_load::LlmDTokenLoad;
@@ -63,5 +65,6 @@ pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry { name: "dynamo-agentic", make: |options, seed| boxed(DynamoKv::agentic(options, seed)) },
     PolicyEntry { name: "dynamo-two-tier", make: |options, seed| boxed(DynamoTwoTier::new(options, seed)) },
     PolicyEntry { name: "lmetric", make: |options, seed| boxed(LMetric::new(options, seed)) },
+    PolicyEntry { name: "gorgo", make: |options, seed| boxed(Gorgo::new(options, seed)) },
     PolicyEntry { name: "dualmap", make: |options, seed| boxed(DualMap::new(options, seed)) },
 ];
