@@ -1,16 +1,17 @@
 //! Keys and certificates in force, read again when their files change or somebody says so.
 
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::Config;
 use crate::keys::Keys;
-use crate::{Error, lock, tls};
+use crate::{Error, tls};
 
 /// The interval at which the files are looked at.
 const LOOK: Duration = Duration::from_secs(2);
@@ -49,7 +50,7 @@ impl Trust {
 
     /// Reads all files. If one cannot be used, all stays as it was.
     pub(crate) fn reload(&self) -> Result<(), Error> {
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         *seen = self.prints();
         let keys = Keys::read(&self.config)?;
         let tls = self.config.tls.as_ref().map(|config| tls::acceptor(config, &self.alpn)).transpose()?;
@@ -71,7 +72,7 @@ impl Trust {
     }
 
     fn look(&self) {
-        if *lock(&self.seen) == self.prints() {
+        if *self.seen.lock() == self.prints() {
             return;
         }
         match self.reload() {

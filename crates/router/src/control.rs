@@ -14,7 +14,6 @@ use crate::engine::{
     read_sleep,
 };
 use crate::health_check::{self, is_from_gateway};
-use crate::lock;
 
 /// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
@@ -147,7 +146,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         let found = health_check::ask(&app, &engine).await;
         let why_not = found.why_not();
         let well = why_not.is_none();
-        *lock(&engine.why_not) = why_not.map(str::to_owned);
+        *engine.why_not.lock() = why_not.map(str::to_owned);
         let was_down = engine.health.is_down();
         if !health.interval.is_zero() && engine.health.note_check(&found) {
             match why_not {

@@ -1,11 +1,12 @@
 //! The engines that there are.
 
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_prompt::Dialect;
+use parking_lot::Mutex;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -14,7 +15,6 @@ use tokio_rustls::rustls::{ClientConfig, RootCertStore};
 use crate::config::{Config, EngineConfig, Role};
 use crate::engine::{Engine, HealthState, Models, Turn};
 use crate::error::Error;
-use crate::lock;
 
 /// The engines that there are, in order of their names.
 pub(crate) struct Fleet {
@@ -213,7 +213,7 @@ impl Fleet {
         before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
     ) -> Result<FleetChange, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
-        let _lock = lock(&self.changes);
+        let _lock = self.changes.lock();
         let mut engines = Vec::clone(&self.engines.load());
         let (name, address) = Engine::place(&config)?;
         let old = engines.iter().find(|other| *other.name == name).cloned();
@@ -248,7 +248,7 @@ impl Fleet {
 
     /// Takes an engine out. What runs there goes on.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
-        let _lock = lock(&self.changes);
+        let _lock = self.changes.lock();
         let mut engines = Vec::clone(&self.engines.load());
         let at = engines.iter().position(|engine| *engine.name == *name);
         let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;

@@ -11,7 +11,6 @@ use crate::app::App;
 use crate::clock::millis;
 use crate::config::Handover;
 use crate::engine::{Engine, Fault, Finding, Kind, status};
-use crate::lock;
 
 /// The path at which SGLang answers without its scheduler.
 const SGLANG_ALIVE: &str = "/ping";
@@ -39,7 +38,7 @@ pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
         };
         format!("GET {} is not answered within {waited:.1} s, with {requests} there", health.path)
     };
-    *lock(&engine.why_not) = Some(late());
+    *engine.why_not.lock() = Some(late());
     if !health.interval.is_zero() {
         engine.health.note_late();
     }
@@ -69,7 +68,7 @@ pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
                 Ok(Err(_)) | Err(_) => {}
             },
         }
-        *lock(&engine.why_not) = Some(late());
+        *engine.why_not.lock() = Some(late());
         let (silence, last) = engine.stillness();
         let limit = engine.signs.limit_at_work(health.timeout);
         if engine.is_at_work() {

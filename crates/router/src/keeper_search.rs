@@ -5,11 +5,12 @@
 //! so many are made in a second: a client with names that it makes up does not have all engines work for it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::header::HeaderMap;
 use hyper::{Method, Uri};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -17,7 +18,6 @@ use tokio::time::timeout;
 use crate::config::Role;
 use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
-use crate::lock;
 use crate::proxy::EngineRequest;
 
 /// Time within which a search must end, and an engine must answer: then the request goes on as it would without.
@@ -78,7 +78,7 @@ impl KeeperSearch {
         if engines.len() < 2 {
             return SearchResult::Nowhere;
         }
-        if !lock(&self.missing).may_look_for(id, Instant::now()) {
+        if !self.missing.lock().may_look_for(id, Instant::now()) {
             return SearchResult::NotAsked;
         }
         let searching = async {
@@ -89,7 +89,7 @@ impl KeeperSearch {
         if let Some(Answers { keeper: Some(keeper), .. }) = answers {
             return SearchResult::Found(keeper);
         }
-        lock(&self.missing).note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
+        self.missing.lock().note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
         SearchResult::Nowhere
     }
 }

@@ -1,9 +1,8 @@
 //! Lines of the log that an outage would repeat for every request: some are written each minute, the others are counted.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock;
+use parking_lot::Mutex;
 
 /// Lines of a kind that are written a minute.
 const LINES: u32 = 32;
@@ -28,7 +27,7 @@ impl LogBudget {
     }
 
     fn take_at(&self, now: Instant) -> Option<u64> {
-        let mut lines = lock(&self.0);
+        let mut lines = self.0.lock();
         if lines.since.is_none_or(|since| now - since >= MINUTE) {
             (lines.since, lines.written) = (Some(now), 0);
         }

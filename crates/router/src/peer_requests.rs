@@ -4,7 +4,7 @@
 //! that follows 0 begins anew. A router that has missed a message, or forgotten what it heard, answers another number, and
 //! is told of all requests again. One of an earlier version does not know the path: it hears sums only.
 
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use base64::Engine as _;
@@ -147,7 +147,7 @@ pub(crate) async fn hear(
     let mut number = told.number;
     if told.router != app.peers.number {
         // One message at a time, or a later one would be taken in first.
-        let mut positions = app.peers.positions.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut positions = app.peers.positions.lock();
         positions.retain(|router, _| app.places.hears_of(*router));
         let is_next = told.after == 0 || positions.get(&told.router) == Some(&told.after);
         if is_next {

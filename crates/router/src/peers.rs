@@ -8,11 +8,12 @@
 //! A peer is a URL, or a name of which every address is one (`dns:NAME:PORT`): those of a headless Service of Kubernetes,
 //! among them this router's own, which is found out when it hears itself.
 
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvatlas_routing::Work;
+use parking_lot::Mutex;
 use serde::{Deserialize, Serialize};
 
 use crate::config::{Config, EngineConfig};

@@ -1,8 +1,8 @@
 //! [`Router`]: everything started, and stopped again in order.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvatlas_follow::Follower;
@@ -10,6 +10,7 @@ use kvatlas_follow::log;
 use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -25,7 +26,6 @@ use crate::external_index::ExternalIndex;
 use crate::fleet::{Adder, Fleet};
 use crate::fleet_secret::FleetSecret;
 use crate::global;
-use crate::lock;
 use crate::peer_work;
 use crate::peers::Peers;
 use crate::place::Places;
@@ -213,7 +213,7 @@ impl Router {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(RouterThreads { server, control }) = lock(&self.running).take() else { return true };
+        let Some(RouterThreads { server, control }) = self.running.lock().take() else { return true };
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();

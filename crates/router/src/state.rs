@@ -7,7 +7,6 @@ use serde_json::{Value, json};
 
 use crate::app::App;
 use crate::engine::{Condition, Engine};
-use crate::lock;
 
 /// The state of all engines.
 pub(crate) fn workers(app: &App) -> Value {
@@ -23,7 +22,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
         "url": &engine.config.url,
         "role": engine.config.role.name(),
         "standing": engine.health.standing().name(),
-        "condition": lock(&engine.condition).as_ref().map(Condition::to_json),
+        "condition": engine.condition.lock().as_ref().map(Condition::to_json),
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,

@@ -1,13 +1,12 @@
 //! One text of metrics for all who ask for it at the same time: it is as long as there are engines, and takes time to make.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::header::HeaderMap;
+use parking_lot::Mutex;
 
 use super::format::{OPEN_METRICS, TEXT, plain, prefers_text};
-use crate::lock;
 
 /// The time for which a text is given to others.
 const STAYS: Duration = Duration::from_secs(1);
@@ -37,7 +36,7 @@ impl Exposition {
         may_be_old: bool,
         make: impl FnOnce() -> Result<String, E>,
     ) -> Result<(&'static str, Bytes), E> {
-        let mut made = lock(&self.made);
+        let mut made = self.made.lock();
         let is_good = |made: &MadeText| {
             let is_read = !made.open_metrics.is_unique() || made.text.as_ref().is_some_and(|text| !text.is_unique());
             made.since.elapsed() < STAYS && (may_be_old || is_read)

@@ -1,10 +1,11 @@
 //! Messages that note where in the text each of them begins.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
+use parking_lot::Mutex;
 
 /// Messages in a template that loops over them once: [`super::local`].
 #[derive(Debug)]
@@ -23,7 +24,7 @@ impl MeteredMessages {
 
     /// Returns how much text there was when each message was taken out of the list.
     pub(super) fn begins(&self) -> Vec<usize> {
-        std::mem::take(&mut self.begins.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.begins.lock())
     }
 }
 
@@ -52,7 +53,7 @@ impl Iterator for MeteredIterator {
     fn next(&mut self) -> Option<Value> {
         let message = self.all.messages.get(self.next)?.clone();
         self.next += 1;
-        let begins = &mut self.all.begins.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = &mut self.all.begins.lock();
         begins.push(self.all.written.load(Relaxed));
         Some(message)
     }

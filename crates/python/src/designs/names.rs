@@ -1,9 +1,10 @@
 //! Workers by name outside, by number inside.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use kvatlas_designs::WorkerId;
+use parking_lot::RwLock;
 
 /// The workers that were ever named, each with a number for good: a change that is still queued must find its worker.
 #[derive(Debug, Default)]
@@ -21,7 +22,7 @@ impl Names {
         if let Some(number) = self.known(name) {
             return number;
         }
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.write();
         if let Some(&number) = table.numbers.get(name) {
             return number;
         }
@@ -34,12 +35,12 @@ impl Names {
 
     /// The number of a name, if it was ever given one.
     pub(super) fn known(&self, name: &str) -> Option<WorkerId> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).numbers.get(name).copied()
+        self.0.read().numbers.get(name).copied()
     }
 
     /// Each item with the name instead of the number.
     pub(super) fn resolve<T>(&self, items: impl IntoIterator<Item = (WorkerId, T)>) -> Vec<(Arc<str>, T)> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.0.read();
         items.into_iter().map(|(number, item)| (table.names[number as usize].clone(), item)).collect()
     }
 }

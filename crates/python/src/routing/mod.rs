@@ -18,5 +18,6 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decision::Decision>()?;
     module.add_class::<request::RoutedRequest>()?;
     module.add_class::<router::Router>()?;
-    module.add_function(wrap_pyfunction!(router::policy_names, module)?)
+    module.add_function(wrap_pyfunction!(router::policy_names, module)?)?;
+    module.add_function(wrap_pyfunction!(router::routing_defaults, module)?)
 }

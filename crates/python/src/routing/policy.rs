@@ -1,8 +1,9 @@
 //! A policy that is a Python object.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_routing::{Candidates as Rows, Choice, Placement, Policy, Request};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use super::candidates::Candidates;
@@ -46,7 +47,7 @@ impl PythonPolicy {
     }
 
     fn name_of(&self, worker: u32) -> (String, u32) {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         names.get(worker as usize).cloned().unwrap_or_else(|| (worker.to_string(), 0))
     }
 
@@ -54,13 +55,13 @@ impl PythonPolicy {
     fn tell(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
         Python::attach(|py| {
             if let Err(error) = call(self.policy.bind(py)) {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *self.failure.lock() = Some(error);
             }
         });
     }
 
     fn ask(&self, py: Python<'_>, request: &Request<'_>, rows: &Rows) -> PyResult<Choice> {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         let workers: Vec<_> = rows
             .worker
             .iter()
@@ -95,7 +96,7 @@ impl Policy for PythonPolicy {
     fn choose(&mut self, request: &Request<'_>, candidates: &Rows, _now: f64) -> Choice {
         Python::attach(|py| {
             self.ask(py, request, candidates).unwrap_or_else(|error| {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *self.failure.lock() = Some(error);
                 Choice::Row(usize::MAX)
             })
         })

@@ -1,11 +1,11 @@
 //! Counts how an engine's last requests ended, by its counts now and then, so that requests write nothing for it.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::counts::Counts;
-use crate::lock;
 
 /// Requests beyond which the older half is forgotten.
 const MOST: u64 = 40;
@@ -45,7 +45,7 @@ impl Recent {
         // An answer that breaks off or ends with an error is a fault too, and so is one that says that the engine is busy.
         let failures = sum(&counts.faults).max(sum(errors));
         let answers = sum(others).saturating_sub(counts.broken.load(Relaxed));
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         let is_new = (failures, answers) != (seen.failures, seen.answers);
         seen.failed += failures.saturating_sub(seen.failures);
         // One that was taken for an answer at its beginning may have broken off since.
@@ -74,7 +74,7 @@ impl Recent {
     /// Returns how many of the last requests failed, and of how many, if that is half of them or more, and [`LEAST`] or
     /// more.
     pub(crate) fn failing(&self) -> Option<(u64, u64)> {
-        lock(&self.seen).failing()
+        self.seen.lock().failing()
     }
 }
 

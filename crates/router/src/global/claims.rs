@@ -8,7 +8,6 @@ use super::reports::{
     COMPARED, NO_USAGE, NOT_FINISHED, NOT_TAKEN, NOTHING_CLAIMED, OTHER_TOKENS, QUEUE_FULL, REFUSED, Report,
     UNKNOWN_SITE,
 };
-use crate::lock;
 use crate::picked::{pick, read};
 use crate::remote_service::{JSON, post};
 
@@ -67,7 +66,7 @@ impl Drop for Claim {
 
 /// Sends reports for as long as the router lives.
 pub(crate) async fn run(global: Arc<SitesService>) {
-    let Some(mut waiting) = lock(&global.reports.waiting).take() else { return };
+    let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
     while let Some(report) = waiting.recv().await {
         let Ok(body) = serde_json::to_vec(&report) else { continue };

@@ -1,11 +1,12 @@
 //! An engine for a request: what is held is looked up, and what the core decides is reserved in the same step.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvatlas_follow::lookup::RankDepths;
 use kvatlas_routing as core;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::candidates::{candidates, keeper, refused};

@@ -12,7 +12,6 @@ use super::{Places, Task};
 use crate::app::App;
 use crate::engine::{Engine, HealthState};
 use crate::fleet::Fleet;
-use crate::lock;
 use crate::refusal::Refusal;
 use crate::request_facts::RequestFacts;
 
@@ -109,7 +108,7 @@ fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
     let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, task)).collect();
     let words = |engine: &&Arc<Engine>| {
         let (name, standing) = (&engine.name, engine.health.standing());
-        match lock(&engine.why_not).as_deref() {
+        match engine.why_not.lock().as_deref() {
             Some(why) => format!("{name} is {} ({why})", standing.name()),
             None if standing == HealthState::Up && !engine.can_do(task) => {
                 format!("{name} has not said yet how it hands blocks over")

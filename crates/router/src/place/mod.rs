@@ -28,10 +28,11 @@ mod waiting;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvatlas_routing as core;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -40,7 +41,6 @@ use crate::config::Config;
 use crate::decisions::Decisions;
 use crate::engine::Engine;
 use crate::error::Error;
-use crate::lock;
 use crate::prompts::PromptForms;
 use crate::record::Recorder;
 use crate::reuse::ReuseMeter;
@@ -55,9 +55,6 @@ pub(crate) use task::Task;
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;
-
-/// Policies that look at nothing of the prompt.
-const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded", "session"];
 
 /// Decides where requests go.
 pub(crate) struct Places {
@@ -108,15 +105,12 @@ impl Places {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
-            session_ttl: config.session_ttl.as_secs_f64(),
-            queue_limit: config.queue,
-            queue_timeout: config.queue_timeout.as_secs_f64(),
             first_token_timeout: config.upstream.first_byte_timeout.as_secs_f64() + 60.0,
-            ..core::Config::default()
+            ..config.routing.clone()
         };
         let name = policy.name().to_owned();
         let hashes = policy.uses_index() || config.record.is_some();
-        let wants = PromptForms { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
+        let wants = PromptForms { hashes, text: policy.needs_text() };
         Ok(Self {
             core: Mutex::new(Core {
                 router: core::Router::new(settings, policy),
@@ -126,7 +120,7 @@ impl Places {
                 tickets: HashMap::new(),
             }),
             room: Notify::new(),
-            no_engine: NoEngine::new(config.wait_for_engine, config.queue),
+            no_engine: NoEngine::new(config.wait_for_engine, config.routing.queue_limit),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             mismatched: Mutex::default(),
@@ -209,7 +203,7 @@ impl Places {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        lock(&self.core)
+        self.core.lock()
     }
 }
 

@@ -1,18 +1,18 @@
 //! A request's place at an engine.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
+use parking_lot::Mutex;
 
 use super::held_then::HeldThen;
 use crate::decisions::{Outcome, Record};
 use crate::engine::Engine;
 use crate::global::Claim;
 use crate::learn::SentPrompt;
-use crate::lock;
 use crate::media::ModelMedia;
 use crate::observe::{AnswerFacts, Stop, Usage};
 use crate::request_facts::RequestFacts;
@@ -134,7 +134,7 @@ impl Placement {
         if !is_comparable || had < held && held_then.may_be_gone() {
             return None;
         }
-        let mut beliefs = lock(&self.engine.beliefs);
+        let mut beliefs = self.engine.beliefs.lock();
         let belief = beliefs.entry(self.worker).or_default();
         belief.note(held, had);
         Some(belief.belief())

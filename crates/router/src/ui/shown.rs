@@ -14,7 +14,6 @@ use super::lines::{line, millis};
 use crate::app::App;
 use crate::decisions::Record;
 use crate::engine::{Condition, Engine};
-use crate::lock;
 
 /// Decisions that are told at one time: those that the page shows.
 const DECISIONS: usize = 100;
@@ -141,7 +140,7 @@ impl PageState {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
         let standing = engine.health.standing().name();
-        let condition = lock(&engine.condition).as_ref().map(Condition::to_json);
+        let condition = engine.condition.lock().as_ref().map(Condition::to_json);
         let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
         for known in &ranks {
             let rank = &known["rank"];

@@ -55,10 +55,11 @@ class Key:
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
-def about(kind: Kind, flag: str, text: str, *, native: bool = True) -> dict[str, Any]:
+def about(kind: Kind, flag: str, text: str, *, native: bool | str = True) -> dict[str, Any]:
     """The metadata of a field of a section: the kind of its values, its flag and its help.
 
-    `native`: the native part reads it, in its struct of the section, under the same name. Otherwise Python alone does.
+    `native`: the native part reads it, in its struct of the section, under the same name; or, as `part.name`, under that
+    name in another struct inside it. False: Python alone does.
     """
     return {"kind": kind, "flag": flag, "help": text, "native": native}
 
@@ -81,11 +82,14 @@ class Section:
 
     def for_native(self) -> dict[str, Any]:
         """The settings that the native part reads, by name: durations in seconds, sizes in bytes, files by path."""
-        given = {}
+        given: dict[str, Any] = {}
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            if each.metadata.get("native"):
+            native = each.metadata.get("native")
+            if native:
                 value = getattr(self, each.name)
-                given[each.name] = None if value is None else each.metadata["kind"].native(value)
+                part, _, name = (each.name if native is True else native).rpartition(".")
+                into = given.setdefault(part, {}) if part else given
+                into[name] = None if value is None else each.metadata["kind"].native(value)
         return given
 
 

@@ -1,7 +1,5 @@
 //! The two classes: their parts, and the methods that only one of them has.
 
-use std::sync::{Mutex, PoisonError};
-
 use kvatlas_trees::{string_tree, token_tree};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyType};
