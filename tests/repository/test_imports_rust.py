@@ -58,26 +58,9 @@ ALLOWED_CIRCLES: dict[str, list[tuple[set[str], str]]] = {
     ],
     "router": [
         (
-            {
-                "answer",
-                "answer_engines",
-                "app",
-                "aside",
-                "asking",
-                "encoding",
-                "keeper_search",
-                "peer_report",
-                "peer_requests",
-                "place",
-                "proxy",
-                "reading",
-                "refusal",
-                "reserved",
-                "routes",
-            },
-            "all are given the whole App",
+            {"answers", "app", "engines", "placing", "proxy", "remote", "requests"},
+            "functions are given the whole App",
         ),
-        ({"config", "fleet_secret", "sessions"}, "the names of headers are both a setting and the sessions' own"),
     ],
 }
 Module = tuple[str, ...]

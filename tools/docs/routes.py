@@ -9,7 +9,7 @@ CRATES = Path(__file__).resolve().parents[2] / "crates"
 
 def router_page() -> str:
     """The routes of a router: its own, and those that it forwards to engines."""
-    return (CRATES / "router/src/routes/routes.md").read_text(encoding="utf-8").strip()
+    return (CRATES / "router/src/requests/routes/routes.md").read_text(encoding="utf-8").strip()
 
 
 def service_page() -> str:

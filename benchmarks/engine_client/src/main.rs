@@ -6,11 +6,11 @@
 // The router uses more of it.
 #![allow(dead_code)]
 
-#[path = "../../../crates/router/src/engine/chunked.rs"]
+#[path = "../../../crates/router/src/engines/chunked.rs"]
 mod chunked;
-#[path = "../../../crates/router/src/engine/connection.rs"]
+#[path = "../../../crates/router/src/engines/connection.rs"]
 mod connection;
-#[path = "../../../crates/router/src/engine/fault.rs"]
+#[path = "../../../crates/router/src/engines/fault.rs"]
 mod fault;
 
 use std::future::poll_fn;

@@ -7,23 +7,23 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::shown::Page;
 use kvatlas_http::{Front, Gate};
 
-use crate::answer_engines::AnswerEngines;
-use crate::cache_reports::CacheReporter;
+use crate::answers::stored::AnswerEngines;
 use crate::config::Config;
-use crate::counts::Counts;
-use crate::external_index::ExternalIndex;
-use crate::fleet::Fleet;
-use crate::peers::Peers;
-use crate::place::Places;
-use crate::prompts::Prompts;
+use crate::engines::fleet::Fleet;
+use crate::placing::Places;
 use crate::proxy::Tokens;
-use crate::sessions::Sessions;
+use crate::proxy::counts::Counts;
+use crate::remote::cache_reports::CacheReporter;
+use crate::remote::external_index::ExternalIndex;
+use crate::remote::peers::Peers;
+use crate::requests::prompts::Prompts;
+use crate::requests::sessions::Sessions;
 
 /// The state of a router that requests share.
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
     pub(crate) fleet: Fleet,
-    pub(crate) places: Places,
+    pub(crate) places: Arc<Places>,
     pub(crate) counts: Counts,
     /// The state of the HTTP server.
     pub(crate) front: Front,
@@ -42,7 +42,7 @@ pub(crate) struct App {
     /// The engines that keep answers, by the answers that they made.
     pub(crate) answer_engines: AnswerEngines,
     /// Other routers in front of the same engines.
-    pub(crate) peers: Peers,
+    pub(crate) peers: Arc<Peers>,
     /// The page that shows the router, for those who look at it.
     pub(crate) page: Page,
     /// True if the router is about to end.

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use kvatlas_routing::Load;
 
 use crate::app::App;
-use crate::condition;
-use crate::engine::{
+use crate::engines::diagnosis;
+use crate::engines::health_check::{self, is_from_gateway};
+use crate::engines::{
     Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
     read_sleep,
 };
-use crate::health_check::{self, is_from_gateway};
 
 /// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
@@ -59,7 +59,7 @@ pub(crate) async fn run(app: Arc<App>) {
         }
         trust(&app, &engines);
         app.places.no_engine.look();
-        engines.iter().for_each(|engine| condition::look(app.service.as_ref(), engine));
+        engines.iter().for_each(|engine| diagnosis::look(app.service.as_ref(), engine));
         app.prompts.unread.look(Instant::now());
         tokio::time::sleep(TICK).await;
     }

@@ -12,21 +12,19 @@ use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue
 use hyper::{Method, Request, Response, StatusCode, Version};
 use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
 
-use crate::admin;
-use crate::answer::{Answer, json, typed};
+use crate::answers::body::{Answer, json, typed};
+use crate::answers::observe::Dialect;
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::cors;
-use crate::counts;
-use crate::exposition;
-use crate::observe::Dialect;
-use crate::peer_requests;
-use crate::peer_work;
+use crate::proxy::counts;
 use crate::proxy::{REQUEST_ID, forward};
-use crate::refusal::Refusal;
-use crate::reserved;
-use crate::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
-use crate::state;
-use crate::ui;
+use crate::reports::admin;
+use crate::reports::exposition;
+use crate::reports::page;
+use crate::reports::state;
+use crate::requests::cors;
+use crate::requests::reserved;
+use crate::requests::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 
 /// Answers a request.
 pub(crate) async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
@@ -175,13 +173,12 @@ async fn dispatch(
         RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
         RouterAnswer::Model => admin::model(app, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
-        RouterAnswer::Page => kvatlas_ui::asset(path).map(ui::file).ok_or_else(Refusal::unknown_path),
-        RouterAnswer::PageEvents => ui::events(app),
-        RouterAnswer::PageDecision => ui::decision(app, query),
+        RouterAnswer::Page => kvatlas_ui::asset(path).map(page::file).ok_or_else(Refusal::unknown_path),
+        RouterAnswer::PageEvents => page::events(app),
+        RouterAnswer::PageDecision => page::decision(app, query),
         RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
         RouterAnswer::Snapshot => admin::snapshot(app, request).await,
-        RouterAnswer::PeersWork => peer_work::hear(app, request, until).await,
-        RouterAnswer::PeersRequests => peer_requests::hear(app, request, until).await,
+        RouterAnswer::PeersRequests => admin::hear_report(app, request, until).await,
         RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
         RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
         RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),

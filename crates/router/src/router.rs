@@ -14,26 +14,26 @@ use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::answer_engines::AnswerEngines;
+use crate::answers::stored::AnswerEngines;
 use crate::app::App;
-use crate::cache_reports::{self, CacheReporter};
 use crate::config::{Config, EngineConfig};
 use crate::control;
-use crate::counts::Counts;
-use crate::engine::Engine;
+use crate::engines::Engine;
+use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
-use crate::external_index::ExternalIndex;
-use crate::fleet::{Adder, Fleet};
-use crate::fleet_secret::FleetSecret;
-use crate::global;
-use crate::peer_work;
-use crate::peers::Peers;
-use crate::place::Places;
-use crate::prompts::Prompts;
+use crate::placing::Places;
 use crate::proxy::Tokens;
-use crate::sessions::Sessions;
-use crate::state;
-use crate::ui;
+use crate::proxy::counts::Counts;
+use crate::remote::cache_reports::{self, CacheReporter};
+use crate::remote::external_index::ExternalIndex;
+use crate::remote::peer_requests;
+use crate::remote::peers::Peers;
+use crate::remote::sites;
+use crate::reports::page;
+use crate::reports::state;
+use crate::requests::fleet_secret::FleetSecret;
+use crate::requests::prompts::Prompts;
+use crate::requests::sessions::Sessions;
 
 /// The longest time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
@@ -76,7 +76,7 @@ impl Router {
         let (threads, gate) = (front.threads(), front.gate.clone());
         let secret = FleetSecret::new(&gate, &config);
         let fleet = Fleet::new(config.clone(), threads)?;
-        let places = Places::new(&config, policy)?;
+        let places = Arc::new(Places::new(&config, policy)?);
         let external_index = ExternalIndex::new(&config, threads, fleet.tls())?;
         let cache_reporter = if places.wants().hashes { CacheReporter::new(&config, fleet.tls())? } else { None };
         let service = match &config.service {
@@ -99,7 +99,7 @@ impl Router {
             tokens: Tokens::default(),
             sessions: Sessions::new(&config, &secret)?,
             answer_engines: AnswerEngines::default(),
-            peers: Peers::new(&config)?,
+            peers: Arc::new(Peers::new(&config)?),
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -117,14 +117,17 @@ impl Router {
         control.spawn(control::run(app.clone()));
         let binding = app.clone();
         control.spawn(async move { binding.places.bind(&binding).await });
-        control.spawn(peer_work::run(app.clone()));
+        {
+            let _entered = control.enter();
+            peer_requests::run(&app.peers, &app.places, &app.config);
+        }
         if let Some(global) = app.external_index.as_ref().and_then(ExternalIndex::global) {
-            control.spawn(global::run(global.clone()));
+            control.spawn(sites::run(global.clone()));
         }
         if let Some(cache_reporter) = &app.cache_reporter {
             control.spawn(cache_reports::run(cache_reporter.clone()));
         }
-        control.spawn(ui::run(app.clone()));
+        control.spawn(page::run(app.clone()));
         let watching = app.clone();
         control.spawn(async move { watching.gate.watch().await });
         let (address, admin_address) = (server.address(), server.admin_address());

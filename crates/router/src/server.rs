@@ -5,11 +5,11 @@ use std::sync::Arc;
 use hyper::{Request, Response};
 use kvatlas_http::{Call, Denial, Front, Handler, RequestBody};
 
-use crate::answer::Answer;
+use crate::answers::body::Answer;
+use crate::answers::observe::Dialect;
+use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::dispatch;
-use crate::observe::Dialect;
-use crate::refusal::Refusal;
 
 impl Handler for App {
     type Body = Answer;

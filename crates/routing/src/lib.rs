@@ -50,5 +50,5 @@ pub use predict::{PredictedIndex, Retention};
 pub use request::{Kind, Request};
 pub use router::{
     Belief, ChoiceReason, Config, Counts, Decision, Explanation, FinishedRequest, Load, Lookup, Order, Outcome,
-    Refusal, RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, Work, WorkerId,
+    Refusal, RequestChanges, RequestId, RequestReport, Router, SentRequest, Usage, WorkerId,
 };

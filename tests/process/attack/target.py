@@ -25,7 +25,6 @@ PATHS = (
     "/explain",
     "/engines",
     "/engines/x/drain",
-    "/peers/work",
     "/peers/requests",
     "/register",
     "/unregister",

@@ -25,14 +25,13 @@ FOREIGN = [
 
 def requests(url: str) -> list[tuple[str, str, bytes]]:
     """Whatever changes or tells something, and what an engine computes."""
-    work = {"router": 1, "seconds": 1.0, "engines": []}
+    report = {"router": 1, "seconds": 1.0, "number": 1, "after": 0, "changes": {"sent": [], "begun": [], "ended": []}}
     return [
         ("POST", "/engines", json.dumps({"url": url, "name": "mine"}).encode()),
         ("POST", "/engines/e0/drain", b"{}"),
         ("POST", "/engines/e0/undrain", b""),
         ("DELETE", "/engines/e0", b""),
-        ("POST", "/peers/work", json.dumps(work).encode()),
-        ("POST", "/peers/requests", json.dumps(work).encode()),
+        ("POST", "/peers/requests", json.dumps(report).encode()),
         ("POST", "/explain", json.dumps(CHAT).encode()),
         ("POST", "/v1/chat/completions", json.dumps(CHAT).encode()),
         ("POST", "/v1/files", b"{}"),
@@ -64,7 +63,7 @@ def test_bodies_for_the_router_must_be_json(plain: tuple[Router, Engine]) -> Non
             status, _, answer = request(router, method, path, {"content-type": kind}, body)
             assert status == 415, path
             assert json.loads(answer)["error"]["code"] == "wrong_content_type"
-    for path in ("/engines", "/peers/work", "/peers/requests", "/explain"):
+    for path in ("/engines", "/peers/requests", "/explain"):
         assert request(router, "POST", path, {}, b"{}")[0] == 415
     assert request(router, "POST", "/engines/e0/drain", {}, b"{}")[0] == 415
     assert [worker["name"] for worker in router.workers()] == ["e0"]

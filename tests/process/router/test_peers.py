@@ -148,18 +148,6 @@ def test_what_a_router_has_that_is_gone_counts_no_more(pair: Pair, engine: Engin
     wait_until(lambda: two.metric("kvatlas_router_peer_reports_total", result="not_taken") > 0, "it is counted")
 
 
-ROW = {
-    "engine": "e0",
-    "rank": 0,
-    "requests": 1,
-    "waiting": 1,
-    "queued_tokens": 5.0,
-    "queued_prompt_tokens": 5.0,
-    "context_tokens": 5.0,
-    "output_tokens_left": 5.0,
-}
-
-
 def test_a_prompt_on_its_way_from_one_draws_the_same_from_the_other(pair: Pair, engine: Engine, other: Engine) -> None:
     """An idle engine would compute again what the first one is about to have."""
     one, two = pair
@@ -185,7 +173,16 @@ def test_a_prompt_on_its_way_from_one_draws_the_same_from_the_other(pair: Pair, 
     wait_until(lambda: requests(two) == requests(one) == [0, 0], "it is over for both")
 
 
-SENT = {"number": 5, "engine": "e0", "rank": 0, "tokens": 40, "block_size": 16, "cached": 0, "hashes": "AQAAAAAAAAA="}
+SENT = {
+    "number": 5,
+    "engine": "e0",
+    "rank": 0,
+    "tokens": 40,
+    "block_size": 16,
+    "cached": 0,
+    "hashes": "AQAAAAAAAAA=",
+} | {"output_left": 8}
+PATH = "/peers/requests"
 
 
 def changes(number: int, after: int, *sent: object, **more: object) -> dict[str, object]:
@@ -195,7 +192,7 @@ def changes(number: int, after: int, *sent: object, **more: object) -> dict[str,
 
 def test_a_message_that_follows_none_that_was_heard_is_asked_for_from_the_beginning(router: Router) -> None:
     def tell(body: dict[str, object]) -> int:
-        answer = router.ask(body, path="/peers/requests")
+        answer = router.ask(body, path=PATH)
         assert answer.status == 200
         return int(answer.json["number"])
 
@@ -219,34 +216,45 @@ def test_requests_that_cannot_be_are_refused(router: Router) -> None:
         changes(1, 0, SENT | {"tokens": 15}),
         changes(1, 0, SENT | {"block_size": 0}),
         changes(1, 0, SENT | {"cached": 41}),
-    ]
-    for told in refused:
-        answer = router.ask(told, path="/peers/requests")
-        assert answer.status == 400, told
-        assert answer.error["code"] == "invalid_work"
-
-
-def test_what_cannot_be_so_is_refused_whole(router: Router) -> None:
-    refused: list[object] = [
-        b"",
+        changes(1, 0, SENT | {"output_left": -1}),
+        changes(1, 0, SENT | {"number": -1}),
+        changes(1, 0, SENT, {**SENT, "number": 6, "hashes": "!"}),
         b"[]",
         b"{",
         {"router": 1, "seconds": 1.0},
-        {"router": 1, "seconds": -1.0, "engines": []},
-        {"router": 1, "seconds": 1e9, "engines": []},
-        {"router": 1, "seconds": 1.0, "engines": [], "more": 1},
-        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "queued_tokens": -1.0}]},
-        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "waiting": 2}]},
-        {"router": 1, "seconds": 1.0, "engines": [ROW, {**ROW, "rank": 1, "requests": -1}]},
     ]
     for told in refused:
-        answer = router.ask(told, path="/peers/work")
+        answer = router.ask(told, path=PATH)
         assert answer.status == 400, told
         assert answer.error["code"] == "invalid_work"
         assert requests(router) == [0, 0], told
 
 
-def test_engines_that_are_not_there_are_left_out(router: Router) -> None:
-    told = {"router": 1, "seconds": 5.0, "engines": [ROW, {**ROW, "engine": "nobody"}, {**ROW, "rank": 7}]}
-    assert router.ask(told, path="/peers/work").status == 200
+def test_requests_at_engines_that_are_not_there_are_left_out(router: Router) -> None:
+    elsewhere = [SENT | {"number": 6, "engine": "nobody"}, SENT | {"number": 7, "rank": 7}]
+    assert router.ask(changes(1, 0, SENT, *elsewhere), path=PATH).json == {"number": 1, "own": False}
     assert requests(router) == [1, 0]
+
+
+def test_a_request_of_another_router_counts_with_its_tokens(router: Router) -> None:
+    def row() -> tuple[float, ...]:
+        (rank,) = router.workers()[0]["ranks"]
+        return rank["requests"], rank["waiting"], rank["queued_tokens"], rank["context_tokens"]
+
+    def tell(number: int, **more: object) -> None:
+        answer = router.ask(
+            changes(number, number - 1, changes={"sent": [], "begun": [], "ended": []} | more), path=PATH
+        )
+        assert answer.status == 200
+
+    tell(1, sent=[SENT | {"cached": 16}])
+    assert row() == (1, 1, 24, 40)
+    tell(2, begun=[5])
+    assert row() == (1, 0, 0, 40)
+    tell(3, ended=[5])
+    assert row() == (0, 0, 0, 0)
+    # Without a further report it counts for that long.
+    tell(4, sent=[SENT | {"number": 6}])
+    assert row()[0] == 1
+    assert router.ask(changes(5, 4, seconds=0.1), path=PATH).status == 200
+    wait_until(lambda: row() == (0, 0, 0, 0), "it is forgotten")

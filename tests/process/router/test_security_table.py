@@ -349,13 +349,12 @@ def peer_report(flags: tuple[str, ...], most: int) -> None:
     with Engine() as engine, Router(engine, flags=(*PLAIN, *flags), ready=False) as router:
         ready(router)
         peak = Peak(router)
-        for path in ("/peers/work", "/peers/requests"):
-            body = b'{"more": [' + b"[]," * ((most * MIB - 13) // 3) + b"0]}"
-            assert asked(router, "POST", path, body.ljust(most * MIB), ADMIN) in (200, 400), path
-            # What is too long is refused before it comes.
-            lines = (f"POST {path} HTTP/1.1", "host: a", "content-type: application/json", "connection: close")
-            fields = (f"authorization: Bearer {ADMIN}", f"content-length: {most * MIB + 1}", "", "")
-            assert router.talk("\r\n".join((*lines, *fields)).encode()).startswith(b"HTTP/1.1 413"), path
+        body = b'{"more": [' + b"[]," * ((most * MIB - 13) // 3) + b"0]}"
+        assert asked(router, "POST", "/peers/requests", body.ljust(most * MIB), ADMIN) in (200, 400)
+        # What is too long is refused before it comes.
+        lines = ("POST /peers/requests HTTP/1.1", "host: a", "content-type: application/json", "connection: close")
+        fields = (f"authorization: Bearer {ADMIN}", f"content-length: {most * MIB + 1}", "", "")
+        assert router.talk("\r\n".join((*lines, *fields)).encode()).startswith(b"HTTP/1.1 413")
         assert peak.grown() <= 2 * most * MIB + ROUND
 
 

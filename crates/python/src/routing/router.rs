@@ -417,27 +417,20 @@ impl Router {
             return Err(errors::argument("conflicting_arguments", "a router cannot tell itself: give another one"));
         }
         let [own, its] = [&self.shared, other].map(|shared| Arc::as_ptr(shared) as u64);
-        let (work, changes, names) = {
+        let (changes, names) = {
             let mut inner = self.shared.inner(py);
             let Inner { router, told, .. } = &mut *inner;
             let changes = router.changes_since(told.entry(its).or_default(), usize::MAX);
             let name = |id| router.name(id).map(|(name, rank)| (id, (name.clone(), rank)));
             let names: HashMap<_, _> = router.workers().filter_map(|(id, _)| name(id)).collect();
-            let work: Vec<_> = names.keys().filter_map(|id| Some((*id, router.own_work(*id)?))).collect();
-            (work, changes, names)
+            (changes, names)
         };
         let mut inner = other.inner(py);
         let router = &mut inner.router;
         let there: HashMap<_, _> =
             names.iter().filter_map(|(id, (name, rank))| Some((*id, router.worker(name, *rank)?))).collect();
         let changes = changes.map(|sent| Some(core::SentRequest { worker: *there.get(&sent.worker)?, ..sent }));
-        let until = now + seconds.0;
-        router.hear_changes(own, &changes, until, now);
-        for (worker, work) in work {
-            if let Some(worker) = there.get(&worker) {
-                router.set_peer(own, *worker, &work, until, now);
-            }
-        }
+        router.hear_changes(own, &changes, now + seconds.0, now);
         Ok(())
     }
 

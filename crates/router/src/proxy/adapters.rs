@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 
 use super::exchange::{Patience, exchange};
 use super::headers::{EngineRequest, REQUEST_ID, strip};
-use crate::answer::{Answer, json as answer};
+use crate::answers::body::{Answer, json as answer};
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::engine::{Engine, Fault, Serving, whole};
-use crate::refusal::Refusal;
+use crate::engines::{Engine, Fault, Serving, whole};
 
 /// Bytes of a body that is read for an adapter's name: a longer one goes on as it came.
 const LONGEST: usize = 64 << 10;

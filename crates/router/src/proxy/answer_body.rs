@@ -10,10 +10,10 @@ use tokio::time::{Sleep, sleep, sleep_until};
 
 use super::flight::Flight;
 use super::leg::Leg;
-use crate::answer_engines::Name;
-use crate::engine::{Connection, Fault, Framing};
-use crate::observe::{Failure, Observer};
-use crate::place::Placement;
+use crate::answers::observe::{Failure, Observer};
+use crate::answers::stored::Name;
+use crate::engines::{Connection, Fault, Framing};
+use crate::placing::Placement;
 
 /// The comment that is sent.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";

@@ -10,10 +10,10 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use hyper::header::HeaderValue;
 
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::counts::GIVEN_UP;
-use crate::engine::{Engine, Fault};
-use crate::refusal::Refusal;
+use crate::engines::{Engine, Fault};
+use crate::proxy::counts::GIVEN_UP;
 
 /// Engines that a request is tried at because others do not have its model.
 const MOST_WITHOUT: usize = 16;

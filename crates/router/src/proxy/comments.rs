@@ -19,11 +19,11 @@ use tokio::time::{Instant, Sleep, sleep, timeout};
 
 use super::answer_body::{BodyError, COMMENT};
 use super::headers::REQUEST_ID;
-use crate::answer::Answer;
+use crate::answers::body::Answer;
+use crate::answers::observe::Dialect;
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::observe::Dialect;
-use crate::picked::{pick, read};
-use crate::refusal::Refusal;
+use crate::engines::json_fields::{pick, read};
 
 /// Header that has nginx pass on what comes at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");

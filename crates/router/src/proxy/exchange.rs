@@ -7,7 +7,7 @@ use hyper::Method;
 use tokio::time::timeout_at;
 
 use crate::app::App;
-use crate::engine::{Connection, Engine, Fault, Head};
+use crate::engines::{Connection, Engine, Fault, Head};
 
 /// Sends the request, reads the head of the answer. A kept connection that was closed before anything was sent on it is
 /// replaced by a new one: that says nothing of the engine. `fresh`: only a new one will do.

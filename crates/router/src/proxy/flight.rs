@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
+use crate::answers::observe::{AnswerFacts, Failure, Usage};
 use crate::app::App;
-use crate::engine::{Engine, Fault};
-use crate::observe::{AnswerFacts, Failure, Usage};
-use crate::place::Placement;
+use crate::engines::{Engine, Fault};
+use crate::placing::Placement;
 
 /// Tokens of a stream after which the decision core is told of them.
 const PROGRESS: u32 = 32;

@@ -17,20 +17,20 @@ use super::headers::{EngineRequest, REQUEST_ID, hide_keys, take_off_slash};
 use super::hedging;
 use super::job::Job;
 use super::usage;
-use crate::answer::Answer;
-use crate::answer_engines::{KeptItem, is_kept};
+use crate::answers::body::Answer;
+use crate::answers::observe::{AnswerFormat, Dialect};
+use crate::answers::refusal::Refusal;
+use crate::answers::stored::{KeptItem, is_kept};
 use crate::app::App;
-use crate::encoding::{Encoding, unpack};
-use crate::names;
-use crate::observe::{AnswerFormat, Dialect};
-use crate::place::Task;
-use crate::reading::look_at;
-use crate::reading_turns::Client;
-use crate::refusal::Refusal;
-use crate::request_facts::RequestFacts;
-use crate::reserved;
-use crate::routes::{ForwardRule, ModelAt, Route, of_query};
-use crate::sessions::has_turns;
+use crate::ids;
+use crate::requests::encoding::{Encoding, unpack};
+use crate::requests::facts::RequestFacts;
+use crate::requests::read_body::look_at;
+use crate::requests::reading_turns::Client;
+use crate::requests::reserved;
+use crate::requests::routes::{ForwardRule, ModelAt, Route, of_query};
+use crate::requests::sessions::has_turns;
+use crate::requests::task::Task;
 
 /// Passes a request on, and its answer back. `may_write_fields`: whether its client may write what is between the router
 /// and its engines.
@@ -57,7 +57,7 @@ pub(crate) async fn forward(
     }
     let body = read(app, body, app.config.http.max_body, until).await?;
     reserved::check_body(app, may_write_fields, &body).await?;
-    let new_id = (!head.headers.contains_key(REQUEST_ID)).then(names::request_id);
+    let new_id = (!head.headers.contains_key(REQUEST_ID)).then(ids::request_id);
     if let Some(change) = AdapterChange::of(&head.method, head.uri.path()) {
         let outgoing = EngineRequest {
             method: &head.method,

@@ -19,15 +19,15 @@ use super::fields::{Fields, fields, with};
 use super::flight::Flight;
 use super::headers::EngineRequest;
 use super::leg::{Leg, PrefillResult, Verdict};
+use crate::answers::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
+use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::config::{Handover, Role};
-use crate::engine::{Engine, Fault, whole};
-use crate::names;
-use crate::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
-use crate::picked::{pick, read};
-use crate::place::Task;
-use crate::refusal::Refusal;
-use crate::request_facts::RequestFacts;
+use crate::engines::json_fields::{pick, read};
+use crate::engines::{Engine, Fault, whole};
+use crate::ids;
+use crate::requests::facts::RequestFacts;
+use crate::requests::task::Task;
 
 /// Bytes of what a prefill engine hands over at most: it names the blocks of the prompt.
 const MAX_PARAMETERS: usize = 4 << 20;
@@ -205,8 +205,8 @@ fn sglang_room(fields: &Fields<'_>, engine: &Engine, rank: Option<u32>) -> Optio
     // The decode engine finds the rank by the room's number.
     let ranks = engine.config.ranks.count().max(1) as u64;
     let room = || match rank {
-        Some(rank) => (names::number() >> 1) / ranks * ranks + u64::from(rank) % ranks,
-        None => names::number() >> 1,
+        Some(rank) => (ids::number() >> 1) / ranks * ranks + u64::from(rank) % ranks,
+        None => ids::number() >> 1,
     };
     let (host, port) = (json!(engine.address.host), json!(engine.bootstrap_port().unwrap_or(BOOTSTRAP_PORT)));
     let listed = ["prompt", "text", "input_ids"].into_iter().find_map(|name| prompts(fields, name));
@@ -334,8 +334,8 @@ async fn legwork(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::config::Ranks;
     use crate::config::{Config, EngineConfig};
-    use crate::ranks::Ranks;
 
     #[test]
     fn bodies_keep_what_is_not_changed() {

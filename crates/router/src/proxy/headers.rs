@@ -10,8 +10,8 @@ use hyper::header::{
 use hyper::{Method, Uri};
 use kvatlas_http::Gate;
 
-use crate::engine::Engine;
-use crate::routes::bare;
+use crate::engines::Engine;
+use crate::requests::routes::bare;
 
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 const RANK: HeaderName = HeaderName::from_static("x-data-parallel-rank");

@@ -10,9 +10,9 @@ use hyper::Response;
 
 use super::attempts::Attempts;
 use super::job::{FailedMark, Job};
-use crate::answer::Answer;
+use crate::answers::body::Answer;
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::refusal::Refusal;
 
 /// First tokens that must have been seen before anything is unusual.
 const LEAST_SAMPLES: u64 = 100;

@@ -16,14 +16,15 @@ use super::handover::{self, PrefillState};
 use super::headers::{EngineRequest, REQUEST_ID, strip};
 use super::leg::{DecodeFailure, Verdict, beside_prefill};
 use super::token_bodies;
-use crate::answer::Answer;
+use crate::answers::body::Answer;
+use crate::answers::observe::{AnswerFormat, Observer};
+use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::engine::{Connection, Engine, Fault, Head, whole};
-use crate::observe::{AnswerFormat, Observer};
-use crate::place::{EngineWait, Placement, Task, may_be_served_elsewhere};
-use crate::refusal::Refusal;
-use crate::request_facts::RequestFacts;
-use crate::routes::ModelAt;
+use crate::engines::{Connection, Engine, Fault, Head, whole};
+use crate::placing::{EngineWait, Placement, may_be_served_elsewhere};
+use crate::requests::facts::RequestFacts;
+use crate::requests::routes::ModelAt;
+use crate::requests::task::Task;
 
 /// The longest that an engine is left alone because it asks for it.
 const MAX_PAUSE: Duration = Duration::from_secs(60);

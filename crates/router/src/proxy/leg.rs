@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hyper::StatusCode;
 use hyper::header::HeaderMap;
 
-use crate::engine::{Engine, Fault, denies_model};
+use crate::engines::{Engine, Fault, denies_model};
 
 /// A prefill engine at work. If it is dropped, the work ends there too.
 pub(crate) struct Leg {

@@ -14,10 +14,10 @@ use serde_json::json;
 
 use super::fields::fields;
 use crate::app::App;
-use crate::engine::{Engine, ask};
-use crate::fleet::Dialects;
-use crate::prompts::PromptLimits;
-use crate::request_facts::RequestFacts;
+use crate::engines::fleet::Dialects;
+use crate::engines::{Engine, ask};
+use crate::requests::facts::RequestFacts;
+use crate::requests::prompts::PromptLimits;
 
 /// Time within which an engine must say what the probe's tokens are.
 const PATIENCE: Duration = Duration::from_secs(5);

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 
-use crate::engine::Engine;
+use crate::engines::Engine;
 
 /// Time after which an engine is asked again whether it makes the same tokens.
 const AGAIN: Duration = Duration::from_secs(30);

@@ -13,7 +13,6 @@ use crate::router::lookup::Lookup;
 use crate::router::outcome::{Load, WorkerId};
 use crate::router::share::{ComputeTime, ExpectedBlocks, Share};
 use crate::router::waiting::Aim;
-use crate::router::work::Work;
 use crate::speed::{FleetSpeed, Speed};
 
 /// Samples of the fleet's speed after which all rows are brought up to date.
@@ -192,7 +191,8 @@ impl Fleet {
 
     // What requests do to a row.
 
-    pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
+    /// Counts a request whose prompt is not computed yet.
+    pub(super) fn begin(&mut self, at: u32, share: &Share) {
         let (at, rows) = (at as usize, &mut self.rows);
         rows.requests[at] += 1;
         rows.waiting[at] += 1;
@@ -200,6 +200,19 @@ impl Fleet {
         rows.queued_prompt_tokens[at] += share.tokens;
         rows.context_tokens[at] += share.tokens;
         rows.output_tokens_left[at] += share.output_left;
+    }
+
+    /// Counts a prompt as computed.
+    pub(super) fn prompt_computed(&mut self, at: u32, share: &Share) {
+        let (at, rows) = (at as usize, &mut self.rows);
+        rows.waiting[at] -= 1;
+        rows.queued_tokens[at] -= share.uncached;
+        rows.queued_prompt_tokens[at] -= share.tokens;
+    }
+
+    pub(super) fn add_sent(&mut self, at: u32, request: u64, share: &Share, cold: bool, now: f64) {
+        self.begin(at, share);
+        let (at, rows) = (at as usize, &mut self.rows);
         rows.sent[at] += 1;
         if cold {
             rows.last_cold[at] = now;
@@ -215,11 +228,9 @@ impl Fleet {
 
     /// A prompt is not waiting any more.
     pub(super) fn dequeue(&mut self, at: u32, request: u64, share: &Share, computed: ComputeTime, now: f64) {
+        self.prompt_computed(at, share);
         let at = at as usize;
         let (rows, slot) = (&mut self.rows, &mut self.slots[at]);
-        rows.waiting[at] -= 1;
-        rows.queued_tokens[at] -= share.uncached;
-        rows.queued_prompt_tokens[at] -= share.tokens;
         let head = slot.queue.front().is_some_and(|(first, _)| *first == request);
         if let Some(place) = slot.queue.iter().position(|(its, _)| *its == request) {
             slot.queue.remove(place);
@@ -307,32 +318,6 @@ impl Fleet {
         self.rows.requests[at] -= 1;
         self.rows.context_tokens[at] -= share.tokens + share.generated;
         self.rows.output_tokens_left[at] -= share.output_left;
-    }
-
-    /// Returns the work that counts at a row, of whatever router.
-    pub(super) fn work(&self, at: u32) -> Work {
-        let (rows, at) = (&self.rows, at as usize);
-        Work {
-            requests: rows.requests[at],
-            waiting: rows.waiting[at],
-            queued_tokens: rows.queued_tokens[at],
-            queued_prompt_tokens: rows.queued_prompt_tokens[at],
-            context_tokens: rows.context_tokens[at],
-            used_blocks: rows.used_blocks[at],
-            output_tokens_left: rows.output_tokens_left[at],
-        }
-    }
-
-    /// More work counts at a row, and less of what counted before.
-    pub(super) fn add_work(&mut self, at: u32, more: &Work, less: &Work) {
-        let (rows, at) = (&mut self.rows, at as usize);
-        rows.requests[at] = rows.requests[at] + more.requests - less.requests;
-        rows.waiting[at] = rows.waiting[at] + more.waiting - less.waiting;
-        rows.queued_tokens[at] += more.queued_tokens - less.queued_tokens;
-        rows.queued_prompt_tokens[at] += more.queued_prompt_tokens - less.queued_prompt_tokens;
-        rows.context_tokens[at] += more.context_tokens - less.context_tokens;
-        rows.used_blocks[at] += more.used_blocks - less.used_blocks;
-        rows.output_tokens_left[at] += more.output_tokens_left - less.output_tokens_left;
     }
 
     fn publish(&mut self, at: usize) {

@@ -9,14 +9,12 @@ mod life;
 mod lookup;
 mod outcome;
 mod peer_requests;
-mod peers;
 mod place;
 mod request_changes;
 mod room;
 mod sessions;
 mod share;
 mod waiting;
-mod work;
 mod workers;
 
 use std::cmp::Reverse;
@@ -30,8 +28,8 @@ pub use outcome::{
     ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
 };
 
+use request_changes::Peers;
 pub use request_changes::{RequestChanges, RequestReport, SentRequest};
-pub use work::Work;
 
 use crate::candidates::Candidates;
 use crate::depths::Depths;
@@ -44,7 +42,6 @@ use room::Room;
 use sessions::Sessions;
 use share::{ExpectedBlocks, Share};
 use waiting::WaitingRequests;
-use work::Peers;
 
 /// Chooses a worker for each request and keeps the books.
 ///
@@ -80,7 +77,7 @@ pub struct Router {
     guessed: Depths,
     sessions: Sessions,
     waiting: WaitingRequests,
-    /// The work that other routers have at the workers; the rows count it.
+    /// Requests of other routers at the workers; the rows count them.
     peers: Peers,
     /// Outcomes of waiting requests that were placed or refused, and not yet told.
     bound: Vec<(RequestId, Outcome)>,

@@ -1,8 +1,9 @@
-//! The requests of other routers: what they have sent to the same workers, and what of it is still there.
+//! Requests of other routers at the same workers.
 //!
-//! A router tells which requests it has at the workers, and the content hashes of their prompts. Whoever hears it knows which
-//! blocks are in use, which prompts are on their way, and which requests have to end before there is room. What is told
-//! is the difference to what was told before, so that nothing has to be kept for a listener but the numbers it knows.
+//! A router reports the requests it has at the workers, with the content hashes of their prompts. They count in the rows
+//! like its own: requests, tokens, blocks in use, prompts on their way, and requests that have to end before there is
+//! room. A report has the changes since the one before, so that the only state kept for a listener is the numbers of the
+//! requests that it knows.
 
 use std::collections::hash_map::Entry;
 
@@ -13,13 +14,16 @@ use crate::request::Request;
 use crate::router::Router;
 use crate::router::outcome::WorkerId;
 use crate::router::request_changes::{PeerRequest, RequestChanges, RequestReport, SentRequest};
+use crate::router::share::Share;
 
 /// Most requests of other routers that are kept in mind.
 const MOST: usize = 1 << 17;
+/// Blocks that a request counts as in a report, beside those of its prompt.
+const BLOCKS_PER_REQUEST: usize = 16;
 
 impl Router {
-    /// Returns what has changed among the requests of this router at workers since `told`, with at most so many blocks of
-    /// prompts: those that are too many come next time.
+    /// Returns the changes among the requests of this router at workers since `told`, with at most `most_blocks` blocks of
+    /// prompts; the rest comes with the next call.
     pub fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges {
         let mut changes = RequestChanges { sent: Vec::new(), begun: Vec::new(), ended: Vec::new() };
         told.begun.retain(|number, _| {
@@ -39,7 +43,7 @@ impl Router {
                 Entry::Occupied(said) => said.into_mut(),
                 Entry::Vacant(new) => {
                     let content_hashes = its.leaf.map_or_else(Vec::new, |leaf| self.on_the_way.prompt(leaf));
-                    blocks += content_hashes.len();
+                    blocks += BLOCKS_PER_REQUEST + content_hashes.len();
                     if blocks > most_blocks && !changes.sent.is_empty() {
                         break;
                     }
@@ -49,6 +53,7 @@ impl Router {
                         tokens: its.share.tokens as u32,
                         block_size: its.block_size,
                         cached: its.cached,
+                        output_left: its.share.output_left as u32,
                         content_hashes,
                     });
                     new.insert(false)
@@ -63,19 +68,16 @@ impl Router {
         changes
     }
 
-    /// Another router, `peer`, tells what has changed among its requests. They count until `until`, or as long as it says
-    /// more. Returns the number of requests sent that count here.
+    /// Applies the changes among the requests of another router, `peer`. Its requests count until `until`, or longer if it
+    /// reports again. Returns the number of requests sent that count here.
     pub fn hear_changes(&mut self, peer: u64, changes: &RequestChanges, until: f64, now: f64) -> usize {
         let now = self.at(now);
         self.end_peers(now);
         if until <= now {
             return 0;
         }
-        if !self.peers.requests.tells(peer) {
-            self.leave_out_blocks_of(peer);
-        }
-        self.peers.requests.until.insert(peer, until);
-        self.peers.next = if self.peers.next > now { self.peers.next.min(until) } else { until };
+        self.peers.until.insert(peer, until);
+        self.peers.next = self.peers.next.min(until);
         let heard = changes.sent.iter().filter(|sent| self.hear_sent(peer, sent, now)).count();
         for number in &changes.begun {
             self.hear_begun(peer, *number, now);
@@ -90,43 +92,67 @@ impl Router {
     pub fn forget_changes(&mut self, peer: u64, now: f64) {
         let now = self.at(now);
         let mut numbers: Vec<u64> =
-            self.peers.requests.requests.keys().filter(|(its, _)| *its == peer).map(|(_, number)| *number).collect();
+            self.peers.requests.keys().filter(|(its, _)| *its == peer).map(|(_, number)| *number).collect();
         numbers.sort_unstable();
         for number in numbers {
             self.hear_ended(peer, number, now);
         }
-        self.peers.requests.until.remove(&peer);
+        self.peers.until.remove(&peer);
     }
 
-    /// True if another router tells of its requests, and has not fallen silent.
+    /// True if another router reports its requests, and has not fallen silent.
     #[must_use]
     pub fn hears_of(&self, peer: u64) -> bool {
-        self.peers.requests.tells(peer)
+        self.peers.until.contains_key(&peer)
+    }
+
+    /// Number of other routers that report their requests.
+    #[must_use]
+    pub fn peers(&self) -> usize {
+        self.peers.until.len()
     }
 
     /// Requests of other routers that are kept in mind, and how many were not, as there were too many.
     #[must_use]
     pub fn peer_requests(&self) -> (usize, u64) {
-        (self.peers.requests.requests.len(), self.peers.requests.refused)
+        (self.peers.requests.len(), self.peers.refused)
     }
 
-    /// Forgets the requests of routers that have fallen silent. Returns the time before which no other one does.
-    pub(super) fn end_peer_requests(&mut self, now: f64) -> f64 {
+    /// Forgets the requests of routers that have fallen silent.
+    pub(super) fn end_peers(&mut self, now: f64) {
+        if self.peers.next > now {
+            return;
+        }
         let silent: Vec<u64> =
-            self.peers.requests.until.iter().filter(|(_, until)| **until <= now).map(|(peer, _)| *peer).collect();
+            self.peers.until.iter().filter(|(_, until)| **until <= now).map(|(peer, _)| *peer).collect();
         for peer in silent {
             self.forget_changes(peer, now);
         }
-        self.peers.requests.until.values().copied().fold(f64::INFINITY, f64::min)
+        self.peers.next = self.peers.until.values().copied().fold(f64::INFINITY, f64::min);
+    }
+
+    /// Forgets the requests of other routers at a worker that has left.
+    pub(super) fn peers_left(&mut self, worker: u32) {
+        let Self { peers, fleet, .. } = self;
+        peers.requests.retain(|_, its| {
+            let stays = its.placed.worker != worker;
+            if !stays {
+                if !its.begun {
+                    fleet.prompt_computed(worker, &its.share);
+                }
+                fleet.end(worker, &its.share);
+            }
+            stays
+        });
     }
 
     fn hear_sent(&mut self, peer: u64, sent: &SentRequest, now: f64) -> bool {
         let key = (peer, sent.number);
-        if self.fleet.slot(sent.worker).is_none() || self.peers.requests.requests.contains_key(&key) {
+        if self.fleet.slot(sent.worker).is_none() || self.peers.requests.contains_key(&key) {
             return false;
         }
-        if self.peers.requests.requests.len() >= MOST {
-            self.peers.requests.refused += 1;
+        if self.peers.requests.len() >= MOST {
+            self.peers.refused += 1;
             return false;
         }
         self.number += 1;
@@ -153,24 +179,30 @@ impl Router {
         let Insertion { leaf, depth, own } = self.on_the_way.insert(request.content_hashes, worker, number, until);
         let hashed = !request.content_hashes.is_empty();
         let nameless = if hashed { f64::from(request.blocks().saturating_sub(depth)) } else { 0.0 };
-        let used = f64::from(own) + nameless;
-        self.fleet.add_used(worker, used);
-        *self.peers.requests.used.entry(worker).or_default() += used;
+        self.fleet.add_used(worker, f64::from(own) + nameless);
+        let share = Share {
+            tokens: f64::from(request.tokens),
+            uncached: f64::from(request.tokens.saturating_sub(sent.cached)),
+            generated: 0.0,
+            output_left: f64::from(sent.output_left),
+        };
+        self.fleet.begin(worker, &share);
         if let Some(unheard) = &mut self.unheard {
             unheard.sent(number, worker, request.content_hashes, now);
         }
         let placed = Placement { number, worker, uncached, freed: 0 };
-        self.peers.requests.requests.insert(key, PeerRequest { placed, leaf, nameless, begun: false, is_kept });
+        self.peers.requests.insert(key, PeerRequest { placed, share, leaf, nameless, begun: false, is_kept });
         true
     }
 
     fn hear_begun(&mut self, peer: u64, number: u64, now: f64) {
-        let Some(its) = self.peers.requests.requests.get_mut(&(peer, number)) else { return };
+        let Some(its) = self.peers.requests.get_mut(&(peer, number)) else { return };
         if its.begun {
             return;
         }
         its.begun = true;
         let placed = its.placed;
+        self.fleet.prompt_computed(placed.worker, &its.share);
         if let Some(leaf) = its.leaf {
             self.on_the_way.until(leaf, placed.number, now + self.config.announced_within);
         }
@@ -183,15 +215,14 @@ impl Router {
     fn hear_ended(&mut self, peer: u64, number: u64, now: f64) {
         // What it leaves in the cache is announced soon, or not at all.
         self.hear_begun(peer, number, now);
-        let Some(its) = self.peers.requests.requests.remove(&(peer, number)) else { return };
+        let Some(its) = self.peers.requests.remove(&(peer, number)) else { return };
         let worker = its.placed.worker;
         if let Some(unheard) = &mut self.unheard {
             unheard.ended(its.placed.number, 0, now);
         }
         let freed = its.leaf.map_or(0, |leaf| self.on_the_way.release(leaf, worker));
-        let used = f64::from(freed) + its.nameless;
-        self.fleet.add_used(worker, -used);
-        *self.peers.requests.used.entry(worker).or_default() -= used;
+        self.fleet.end(worker, &its.share);
+        self.fleet.add_used(worker, -(f64::from(freed) + its.nameless));
         if its.is_kept {
             self.policy.ended(&Placement { freed, ..its.placed }, now);
         }
@@ -202,7 +233,7 @@ impl Router {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Config, Decision, Load, Options, Outcome, Usage, Work, by_name};
+    use crate::{Config, Decision, Load, Options, Outcome, Usage, by_name};
 
     const LATER: f64 = 1e6;
 
@@ -247,10 +278,6 @@ mod tests {
 
     /// One router tells another all that has changed.
     fn tell(from: &Router, told: &mut RequestReport, to: &mut Router, now: f64) -> RequestChanges {
-        for (worker, _) in from.workers() {
-            let work = from.own_work(worker).unwrap();
-            assert!(to.set_peer(7, worker, &work, now + 2.0, now));
-        }
         let changes = from.changes_since(told, usize::MAX);
         to.hear_changes(7, &changes, now + 2.0, now);
         changes
@@ -266,7 +293,7 @@ mod tests {
         // It is on its way there for the other router as well.
         let follows = send(&mut two, &chain(1, 120), 0.2);
         assert_eq!((follows.worker, follows.cached_tokens), (sent.worker, 51_200));
-        assert_eq!((two.rows().used_blocks[at], two.own_work(sent.worker).unwrap().used_blocks), (120.0, 20.0));
+        assert_eq!((two.rows().used_blocks[at], two.rows().requests[at]), (120.0, 2));
         one.first_token(sent.id, 8.0);
         one.finish(sent.id, Usage::default(), 9.0);
         let changes = tell(&one, &mut told, &mut two, 9.1);
@@ -280,28 +307,82 @@ mod tests {
 
     #[test]
     fn admission_is_foreseen_with_the_requests_of_others() {
-        for tells in [false, true] {
-            let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
-            for family in 0..4 {
-                run(&mut one, &chain(family, 100), 0.0);
-            }
-            if tells {
-                tell(&one, &mut told, &mut two, 0.1);
-            } else {
-                for (worker, _) in one.workers() {
-                    two.set_peer(7, worker, &one.own_work(worker).unwrap(), 2.1, 0.1);
-                }
-            }
-            // Both caches have room for half a prompt; only who knows what runs there knows that it comes.
-            assert_eq!(two.rows().used_blocks, [200.0, 200.0]);
-            let hashes = chain(9, 100);
-            let tokens = 51_201;
-            let request = Request { tokens, block_size: 512, content_hashes: &hashes, ..Request::default() };
-            let why = two.explain(&request, &Depths::unknown(), None, 0.2);
-            let terms = why.terms.unwrap();
-            let room = terms.names.iter().position(|name| *name == "wait for room (s)").unwrap();
-            assert_eq!(terms.values[room] > 1.0, tells, "{terms:?}");
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
+        for family in 0..4 {
+            run(&mut one, &chain(family, 100), 0.0);
         }
+        tell(&one, &mut told, &mut two, 0.1);
+        // Both caches have room for half a prompt.
+        assert_eq!(two.rows().used_blocks, [200.0, 200.0]);
+        let hashes = chain(9, 100);
+        let tokens = 51_201;
+        let request = Request { tokens, block_size: 512, content_hashes: &hashes, ..Request::default() };
+        let why = two.explain(&request, &Depths::unknown(), None, 0.2);
+        let terms = why.terms.unwrap();
+        let room = terms.names.iter().position(|name| *name == "wait for room (s)").unwrap();
+        assert!(terms.values[room] > 1.0, "{terms:?}");
+    }
+
+    /// A row of a router, as far as requests change it.
+    fn work(router: &Router, at: usize) -> [f64; 7] {
+        let rows = router.rows();
+        [
+            f64::from(rows.requests[at]),
+            f64::from(rows.waiting[at]),
+            rows.queued_tokens[at],
+            rows.queued_prompt_tokens[at],
+            rows.context_tokens[at],
+            rows.output_tokens_left[at],
+            rows.used_blocks[at],
+        ]
+    }
+
+    #[test]
+    fn a_request_of_another_router_counts_like_an_own_one() {
+        for (hashes, max_tokens, answers) in [(chain(1, 100), Some(10), 1), (Vec::new(), None, 2)] {
+            let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
+            let request = Request {
+                tokens: 51_200,
+                block_size: 512,
+                content_hashes: &hashes,
+                max_tokens,
+                answers,
+                ..Request::default()
+            };
+            let Outcome::Placed(sent) = one.choose(&request, &Depths::unknown(), 0.0) else { panic!("it waits") };
+            let at = sent.worker.0 as usize;
+            tell(&one, &mut told, &mut two, 0.1);
+            assert_eq!((work(&two, at), two.peers()), (work(&one, at), 1));
+            assert!(work(&two, at).iter().all(|amount| *amount > 0.0));
+            one.first_token(sent.id, 0.2);
+            tell(&one, &mut told, &mut two, 0.3);
+            assert_eq!(work(&two, at), work(&one, at));
+            one.finish(sent.id, Usage::default(), 0.4);
+            tell(&one, &mut told, &mut two, 0.5);
+            assert_eq!((work(&two, at), work(&one, at)), ([0.0; 7], [0.0; 7]));
+            // An idle worker is chosen before the one that the other router uses.
+            let Outcome::Placed(again) = one.choose(&request, &Depths::unknown(), 1.0) else { panic!("it waits") };
+            tell(&one, &mut told, &mut two, 1.1);
+            assert_ne!(send(&mut two, &chain(2, 100), 1.2).worker, again.worker);
+        }
+    }
+
+    #[test]
+    fn a_worker_that_joins_again_has_no_requests_of_others() {
+        let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
+        let sent = [send(&mut one, &chain(1, 100), 0.0), run(&mut one, &chain(2, 100), 0.0)];
+        tell(&one, &mut told, &mut two, 0.1);
+        for each in &sent {
+            two.remove_worker(each.worker, 0.2);
+        }
+        for each in &sent {
+            let joined = two.add_worker(&each.name, 0, 1.0, 0.3);
+            assert_eq!(work(&two, joined.0 as usize), [0.0; 7]);
+        }
+        one.finish(sent[0].id, Usage::default(), 0.4);
+        tell(&one, &mut told, &mut two, 0.5);
+        two.expire(LATER);
+        assert_eq!((work(&two, 0), work(&two, 1), two.peers()), ([0.0; 7], [0.0; 7], 0));
     }
 
     #[test]
@@ -338,9 +419,6 @@ mod tests {
         two.expire(2.2);
         assert_eq!((two.rows().used_blocks.iter().sum::<f64>(), two.peer_requests().0), (0.0, 0));
         assert_eq!(two.policy.remembered(), (0, 0));
-        // Sums count again from a router that does not tell of its requests.
-        let work = Work { requests: 1, used_blocks: 30.0, ..Work::default() };
-        assert!(two.set_peer(7, WorkerId(0), &work, 9.0, 2.3) && two.rows().used_blocks[0] == 30.0);
         // A worker that leaves takes them along.
         two.hear_changes(7, &changes, 9.0, 2.4);
         assert_eq!(two.rows().used_blocks[0] + two.rows().used_blocks[1], 100.0);

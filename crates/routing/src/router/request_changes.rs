@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use crate::policy::Placement;
 use crate::predict::Leaf;
 use crate::router::outcome::WorkerId;
+use crate::router::share::Share;
 
 /// A request that a router has sent to a worker, as it tells another router.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +22,8 @@ pub struct SentRequest {
     pub block_size: u32,
     /// Tokens that are expected in the worker's cache.
     pub cached: u32,
+    /// Tokens that its answers are still expected to have.
+    pub output_left: u32,
     /// Content hashes of its prompt's full blocks, as far as the router keeps them in mind.
     pub content_hashes: Vec<u64>,
 }
@@ -57,47 +60,33 @@ pub struct RequestReport {
     pub(super) begun: HashMap<u64, bool>,
 }
 
-/// Requests of other routers.
-#[derive(Debug, Default)]
-pub(super) struct PeerRequests {
+/// Requests of other routers at the same workers; the rows count them.
+#[derive(Debug)]
+pub(super) struct Peers {
+    /// Requests by router and number.
     pub(super) requests: HashMap<(u64, u64), PeerRequest>,
-    /// The routers that tell of their requests, and until when that counts.
+    /// Time until which the requests of each router count.
     pub(super) until: HashMap<u64, f64>,
-    /// Blocks that are in use at each worker on account of these requests alone.
-    pub(super) used: HashMap<u32, f64>,
+    /// Earliest of these times.
+    pub(super) next: f64,
+    /// Requests that were not kept, as there were too many.
     pub(super) refused: u64,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self { requests: HashMap::new(), until: HashMap::new(), next: f64::INFINITY, refused: 0 }
+    }
 }
 
 /// A request of another router.
 #[derive(Debug)]
 pub(super) struct PeerRequest {
     pub(super) placed: Placement,
+    pub(super) share: Share,
     pub(super) leaf: Option<Leaf>,
     pub(super) nameless: f64,
     pub(super) begun: bool,
     /// True if the policy keeps it as well.
     pub(super) is_kept: bool,
-}
-
-impl PeerRequests {
-    /// True if a router tells of its requests.
-    pub(super) fn tells(&self, peer: u64) -> bool {
-        self.until.contains_key(&peer)
-    }
-
-    /// A router is heard of: the requests that it tells of count for longer. False: it tells of none.
-    pub(super) fn is_heard(&mut self, peer: u64, until: f64) -> bool {
-        self.until.get_mut(&peer).map(|its| *its = its.max(until)).is_some()
-    }
-
-    /// Blocks in use at a worker on account of other routers' requests.
-    pub(super) fn used(&self, worker: u32) -> f64 {
-        self.used.get(&worker).copied().unwrap_or_default()
-    }
-
-    /// A worker is gone, and the requests there.
-    pub(super) fn left(&mut self, worker: u32) {
-        self.requests.retain(|_, its| its.placed.worker != worker);
-        self.used.remove(&worker);
-    }
 }

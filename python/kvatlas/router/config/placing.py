@@ -157,7 +157,7 @@ class RouterSection(Section):
         metadata=about(
             Texts(),
             "--peer",
-            "URL of another router in front of the same engines, to which this one reports its work; or dns:NAME:PORT, "
+            "URL of another router in front of the same engines, to which this one reports its requests; or dns:NAME:PORT, "
             "for every address of a name but this router's own. Repeatable.",
         ),
     )

@@ -1,0 +1,181 @@
+//! Requests that the router refuses itself: in the form in which engines refuse theirs, so that clients' libraries
+//! understand it.
+
+use std::borrow::Cow;
+use std::time::Duration;
+
+use bytes::Bytes;
+use hyper::header::{ALLOW, CONNECTION, HeaderValue, RETRY_AFTER, UPGRADE, WWW_AUTHENTICATE};
+use hyper::{Response, StatusCode};
+use kvatlas_http::{BodyFault, Denial};
+
+use crate::answers::body::{Answer, json};
+use crate::answers::observe::{Dialect, error_event};
+
+/// Time after which memory for a body may be free.
+const AGAIN: Duration = Duration::from_secs(1);
+
+/// A refusal of a request: what was wrong and what would be right.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    pub(crate) status: StatusCode,
+    /// A name for it that stays.
+    pub(crate) code: &'static str,
+    pub(crate) message: Cow<'static, str>,
+    /// The field of the body that it is about, if it is about one.
+    param: Option<&'static str>,
+    /// Time after which it is worth trying again.
+    pub(crate) retry_after: Option<Duration>,
+    /// True if the connection cannot be used any more.
+    pub(crate) closes: bool,
+    /// The methods that would be right, for status 405.
+    allow: Option<String>,
+}
+
+impl Refusal {
+    /// The refusal of a path that there is not.
+    pub(crate) fn unknown_path() -> Self {
+        let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
+        Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
+    }
+
+    pub(crate) fn new(status: StatusCode, code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self { status, code, message: message.into(), param: None, retry_after: None, closes: false, allow: None }
+    }
+
+    /// Returns the refusal with the field of the body that it is about.
+    pub(crate) fn about(self, field: &'static str) -> Self {
+        Self { param: Some(field), ..self }
+    }
+
+    pub(crate) fn bad(code: &'static str, message: impl Into<Cow<'static, str>>) -> Self {
+        Self::new(StatusCode::BAD_REQUEST, code, message)
+    }
+
+    /// A path that is there, for other methods: these.
+    pub(crate) fn wrong_method(allow: String) -> Self {
+        let message = format!("this path accepts only {allow}");
+        Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
+    }
+
+    /// A connection that should become a WebSocket, which neither the router nor an engine speaks. Clients that hear so
+    /// ask again over plain HTTP.
+    pub(crate) fn no_websocket() -> Self {
+        let message = "WebSocket is not spoken here: send the request with POST, and `stream` for a streamed answer";
+        Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
+    }
+
+    /// A body that a page in somebody's browser could have sent.
+    pub(crate) fn wrong_content_type() -> Self {
+        let message = "send a JSON body with the header \"Content-Type: application/json\"";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
+    }
+
+    /// A compressed body that cannot be unpacked: what is in it for an engine is not known.
+    pub(crate) fn unreadable() -> Self {
+        let message = "the body cannot be unpacked as its Content-Encoding says, within the limit for bodies \
+                       (http.max_body): send it as it is, or in one of gzip, deflate, br and zstd";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unreadable_encoding", message)
+    }
+
+    /// A body that is compressed more than once.
+    pub(crate) fn several_encodings() -> Self {
+        let message = "the body is compressed more than once: send it with one encoding at most in \
+                       \"Content-Encoding\" (gzip, deflate, br or zstd)";
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "several_encodings", message)
+    }
+
+    /// True if it says that no engine takes requests.
+    pub(crate) fn is_for_want_of_engines(&self) -> bool {
+        matches!(self.code, "no_worker" | "no_engines")
+    }
+
+    /// Returns the refusal with the connection closed after it.
+    pub(crate) fn closing(self) -> Self {
+        Self { closes: true, ..self }
+    }
+
+    /// Returns the refusal with a time after which it is worth trying again.
+    pub(crate) fn again_after(self, pause: Duration) -> Self {
+        Self { retry_after: Some(pause), ..self }
+    }
+
+    /// A body that could not be read, of which so many bytes would have been fine.
+    pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
+        let refusal = match fault {
+            BodyFault::TooLarge => {
+                let message = format!("the body is larger than the limit of {most} bytes (http.max_body)");
+                Self::new(StatusCode::PAYLOAD_TOO_LARGE, "body_too_large", message)
+            }
+            BodyFault::CutOff(why) => Self::bad("incomplete_body", format!("the body cannot be read: {why}")),
+            BodyFault::TooSlow => {
+                let message = "the body did not arrive within the time limit (http.request_timeout)";
+                Self::new(StatusCode::REQUEST_TIMEOUT, "body_timeout", message)
+            }
+            BodyFault::NoRoom => {
+                let message = "the memory for the bodies of all requests is full (http.body_memory)";
+                Self::new(StatusCode::SERVICE_UNAVAILABLE, "body_memory", message).again_after(AGAIN)
+            }
+        };
+        refusal.closing()
+    }
+
+    /// Returns the word for the kind of error in this API.
+    fn kind(&self, dialect: Dialect) -> &'static str {
+        let is_message = dialect == Dialect::Messages;
+        match self.status.as_u16() {
+            401 => "authentication_error",
+            403 => "permission_error",
+            404 => "not_found_error",
+            413 if is_message => "request_too_large",
+            429 => "rate_limit_error",
+            503 if is_message => "overloaded_error",
+            504 if is_message => "timeout_error",
+            500.. if is_message => "api_error",
+            500.. => "server_error",
+            _ => "invalid_request_error",
+        }
+    }
+
+    /// Makes the event by which a client is told in a stream that has begun, and the end of the stream.
+    pub(crate) fn event(&self, dialect: Dialect) -> Bytes {
+        error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
+    }
+
+    /// Makes the answer, in the form of the errors of this API.
+    pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
+        let kind = self.kind(dialect);
+        let mut body = serde_json::json!({
+            "error": { "message": self.message, "type": kind, "param": self.param, "code": self.code }
+        });
+        if dialect == Dialect::Messages {
+            body["type"] = "error".into();
+        }
+        let mut response = json(self.status, body.to_string());
+        let headers = response.headers_mut();
+        if let Some(pause) = self.retry_after {
+            headers.insert(RETRY_AFTER, HeaderValue::from(pause.as_secs_f64().ceil().max(1.0) as u64));
+        }
+        if self.status == StatusCode::UNAUTHORIZED {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(allow) = self.allow.as_deref().and_then(|allow| allow.parse().ok()) {
+            headers.insert(ALLOW, allow);
+        }
+        if self.status == StatusCode::UPGRADE_REQUIRED {
+            // It must name what would be spoken instead (RFC 9110, 15.5.22).
+            headers.insert(UPGRADE, HeaderValue::from_static("HTTP/1.1"));
+            headers.insert(CONNECTION, HeaderValue::from_static("upgrade"));
+        }
+        if self.closes {
+            headers.insert(CONNECTION, HeaderValue::from_static("close"));
+        }
+        response
+    }
+}
+
+impl From<Denial> for Refusal {
+    fn from(denied: Denial) -> Self {
+        Self::new(denied.status, denied.code, denied.message)
+    }
+}

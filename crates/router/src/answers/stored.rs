@@ -1,0 +1,250 @@
+//! Notes of which engine keeps what for a client: one that goes on from an answer, asks for it again or cancels it means
+//! the engine that made it, and so does one that names a file or a batch.
+//!
+//! Engines keep such things in their own memory or on their own disk. The router notes which engine made what as the
+//! answers pass. What it has no note of, engines are asked for ([`crate::answers::stored_search`]).
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use memchr::memmem;
+use parking_lot::Mutex;
+
+use hyper::header::HeaderMap;
+use hyper::{Method, Uri};
+
+use crate::answers::stored_search::{KeeperSearch, SearchResult};
+use crate::engines::fleet::Fleet;
+
+/// Answers that are kept in mind, and for how long: then the oldest goes.
+const MOST: usize = 65_536;
+const TTL: Duration = Duration::from_secs(24 * 3600);
+
+/// Bytes of a name at most: engines' own have 37.
+const LONGEST: usize = 128;
+
+/// Bytes at the beginning of an answer among which its name is looked for.
+const BEGINNING: usize = 4 << 10;
+
+/// Paths to which a client posts what an engine then keeps, and below which it can be asked for by its name.
+const COLLECTIONS: [&str; 5] = [RESPONSES, FILES, "/v1/batches", "/v1/videos", "/v1/fine_tuning/jobs"];
+const RESPONSES: &str = "/v1/responses";
+const FILES: &str = "/v1/files";
+
+/// Something that an engine keeps for a client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct KeptItem<'a> {
+    collection: &'static str,
+    pub(crate) id: &'a str,
+}
+
+/// The answers and the like that engines keep, each with the engine that made it.
+#[derive(Default)]
+pub(crate) struct AnswerEngines {
+    kept: Mutex<AnswerTable>,
+    search: KeeperSearch,
+    /// Requests for something that an engine keeps, or going on from it: by [`FOUND`].
+    pub(crate) asked: [AtomicU64; 5],
+}
+
+/// The outcomes of looking for the engine that keeps something: it is known; no engine has it; the one that had it is
+/// gone; an engine that was asked has it; engines were not asked.
+pub(crate) const FOUND: [&str; 5] = ["known", "unknown", "engine_gone", "found", "not_asked"];
+
+#[derive(Default)]
+struct AnswerTable {
+    engines: HashMap<Arc<str>, (Arc<str>, Instant)>,
+    order: VecDeque<(Instant, Arc<str>)>,
+}
+
+impl AnswerEngines {
+    /// Notes that `engine` has made the answer `id`.
+    pub(crate) fn insert(&self, id: &str, engine: &Arc<str>) {
+        self.kept.lock().insert(id, engine, Instant::now(), MOST);
+    }
+
+    /// Answers that are kept in mind.
+    pub(crate) fn len(&self) -> usize {
+        self.kept.lock().engines.len()
+    }
+
+    /// The engine that keeps something: the one that is noted, else one that has it when it is asked. `headers`: those of
+    /// the request.
+    pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
+        let noted = self.kept.lock().get(item.id, Instant::now());
+        let is_gone = match noted {
+            Some(engine) if fleet.engine(&engine).is_some() => {
+                self.asked[0].fetch_add(1, Relaxed);
+                return Some(engine);
+            }
+            noted => noted.is_some(),
+        };
+        let (at, engine) = match self.search.find(fleet, item.id, &item.path(), headers).await {
+            SearchResult::Found(engine) => {
+                self.insert(item.id, &engine);
+                (3, Some(engine))
+            }
+            SearchResult::Nowhere if is_gone => (2, None),
+            SearchResult::Nowhere => (1, None),
+            SearchResult::NotAsked => (4, None),
+        };
+        self.asked[at].fetch_add(1, Relaxed);
+        engine
+    }
+}
+
+impl<'a> KeptItem<'a> {
+    /// The item that a path names: `/v1/responses/ID`, `/v1/files/ID/content`, ….
+    pub(crate) fn of_path(path: &'a str) -> Option<Self> {
+        COLLECTIONS.iter().find_map(|collection| {
+            let rest = path.strip_prefix(collection)?.strip_prefix('/')?;
+            Self::new(collection, rest.split('/').next()?)
+        })
+    }
+
+    /// The answer of this name.
+    pub(crate) fn answer(id: &'a str) -> Option<Self> {
+        Self::new(RESPONSES, id)
+    }
+
+    /// The file of this name.
+    pub(crate) fn file(id: &'a str) -> Option<Self> {
+        Self::new(FILES, id)
+    }
+
+    fn new(collection: &'static str, id: &'a str) -> Option<Self> {
+        is_name(id.as_bytes()).then_some(Self { collection, id })
+    }
+
+    /// The path by which it can be asked for.
+    pub(crate) fn path(&self) -> Uri {
+        // Its characters are those of names, which are the same in a path.
+        format!("{}/{}", self.collection, self.id).parse().unwrap_or_default()
+    }
+}
+
+/// True if an engine keeps what it makes of such a request.
+pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
+    *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
+}
+
+/// True if something may have this name.
+fn is_name(name: &[u8]) -> bool {
+    let is_plain = name.iter().all(|byte| byte.is_ascii_alphanumeric() || b"_-.:".contains(byte));
+    is_plain && !name.is_empty() && name.len() <= LONGEST
+}
+
+impl AnswerTable {
+    fn insert(&mut self, id: &str, engine: &Arc<str>, now: Instant, most: usize) {
+        let id: Arc<str> = id.into();
+        // The same name again begins its time anew; the older note of it is passed over when it comes up.
+        self.engines.insert(id.clone(), (engine.clone(), now));
+        self.order.push_back((now, id));
+        while let Some((since, id)) = self.order.front()
+            && (self.order.len() > most || now.duration_since(*since) > TTL)
+        {
+            if self.engines.get(id).is_some_and(|(_, last)| last == since) {
+                self.engines.remove(id);
+            }
+            self.order.pop_front();
+        }
+    }
+
+    fn get(&self, id: &str, now: Instant) -> Option<Arc<str>> {
+        let (engine, since) = self.engines.get(id)?;
+        (now.duration_since(*since) <= TTL).then(|| engine.clone())
+    }
+}
+
+/// Looks for an answer's name at its beginning, as it passes.
+#[derive(Default)]
+pub(crate) struct Name {
+    beginning: Vec<u8>,
+    over: bool,
+}
+
+impl Name {
+    /// Returns the answer's name once it has been found, and nothing after that.
+    pub(crate) fn look(&mut self, data: &[u8]) -> Option<String> {
+        if self.over {
+            return None;
+        }
+        let room = BEGINNING - self.beginning.len();
+        self.beginning.extend_from_slice(&data[..data.len().min(room)]);
+        let found = named(&self.beginning);
+        self.over = found.is_some() || self.beginning.len() == BEGINNING;
+        if self.over {
+            self.beginning = Vec::new();
+        }
+        found
+    }
+}
+
+/// The first `id` in a text, whether it is the answer itself or the event that says that it was begun.
+fn named(text: &[u8]) -> Option<String> {
+    const KEY: &[u8] = b"\"id\"";
+    let rest = text[memmem::find(text, KEY)? + KEY.len()..].trim_ascii_start();
+    let rest = rest.strip_prefix(b":")?.trim_ascii_start().strip_prefix(b"\"")?;
+    let name = &rest[..memchr::memchr(b'"', rest)?];
+    is_name(name).then(|| String::from_utf8_lossy(name).into_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_however_they_are_cut() {
+        let whole = br#"{"id": "resp_1-a", "object": "response", "output": [{"id": "msg_2"}]}"#;
+        let event =
+            b"event: response.created\ndata: {\"type\":\"response.created\",\"response\":{\"id\":\"resp_1-a\"}}\n\n";
+        for text in [&whole[..], &event[..]] {
+            for cut in 1..text.len() {
+                let mut name = Name::default();
+                let found: Vec<_> = text.chunks(cut).filter_map(|piece| name.look(piece)).collect();
+                assert_eq!(found, ["resp_1-a"], "pieces of {cut}");
+            }
+        }
+        assert_eq!(Name::default().look(&[b'x'; 1 << 20]), None);
+        assert_eq!(Name::default().look(br#"{"id": 5}"#), None);
+    }
+
+    #[test]
+    fn paths() {
+        let named = |path| KeptItem::of_path(path).map(|item| (item.id, item.path().to_string()));
+        for (path, id, asked) in [
+            ("/v1/responses/resp_1", "resp_1", "/v1/responses/resp_1"),
+            ("/v1/responses/resp_1/cancel", "resp_1", "/v1/responses/resp_1"),
+            ("/v1/files/file-1/content", "file-1", "/v1/files/file-1"),
+            ("/v1/batches/batch_1", "batch_1", "/v1/batches/batch_1"),
+            ("/v1/fine_tuning/jobs/ft:1.2", "ft:1.2", "/v1/fine_tuning/jobs/ft:1.2"),
+        ] {
+            assert_eq!(named(path), Some((id, asked.to_owned())), "{path}");
+        }
+        for none in
+            ["/v1/responses", "/v1/responses/", "/v1/files//x", "/v1/responsesx/1", "/v1/files/a%2Fb", "/v1/models/m"]
+        {
+            assert_eq!(named(none), None, "{none}");
+        }
+        assert!(is_kept(&Method::POST, "/v1/files") && is_kept(&Method::POST, "/v1/batches/"));
+        assert!(!is_kept(&Method::GET, "/v1/files") && !is_kept(&Method::POST, "/v1/files/f"));
+    }
+
+    #[test]
+    fn what_is_kept_is_bounded_and_ends() {
+        let (mut kept, start) = (AnswerTable::default(), Instant::now());
+        let engine: Arc<str> = "a".into();
+        for number in 0..100 {
+            kept.insert(&format!("r{number}"), &engine, start, 10);
+            kept.insert("again", &engine, start + Duration::from_millis(number), 10);
+        }
+        assert!(kept.engines.len() <= 10 && kept.order.len() <= 10);
+        assert!(kept.get("r99", start).is_some() && kept.get("r0", start).is_none());
+        assert!(kept.get("again", start + TTL).is_some());
+        kept.insert("new", &engine, start + TTL + Duration::from_secs(1), 10);
+        assert_eq!(kept.engines.len(), 1);
+        assert!(kept.get("r99", start + TTL + Duration::from_secs(1)).is_none());
+    }
+}

@@ -1,0 +1,203 @@
+//! Looks for the engine that keeps something for a client, where the router has no note of it: the router was restarted,
+//! or the client came by another one. All engines are asked for it, and the one that has it is noted.
+//!
+//! Clients choose names. What no engine has is not looked for again for a while, and of searches that find nothing only
+//! so many are made in a second: a client with names that it makes up does not have all engines work for it.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::header::HeaderMap;
+use hyper::{Method, Uri};
+use parking_lot::Mutex;
+use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
+use tokio::time::timeout;
+
+use crate::config::Role;
+use crate::engines::fleet::Fleet;
+use crate::engines::{Engine, HealthState};
+use crate::proxy::EngineRequest;
+
+/// Time within which a search must end, and an engine must answer: then the request goes on as it would without.
+const PATIENCE: Duration = Duration::from_secs(2);
+const ENGINE_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Searches that are made at once, and engines that each asks at once.
+const SEARCHES: usize = 8;
+const AT_ONCE: usize = 16;
+
+/// Searches in vain that a second may have.
+const IN_VAIN: u32 = 32;
+
+/// Names that no engine has: how many are kept in mind, and for how long.
+const MOST: usize = 4096;
+const TTL: Duration = Duration::from_secs(10);
+
+/// Searches for the engines that keep something.
+pub(crate) struct KeeperSearch {
+    turns: Semaphore,
+    missing: Mutex<MissingNames>,
+}
+
+/// The outcome of a search.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum SearchResult {
+    /// An engine has it.
+    Found(Arc<str>),
+    /// No engine has it, as far as they answered.
+    Nowhere,
+    /// Nothing was asked: it was looked for a moment ago, or too much else was.
+    NotAsked,
+}
+
+/// Names that no engine has, and how many were looked for in vain lately.
+#[derive(Default)]
+struct MissingNames {
+    names: HashMap<Arc<str>, Instant>,
+    order: VecDeque<(Instant, Arc<str>)>,
+    since: Option<Instant>,
+    count: u32,
+}
+
+impl Default for KeeperSearch {
+    fn default() -> Self {
+        Self { turns: Semaphore::new(SEARCHES), missing: Mutex::default() }
+    }
+}
+
+impl KeeperSearch {
+    /// Asks all engines for something. `headers`: those of the request, with what the client shows engines.
+    pub(crate) async fn find(&self, fleet: &Fleet, id: &str, path: &Uri, headers: &HeaderMap) -> SearchResult {
+        let may_have = |engine: &&Arc<Engine>| {
+            engine.config.role != Role::Prefill && engine.health.standing() != HealthState::Down
+        };
+        let engines: Vec<Arc<Engine>> = fleet.engines().iter().filter(may_have).cloned().collect();
+        // The only one gets the request anyway.
+        if engines.len() < 2 {
+            return SearchResult::Nowhere;
+        }
+        if !self.missing.lock().may_look_for(id, Instant::now()) {
+            return SearchResult::NotAsked;
+        }
+        let searching = async {
+            let _turn = self.turns.acquire().await.ok()?;
+            Some(ask_all(engines, path, headers).await)
+        };
+        let answers = timeout(PATIENCE, searching).await.ok().flatten();
+        if let Some(Answers { keeper: Some(keeper), .. }) = answers {
+            return SearchResult::Found(keeper);
+        }
+        self.missing.lock().note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
+        SearchResult::Nowhere
+    }
+}
+
+/// The answers of engines to the question whether they have something.
+struct Answers {
+    keeper: Option<Arc<str>>,
+    /// True if every engine said yes or no.
+    are_all: bool,
+}
+
+async fn ask_all(engines: Vec<Arc<Engine>>, path: &hyper::Uri, headers: &HeaderMap) -> Answers {
+    let mut asked = JoinSet::new();
+    let mut answers = Answers { keeper: None, are_all: true };
+    let mut rest = engines.into_iter();
+    loop {
+        while asked.len() < AT_ONCE
+            && let Some(engine) = rest.next()
+        {
+            let question = EngineRequest { method: &Method::GET, uri: path, headers, id: None, plain: false };
+            let mut head = Vec::new();
+            question.write(&engine, None, 0, &mut head);
+            asked.spawn(async move {
+                let has_it = timeout(ENGINE_PATIENCE, has(&engine, &head)).await.ok().flatten();
+                (engine.name.clone(), has_it)
+            });
+        }
+        // What is not asked any more when one has it is let go of with the set.
+        match asked.join_next().await {
+            None => return answers,
+            Some(Ok((name, Some(true)))) => {
+                answers.keeper = Some(name);
+                return answers;
+            }
+            Some(Ok((_, Some(false)))) => {}
+            Some(Ok((_, None)) | Err(_)) => answers.are_all = false,
+        }
+    }
+}
+
+/// True if an engine has what this head asks for. None: it does not say.
+async fn has(engine: &Engine, head: &[u8]) -> Option<bool> {
+    let mut connection = engine.new_connection().await.ok()?;
+    // The head of the answer is enough.
+    let status = connection.ask(head, b"", &Method::GET).await.ok()?.status;
+    match status.as_u16() {
+        200..=299 | 304 => Some(true),
+        400..=499 if !matches!(status.as_u16(), 401 | 403 | 408 | 429) => Some(false),
+        _ => None,
+    }
+}
+
+impl MissingNames {
+    /// True if a name may be looked for: it counts as a search in vain until something is found.
+    fn may_look_for(&mut self, name: &str, now: Instant) -> bool {
+        if self.names.get(name).is_some_and(|since| now.duration_since(*since) <= TTL) {
+            return false;
+        }
+        if self.since.is_none_or(|since| now.duration_since(since) >= Duration::from_secs(1)) {
+            (self.since, self.count) = (Some(now), 0);
+        }
+        self.count < IN_VAIN
+    }
+
+    /// Notes a search in vain. `is_sure`: whether all engines said that they do not have it.
+    fn note(&mut self, name: &str, is_sure: bool, now: Instant) {
+        self.count += 1;
+        if !is_sure {
+            return;
+        }
+        let name: Arc<str> = name.into();
+        self.names.insert(name.clone(), now);
+        self.order.push_back((now, name));
+        while let Some((since, name)) = self.order.front()
+            && (self.order.len() > MOST || now.duration_since(*since) > TTL)
+        {
+            if self.names.get(name).is_some_and(|last| last == since) {
+                self.names.remove(name);
+            }
+            self.order.pop_front();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_looked_for_in_vain_is_bounded() {
+        let (mut missing, start) = (MissingNames::default(), Instant::now());
+        assert!(missing.may_look_for("a", start));
+        missing.note("a", true, start);
+        assert!(!missing.may_look_for("a", start + TTL));
+        missing.note("unclear", false, start);
+        assert!(missing.may_look_for("unclear", start), "an engine did not say");
+        for number in 2..IN_VAIN {
+            assert!(missing.may_look_for("x", start), "{number}");
+            missing.note(&format!("r{number}"), true, start);
+        }
+        assert!(!missing.may_look_for("x", start), "so many in a second");
+        assert!(missing.may_look_for("x", start + Duration::from_secs(1)));
+        for number in 0..2 * MOST {
+            missing.note(&format!("s{number}"), true, start);
+        }
+        assert!(missing.names.len() <= MOST && missing.order.len() <= MOST);
+        missing.note("last", true, start + 2 * TTL);
+        assert_eq!((missing.names.len(), missing.order.len()), (1, 1));
+        assert!(missing.may_look_for("a", start + 2 * TTL));
+    }
+}

@@ -1,0 +1,294 @@
+//! The engines that there are.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use arc_swap::{ArcSwap, Guard};
+use kvatlas_prompt::Dialect;
+use parking_lot::Mutex;
+use tokio_rustls::rustls::crypto::ring;
+use tokio_rustls::rustls::pki_types::CertificateDer;
+use tokio_rustls::rustls::pki_types::pem::PemObject as _;
+use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+
+use crate::config::{Config, EngineConfig, Role};
+use crate::engines::{Engine, HealthState, Models, Turn};
+use crate::error::Error;
+
+/// The engines that there are, in order of their names.
+pub(crate) struct Fleet {
+    engines: ArcSwap<Vec<Arc<Engine>>>,
+    /// The dialect of all engines, if they have one: then nobody has to look which engines serve a model.
+    dialect: ArcSwap<Option<Dialect>>,
+    changes: Mutex<()>,
+    config: Arc<Config>,
+    shards: usize,
+    tls: Arc<ClientConfig>,
+}
+
+/// The ways in which the engines of a model prepare its chats.
+pub(crate) struct Dialects {
+    pub(crate) main: Dialect,
+    pub(crate) others: Vec<Dialect>,
+    /// The model of a request that names none, if engines have only one.
+    pub(crate) only_model: Option<String>,
+}
+
+/// The engines to ask about a prompt.
+pub(crate) struct ToAsk {
+    /// The one with the fewest requests of those whose route is of use.
+    pub(crate) now: Option<Arc<Engine>>,
+    /// Engines that are asked beside the request, to see whether their route is of use again.
+    pub(crate) due: Vec<Arc<Engine>>,
+}
+
+/// The one that adds an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Adder {
+    /// Whoever runs the router.
+    Operator,
+    /// A client: it can take no name from another engine, gets a key only if it asks for that, and adds so many.
+    Client,
+}
+
+/// The engines that a change of the fleet added and replaced.
+pub(crate) struct FleetChange {
+    pub(crate) added: Arc<Engine>,
+    /// The engine of that name that it replaces.
+    pub(crate) replaced: Option<Arc<Engine>>,
+}
+
+impl ToAsk {
+    /// True if there is none.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.now.is_none() && self.due.is_empty()
+    }
+}
+
+impl Fleet {
+    pub(crate) fn new(config: Arc<Config>, shards: usize) -> Result<Self, Error> {
+        let tls = Arc::new(client_tls(config.upstream.ca.as_deref())?);
+        let (engines, dialect) = (ArcSwap::default(), ArcSwap::from_pointee(Some(Dialect::default())));
+        Ok(Self { engines, dialect, changes: Mutex::default(), config, shards, tls })
+    }
+
+    /// The TLS configuration that checks the certificates of all that requests or questions go to.
+    pub(crate) fn tls(&self) -> &Arc<ClientConfig> {
+        &self.tls
+    }
+
+    /// All engines.
+    #[must_use]
+    pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
+        self.engines.load()
+    }
+
+    /// The engine of a name.
+    #[must_use]
+    pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
+        let engines = self.engines.load();
+        let at = engines.binary_search_by(|engine| (*engine.name).cmp(name)).ok()?;
+        Some(engines[at].clone())
+    }
+
+    fn replace(&self, engines: Vec<Arc<Engine>>) {
+        self.engines.store(Arc::new(engines));
+        self.compare_dialects();
+    }
+
+    /// Notes the dialect of all engines, if they have one, when an engine's kind and version are known.
+    pub(crate) fn compare_dialects(&self) {
+        let engines = self.engines.load();
+        let first = engines.first().map(|engine| engine.dialect()).unwrap_or_default();
+        let is_one = engines.iter().all(|engine| engine.dialect() == first);
+        self.dialect.store(Arc::new(is_one.then_some(first)));
+    }
+
+    /// The dialects of the engines that serve a model: that of most of them, then the others.
+    pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
+        let only_model = if model.is_none() { self.only_model() } else { None };
+        if let Some(one) = **self.dialect.load() {
+            return Dialects { main: one, others: Vec::new(), only_model };
+        }
+        let mut counts = Dialect::ALL.map(|dialect| (0, dialect));
+        for engine in self.engines.load().iter() {
+            if engine.models.load().may_serve(model) {
+                for (count, dialect) in &mut counts {
+                    *count += usize::from(engine.dialect() == *dialect);
+                }
+            }
+        }
+        // The newest of those that are equally many.
+        counts.sort_by_key(|(count, _)| *count);
+        let mut found = counts.into_iter().rev().filter(|(count, _)| *count > 0).map(|(_, dialect)| dialect);
+        Dialects { main: found.next().unwrap_or_default(), others: found.collect(), only_model }
+    }
+
+    /// The model that all engines have, as far as they say what they serve; none if they have others besides.
+    fn only_model(&self) -> Option<String> {
+        let engines = self.engines.load();
+        let models = engines.iter().map(|engine| engine.models.load_full());
+        // Of several names that an engine has for its model, the first one.
+        let own =
+            |models: &Models| models.names.iter().find(|model| model.parent.is_none()).map(|own| own.name.clone());
+        let mut first = models.filter_map(|models| own(&models));
+        let one = first.next()?;
+        first.all(|other| other == one).then_some(one)
+    }
+
+    /// True if all engines that serve a model call images by the `uuid` that a request has for them.
+    pub(crate) fn takes_image_ids(&self, model: Option<&str>) -> bool {
+        let engines = self.engines.load();
+        let mut serving = engines.iter().filter(|engine| engine.models.load().may_serve(model)).peekable();
+        serving.peek().is_some() && serving.all(|engine| engine.takes_image_ids())
+    }
+
+    /// An engine that serves a model, prepares its chats in this way and is up: the one with the fewest requests.
+    pub(crate) fn one_for(&self, model: Option<&str>, dialect: Dialect) -> Option<Arc<Engine>> {
+        let engines = self.engines.load();
+        let serving = engines.iter().filter(|engine| engine.prepares(model, dialect));
+        // One that lists the model, where there is one.
+        serving.min_by_key(|engine| (!engine.lists(model), engine.counts.in_flight.load(Relaxed))).cloned()
+    }
+
+    /// Returns the name by which engines of a dialect know a model that clients call by another one.
+    pub(crate) fn own_name(&self, model: &str, dialect: Dialect) -> Option<String> {
+        let engine = self.one_for(Some(model), dialect)?;
+        engine.models.load().own_name(model).map(str::to_owned)
+    }
+
+    /// The one of these engines to ask at a path, if it is not `other`, and those whose route there is due to be tried.
+    pub(crate) fn to_ask(
+        &self,
+        model: Option<&str>,
+        dialect: Dialect,
+        path: &str,
+        other: Option<&Arc<Engine>>,
+    ) -> ToAsk {
+        let engines = self.engines.load();
+        let mut best: Option<((bool, usize), &Arc<Engine>)> = None;
+        let mut due = Vec::new();
+        for engine in engines.iter().filter(|engine| engine.prepares(model, dialect)) {
+            if other.is_some_and(|other| Arc::ptr_eq(engine, other)) {
+                continue;
+            }
+            let order = (!engine.lists(model), engine.counts.in_flight.load(Relaxed));
+            match engine.side_routes.of(path).turn() {
+                Turn::Now if best.is_none_or(|(first, _)| order < first) => best = Some((order, engine)),
+                Turn::Trial => due.push(engine.clone()),
+                Turn::Now | Turn::No => {}
+            }
+        }
+        ToAsk { now: best.map(|(_, engine)| engine.clone()), due }
+    }
+
+    /// True if prefill has engines of its own.
+    pub(crate) fn is_split(&self) -> bool {
+        self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
+    }
+
+    /// True if a request could be sent anywhere, and it is known for which models, and how those that compute prompts
+    /// hand them over.
+    #[must_use]
+    pub(crate) fn has_any_up(&self) -> bool {
+        // Silence may be a few requests' doing: one client must not take the whole router out of service.
+        let is_well = |standing| matches!(standing, HealthState::Up | HealthState::Silent | HealthState::Busy);
+        let is_up = |engine: &Arc<Engine>| engine.is_known.load(Relaxed) && is_well(engine.health.standing());
+        let engines = self.engines.load();
+        let is_settled = |role: Role| {
+            let may_come = |engine: &Arc<Engine>| is_well(engine.health.standing());
+            let mut of_role = engines.iter().filter(|it| it.config.role == role && may_come(it)).peekable();
+            of_role.peek().is_none() || of_role.any(|engine| is_up(engine) && engine.handover().is_some())
+        };
+        engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
+    }
+
+    /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests
+    /// still find the old one.
+    pub(crate) fn set(
+        &self,
+        mut config: EngineConfig,
+        adds: Adder,
+        before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
+    ) -> Result<FleetChange, Error> {
+        let tls = config.url.starts_with("https").then(|| self.tls.clone());
+        let _lock = self.changes.lock();
+        let mut engines = Vec::clone(&self.engines.load());
+        let (name, address) = Engine::place(&config)?;
+        let old = engines.iter().find(|other| *other.name == name).cloned();
+        if adds == Adder::Client {
+            if let Some(old) = old.as_deref().filter(|old| old.address != address) {
+                return Err(Error::Taken { name, url: old.config.url.clone() });
+            }
+            let others = engines.iter().filter(|other| *other.name != name);
+            let ranks = others.map(|other| other.config.ranks.count()).sum::<usize>() + config.ranks.count();
+            let most = self.config.max_ranks;
+            if ranks > most && old.as_deref().is_none_or(|old| old.config.ranks.count() < config.ranks.count()) {
+                return Err(Error::Full { ranks, most });
+            }
+            config.use_key = config.use_key.or(Some(old.as_deref().is_some_and(Engine::uses_key)));
+        }
+        let mut engine = Engine::new(config, &self.config, self.shards, tls)?;
+        if let Some(old) = old.as_deref().filter(|old| old.config.url == engine.config.url) {
+            engine.goes_on_from(old);
+        }
+        let engine = Arc::new(engine);
+        before(old.as_deref(), &engine);
+        let replaced = match engines.binary_search_by(|other| other.name.cmp(&engine.name)) {
+            Ok(at) => Some(std::mem::replace(&mut engines[at], engine.clone())),
+            Err(at) => {
+                engines.insert(at, engine.clone());
+                None
+            }
+        };
+        self.replace(engines);
+        Ok(FleetChange { added: engine, replaced })
+    }
+
+    /// Takes an engine out. What runs there goes on.
+    pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
+        let _lock = self.changes.lock();
+        let mut engines = Vec::clone(&self.engines.load());
+        let at = engines.iter().position(|engine| *engine.name == *name);
+        let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
+        let engine = engines.remove(at);
+        self.replace(engines);
+        engine.pool.clear();
+        Ok(engine)
+    }
+}
+
+/// Returns the TLS configuration that checks the certificates of engines.
+fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
+    let mut roots = RootCertStore::empty();
+    // Where the systems that we run on keep the authorities that they trust.
+    const SYSTEM: [&str; 3] =
+        ["/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt", "/etc/ssl/cert.pem"];
+    let path = ca.or_else(|| SYSTEM.iter().map(Path::new).find(|path| path.exists()));
+    if let Some(path) = path {
+        let failed = |why: &dyn std::fmt::Display| {
+            Error::start(format!("upstream.ca: the certificates in {} cannot be read: {why}", path.display()))
+        };
+        for root in CertificateDer::pem_file_iter(path).map_err(|error| failed(&error))? {
+            let added = roots.add(root.map_err(|error| failed(&error))?);
+            // A system has authorities of all kinds; those that an operator names must be usable.
+            if let (Some(_), Err(error)) = (ca, added) {
+                return Err(failed(&error));
+            }
+        }
+    }
+    let mut config = ClientConfig::builder_with_provider(Arc::new(ring::default_provider()))
+        .with_safe_default_protocol_versions()
+        .map_err(|error| Error::start(format!("TLS towards engines: {error}")))?
+        .with_root_certificates(roots)
+        .with_no_client_auth();
+    config.alpn_protocols = vec![b"http/1.1".to_vec()];
+    Ok(config)
+}
+
+/// The decision core's number for a worker's rank.
+pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
+    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
+    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
+}

@@ -1,0 +1,402 @@
+//! Tells whether an engine takes requests, by evidence: what came of requests, what it answers when asked, what it said
+//! itself.
+
+use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64};
+use std::time::Duration;
+
+use tokio::sync::Notify;
+
+use super::sleep::Sleep;
+use crate::clock::millis;
+use crate::config::HealthConfig;
+
+/// Reason that stands against sending an engine requests.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum HealthState {
+    /// Nothing stands against it.
+    Up,
+    /// The engine does not answer when asked how it is.
+    Down,
+    /// Requests failed in a row; the engine is left alone for a while.
+    Failing,
+    /// The engine has requests and has not said a byte for long.
+    Silent,
+    /// The engine works, and does not answer when asked how it is.
+    Busy,
+    /// The engine asked to be left alone for a while.
+    Paused,
+    /// The engine has put its weights away until it is woken.
+    Asleep,
+    /// An operator takes the engine out.
+    Draining,
+}
+
+impl HealthState {
+    /// All names, each once.
+    pub(crate) const NAMES: [&str; 7] = ["up", "down", "failing", "silent", "busy", "asleep", "draining"];
+
+    /// The name in answers and metrics.
+    #[must_use]
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Up => "up",
+            Self::Down => "down",
+            Self::Failing => "failing",
+            Self::Silent => "silent",
+            // Both take no more at present.
+            Self::Busy | Self::Paused => "busy",
+            Self::Asleep => "asleep",
+            Self::Draining => "draining",
+        }
+    }
+}
+
+/// The outcome of a question to an engine how it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Finding {
+    /// The engine is well.
+    Well,
+    /// The engine works, and did not answer in time. That is no reason to take away what it works on.
+    Busy(String),
+    /// The engine said that it is not well, or could not be reached: twice in a row, that is death.
+    Unwell(String),
+    /// The engine is dead.
+    Dead(String),
+}
+
+impl Finding {
+    /// The reason why the engine is not well.
+    pub(crate) fn why_not(&self) -> Option<&str> {
+        match self {
+            Self::Well => None,
+            Self::Busy(why) | Self::Unwell(why) | Self::Dead(why) => Some(why),
+        }
+    }
+}
+
+/// The evidence of how an engine does.
+#[derive(Debug)]
+pub(crate) struct Health {
+    config: HealthConfig,
+    /// Requests that failed in a row.
+    failures: AtomicU32,
+    /// Requests that got no answer in a row, for which they themselves may be the cause.
+    doubts: AtomicU32,
+    /// Wakes whoever asks the engine how it is.
+    doubted: Notify,
+    /// Number of times in a row that the engine was left alone.
+    opened: AtomicU32,
+    /// Time until which the engine is left alone; 0 if it is not.
+    open_until: AtomicU64,
+    /// True if a request is out to see if the engine works again.
+    trial: AtomicBool,
+    /// Questions in a row that found it unwell.
+    unwell: AtomicU32,
+    /// True if it has not answered the last question in time, and works.
+    late: AtomicBool,
+    pub(crate) sleep: Sleep,
+    down: AtomicBool,
+    /// Number of times that the engine went down. `went_down` wakes those who wait for that.
+    downs: AtomicU32,
+    went_down: Notify,
+    silent: AtomicBool,
+    busy_until: AtomicU64,
+    draining: AtomicBool,
+}
+
+impl Health {
+    pub(crate) fn new(config: &HealthConfig) -> Self {
+        Self {
+            config: config.clone(),
+            failures: AtomicU32::new(0),
+            doubts: AtomicU32::new(0),
+            doubted: Notify::new(),
+            opened: AtomicU32::new(0),
+            open_until: AtomicU64::new(0),
+            trial: AtomicBool::new(false),
+            unwell: AtomicU32::new(0),
+            late: AtomicBool::new(false),
+            sleep: Sleep::default(),
+            down: AtomicBool::new(false),
+            downs: AtomicU32::new(0),
+            went_down: Notify::new(),
+            silent: AtomicBool::new(false),
+            busy_until: AtomicU64::new(0),
+            draining: AtomicBool::new(false),
+        }
+    }
+
+    pub(crate) fn standing(&self) -> HealthState {
+        let now = millis();
+        if self.draining.load(Relaxed) {
+            HealthState::Draining
+        } else if self.down.load(Relaxed) {
+            HealthState::Down
+        } else if self.sleep.is_asleep() {
+            HealthState::Asleep
+        } else if self.is_open(now) {
+            HealthState::Failing
+        } else if self.silent.load(Relaxed) {
+            HealthState::Silent
+        } else if self.busy_until.load(Relaxed) > now {
+            HealthState::Paused
+        } else if self.late.load(Relaxed) {
+            HealthState::Busy
+        } else {
+            HealthState::Up
+        }
+    }
+
+    fn is_open(&self, now: u64) -> bool {
+        match self.open_until.load(Relaxed) {
+            0 => false,
+            until => until > now || self.trial.load(Relaxed),
+        }
+    }
+
+    /// Returns the time for which the engine asked to be left alone, from now on.
+    pub(crate) fn busy_for(&self) -> Duration {
+        Duration::from_millis(self.busy_until.load(Relaxed).saturating_sub(millis()))
+    }
+
+    /// Notes that a request goes to the engine. If that was left alone before, no other one goes there until this one
+    /// has ended.
+    pub(crate) fn sent(&self) {
+        if self.open_until.load(Relaxed) != 0 {
+            self.trial.store(true, Relaxed);
+        }
+    }
+
+    /// Notes that the engine has answered a request.
+    pub(crate) fn note_answer(&self) {
+        self.silent.store(false, Relaxed);
+        if self.doubts.load(Relaxed) != 0 {
+            self.doubts.store(0, Relaxed);
+        }
+        if self.failures.load(Relaxed) != 0 || self.open_until.load(Relaxed) != 0 {
+            self.failures.store(0, Relaxed);
+            self.opened.store(0, Relaxed);
+            self.open_until.store(0, Relaxed);
+            self.trial.store(false, Relaxed);
+        }
+    }
+
+    /// Notes that a request has failed there. True if the engine is left alone from now on.
+    pub(crate) fn note_failure(&self) -> bool {
+        let failures = self.failures.fetch_add(1, Relaxed) + 1;
+        let was_trial = self.trial.swap(false, Relaxed);
+        if failures < self.config.failures && !was_trial {
+            return false;
+        }
+        if !was_trial && self.open_until.load(Relaxed) > millis() {
+            // It is left alone already: this one was sent before that, or as no other engine was better.
+            return false;
+        }
+        let times = self.opened.fetch_add(1, Relaxed).min(16);
+        self.leave_alone(self.config.open.saturating_mul(1 << times).min(self.config.open_max));
+        !was_trial
+    }
+
+    fn leave_alone(&self, pause: Duration) {
+        self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
+    }
+
+    /// Notes that a request got no answer there, which may be its own fault: after some of them in a row the engine is
+    /// asked how it is, and that decides.
+    pub(crate) fn doubt(&self) {
+        if self.trial.swap(false, Relaxed) {
+            // No success: that it has failed before is all that is known.
+            self.leave_alone(self.config.open);
+        }
+        if self.doubts.fetch_add(1, Relaxed) + 1 >= self.config.failures {
+            self.doubted.notify_one();
+        }
+    }
+
+    /// Waits until requests give reason to ask the engine how it is.
+    pub(crate) async fn wait_for_doubt(&self) {
+        self.doubted.notified().await;
+    }
+
+    /// Notes that a request has ended before it said anything of the engine.
+    pub(crate) fn unknown(&self) {
+        self.trial.store(false, Relaxed);
+    }
+
+    /// Notes that a question is not answered in time by an engine that works. True if that is new.
+    pub(crate) fn note_late(&self) -> bool {
+        !self.late.swap(true, Relaxed)
+    }
+
+    /// Notes what came of a question. True if the engine goes down or is up again by that.
+    pub(crate) fn note_check(&self, found: &Finding) -> bool {
+        match found {
+            Finding::Well => {
+                self.unwell.store(0, Relaxed);
+                self.doubts.store(0, Relaxed);
+                let was_late = self.late.swap(false, Relaxed);
+                self.down.swap(false, Relaxed) || was_late
+            }
+            Finding::Busy(_) => {
+                self.unwell.store(0, Relaxed);
+                self.note_late();
+                false
+            }
+            Finding::Unwell(_) => {
+                let times = self.unwell.fetch_add(1, Relaxed) + 1;
+                let is_doubted = self.doubts.load(Relaxed) >= self.config.failures;
+                (is_doubted || times >= self.config.failures.min(2)) && self.go_down()
+            }
+            Finding::Dead(_) => self.go_down(),
+        }
+    }
+
+    /// Notes that the engine is dead. True if that is new.
+    fn go_down(&self) -> bool {
+        if self.down.swap(true, Relaxed) {
+            return false;
+        }
+        self.late.store(false, Relaxed);
+        self.sleep.forget();
+        self.downs.fetch_add(1, Release);
+        self.went_down.notify_waiters();
+        true
+    }
+
+    /// True if the engine is down.
+    pub(crate) fn is_down(&self) -> bool {
+        self.down.load(Relaxed)
+    }
+
+    /// Number of times that the engine went down so far.
+    pub(crate) fn downs(&self) -> u32 {
+        self.downs.load(Acquire)
+    }
+
+    /// Waits until the number of times that the engine went down is not `downs` any more.
+    pub(crate) async fn is_down_since(&self, downs: u32) {
+        loop {
+            let notified = self.went_down.notified();
+            if self.downs() != downs {
+                return;
+            }
+            notified.await;
+        }
+    }
+
+    /// Notes whether the engine has been silent for too long. True if it has, and that is new.
+    pub(crate) fn set_silent(&self, silent: bool) -> bool {
+        !self.silent.swap(silent, Relaxed) && silent
+    }
+
+    /// Notes that the engine asks to be left alone for a while.
+    pub(crate) fn set_busy(&self, pause: Duration) {
+        self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
+    }
+
+    pub(crate) fn set_draining(&self, draining: bool) {
+        self.draining.store(draining, Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn health(failures: u32, open: Duration) -> Health {
+        Health::new(&HealthConfig { failures, open, ..HealthConfig::default() })
+    }
+
+    fn unwell() -> Finding {
+        Finding::Unwell("503".to_owned())
+    }
+
+    #[test]
+    fn late_answers_of_an_engine_that_works_are_no_death() {
+        let health = health(2, Duration::from_secs(1));
+        let busy = Finding::Busy("late".to_owned());
+        assert!(health.note_late() && !health.note_late());
+        for _ in 0..9 {
+            assert!(!health.note_check(&unwell()) && !health.note_check(&busy));
+            assert_eq!((health.standing(), health.downs()), (HealthState::Busy, 0));
+        }
+        assert!(health.note_check(&Finding::Well) && !health.note_check(&Finding::Well));
+        assert_eq!(health.standing(), HealthState::Up);
+        assert!(health.note_check(&Finding::Dead("gone".to_owned())));
+        assert_eq!((health.standing(), health.downs()), (HealthState::Down, 1));
+        assert!(!health.note_check(&busy));
+        assert_eq!(health.standing(), HealthState::Down, "only an answer shows that it is well");
+    }
+
+    #[test]
+    fn failures_in_a_row_leave_it_alone_and_one_request_tries_again() {
+        let health = health(2, Duration::from_millis(300));
+        assert!(!health.note_failure());
+        health.note_answer();
+        assert!(!health.note_failure() && health.note_failure());
+        assert_eq!(health.standing(), HealthState::Failing);
+        assert!((0..9).all(|_| !health.note_failure()), "those that were on their way say nothing new");
+        std::thread::sleep(Duration::from_millis(350));
+        assert_eq!(health.standing(), HealthState::Up);
+        health.sent();
+        assert_eq!(health.standing(), HealthState::Failing, "one at a time");
+        assert!(!health.note_failure(), "as before");
+        assert_eq!(health.standing(), HealthState::Failing);
+        std::thread::sleep(Duration::from_millis(650));
+        health.sent();
+        health.note_answer();
+        assert_eq!(health.standing(), HealthState::Up);
+        assert!(!health.note_failure());
+    }
+
+    #[test]
+    fn a_trial_that_says_nothing_is_no_end() {
+        let health = health(1, Duration::from_millis(1));
+        assert!(health.note_failure());
+        std::thread::sleep(Duration::from_millis(5));
+        health.sent();
+        health.unknown();
+        assert_eq!(health.standing(), HealthState::Up);
+    }
+
+    #[test]
+    fn a_trial_in_doubt_leaves_it_alone_for_longer() {
+        let health = health(1, Duration::from_millis(200));
+        assert!(health.note_failure());
+        std::thread::sleep(Duration::from_millis(250));
+        health.sent();
+        health.doubt();
+        assert_eq!(health.standing(), HealthState::Failing);
+        std::thread::sleep(Duration::from_millis(250));
+        assert_eq!(health.standing(), HealthState::Up, "for no longer than the first time");
+    }
+
+    #[test]
+    fn requests_that_may_be_at_fault_are_settled_by_a_question() {
+        let health = health(2, Duration::from_secs(9));
+        health.doubt();
+        health.doubt();
+        assert_eq!(health.standing(), HealthState::Up);
+        assert!(!health.note_check(&Finding::Well) && !health.note_check(&unwell()), "once may be chance");
+        assert!(!health.note_check(&Finding::Well));
+        health.doubt();
+        health.doubt();
+        assert!(health.note_check(&unwell()));
+        assert_eq!(health.standing(), HealthState::Down);
+    }
+
+    #[test]
+    fn questions_drain_and_pauses() {
+        let health = health(3, Duration::from_secs(1));
+        let checked = |found: Finding| health.note_check(&found);
+        assert!(!checked(unwell()) && checked(unwell()) && !checked(unwell()));
+        assert_eq!(health.standing(), HealthState::Down);
+        assert!(checked(Finding::Well) && !checked(Finding::Well));
+        health.set_busy(Duration::from_secs(9));
+        assert_eq!(health.standing(), HealthState::Paused);
+        assert!(health.busy_for() > Duration::from_secs(8));
+        health.set_draining(true);
+        assert_eq!(health.standing(), HealthState::Draining);
+    }
+}

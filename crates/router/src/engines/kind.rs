@@ -1,0 +1,97 @@
+//! Tells which engine's server it is, by what it says of itself.
+
+use kvatlas_prompt::Dialect;
+
+use crate::config::Handover;
+use crate::engines::json_fields::{pick, read};
+
+/// The kind of an engine's server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kind {
+    pub(crate) handover: Handover,
+    /// The way in which engines of its kind and version prepare chats.
+    pub(crate) dialect: Dialect,
+    /// True if it calls images by the `uuid` that a request has for them.
+    pub(crate) takes_image_ids: bool,
+    /// The port at which SGLang's prefill engines meet their decode engines.
+    pub(crate) bootstrap_port: Option<u16>,
+    /// Tokens of the longest prompt with its answer, where SGLang was told them.
+    pub(crate) max_len: Option<u32>,
+    /// True if SGLang cuts prompts that are too long (`--allow-auto-truncate`).
+    pub(crate) cuts_prompts: bool,
+}
+
+impl Kind {
+    /// Paths at which SGLang tells of itself. vLLM has the first of them only in its development mode, where other things
+    /// are in it.
+    pub(crate) const PATHS: [&str; 2] = ["/server_info", "/get_server_info"];
+
+    /// The path at which vLLM tells its version.
+    pub(crate) const VERSION_PATH: &str = "/version";
+
+    /// The kind of an engine that says at none of these paths that it is SGLang's, by what it said of its version.
+    pub(crate) fn vllm(answer: &[u8]) -> Self {
+        let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
+        let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
+        let takes_image_ids = version.as_deref().is_some_and(takes_image_ids);
+        let handover = Handover::Vllm;
+        Self { handover, dialect, takes_image_ids, bootstrap_port: None, max_len: None, cuts_prompts: false }
+    }
+
+    /// Reads what was answered at one of these paths. None: it is not SGLang's.
+    pub(crate) fn sglang(answer: &[u8]) -> Option<Self> {
+        const SIGNS: [&str; 3] = ["disaggregation_mode", "kv_events", "kv_events_config"];
+        const OTHERS: [&str; 4] = ["disaggregation_bootstrap_port", "version", "context_length", "allow_auto_truncate"];
+        pick(answer, SIGNS)?.iter().any(Option::is_some).then_some(())?;
+        let [port, version, max_len, cuts] = pick(answer, OTHERS)?;
+        let dialect = Dialect::of(kvatlas_prompt::Engine::Sglang, read::<String>(version).as_deref());
+        let bootstrap_port = read::<u16>(port).filter(|port| *port > 0);
+        let max_len = read::<u64>(max_len).filter(|len| *len > 0);
+        let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+        let cuts_prompts = read(cuts) == Some(true);
+        let handover = Handover::Sglang;
+        Some(Self { handover, dialect, takes_image_ids: false, bootstrap_port, max_len, cuts_prompts })
+    }
+}
+
+/// True if vLLM of a version, such as `0.31.1`, calls images by the `uuid` that a request has for them: all do since 0.11.
+pub(crate) fn takes_image_ids(version: &str) -> bool {
+    let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
+    let release = (numbers.next(), numbers.next());
+    release.1.is_some() && release >= (Some(0), Some(11))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_servers_say() {
+        let kind = |bootstrap_port| {
+            let (handover, dialect) = (Handover::Sglang, Dialect::Sglang);
+            let (takes_image_ids, max_len, cuts_prompts) = (false, None, false);
+            Some(Kind { handover, dialect, takes_image_ids, bootstrap_port, max_len, cuts_prompts })
+        };
+        let prefill = br#"{"disaggregation_mode": "prefill", "disaggregation_bootstrap_port": 8998}"#;
+        assert_eq!(Kind::sglang(prefill), kind(Some(8998)));
+        assert_eq!(Kind::sglang(br#"{"kv_events": null, "disaggregation_bootstrap_port": 0}"#), kind(None));
+        assert_eq!(Kind::sglang(br#"{"vllm_config": "{}"}"#), None);
+        let cuts = br#"{"kv_events": null, "context_length": 4096, "allow_auto_truncate": true}"#;
+        let cuts = Kind::sglang(cuts).expect("one of its");
+        assert_eq!((cuts.max_len, cuts.cuts_prompts), (Some(4096), true));
+        assert_eq!(Kind::sglang(b"not found"), None);
+        assert_eq!(Kind::vllm(br#"{"version": "0.30.2"}"#).dialect, Dialect::Vllm30);
+        assert_eq!(Kind::vllm(b"not found").dialect, Dialect::default());
+        for (said, expected) in [
+            (r#"{"version": "0.33.0"}"#, true),
+            (r#"{"version": "v0.11.0.post2"}"#, true),
+            (r#"{"version": "1.0"}"#, true),
+            (r#"{"version": "0.10.2"}"#, false),
+            (r#"{"version": "1"}"#, false),
+            (r#"{"version": "dev"}"#, false),
+            ("{}", false),
+        ] {
+            assert_eq!(Kind::vllm(said.as_bytes()).takes_image_ids, expected, "{said}");
+        }
+    }
+}

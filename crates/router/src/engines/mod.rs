@@ -1,0 +1,342 @@
+//! Engines: where they are, how they do, and connections to them.
+
+mod address;
+mod answer_head;
+mod cache_belief;
+mod chunked;
+mod connection;
+mod counts;
+pub(crate) mod diagnosis;
+mod fault;
+pub(crate) mod fleet;
+mod framing;
+mod health;
+pub(crate) mod health_check;
+pub(crate) mod json_fields;
+mod kind;
+mod models;
+mod pool;
+mod questions;
+mod recent;
+mod reported;
+mod side_route;
+mod signs;
+mod sleep;
+mod trouble;
+
+use std::collections::BTreeMap;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use arc_swap::{ArcSwap, ArcSwapOption};
+use hyper::header::HeaderValue;
+use kvatlas_prompt::Dialect;
+use kvatlas_routing::WorkerId;
+use parking_lot::Mutex;
+use tokio_rustls::rustls::ClientConfig;
+
+pub(crate) use self::address::Address;
+pub(crate) use self::answer_head::Head;
+pub(crate) use self::cache_belief::CacheBelief;
+pub(crate) use self::connection::Connection;
+pub(crate) use self::counts::Counts;
+pub(crate) use self::fault::{Fault, NAMES as FAULTS};
+pub(crate) use self::framing::Framing;
+pub(crate) use self::health::HealthState;
+pub(crate) use self::health::{Finding, Health};
+pub(crate) use self::kind::Kind;
+use self::kind::takes_image_ids;
+pub(crate) use self::models::{MAX_MODELS, MAX_NAME, Serving, denies_model};
+pub(crate) use self::models::{Model, Models};
+pub(crate) use self::pool::Pool;
+pub(crate) use self::questions::{LIST, SHORT, ask, get, lines, status, whole};
+pub(crate) use self::recent::Recent;
+pub(crate) use self::reported::EngineMetrics;
+pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
+pub(crate) use self::signs::Signs;
+pub(crate) use self::sleep::{SLEEP_PATH, read as read_sleep};
+pub(crate) use self::trouble::{Condition, RefusedEvents, Trouble};
+use crate::clock::millis;
+use crate::config::{Config, EngineConfig, Handover, Role};
+use crate::error::Error;
+
+/// An engine.
+pub(crate) struct Engine {
+    /// The engine's name.
+    pub name: Arc<str>,
+    /// The engine's address.
+    pub address: Address,
+    /// The engine's settings.
+    pub config: EngineConfig,
+    /// The routes at which the engine is asked about prompts.
+    pub(crate) side_routes: Arc<SideRoutes>,
+    /// The models that the engine serves.
+    pub models: ArcSwap<Models>,
+    /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
+    pub(crate) is_known: AtomicBool,
+    /// True once the engine has counted other tokens of a prompt than the router.
+    pub(crate) makes_other_tokens: AtomicBool,
+    /// The kind of engine that it says it is, once it has been asked.
+    pub(crate) kind: ArcSwapOption<Kind>,
+    pub(crate) health: Arc<Health>,
+    /// True if the engine may hold nothing of what is known of it, as only a number says that it has not restarted.
+    pub(crate) is_unverified: AtomicBool,
+    pub(crate) counts: Arc<Counts>,
+    /// Counts of how the engine's last requests ended.
+    pub(crate) recent: Arc<Recent>,
+    pub(crate) signs: Arc<Signs>,
+    /// Reason why the engine is down or busy, if it is.
+    pub(crate) why_not: Arc<Mutex<Option<String>>>,
+    /// The worst thing that is known of the engine, as seen last.
+    pub(crate) condition: Mutex<Option<Condition>>,
+    pub(crate) refused: Mutex<RefusedEvents>,
+    /// Belief in what each rank is said to hold, by its number, as far as it has reported.
+    pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
+    pub(crate) pool: Pool,
+    tls: Option<Arc<ClientConfig>>,
+    connect_timeout: Duration,
+    /// The value of the `Authorization` header that the engine wants.
+    pub(crate) authorization: Option<String>,
+    /// The decision core's ids of the engine's ranks, once the engine is there.
+    pub(crate) ids: OnceLock<Box<[WorkerId]>>,
+    /// The engine's name, as a header's value.
+    pub(crate) header: HeaderValue,
+}
+
+impl Engine {
+    pub(crate) fn new(
+        config: EngineConfig,
+        all: &Config,
+        shards: usize,
+        tls: Option<Arc<ClientConfig>>,
+    ) -> Result<Self, Error> {
+        let (name, address) = Self::place(&config)?;
+        let name: Arc<str> = name.into();
+        if name.is_empty() || name.len() > 256 {
+            return Err(Error::config(format!("an engine's name must have 1 to 256 bytes, got {} bytes", name.len())));
+        }
+        for (setting, name) in Self::names(&config, &name) {
+            if name.len() > MAX_NAME || name.chars().any(char::is_control) {
+                let shown: String = name.chars().take(64).collect();
+                return Err(Error::config(format!(
+                    "an engine's {setting} must have {MAX_NAME} bytes at most, and no control characters, got {shown:?}"
+                )));
+            }
+        }
+        if !(config.weight > 0.0 && config.weight.is_finite()) {
+            return Err(Error::config(format!("engine {name}: weight must be above 0, got {}", config.weight)));
+        }
+        if !config.ranks.are_valid() {
+            let wanted = "ranks must be a number from 1 to 1024, or a list of so many numbers in ascending order";
+            return Err(Error::config(format!("engine {name}: {wanted}")));
+        }
+        let is_known = AtomicBool::new(!config.models.is_empty());
+        let models = Models::new(&config, None);
+        let common = all.upstream.key.as_ref().filter(|_| config.use_key != Some(false));
+        let key = config.key.as_ref().or(common);
+        Ok(Self {
+            address,
+            side_routes: Arc::default(),
+            models: ArcSwap::from_pointee(models),
+            is_known,
+            makes_other_tokens: AtomicBool::new(false),
+            kind: ArcSwapOption::empty(),
+            health: Arc::new(Health::new(&all.health)),
+            is_unverified: AtomicBool::new(false),
+            counts: Arc::default(),
+            recent: Arc::default(),
+            signs: Arc::default(),
+            why_not: Arc::default(),
+            condition: Mutex::default(),
+            refused: Mutex::default(),
+            beliefs: Mutex::default(),
+            pool: Pool::new(shards, all.upstream.idle_connections, all.upstream.idle_timeout),
+            tls,
+            connect_timeout: all.upstream.connect_timeout,
+            authorization: key.map(|key| format!("Bearer {}", key.reveal())),
+            ids: OnceLock::new(),
+            header: HeaderValue::from_bytes(name.as_bytes()).unwrap_or_else(|_| HeaderValue::from_static("?")),
+            name,
+            config,
+        })
+    }
+
+    /// The name and the address of an engine.
+    pub(crate) fn place(config: &EngineConfig) -> Result<(String, Address), Error> {
+        let address: Address = config.url.parse()?;
+        let default_name = || format!("{}{}", address.authority, address.base);
+        Ok((config.name.clone().unwrap_or_else(default_name), address))
+    }
+
+    /// All names in an engine's settings, each with the setting.
+    fn names<'a>(config: &'a EngineConfig, name: &'a str) -> impl Iterator<Item = (&'static str, &'a str)> {
+        let lists = [("models", &config.models), ("aliases", &config.aliases), ("adapters", &config.adapters)];
+        let listed = lists.into_iter().flat_map(|(setting, names)| names.iter().map(move |name| (setting, &**name)));
+        let single = [("model", config.model.as_deref()), ("version", config.version.as_deref()), ("name", Some(name))];
+        single.into_iter().filter_map(|(setting, name)| Some((setting, name?))).chain(listed)
+    }
+
+    /// True if it is shown the key of all engines, if it has none of its own.
+    pub(crate) fn uses_key(&self) -> bool {
+        self.config.use_key != Some(false)
+    }
+
+    /// Takes over what is known of `old`, which is the same engine with other settings.
+    pub(crate) fn goes_on_from(&mut self, old: &Self) {
+        self.health = old.health.clone();
+        self.counts = old.counts.clone();
+        self.recent = old.recent.clone();
+        self.signs = old.signs.clone();
+        self.why_not = old.why_not.clone();
+        self.condition = Mutex::new(old.condition.lock().clone());
+        self.refused = Mutex::new(old.refused.lock().clone());
+        self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
+        self.kind.store(old.kind.load_full());
+        self.side_routes = old.side_routes.clone();
+        self.makes_other_tokens.store(old.makes_other_tokens.load(Relaxed), Relaxed);
+        let names = |config: &EngineConfig| (config.models.clone(), config.aliases.clone(), config.adapters.clone());
+        if names(&self.config) == names(&old.config) {
+            self.models.store(old.models.load_full());
+            self.is_known.store(old.is_known.load(Relaxed), Relaxed);
+        }
+    }
+
+    /// The engine's way of handing blocks over; None until it is known.
+    pub(crate) fn handover(&self) -> Option<Handover> {
+        self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
+    }
+
+    /// The engine's way of preparing chats; that of the newest vLLM until its kind is known.
+    pub(crate) fn dialect(&self) -> Dialect {
+        let Some(handover) = self.handover() else { return Dialect::default() };
+        match (&self.config.version, self.kind.load().as_ref()) {
+            (None, Some(kind)) if kind.handover == handover => kind.dialect,
+            (version, _) => Dialect::of(handover.kind(), version.as_deref()),
+        }
+    }
+
+    /// True if it can be asked what its like make of prompts for a model: it is up, prepares chats in this way, and does
+    /// more than computing prompts.
+    pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
+        self.config.role != Role::Prefill
+            && self.dialect() == dialect
+            && self.health.standing() == HealthState::Up
+            && self.models.load().may_serve(model)
+    }
+
+    /// True if the engine lists a model, or none was named.
+    pub(crate) fn lists(&self, model: Option<&str>) -> bool {
+        model.is_none_or(|model| self.models.load().serving(model) == Serving::Listed)
+    }
+
+    /// True if it calls images by the `uuid` that a request has for them, by the version that it says it is, or that it is
+    /// configured to be.
+    pub(crate) fn takes_image_ids(&self) -> bool {
+        match (&self.config.version, self.config.handover, self.kind.load().as_ref()) {
+            (None, _, Some(kind)) => kind.takes_image_ids && self.handover() == Some(kind.handover),
+            (Some(version), Some(Handover::Vllm), _) => takes_image_ids(version),
+            (Some(version), None, Some(kind)) => kind.handover == Handover::Vllm && takes_image_ids(version),
+            _ => false,
+        }
+    }
+
+    /// Takes the engine's list of its models; what it denied a short while ago still counts. True if the list is news.
+    pub(crate) fn takes_list(&self, said: Vec<Model>) -> bool {
+        let models = Models::new(&self.config, Some(said));
+        let is_new = self.models.load().names != models.names;
+        if is_new {
+            self.models.rcu(|before| models.clone().after(before));
+        }
+        is_new
+    }
+
+    /// Notes that the engine has answered that it has no such model.
+    pub(crate) fn note_denied(&self, model: &str) {
+        self.models.rcu(|before| before.denying(model));
+    }
+
+    /// Tokens of the longest prompt with its answer that the engine takes for a model; None if it has not said, or cuts
+    /// what is too long.
+    pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
+        let kind = self.kind.load();
+        if kind.as_ref().is_some_and(|kind| kind.cuts_prompts) {
+            return None;
+        }
+        self.models.load().max_len(model).or_else(|| kind.as_ref()?.max_len)
+    }
+
+    /// True unless a request is surely too long for the engine. `room`: the tokens that its context must have; 0 where
+    /// they were not counted.
+    pub(crate) fn has_room(&self, model: Option<&str>, room: u32) -> bool {
+        room == 0 || self.makes_other_tokens.load(Relaxed) || self.max_len(model).is_none_or(|most| room <= most)
+    }
+
+    /// The port at which it meets decode engines, if it is SGLang's.
+    pub(crate) fn bootstrap_port(&self) -> Option<u16> {
+        self.config.bootstrap_port.or_else(|| self.kind.load().as_ref().and_then(|kind| kind.bootstrap_port))
+    }
+
+    /// Returns a connection to the engine, kept or new.
+    pub(crate) async fn connection(&self, shard: usize) -> Result<Connection, Fault> {
+        match self.pool.take(shard) {
+            Some(connection) => Ok(connection),
+            None => self.new_connection().await,
+        }
+    }
+
+    /// Makes a new connection to the engine.
+    pub(crate) async fn new_connection(&self) -> Result<Connection, Fault> {
+        self.counts.connections.fetch_add(1, Relaxed);
+        Connection::connect(&self.address, self.tls.as_ref(), self.connect_timeout).await
+    }
+
+    /// Notes that a request goes to the engine.
+    pub(crate) fn sent(&self) {
+        self.health.sent();
+        self.counts.waiting.fetch_add(1, Relaxed);
+        if self.counts.in_flight.fetch_add(1, Relaxed) == 0 {
+            self.counts.last_byte.store(millis(), Relaxed);
+        }
+    }
+
+    /// Notes that a request has failed there, and that the request is not the cause.
+    pub(crate) fn blame(&self) {
+        if self.health.note_failure() {
+            self.counts.opened.fetch_add(1, Relaxed);
+            tracing::warn!(
+                engine = &*self.name,
+                "several requests in a row have failed: the engine is left out for a while"
+            );
+        }
+    }
+
+    /// Notes that something came from the engine.
+    pub(crate) fn note_sign_of_life(&self) {
+        let now = millis();
+        // Written once a millisecond at most: all threads read and write it.
+        if self.counts.last_byte.load(Relaxed) != now {
+            self.counts.last_byte.store(now, Relaxed);
+        }
+    }
+
+    /// True if the engine has requests, of this router or, as its metrics say, of others.
+    pub(crate) fn is_at_work(&self) -> bool {
+        self.counts.in_flight.load(Relaxed) > 0 || self.signs.reported() > 0
+    }
+
+    /// Returns the time for which nothing at all has come from the engine, and the time of what came last.
+    pub(crate) fn stillness(&self) -> (Duration, u64) {
+        let last = self.counts.last_byte.load(Relaxed).max(self.signs.last());
+        (Duration::from_millis(millis().saturating_sub(last)), last)
+    }
+
+    /// Returns the time for which the engine has had requests and said nothing.
+    pub(crate) fn silence(&self) -> Duration {
+        if self.counts.in_flight.load(Relaxed) == 0 {
+            return Duration::ZERO;
+        }
+        Duration::from_millis(millis().saturating_sub(self.counts.last_byte.load(Relaxed)))
+    }
+}

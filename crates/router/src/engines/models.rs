@@ -1,0 +1,378 @@
+//! The models that an engine serves: what it lists, what its configuration adds, and what its answers have denied.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use serde_json::value::RawValue;
+use serde_json::{Map, Value, json};
+
+use crate::clock::millis;
+use crate::config::EngineConfig;
+use crate::engines::json_fields::{self, each_field, each_item, pick};
+
+/// Milliseconds for which an engine is not asked for a model that it said it does not have, if others may have it.
+const DENIED_FOR: u64 = 30_000;
+
+/// Denied models that are kept in mind: clients make names up.
+const MOST_DENIED: usize = 64;
+
+/// Degree to which it is sure that an engine serves a model.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Serving {
+    /// The engine lists it, or its configuration does.
+    Listed,
+    /// The engine has not said which models it serves.
+    Unknown,
+    /// The engine has answered a request a short while ago that it has no such model.
+    Denied,
+    /// The engine serves others.
+    Not,
+}
+
+/// The models and adapters that an engine serves.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Models {
+    /// Models and adapters in the engine's own order, then those that its configuration adds.
+    pub names: Vec<Model>,
+    /// True if these are all that it serves.
+    is_whole: bool,
+    /// The shortest `max_len` of them; 0 if one is not known.
+    least_len: u32,
+    /// Models that the engine has denied to have, and until when that counts.
+    denied: Vec<(String, u64)>,
+}
+
+/// Models that an engine may list, bytes of the name of one, and plain fields of its entry that are kept.
+pub(crate) const MAX_MODELS: usize = 1000;
+pub(crate) const MAX_NAME: usize = 256;
+const MAX_FIELDS: usize = 32;
+
+/// An engine's list of its models.
+#[derive(Debug, Default)]
+pub(crate) struct Listing {
+    pub(crate) models: Vec<Model>,
+    /// Entries beyond the most, or with a name that is too long.
+    pub(crate) left_out: u64,
+}
+
+/// A model or an adapter that an engine serves.
+#[derive(Debug, Clone, PartialEq)]
+pub(crate) struct Model {
+    /// The name that clients use.
+    pub name: String,
+    /// For an adapter: the model that it adapts.
+    pub parent: Option<String>,
+    /// The entry in the engine's own `/v1/models`.
+    pub card: Value,
+    /// For a name that the configuration adds: the engine's own.
+    own_name: Option<String>,
+    /// Tokens of the longest prompt with its answer.
+    max_len: Option<u32>,
+}
+
+impl Model {
+    /// Reads an entry of an engine's list: its plain fields only.
+    fn read(entry: &RawValue) -> Option<Self> {
+        let mut card = Map::new();
+        let mut max_len = None;
+        each_field(entry.get().as_bytes(), |name, value| {
+            if name == "max_model_len" {
+                max_len = json_fields::read::<u64>(Some(value)).filter(|len| *len > 0);
+            }
+            let is_plain = !value.get().starts_with(['[', '{']) && value.get().len() <= MAX_NAME + 2;
+            if is_plain && name.len() <= MAX_NAME && (card.len() < MAX_FIELDS || card.contains_key(name)) {
+                card.extend(json_fields::read(Some(value)).map(|value: Value| (name.to_owned(), value)));
+            }
+        })?;
+        let name = card.get("id")?.as_str().filter(|name| !name.is_empty())?.to_owned();
+        let parent = card.get("parent").and_then(Value::as_str).map(str::to_owned);
+        let max_len = max_len.map(|len| u32::try_from(len).unwrap_or(u32::MAX));
+        Some(Self { name, parent, card: card.into(), own_name: None, max_len })
+    }
+
+    /// Makes the entry of a name that the engine does not list.
+    fn named(name: &str, of: Option<&Self>) -> Self {
+        let mut card = json!({ "id": name, "object": "model", "owned_by": "kvatlas" });
+        let max_len = of.and_then(|of| of.max_len);
+        if let Some(len) = max_len {
+            card["max_model_len"] = len.into();
+        }
+        Self { name: name.to_owned(), parent: None, card, own_name: None, max_len }
+    }
+}
+
+impl Models {
+    /// The models of an engine with this configuration. `said`: its answer at `/v1/models`; none if it has not said yet.
+    pub(crate) fn new(config: &EngineConfig, said: Option<Vec<Model>>) -> Self {
+        let said = said.unwrap_or_default();
+        let is_whole = !said.is_empty() || !config.models.is_empty();
+        let lists = |name: &str| said.iter().any(|model| model.name == name);
+        let bases = || said.iter().filter(|model| model.parent.is_none());
+        let mut names: Vec<Model> = if config.models.is_empty() {
+            said.clone()
+        } else {
+            let only = bases().next().filter(|_| bases().count() == 1);
+            let card = |name: &String| match said.iter().find(|model| model.name == *name) {
+                Some(known) => known.clone(),
+                None => Model::named(name, only),
+            };
+            config.models.iter().map(card).collect()
+        };
+        let base = names.iter().find(|model| model.parent.is_none()).cloned();
+        let base_name = base.as_ref().map(|base| base.name.clone());
+        // A name that the configuration gives the model may be another than the engine's, which is sure if it has one.
+        let only = bases().next().filter(|_| bases().count() == 1).map(|model| model.name.clone());
+        let own_name = match &base_name {
+            Some(base) if !said.is_empty() && !lists(base) => only.or(base_name.clone()),
+            _ => base_name.clone(),
+        };
+        for (added, is_adapter) in [(&config.adapters, true), (&config.aliases, false)] {
+            for name in added {
+                if names.iter().any(|model| model.name == *name) {
+                    continue;
+                }
+                let mut model = Model::named(name, base.as_ref());
+                if is_adapter {
+                    model.parent.clone_from(&base_name);
+                    model.card["parent"] = base_name.clone().into();
+                } else if !lists(name) {
+                    model.own_name.clone_from(&own_name);
+                }
+                names.push(model);
+            }
+        }
+        let mut lens: HashMap<String, Option<u32>> = HashMap::new();
+        if names.iter().any(|model| model.parent.is_some() && model.max_len.is_none()) {
+            names.iter().for_each(|model| {
+                lens.entry(model.name.clone()).or_insert(model.max_len);
+            });
+        }
+        for model in &mut names {
+            model.max_len = model.max_len.or_else(|| *lens.get(model.parent.as_ref()?)?);
+        }
+        let least_len = names.iter().map(|model| model.max_len.unwrap_or(0)).min().unwrap_or(0);
+        Self { names, is_whole, least_len, denied: Vec::new() }
+    }
+
+    /// Reads an engine's answer at `/v1/models`; none if it does not say any.
+    pub(crate) fn read(body: &[u8]) -> Option<Listing> {
+        let [list] = pick(body, ["data"])?;
+        let mut said = Listing { models: Vec::new(), left_out: 0 };
+        each_item(list?, |entry| match Model::read(entry).filter(|_| said.models.len() < MAX_MODELS) {
+            Some(model) => said.models.push(model),
+            None => said.left_out += u64::from(entry.get().len() > MAX_NAME || said.models.len() == MAX_MODELS),
+        })?;
+        (!said.models.is_empty()).then_some(said)
+    }
+
+    fn find(&self, model: &str) -> Option<&Model> {
+        self.names.iter().find(|known| known.name == model)
+    }
+
+    /// Tells whether the engine serves a model, as far as that is known.
+    pub(crate) fn serving(&self, model: &str) -> Serving {
+        let serving = match self.find(model) {
+            Some(_) => Serving::Listed,
+            None if self.is_whole => return Serving::Not,
+            None => Serving::Unknown,
+        };
+        if self.denies(model) { Serving::Denied } else { serving }
+    }
+
+    /// True if requests for a model can go to the engine.
+    pub(crate) fn may_serve(&self, model: Option<&str>) -> bool {
+        model.is_none_or(|model| !self.is_whole || self.find(model).is_some())
+    }
+
+    fn denies(&self, model: &str) -> bool {
+        !self.denied.is_empty() && self.denied.iter().any(|(name, until)| name == model && *until > millis())
+    }
+
+    /// The model behind a name: itself, or what it adapts or is another name of.
+    pub(crate) fn base<'a>(&'a self, model: &'a str) -> &'a str {
+        let behind = self.find(model).and_then(|known| known.parent.as_deref().or(known.own_name.as_deref()));
+        behind.unwrap_or(model)
+    }
+
+    /// The engine's own name of a model, if it does not know it by the one that clients use.
+    pub(crate) fn own_name(&self, model: &str) -> Option<&str> {
+        self.find(model)?.own_name.as_deref()
+    }
+
+    /// True if so many tokens fit into the context of each of them.
+    pub(crate) fn have_room(&self, tokens: u32) -> bool {
+        tokens <= self.least_len
+    }
+
+    /// Tokens of the longest prompt with its answer; that of its first model for a request that names none. None if the
+    /// engine has not said.
+    pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
+        model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
+    }
+
+    /// The same after the engine has denied a model.
+    pub(crate) fn denying(&self, model: &str) -> Self {
+        let now = millis();
+        let mut denied: Vec<_> =
+            self.denied.iter().filter(|(name, until)| name != model && *until > now).cloned().collect();
+        if denied.len() == MOST_DENIED {
+            denied.remove(0);
+        }
+        denied.push((model.to_owned(), now + DENIED_FOR));
+        Self { denied, ..self.clone() }
+    }
+
+    /// The same, with what `before` has heard denied, but for models that are new in this list.
+    pub(crate) fn after(mut self, before: &Self) -> Self {
+        let is_new = |name: &str| self.find(name).is_some() && before.find(name).is_none();
+        self.denied = before.denied.iter().filter(|(name, _)| !is_new(name)).cloned().collect();
+        self
+    }
+
+    /// The same with an adapter that the engine has just loaded.
+    pub(crate) fn with_adapter(&self, name: &str) -> Self {
+        let mut models = self.clone();
+        models.denied.retain(|(denied, _)| denied != name);
+        if models.is_whole && models.find(name).is_none() {
+            let base = models.names.iter().find(|model| model.parent.is_none()).cloned();
+            let mut model = Model::named(name, base.as_ref());
+            model.parent = base.map(|base| base.name);
+            model.card["parent"] = model.parent.clone().into();
+            models.least_len = models.least_len.min(model.max_len.unwrap_or(0));
+            models.names.push(model);
+        }
+        models
+    }
+
+    /// The same without an adapter that the engine has just let go.
+    pub(crate) fn without(&self, name: &str) -> Self {
+        let mut models = self.clone();
+        models.names.retain(|model| model.name != name || model.parent.is_none());
+        models
+    }
+}
+
+/// True if an engine's refusal says that it has no model, or no adapter, of the name that the request has.
+pub(crate) fn denies_model(status: u16, body: &[u8]) -> bool {
+    let Some([error, ..]) = pick(body, ["error"]) else { return false };
+    let is_there = |raw: &&RawValue| raw.get() != "null";
+    let error = error.filter(is_there);
+    let inside = error.map_or(body, |error| error.get().as_bytes());
+    let [code, message, detail] = pick(inside, ["code", "message", "detail"]).unwrap_or_default();
+    if json_fields::read::<Cow<'_, str>>(code).is_some_and(|code| code == "model_not_found") {
+        return true;
+    }
+    let message = [error, message, detail].into_iter().find_map(json_fields::read::<String>).unwrap_or_default();
+    let message = message.to_lowercase();
+    let says = |words: &[&str]| words.iter().any(|words| message.contains(words));
+    match status {
+        404 => {
+            let of_model = says(&["model", "adapter"]);
+            of_model
+                && says(&["does not exist", "not found", "cannot be found", "no such", "unknown model", "not loaded"])
+        }
+        // SGLang's word for an adapter that it does not have.
+        400 => says(&["lora"]) && says(&["not loaded", "never been loaded"]),
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn said(text: &str) -> Option<Vec<Model>> {
+        Models::read(text.as_bytes()).map(|said| said.models)
+    }
+
+    fn config(models: &[&str], aliases: &[&str], adapters: &[&str]) -> EngineConfig {
+        let owned = |names: &[&str]| names.iter().map(|&name| name.to_owned()).collect();
+        let (models, aliases, adapters) = (owned(models), owned(aliases), owned(adapters));
+        EngineConfig { models, aliases, adapters, ..EngineConfig::at("http://a:1") }
+    }
+
+    const LIST: &str = r#"{"data": [{"id": "m", "max_model_len": 100}, {"id": "a", "parent": "m"}, {"no": "id"}]}"#;
+
+    #[test]
+    fn what_engines_list() {
+        let models = Models::new(&config(&[], &[], &[]), said(LIST));
+        assert_eq!(["m", "a", "x"].map(|name| models.serving(name)), [Serving::Listed, Serving::Listed, Serving::Not]);
+        assert_eq!(["m", "a", "x"].map(|name| models.max_len(Some(name))), [Some(100), Some(100), None]);
+        assert_eq!((models.max_len(None), models.base("a"), models.base("x")), (Some(100), "m", "x"));
+        for nothing in ["", "<html>", "[]", "{}", r#"{"data": []}"#, r#"{"data": {}}"#, r#"{"data": [{"id": ""}, 5]}"#]
+        {
+            let models = Models::new(&config(&[], &[], &[]), said(nothing));
+            assert_eq!(models.serving("m"), Serving::Unknown, "{nothing}");
+            assert!(models.may_serve(Some("m")) && models.max_len(None).is_none());
+        }
+    }
+
+    #[test]
+    fn what_configurations_add() {
+        let unasked = Models::new(&config(&[], &["gpt"], &["lora"]), None);
+        assert_eq!(
+            ["gpt", "lora", "m"].map(|name| unasked.serving(name)),
+            [Serving::Listed, Serving::Listed, Serving::Unknown]
+        );
+        assert_eq!(unasked.own_name("gpt"), None, "nobody knows it yet");
+        let asked = Models::new(&config(&[], &["gpt", "a", "m"], &["lora"]), said(LIST));
+        assert_eq!(["gpt", "a", "m", "lora"].map(|name| asked.own_name(name)), [Some("m"), None, None, None]);
+        assert_eq!((asked.base("gpt"), asked.base("lora"), asked.max_len(Some("gpt"))), ("m", "m", Some(100)));
+        assert_eq!((asked.serving("x"), asked.names.len()), (Serving::Not, 4));
+        let named = Models::new(&config(&["n"], &["gpt"], &[]), said(LIST));
+        assert_eq!((named.own_name("gpt"), named.own_name("n"), named.serving("m")), (Some("m"), None, Serving::Not));
+        assert_eq!(named.max_len(Some("n")), Some(100), "it is the only model there");
+    }
+
+    #[test]
+    fn what_is_denied() {
+        let models = Models::new(&config(&[], &[], &[]), None);
+        let mut denying = models.denying("x");
+        assert_eq!((denying.serving("x"), denying.serving("y")), (Serving::Denied, Serving::Unknown));
+        assert!(denying.may_serve(Some("x")));
+        for number in 0..100 {
+            denying = denying.denying(&format!("m{number}"));
+        }
+        assert_eq!((denying.denied.len(), denying.serving("x")), (MOST_DENIED, Serving::Unknown));
+        let denying = models.denying("m").denying("z");
+        let listed = Models::new(&config(&[], &[], &[]), said(LIST)).after(&denying);
+        assert_eq!((listed.serving("m"), listed.denied.len()), (Serving::Listed, 1), "it has it now");
+        assert_eq!(listed.denying("m").serving("m"), Serving::Denied);
+        let loaded = listed.denying("b").with_adapter("b");
+        assert_eq!(
+            (loaded.serving("b"), loaded.base("b"), loaded.max_len(Some("b"))),
+            (Serving::Listed, "m", Some(100))
+        );
+        assert_eq!(
+            (loaded.without("b").serving("b"), loaded.without("m").serving("m")),
+            (Serving::Not, Serving::Listed)
+        );
+    }
+
+    #[test]
+    fn words_of_engines() {
+        for (status, body) in [
+            (404, r#"{"error": {"message": "The model `x` does not exist.", "type": "NotFoundError", "code": 404}}"#),
+            (404, r#"{"object": "error", "message": "The model `x` does not exist.", "code": 404}"#),
+            (404, r#"{"error": {"message": "The model 'x' does not exist", "code": "model_not_found"}}"#),
+            (404, r#"{"error": "model 'x' not found"}"#),
+            (404, r#"{"detail": "Model x not found"}"#),
+            (400, r#"{"error": {"message": "nothing", "code": "model_not_found"}}"#),
+            (400, r#"{"object": "error", "message": "The following requested LoRA adapters are not loaded: x"}"#),
+            (400, r#"{"error": {"message": "Got LoRA adapter that has never been loaded: x"}}"#),
+        ] {
+            assert!(denies_model(status, body.as_bytes()), "{status} {body}");
+        }
+        for (status, body) in [
+            (404, r#"{"detail": "Not Found"}"#),
+            (404, r#"{"error": {"message": "Response with id 'resp_1' not found.", "type": "invalid_request_error"}}"#),
+            (404, "<html>model not found</html>"),
+            (404, ""),
+            (404, "null"),
+            (400, r#"{"error": {"message": "The model does not exist."}}"#),
+            (400, r#"{"error": {"message": "tools are not supported by the model"}}"#),
+        ] {
+            assert!(!denies_model(status, body.as_bytes()), "{status} {body}");
+        }
+    }
+}

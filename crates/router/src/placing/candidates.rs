@@ -1,0 +1,162 @@
+//! Finds the engines that may take a request.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use hyper::StatusCode;
+use kvatlas_routing as core;
+
+use crate::answers::refusal::Refusal;
+use crate::config::Handover;
+use crate::engines::fleet::Fleet;
+use crate::engines::{Engine, HealthState, Serving};
+use crate::requests::facts::RequestFacts;
+
+use crate::requests::task::Task;
+
+/// The ranks of engines that may take a request, at least one.
+pub(super) fn candidates(
+    fleet: &Fleet,
+    known: &RequestFacts,
+    task: Task,
+    tried: &[Arc<Engine>],
+) -> Result<Vec<core::WorkerId>, Refusal> {
+    let engines = fleet.engines();
+    let model = known.model.as_deref();
+    let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
+    let room = known.room(task.is_prefill());
+    let has_room = |engine: &Engine| engine.models.load().have_room(room) || engine.has_room(model, room);
+    let serving = |engine: &Engine| match model {
+        _ if !may(engine) || !engine.is_for(task) || !has_room(engine) => Serving::Not,
+        Some(model) => engine.models.load().serving(model),
+        None => Serving::Listed,
+    };
+    let with = |how: Serving, standing: fn(HealthState) -> bool| -> Vec<core::WorkerId> {
+        let mut ids = Vec::with_capacity(engines.len());
+        let mut failing: Vec<core::WorkerId> = Vec::new();
+        for engine in engines.iter().filter(|it| standing(it.health.standing()) && serving(it) == how) {
+            if engine.can_do(task) && !tried.iter().any(|other| Arc::ptr_eq(engine, other)) {
+                let of = if engine.recent.is_failing() { &mut failing } else { &mut ids };
+                of.extend(engine.ids.get().into_iter().flatten());
+            }
+        }
+        // If more than half of them fail, it is rather something that they share, or the requests.
+        if failing.len() > ids.len() {
+            ids.append(&mut failing);
+        }
+        ids.sort_unstable();
+        ids
+    };
+    let is_up = |standing| standing == HealthState::Up;
+    // Evidence against all of them is more likely to be wrong than all of them are: one has to be tried. Those that are
+    // seen to live come first.
+    let is_alive = |standing| matches!(standing, HealthState::Busy | HealthState::Silent | HealthState::Failing);
+    let is_down = |standing| standing == HealthState::Down;
+    for (how, standing) in [
+        (Serving::Listed, is_up as fn(HealthState) -> bool),
+        (Serving::Unknown, is_up),
+        (Serving::Listed, is_alive),
+        (Serving::Listed, is_down),
+        (Serving::Unknown, is_alive),
+        (Serving::Unknown, is_down),
+        (Serving::Denied, is_up),
+        (Serving::Denied, is_alive),
+        (Serving::Denied, is_down),
+    ] {
+        let found = with(how, standing);
+        if !found.is_empty() {
+            return Ok(found);
+        }
+    }
+    let serving = || engines.iter().filter(|engine| serving(engine) != Serving::Not);
+    if serving().next().is_none() {
+        let serves = |engine: &Engine| may(engine) && engine.models.load().may_serve(model);
+        let lacking = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
+        if let Some(most) = lacking.filter_map(|engine| engine.max_len(model)).max() {
+            return Err(too_long(known, task, most));
+        }
+        if engines.iter().any(|engine| serves(engine)) {
+            let message = "all engines that could take this request only compute prompts (prefill) or only go on from \
+                            them (decode), and the other half is missing: add engines of that role, or some that do both";
+            return Err(Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_pair", message));
+        }
+        return Err(match model {
+            Some(model) if !engines.is_empty() => {
+                let shown: String = model.chars().take(128).collect();
+                let message = format!("no engine serves the model {shown:?}; GET /v1/models lists the models");
+                Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message)
+            }
+            _ => Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_engines", "the router has no engines"),
+        });
+    }
+    // Engines that are being asked what they are may turn out to be able to.
+    let is_sglang = |engine: &Arc<Engine>| engine.handover() == Some(Handover::Sglang);
+    if task == Task::Alone && serving().all(|engine| !engine.can_do(task) && is_sglang(engine)) {
+        return Err(cannot_be_split());
+    }
+    let pause = serving().map(|engine| engine.health.busy_for()).filter(|pause| !pause.is_zero()).min();
+    Err(refused(core::Refusal::NoWorker).again_after(pause.unwrap_or(Duration::from_secs(1))))
+}
+
+/// True if an engine that has not been asked may serve a request's model.
+pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
+    let (Some(model), None) = (known.model.as_deref(), &known.only) else { return false };
+    fleet.engines().iter().any(|engine| {
+        let is_new =
+            !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.is_for(task) && engine.can_do(task);
+        is_new
+            && engine.health.standing() != HealthState::Draining
+            && engine.has_room(known.model.as_deref(), known.room(task.is_prefill()))
+            && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
+    })
+}
+
+/// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
+fn too_long(known: &RequestFacts, task: Task, most: u32) -> Refusal {
+    let (prompt, answer) = (known.tokens, known.room(task.is_prefill()) - known.tokens);
+    // The words by which clients of both APIs know it, and shorten the prompt or the answer.
+    let message = if prompt.saturating_add(answer.min(1)) > most {
+        format!(
+            "prompt is too long: {prompt} tokens > {most} maximum. This model's maximum context length is {most} \
+             tokens, and the answer needs one of them: reduce the length of the prompt"
+        )
+    } else {
+        format!(
+            "input length and `max_tokens` exceed context limit: {prompt} + {answer} > {most}, decrease input length \
+             or `max_tokens` and try again. This model's maximum context length is {most} tokens, and the request \
+             wants {} ({prompt} in the prompt, {answer} in the answer)",
+            u64::from(prompt) + u64::from(answer)
+        )
+    };
+    Refusal::bad("context_length_exceeded", message).about(known.prompt_field)
+}
+
+/// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
+pub(super) fn keeper(fleet: &Fleet, known: &RequestFacts) -> Option<core::WorkerId> {
+    let engine = fleet.engine(known.only.as_deref()?)?;
+    if engine.health.standing() != HealthState::Draining {
+        return None;
+    }
+    engine.ids.get()?.first().copied()
+}
+
+/// Makes the refusal that a client gets whose request SGLang's pairs of engines cannot share, where there are no others.
+fn cannot_be_split() -> Refusal {
+    let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
+                   chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
+                   conversation (no previous_response_id). Add an engine that does both (--engine) for other requests";
+    Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
+}
+
+/// Makes the refusal that a client gets when the decision core places its request nowhere.
+pub(super) fn refused(why: core::Refusal) -> Refusal {
+    let message = match why {
+        core::Refusal::NoWorker => "no engine takes requests at present",
+        core::Refusal::QueueFull => "all engines are fully loaded, and the router's queue is full",
+        core::Refusal::Displaced => {
+            "all engines are fully loaded, the router's queue is full, and a request of higher priority took this one's place"
+        }
+    };
+    let status = StatusCode::from_u16(why.status()).unwrap_or(StatusCode::SERVICE_UNAVAILABLE);
+    Refusal::new(status, why.as_str(), message).again_after(Duration::from_secs(1))
+}

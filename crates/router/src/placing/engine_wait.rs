@@ -1,0 +1,170 @@
+//! The wait of a request for an engine while none is up, and its refusal if that was in vain.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use hyper::StatusCode;
+use tokio::time::timeout_at;
+
+use super::Places;
+use super::no_engine::{EngineWait, FULL, TIMEOUT};
+use crate::answers::refusal::Refusal;
+use crate::app::App;
+use crate::engines::fleet::Fleet;
+use crate::engines::{Engine, HealthState};
+use crate::requests::facts::RequestFacts;
+use crate::requests::task::Task;
+
+/// Time after which a client that waited in vain may try again.
+const AGAIN: Duration = Duration::from_secs(5);
+
+/// Engines that a refusal names.
+const NAMED: usize = 4;
+
+impl Places {
+    /// True if requests may wait for an engine.
+    pub(crate) fn may_wait(&self) -> bool {
+        !self.no_engine.patience.is_zero()
+    }
+
+    /// Waits until an engine may take a request, for which there was none because of `why`. `place`: its place in the
+    /// queue, which it gets here the first time; `tried`: engines that did not take it.
+    ///
+    /// # Errors
+    /// The request is not to wait, or has waited for as long as it may: this is its refusal.
+    pub(crate) async fn wait_for_engine<'a>(
+        &'a self,
+        place: &mut Option<EngineWait<'a>>,
+        app: &App,
+        known: &RequestFacts,
+        task: Task,
+        tried: &[Arc<Engine>],
+        why: Refusal,
+    ) -> Result<(), Refusal> {
+        let (room, fleet) = (&self.no_engine, &app.fleet);
+        let mut has_others = false;
+        if place.is_none() {
+            // They have said when to come back.
+            if availability(fleet, known, task, &[]) == Availability::Paused {
+                return Err(why);
+            }
+            let is_outage = tried.is_empty() || availability(fleet, known, task, tried) != Availability::Up;
+            if is_outage {
+                room.outage.begin(room.patience, || states(fleet, known, task));
+            }
+            if room.patience.is_zero() {
+                room.outage.refuse();
+                return Err(if all_asleep(fleet, known, task) { refusal(fleet, known, task, "") } else { why });
+            }
+            *place = room.enter();
+            has_others = !is_outage;
+        }
+        let Some(place) = place.as_mut() else {
+            room.ended[FULL].fetch_add(1, Relaxed);
+            room.outage.refuse();
+            let more = format!("; {} requests wait for one already, and no more may (router.queue)", room.most);
+            return Err(refusal(fleet, known, task, &more));
+        };
+        let until = place.started + room.patience;
+        place.stand_in_line();
+        if has_others {
+            // It had no retries left for them.
+            room.call();
+        }
+        loop {
+            let is_over = until <= Instant::now() || timeout_at(until.into(), place.turn.notified()).await.is_err();
+            if is_over {
+                place.outcome = TIMEOUT;
+                room.outage.refuse();
+                let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
+                return Err(refusal(fleet, known, task, &more));
+            }
+            match availability(fleet, known, task, &[]) {
+                Availability::Up => break,
+                Availability::Doubtful if room.may_scout(place.number) => break,
+                _ => place.pass_on(),
+            }
+        }
+        place.try_one();
+        Ok(())
+    }
+}
+
+/// Makes the refusal of a request that no engine is up for: it says what is wrong with each.
+fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refusal {
+    let (code, message) = match states(fleet, known, task) {
+        None => ("no_engines", format!("the router has no engines{more}")),
+        Some(states) if all_asleep(fleet, known, task) => {
+            ("engines_asleep", format!("all engines that could take the request are asleep: {states}{more}"))
+        }
+        Some(states) => ("no_engine_available", format!("no engine is up: {states}{more}")),
+    };
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, code, message).again_after(AGAIN)
+}
+
+/// The states of the engines that could take a request, in words. None: there are none.
+fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
+    let engines = fleet.engines();
+    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, task)).collect();
+    let words = |engine: &&Arc<Engine>| {
+        let (name, standing) = (&engine.name, engine.health.standing());
+        match engine.why_not.lock().as_deref() {
+            Some(why) => format!("{name} is {} ({why})", standing.name()),
+            None if standing == HealthState::Up && !engine.can_do(task) => {
+                format!("{name} has not said yet how it hands blocks over")
+            }
+            None if standing == HealthState::Up => format!("{name} could not be reached"),
+            None => format!("{name} is {}", standing.name()),
+        }
+    };
+    let mut said = serving.iter().take(NAMED).map(words).collect::<Vec<_>>().join(", ");
+    if serving.len() > NAMED {
+        said += &format!(" and {} more", serving.len() - NAMED);
+    }
+    (!serving.is_empty()).then_some(said)
+}
+
+fn all_asleep(fleet: &Fleet, known: &RequestFacts, task: Task) -> bool {
+    let engines = fleet.engines();
+    let mut serving = engines.iter().filter(|engine| could_take(engine, known, task)).peekable();
+    serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
+}
+
+/// Engines that could take a request, by the best of them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Availability {
+    /// There is one that works, as far as is known.
+    Up,
+    /// All of them stand down, or failed the last time: one may be back.
+    Doubtful,
+    /// All of them asked to be left alone for a while.
+    Paused,
+    /// None of them takes requests.
+    None,
+}
+
+/// The availability of engines that could take a request, without those that were tried.
+fn availability(fleet: &Fleet, known: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
+    let engines = fleet.engines();
+    let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
+    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, task));
+    serving.map(|engine| availability_of(engine, task)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
+}
+
+fn availability_of(engine: &Engine, task: Task) -> Availability {
+    // One whose kind is not known cannot be part of a pair yet.
+    if !engine.can_do(task) {
+        return Availability::None;
+    }
+    match engine.health.standing() {
+        HealthState::Up | HealthState::Busy | HealthState::Silent => Availability::Up,
+        HealthState::Down | HealthState::Failing => Availability::Doubtful,
+        HealthState::Paused => Availability::Paused,
+        HealthState::Asleep | HealthState::Draining => Availability::None,
+    }
+}
+
+fn could_take(engine: &Engine, known: &RequestFacts, task: Task) -> bool {
+    engine.is_for(task) && engine.models.load().may_serve(known.model.as_deref())
+}

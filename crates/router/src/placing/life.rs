@@ -1,0 +1,127 @@
+//! Follows a request at its engine.
+
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Instant;
+
+use kvatlas_routing as core;
+
+use super::{OFF_BY, Placement, Places};
+use crate::answers::observe::{AnswerFacts, Usage};
+use crate::clock::seconds;
+use crate::placing::reuse::EndedPrompt;
+
+impl Places {
+    /// Notes that the first token of a stream has come.
+    pub(crate) fn first_token(&self, placement: &Placement) {
+        let _ = placement.first_token.set(Instant::now());
+        let mut core = self.core();
+        let now = seconds();
+        core.router.first_token(placement.id, now);
+        self.call(&core);
+    }
+
+    /// Notes that so many tokens more have come.
+    pub(crate) fn progress(&self, placement: &Placement, tokens: u32) {
+        self.core().router.progress(placement.id, tokens, seconds());
+    }
+
+    /// Notes that a request is over, and well.
+    pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
+        let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
+        let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };
+        let belief = placement.judge(&seen.usage, cached_of(placement, &seen.usage));
+        {
+            let mut core = self.core();
+            let now = seconds();
+            core.router.finish(placement.id, usage, now);
+            if let Some(belief) = belief {
+                core.router.set_belief(placement.worker, belief);
+            }
+            let blocks = output.unwrap_or(0) / placement.block_size.max(1);
+            if let Some(unheard) = &mut core.unheard {
+                unheard.ended(placement.id.0, blocks as usize, now);
+            }
+            self.call(&core);
+        }
+        let mismatch = placement.mismatch(&seen.usage);
+        if let Some(cached) = seen.usage.cached {
+            let (why, off) = placement.off_by(cached, mismatch.is_some());
+            let at = OFF_BY.partition_point(|bound| *bound < off);
+            self.off[why][at].fetch_add(1, Relaxed);
+        }
+        if let Some(counted) = mismatch {
+            self.tell_mismatch(placement, counted);
+        }
+        if let Some(claim) = placement.claim.lock().take() {
+            claim.report(cached_of(placement, &seen.usage), mismatch.is_some());
+        }
+        if let Some(sent) = &placement.sent {
+            sent.answered(&placement.engine.name, seen.usage);
+        }
+        if let Some(record) = &placement.record {
+            let prompt = EndedPrompt {
+                model: record.model.as_deref(),
+                tokens: record.tokens,
+                output: output.unwrap_or(0),
+                block_size: record.block_size,
+                hashes: &record.hashes,
+                cached: cached_of(placement, &seen.usage),
+            };
+            self.reuse.add(&prompt, seconds());
+        }
+        placement.note_end("finished", &Usage { output, ..seen.usage }, seen.stop);
+        self.put_down(placement);
+    }
+
+    /// Logs once of each engine that it makes other tokens of prompts than the router.
+    fn tell_mismatch(&self, placement: &Placement, counted: u32) {
+        placement.engine.makes_other_tokens.store(true, Relaxed);
+        let engine = &placement.engine.name;
+        if self.mismatched.lock().insert(engine.clone()) {
+            let tokens = placement.tokens.unwrap_or(0);
+            tracing::warn!(
+                engine = &**engine,
+                counted,
+                tokens,
+                "the engine and the router count different numbers of prompt tokens: their tokenizer or chat template differs"
+            );
+        }
+    }
+
+    /// Notes that a request has failed at an engine.
+    pub(crate) fn fail(&self, placement: &Placement) {
+        self.end(placement, "failed");
+    }
+
+    /// Notes that a client has given a request up.
+    pub(crate) fn cancel(&self, placement: &Placement) {
+        self.end(placement, "cancelled");
+    }
+
+    fn end(&self, placement: &Placement, how: &'static str) {
+        let mut core = self.core();
+        let now = seconds();
+        core.router.fail(placement.id, now);
+        if let Some(unheard) = &mut core.unheard {
+            unheard.failed(placement.id.0, now);
+        }
+        self.call(&core);
+        drop(core);
+        placement.note_end(how, &Usage::default(), None);
+        self.put_down(placement);
+    }
+
+    /// Puts the request into the record of decisions, if one is kept.
+    fn put_down(&self, placement: &Placement) {
+        if let (Some(recorder), Some(record)) = (&self.recorder, &placement.record) {
+            recorder.push(record.clone());
+        }
+    }
+}
+
+/// Prompt tokens that the engine had cached. vLLM says nothing where that is nothing: of one that has said something
+/// before, nothing is none.
+fn cached_of(placement: &Placement, usage: &Usage) -> Option<u32> {
+    let says = placement.engine.counts.cached_tokens.load(Relaxed) > 0;
+    usage.cached.or_else(|| usage.prompt.filter(|_| says).map(|_| 0))
+}

@@ -1,0 +1,219 @@
+//! Decides where a request goes: the decision core, and what it has to be told.
+//!
+//! | file | what |
+//! |---|---|
+//! | `candidates.rs`, `task.rs` | who may take a request |
+//! | `choose.rs` | an engine for a request: looked up, decided, reserved |
+//! | `holding.rs` | which engines hold a prompt |
+//! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
+//! | `held_then.rs` | the engine's holdings when it was placed |
+//! | `placement.rs` | a request's place at an engine |
+//! | `no_engine.rs`, `engine_wait.rs`, `outage.rs` | requests that wait because no engine is up: their queue, the wait of one, and what the log says of that |
+//! | `life.rs` | what becomes of it there |
+//! | `engines.rs` | engines come, go and report |
+
+mod candidates;
+mod choose;
+pub(crate) mod decisions;
+mod engine_wait;
+mod engines;
+mod held_then;
+mod holding;
+mod life;
+mod no_engine;
+mod outage;
+mod placement;
+pub(crate) mod record;
+mod reuse;
+mod waiter;
+mod waiting;
+
+use std::collections::{HashMap, HashSet};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
+
+use kvatlas_routing as core;
+use parking_lot::{Mutex, MutexGuard};
+use serde_json::{Value, json};
+use tokio::sync::Notify;
+
+use crate::clock::seconds;
+use crate::config::Config;
+use crate::engines::Engine;
+use crate::error::Error;
+use crate::placing::decisions::Decisions;
+use crate::placing::record::Recorder;
+use crate::placing::reuse::ReuseMeter;
+use crate::requests::prompts::PromptForms;
+
+use waiter::Waiter;
+
+pub(crate) use candidates::may_be_served_elsewhere;
+pub(crate) use choose::Outlook;
+pub(crate) use no_engine::{EngineWait, NoEngine, OUTCOMES as WAIT_OUTCOMES};
+pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
+
+/// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
+const UNKNOWN_CACHE: usize = 16_384;
+
+/// Decides where requests go.
+pub(crate) struct Places {
+    core: Mutex<Core>,
+    /// Calls the task that places those who wait.
+    room: Notify,
+    /// Requests for which no engine is up.
+    pub(crate) no_engine: NoEngine,
+    pub(crate) decisions: Decisions,
+    /// The file that decisions are written to, if there is one.
+    pub(crate) recorder: Option<Recorder>,
+    /// Engines of which it was said that they make other tokens of prompts than the router.
+    mismatched: Mutex<HashSet<Arc<str>>>,
+    /// Share of prompts that caches could hold.
+    reuse: ReuseMeter,
+    policy: String,
+    wants: PromptForms,
+    /// Finished requests whose engine said what it had cached, by [`OFF_WHY`] and [`OFF_BY`] and beyond.
+    pub(crate) off: [[AtomicU64; OFF_BY.len() + 1]; OFF_WHY.len()],
+}
+
+struct Core {
+    router: core::Router,
+    depths: core::Depths,
+    /// Index of what engines should hold by what was sent to them, where they do not tell.
+    unheard: Option<core::PredictedIndex>,
+    /// Requests that wait for a decision.
+    tickets: HashMap<u64, Waiter>,
+}
+
+/// Numbers of the decision core for a page.
+pub(crate) struct Summary {
+    pub(crate) policy: String,
+    pub(crate) in_flight: usize,
+    pub(crate) waiting: usize,
+    /// Requests that wait because no engine is up.
+    pub(crate) waiting_for_engine: usize,
+    pub(crate) predicted_blocks: usize,
+    /// Prompts on their way that found no room among the predictions.
+    pub(crate) predictions_dropped: u64,
+    pub(crate) sessions: usize,
+    pub(crate) peers: usize,
+    pub(crate) counts: core::Counts,
+}
+
+impl Places {
+    pub(crate) fn new(config: &Config, policy: core::BoxedPolicy) -> Result<Self, Error> {
+        let settings = core::Config {
+            seed: config.seed,
+            block_size: config.block_size,
+            first_token_timeout: config.upstream.first_byte_timeout.as_secs_f64() + 60.0,
+            ..config.routing.clone()
+        };
+        let name = policy.name().to_owned();
+        let hashes = policy.uses_index() || config.record.is_some();
+        let wants = PromptForms { hashes, text: policy.needs_text() };
+        Ok(Self {
+            core: Mutex::new(Core {
+                router: core::Router::new(settings, policy),
+                depths: core::Depths::unknown(),
+                unheard: (config.no_events && hashes)
+                    .then(|| core::PredictedIndex::new(core::Retention::Mock { blocks: UNKNOWN_CACHE })),
+                tickets: HashMap::new(),
+            }),
+            room: Notify::new(),
+            no_engine: NoEngine::new(config.wait_for_engine, config.routing.queue_limit),
+            decisions: Decisions::new(config.decisions),
+            recorder: config.record.as_deref().map(open_record).transpose()?,
+            mismatched: Mutex::default(),
+            reuse: ReuseMeter::new(seconds()),
+            policy: name,
+            wants,
+            off: Default::default(),
+        })
+    }
+
+    /// The parts of a prompt that are looked at.
+    pub(crate) fn wants(&self) -> PromptForms {
+        self.wants
+    }
+
+    pub(crate) fn policy(&self) -> &str {
+        &self.policy
+    }
+
+    /// Returns the numbers for a page.
+    pub(crate) fn summary(&self) -> Summary {
+        let core = self.core();
+        Summary {
+            policy: self.policy.clone(),
+            in_flight: core.router.in_flight(),
+            waiting: core.router.waiting(),
+            waiting_for_engine: self.no_engine.len(),
+            predicted_blocks: core.router.predicted_blocks(),
+            predictions_dropped: core.router.predictions_dropped(),
+            sessions: core.router.sessions(),
+            peers: core.router.peers(),
+            counts: core.router.counts(),
+        }
+    }
+
+    /// Returns what share of the prompts of the last hour one cache could hold, by its size.
+    pub(crate) fn reuse(&self) -> Value {
+        self.reuse.to_json(self.fleet_blocks())
+    }
+
+    /// Returns the hit rates that one cache as large as all the engines' would have, and one without limit; None as long
+    /// as the size or the prompts are not known.
+    pub(crate) fn possible_hit_rates(&self) -> [Option<f64>; 2] {
+        [self.fleet_blocks().and_then(|blocks| self.reuse.rate(blocks)), self.reuse.rate(f64::INFINITY)]
+    }
+
+    /// Blocks that fit into the caches of all engines; None if one of them has not said.
+    fn fleet_blocks(&self) -> Option<f64> {
+        let blocks: f64 = self.core().router.candidates(seconds()).capacity_blocks.iter().sum();
+        (blocks.is_finite() && blocks > 0.0).then_some(blocks)
+    }
+
+    /// An engine's ranks, as the decision core has them.
+    pub(crate) fn rows_of(&self, engine: &Engine) -> Value {
+        let mut core = self.core();
+        let rows = core.router.candidates(seconds());
+        let of = |(id, rank): (&core::WorkerId, u32)| {
+            let at = rows.worker.iter().position(|worker| *worker == id.0)?;
+            Some(json!({
+                "number": id.0,
+                "rank": rank,
+                "requests": rows.requests[at],
+                "waiting": rows.waiting[at],
+                "queued_tokens": number(rows.queued_tokens[at]),
+                "context_tokens": number(rows.context_tokens[at]),
+                "prefill_rate": number(rows.prefill_rate[at]),
+                "step_time": number(rows.step_time[at]),
+                "reported_waiting": number(rows.reported_waiting[at]),
+                "reported_running": number(rows.reported_running[at]),
+                "reported_kv_usage": number(rows.reported_kv_usage[at]),
+                "reported_age": number(rows.reported_age[at]),
+                "held_blocks": number(rows.held_blocks[at]),
+                "capacity_blocks": number(rows.capacity_blocks[at]),
+                "trusted": rows.trusted[at],
+                "sent": rows.sent[at],
+                "age": number(rows.age[at]),
+            }))
+        };
+        engine.ids.get().into_iter().flatten().zip(engine.config.ranks.numbers()).filter_map(of).collect()
+    }
+
+    fn core(&self) -> MutexGuard<'_, Core> {
+        self.core.lock()
+    }
+}
+
+fn open_record(path: &Path) -> Result<Recorder, Error> {
+    Recorder::open(path)
+        .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
+}
+
+/// The number as JSON can say it; None if it is not finite.
+fn number(value: f64) -> Option<f64> {
+    value.is_finite().then_some(value)
+}

@@ -1,0 +1,53 @@
+//! A request that waits in the router: what is needed to look its prompt up again, and where it hears of the decision.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use kvatlas_follow::state::Keyspace;
+use kvatlas_routing as core;
+use tokio::sync::mpsc;
+
+use crate::remote::sites::Bounds;
+use crate::requests::facts::{DialectBlocks, RequestFacts};
+
+/// The parts of a prompt that are needed to look it up again.
+#[derive(Clone)]
+pub(super) struct Prompt {
+    pub(super) model: Option<String>,
+    pub(super) hashes: Arc<[u64]>,
+    pub(super) others: Vec<DialectBlocks>,
+    pub(super) block_size: u32,
+    pub(super) keyspace: Option<Arc<Keyspace>>,
+}
+
+/// News that a request hears while it waits.
+pub(super) enum News {
+    /// The request waits no longer.
+    Decided(core::Outcome, Option<Arc<Bounds>>),
+    /// DialectBlocks engines may take it now.
+    FleetChanged,
+}
+
+/// A request that waits for a decision.
+pub(super) struct Waiter {
+    pub(super) told: mpsc::UnboundedSender<News>,
+    pub(super) prompt: Prompt,
+    pub(super) looked: Instant,
+    /// The bounds that the service above sites said last.
+    pub(super) bounds: Option<Arc<Bounds>>,
+}
+
+impl Waiter {
+    /// Returns the waiter, and where it hears of the decision.
+    pub(super) fn new(known: &RequestFacts, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
+        let (told, hears) = mpsc::unbounded_channel();
+        let prompt = Prompt {
+            model: known.model.clone(),
+            hashes: known.hashes.clone(),
+            others: known.others.clone(),
+            block_size: known.block_size,
+            keyspace: known.keyspace.clone(),
+        };
+        (Self { told, prompt, looked: Instant::now(), bounds }, hears)
+    }
+}

@@ -1,0 +1,124 @@
+//! Requests that wait in the router until an engine has room.
+//!
+//! Whatever may make room calls one task, which places those that wait, one at a time: it notes whose turn may come, looks
+//! their prompts up again without the lock, as what engines hold has changed since they came, and has the core decide.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use kvatlas_routing as core;
+
+use super::choose::fill;
+use super::waiter::{News, Prompt};
+use super::{Core, Places, holding};
+use crate::app::App;
+use crate::clock::seconds;
+use crate::remote::external_index::LookupResult;
+use crate::remote::service::Question;
+
+/// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
+const TICK: Duration = Duration::from_millis(20);
+
+/// An index elsewhere is asked again for a prompt after that long, and for so many prompts at once.
+const ASKED_AGAIN: Duration = Duration::from_millis(100);
+const ASKED_AT_ONCE: usize = 8;
+
+impl Places {
+    /// Notes that there may be room for those who wait.
+    pub(super) fn call(&self, core: &Core) {
+        if !core.tickets.is_empty() {
+            self.room.notify_one();
+        }
+    }
+
+    /// Places those who wait, for as long as the router lives.
+    pub(crate) async fn bind(&self, app: &Arc<App>) {
+        loop {
+            let _ = tokio::time::timeout(TICK, self.room.notified()).await;
+            self.core().router.expire(seconds());
+            while self.bind_one(app).await {
+                // Whoever serves requests wants the lock as well.
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    /// Places the one whose turn it is. False: there is no room, or nobody waits.
+    async fn bind_one(&self, app: &Arc<App>) -> bool {
+        let stale = if app.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
+        let next: Vec<(u64, Prompt)> = {
+            let mut core = self.core();
+            let Core { router, tickets, .. } = &mut *core;
+            if tickets.is_empty() {
+                return false;
+            }
+            let mut prompt = |id: &core::RequestId| {
+                let waiter = tickets.get_mut(&id.0).filter(|waiter| waiter.looked.elapsed() >= stale)?;
+                waiter.looked = Instant::now();
+                Some((id.0, waiter.prompt.clone()))
+            };
+            router.next_in_turn(seconds()).iter().filter_map(&mut prompt).collect()
+        };
+        let found = if self.wants().hashes { look_up(app, next).await } else { HashMap::new() };
+        let mut core = self.core();
+        let now = seconds();
+        let Core { router, unheard, tickets, .. } = &mut *core;
+        for (number, looked) in &found {
+            if let Some(waiter) = tickets.get_mut(number) {
+                waiter.bounds = looked.bounds.clone();
+            }
+        }
+        let bound = router.bind_up_to(1, now, |request, depths| {
+            if let Some(looked) = found.get(&request.number) {
+                fill(depths, Some(&looked.held));
+            }
+            if let Some(unheard) = unheard {
+                unheard.look_up(request.content_hashes, now, depths);
+            }
+        });
+        let mut is_placed = false;
+        for (id, outcome) in bound {
+            is_placed |= matches!(outcome, core::Outcome::Placed(_));
+            if let core::Outcome::Refused(why @ core::Refusal::NoWorker) = outcome {
+                router.tries_again(why);
+            }
+            let told = tickets
+                .remove(&id.0)
+                .is_some_and(|waiter| waiter.told.send(News::Decided(outcome, waiter.bounds)).is_ok());
+            if !told {
+                router.fail(id, now);
+            }
+        }
+        is_placed
+    }
+}
+
+/// Looks up what engines hold of each of these prompts, as far as somebody says.
+async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
+    let engines = app.fleet.engines().clone();
+    let mut found = HashMap::new();
+    if app.external_index.is_none() {
+        for (number, prompt) in prompts {
+            let Some(keyspace) = prompt.keyspace else { continue };
+            let mut held = Vec::new();
+            holding::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
+            found.insert(number, LookupResult { held, bounds: None });
+        }
+        return found;
+    }
+    let mut asked = tokio::task::JoinSet::new();
+    for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE) {
+        let (app, engines) = (app.clone(), engines.clone());
+        asked.spawn(async move {
+            let elsewhere = app.external_index.as_ref()?;
+            let model = prompt.model.as_deref().unwrap_or_default();
+            let question = Question { model, block_size: prompt.block_size, hashes: &prompt.hashes };
+            Some((number, elsewhere.look_up(elsewhere.own_shard(), question, &engines).await?))
+        });
+    }
+    while let Some(answer) = asked.join_next().await {
+        found.extend(answer.ok().flatten());
+    }
+    found
+}

@@ -1,0 +1,161 @@
+//! Reports to the index in another process of what engines had cached of prompts, as they say in their answers. One
+//! that began after its engines' events did learns by that what was there before.
+//!
+//! Token ids are many, and an index that has heard all needs none. So it is told of one prompt a second, and of all for a
+//! while after it could use one. An answer never waits: what does not fit into a bounded queue is dropped and counted.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde::Serialize;
+use tokio::sync::mpsc;
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::clock::millis;
+use crate::config::{Config, EngineConfig};
+use crate::engines::Engine;
+use crate::engines::json_fields::{pick, read};
+use crate::error::Error;
+use crate::remote::service::{JSON, post, service_at};
+
+/// Prompts that may wait to be told of.
+const QUEUE: usize = 64;
+/// Time within which a report must be taken; its age is given as that much more, as that is how long it may be on its
+/// way.
+const LIMIT: Duration = Duration::from_secs(2);
+/// Time between two prompts that are told of in any case, in milliseconds.
+const SELDOM: u64 = 1000;
+/// Time for which all prompts are told of after one could be used, in milliseconds.
+const WANTED: u64 = 30_000;
+
+/// The outcomes of prompts that the index may be told of.
+pub(crate) const RESULTS: [&str; 5] = ["used", "not_needed", "dropped", "refused", "not_taken"];
+const USED: usize = 0;
+const NOT_NEEDED: usize = 1;
+const DROPPED: usize = 2;
+const REFUSED: usize = 3;
+const NOT_TAKEN: usize = 4;
+
+/// Reports to the index in another process of what engines had cached.
+pub(crate) struct CacheReporter {
+    at: Engine,
+    routing_group: String,
+    /// Prompts by [`RESULTS`].
+    pub(crate) counts: [AtomicU64; RESULTS.len()],
+    /// Time until which all prompts are told of, and time of the next one in any case, in milliseconds.
+    wanted_until: AtomicU64,
+    next: AtomicU64,
+    /// True if it was said that the index refuses.
+    has_complained: AtomicBool,
+    queue: mpsc::Sender<CacheReport>,
+    waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
+}
+
+/// A prompt of which an engine has said what it had cached.
+pub(crate) struct CacheReport {
+    pub(crate) worker: String,
+    pub(crate) rank: u32,
+    pub(crate) model: String,
+    pub(crate) tokens: Box<[u32]>,
+    pub(crate) salt: Option<String>,
+    pub(crate) cached: u32,
+    /// The moment at which the prompt was sent to the engine.
+    pub(crate) sent: Instant,
+}
+
+#[derive(Serialize)]
+struct Report<'a> {
+    instance_id: &'a str,
+    model_name: &'a str,
+    routing_group: &'a str,
+    dp_rank: u32,
+    token_ids: &'a [u32],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cache_salt: Option<&'a str>,
+    cached_tokens: u32,
+    age: f64,
+}
+
+impl CacheReporter {
+    /// None if the configuration names no index elsewhere.
+    pub(crate) fn new(config: &Config, tls: &Arc<ClientConfig>) -> Result<Option<Arc<Self>>, Error> {
+        let Some(url) = &config.index else { return Ok(None) };
+        let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };
+        let (queue, waiting) = mpsc::channel(QUEUE);
+        Ok(Some(Arc::new(Self {
+            at: service_at("index", at, config, 1, tls)?,
+            routing_group: config.routing_group.clone(),
+            counts: Default::default(),
+            wanted_until: AtomicU64::new(0),
+            next: AtomicU64::new(0),
+            has_complained: AtomicBool::new(false),
+            queue,
+            waiting: Mutex::new(Some(waiting)),
+        })))
+    }
+
+    /// True if the index is to be told of the next prompt.
+    pub(crate) fn wants(&self) -> bool {
+        let now = millis();
+        if now < self.wanted_until.load(Relaxed) {
+            return true;
+        }
+        let next = self.next.load(Relaxed);
+        now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
+    }
+
+    /// Queues a prompt, of which the index is told soon. Never waits.
+    pub(crate) fn tell(&self, answered: CacheReport) {
+        if self.queue.try_send(answered).is_err() {
+            self.counts[DROPPED].fetch_add(1, Relaxed);
+        }
+    }
+
+    async fn send(&self, answered: &CacheReport) -> usize {
+        let report = Report {
+            instance_id: &answered.worker,
+            model_name: &answered.model,
+            routing_group: &self.routing_group,
+            dp_rank: answered.rank,
+            token_ids: &answered.tokens,
+            cache_salt: answered.salt.as_deref(),
+            cached_tokens: answered.cached,
+            age: (answered.sent.elapsed() + LIMIT).as_secs_f64(),
+        };
+        let Ok(body) = serde_json::to_vec(&report) else { return REFUSED };
+        match tokio::time::timeout(LIMIT, post(&self.at, 0, "/observed", JSON, &body)).await {
+            Ok(Ok((status, answer))) if status.is_success() => {
+                let wanted = pick(&answer, ["wanted"]).and_then(|[wanted]| read::<bool>(wanted));
+                if wanted == Some(true) { USED } else { NOT_NEEDED }
+            }
+            Ok(Ok((status, answer))) => {
+                // Any other one may be of this prompt, or of a worker that has not come yet.
+                let is_key = matches!(status.as_u16(), 401 | 403);
+                if is_key && !self.has_complained.swap(true, Relaxed) {
+                    let said = String::from_utf8_lossy(&answer);
+                    tracing::warn!(
+                        %status,
+                        "the index is not told what engines had cached, as it refuses that: the key for it must be its \
+                         admin key; it says: {said}"
+                    );
+                }
+                REFUSED
+            }
+            Ok(Err(_)) | Err(_) => NOT_TAKEN,
+        }
+    }
+}
+
+/// Tells it, for as long as the router lives.
+pub(crate) async fn run(observed: Arc<CacheReporter>) {
+    let Some(mut waiting) = observed.waiting.lock().take() else { return };
+    while let Some(answered) = waiting.recv().await {
+        let result = observed.send(&answered).await;
+        if result == USED {
+            observed.wanted_until.store(millis() + WANTED, Relaxed);
+        }
+        observed.counts[result].fetch_add(1, Relaxed);
+    }
+}

@@ -1,0 +1,277 @@
+//! The exchange of requests between routers (`POST /peers/requests`): sends the changes among this router's requests to the
+//! others, and hears theirs.
+//!
+//! Each report has the changes since the one before. It has a number, and the number of the report before it; one after 0
+//! begins anew. A router that has missed a report, or forgotten what it heard, answers another number, and the next report
+//! begins anew.
+
+use std::collections::{HashMap, HashSet};
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use hyper::{Response, StatusCode};
+use kvatlas_routing::{RequestChanges, RequestReport, SentRequest};
+use serde::{Deserialize, Serialize};
+
+use crate::answers::body::{Answer, json};
+use crate::answers::refusal::Refusal;
+use crate::config::Config;
+use crate::engines::Engine;
+use crate::remote::peers::{Name, Peers, other};
+use crate::remote::service::{JSON, post};
+
+const PATH: &str = "/peers/requests";
+
+/// Most bytes of a report.
+pub(crate) const MOST_BYTES: usize = 4 << 20;
+/// Most blocks of prompts in a report: a quarter of its bytes.
+const MOST_BLOCKS: usize = 1 << 17;
+
+/// Time for which a report counts.
+const COUNTS: Duration = Duration::from_secs(2);
+/// Longest time for which a report of another router counts, in seconds.
+const MOST_SECONDS: f64 = 60.0;
+/// Time within which a report must be answered.
+const PATIENCE: Duration = Duration::from_millis(500);
+
+/// Time between two looks for changes.
+const LOOK: Duration = Duration::from_millis(50);
+/// Time after which a report is sent without changes, or again after one that failed.
+const AGAIN: Duration = Duration::from_millis(500);
+/// Time between two resolutions of a host name.
+const RESOLVE: Duration = Duration::from_secs(5);
+
+/// A request that a router has at an engine.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SentRow {
+    pub(crate) number: u64,
+    pub(crate) engine: String,
+    pub(crate) rank: u32,
+    pub(crate) tokens: u32,
+    pub(crate) block_size: u32,
+    pub(crate) cached: u32,
+    /// Tokens that its answers are still expected to have.
+    pub(crate) output_left: u32,
+    /// Content hashes of 8 bytes each, the lowest first, in base64.
+    hashes: String,
+}
+
+impl SentRow {
+    pub(crate) fn new(engine: &str, rank: u32, sent: &SentRequest) -> Self {
+        let bytes: Vec<u8> = sent.content_hashes.iter().flat_map(|hash| hash.to_le_bytes()).collect();
+        Self {
+            number: sent.number,
+            engine: engine.to_owned(),
+            rank,
+            tokens: sent.tokens,
+            block_size: sent.block_size,
+            cached: sent.cached,
+            output_left: sent.output_left,
+            hashes: STANDARD.encode(bytes),
+        }
+    }
+
+    /// Decodes the content hashes. None if that fails, or the numbers do not fit each other.
+    fn content_hashes(&self) -> Option<Vec<u64>> {
+        let bytes = STANDARD.decode(&self.hashes).ok()?;
+        let blocks = self.tokens.checked_div(self.block_size)? as usize;
+        let fits = bytes.len() % 8 == 0 && bytes.len() / 8 <= blocks && self.cached <= self.tokens;
+        fits.then(|| bytes.as_chunks().0.iter().map(|hash| u64::from_le_bytes(*hash)).collect())
+    }
+}
+
+/// Report of a router to another: the changes among its requests.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Report {
+    router: u64,
+    /// Seconds for which the requests of the router count.
+    seconds: f64,
+    /// Number of the report.
+    number: u64,
+    /// Number of the report before it; 0 if it begins anew.
+    after: u64,
+    changes: RequestChanges<SentRow>,
+}
+
+/// Answer to a report.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct ReportAnswer {
+    /// Number of the report if it was accepted, else 0.
+    number: u64,
+    /// True if the router has heard itself.
+    own: bool,
+}
+
+/// State of the reports to one router.
+#[derive(Default)]
+struct Reported {
+    requests: RequestReport,
+    /// Number of the last report that was accepted.
+    number: u64,
+}
+
+/// Requests of this router and of the others, as the decision core keeps them.
+pub(crate) trait SharedRequests: Send + Sync + 'static {
+    /// Returns the changes among this router's requests since `told`, with at most `most_blocks` blocks of prompts.
+    fn changes_since(&self, told: &mut RequestReport, most_blocks: usize) -> RequestChanges<SentRow>;
+
+    /// True if another router reports its requests.
+    fn hears_of(&self, peer: u64) -> bool;
+
+    /// Applies the changes among another router's requests, with the content hashes of those that it has sent. `anew`:
+    /// forgets what it reported before.
+    fn hear_changes(
+        &self,
+        peer: u64,
+        anew: bool,
+        seconds: f64,
+        changes: RequestChanges<SentRow>,
+        content_hashes: Vec<Vec<u64>>,
+    ) -> Heard;
+}
+
+/// Numbers of requests in a report of another router.
+pub(crate) struct Heard {
+    /// Requests that count here.
+    pub(crate) counted: usize,
+    /// Requests at engines of no name here.
+    pub(crate) unknown: usize,
+}
+
+/// Reports to all peers, as long as the router lives.
+pub(crate) fn run(peers: &Arc<Peers>, requests: &Arc<impl SharedRequests>, config: &Arc<Config>) {
+    for other in &peers.others {
+        tokio::spawn(report_to(peers.clone(), requests.clone(), other.clone()));
+    }
+    for name in &peers.names {
+        tokio::spawn(follow(peers.clone(), requests.clone(), config.clone(), name.clone()));
+    }
+}
+
+/// Reports to all addresses of a host name, as they come and go.
+async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: Arc<Config>, name: Name) {
+    let mut told: HashMap<SocketAddr, tokio::task::AbortHandle> = HashMap::new();
+    loop {
+        match tokio::net::lookup_host((name.host.as_str(), name.port)).await {
+            Ok(found) => {
+                let found: HashSet<SocketAddr> = found.collect();
+                told.retain(|address, task| {
+                    let stays = found.contains(address);
+                    if !stays {
+                        task.abort();
+                    }
+                    stays
+                });
+                for address in found {
+                    if !told.contains_key(&address)
+                        && let Ok(other) = other(&config, &format!("http://{address}"))
+                    {
+                        tracing::info!(%address, name = name.host, "a router beside this one");
+                        let task = tokio::spawn(report_to(peers.clone(), requests.clone(), other));
+                        told.insert(address, task.abort_handle());
+                    }
+                }
+            }
+            // A name server that is away removes no peer.
+            Err(error) => tracing::debug!(%error, name = name.host, "its addresses are not known"),
+        }
+        tokio::time::sleep(RESOLVE).await;
+    }
+}
+
+/// Reports to one peer, until it turns out to be this router itself.
+async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other: Arc<Engine>) {
+    let (mut told, mut last) = (Reported::default(), Instant::now());
+    loop {
+        tokio::time::sleep(LOOK).await;
+        let changes = requests.changes_since(&mut told.requests, MOST_BLOCKS);
+        if changes.is_empty() && told.number > 0 && last.elapsed() < AGAIN {
+            continue;
+        }
+        let (number, after) = (told.number + 1, told.number);
+        let report = Report { router: peers.number, seconds: COUNTS.as_secs_f64(), number, after, changes };
+        let answer = tokio::time::timeout(PATIENCE, send(&other, &report)).await.ok().flatten();
+        if answer.as_ref().is_some_and(|answer| answer.own) {
+            return;
+        }
+        let is_accepted = answer.as_ref().is_some_and(|answer| answer.number == number);
+        peers.counts[usize::from(!is_accepted)].fetch_add(1, Relaxed);
+        last = Instant::now();
+        if is_accepted {
+            told.number = number;
+            continue;
+        }
+        told = Reported::default();
+        if answer.is_none() {
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+}
+
+/// Sends a report. None if it fails or is refused.
+async fn send(other: &Engine, report: &Report) -> Option<ReportAnswer> {
+    let body = serde_json::to_string(report).ok()?;
+    let (status, answer) = post(other, 0, PATH, JSON, body.as_bytes()).await.ok()?;
+    status.is_success().then(|| serde_json::from_slice(&answer).unwrap_or_default())
+}
+
+impl Report {
+    /// Parses a report of another router.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it is none, or would count for too long.
+    pub(crate) fn parse(body: &[u8]) -> Result<Self, Refusal> {
+        let report: Self = serde_json::from_slice(body)
+            .map_err(|error| Refusal::bad("invalid_work", format!("the body is not a report of a router: {error}")))?;
+        if !(0.0..=MOST_SECONDS).contains(&report.seconds) {
+            let message = format!("seconds must be from 0 to {MOST_SECONDS}, got {}", report.seconds);
+            return Err(Refusal::bad("invalid_work", message));
+        }
+        Ok(report)
+    }
+
+    /// Decodes the content hashes of each request that was sent.
+    fn content_hashes(&self) -> Result<Vec<Vec<u64>>, Refusal> {
+        let each = |row: &SentRow| {
+            row.content_hashes().ok_or_else(|| {
+                let message = format!(
+                    "request {}: hashes must be base64 of 8 bytes for each of at most tokens / block_size blocks, and \
+                     cached at most tokens",
+                    row.number
+                );
+                Refusal::bad("invalid_work", message)
+            })
+        };
+        self.changes.sent.iter().map(each).collect()
+    }
+}
+
+/// Takes in a report of another router.
+///
+/// # Errors
+/// [`Refusal`] if its numbers do not fit each other.
+pub(crate) fn hear(peers: &Peers, requests: &impl SharedRequests, report: Report) -> Result<Response<Answer>, Refusal> {
+    // Before the core is locked: there may be a hundred thousand.
+    let hashes = report.content_hashes()?;
+    let mut answer = ReportAnswer { number: 0, own: report.router == peers.number };
+    if !answer.own {
+        // One report at a time, or a later one would be taken in first.
+        let mut positions = peers.positions.lock();
+        positions.retain(|router, _| requests.hears_of(*router));
+        if report.after == 0 || positions.get(&report.router) == Some(&report.after) {
+            let heard = requests.hear_changes(report.router, report.after == 0, report.seconds, report.changes, hashes);
+            peers.counts[2].fetch_add(heard.counted as u64, Relaxed);
+            peers.counts[3].fetch_add(heard.unknown as u64, Relaxed);
+            positions.insert(report.router, report.number);
+            answer.number = report.number;
+        }
+    }
+    Ok(json(StatusCode::OK, serde_json::to_string(&answer).unwrap_or_default()))
+}

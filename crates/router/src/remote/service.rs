@@ -1,0 +1,66 @@
+//! Processes beside the engines that a router talks to: connections that are kept, as to engines.
+
+use std::sync::Arc;
+
+use hyper::{Method, StatusCode};
+use tokio_rustls::rustls::ClientConfig;
+
+use crate::config::{Config, EngineConfig};
+use crate::engines::{Engine, whole};
+use crate::error::Error;
+
+pub(crate) const JSON: &str = "application/json";
+pub(crate) const BYTES: &str = "application/octet-stream";
+
+/// A question about a prompt: its model, and the hashes of its blocks.
+#[derive(Clone, Copy)]
+pub(crate) struct Question<'a> {
+    pub(crate) model: &'a str,
+    pub(crate) block_size: u32,
+    pub(crate) hashes: &'a [u64],
+}
+
+/// A process that is no engine, as something to have connections to. `setting` is its name in the configuration.
+pub(crate) fn service_at(
+    setting: &str,
+    mut its: EngineConfig,
+    config: &Config,
+    shards: usize,
+    tls: &Arc<ClientConfig>,
+) -> Result<Engine, Error> {
+    if !its.url.starts_with("http://") && !its.url.starts_with("https://") {
+        return Err(Error::config(format!(
+            "{setting} must be http://host:port or https://host:port, got {:?}",
+            its.url
+        )));
+    }
+    // The keys of engines are not for it.
+    let mut settings = config.clone();
+    settings.upstream.key = None;
+    let tls = its.url.starts_with("https://").then(|| tls.clone());
+    its.name = Some(setting.to_owned());
+    Engine::new(its, &settings, shards, tls)
+}
+
+/// Sends a POST on a connection that is kept, and returns the answer's status and body.
+pub(crate) async fn post(
+    at: &Engine,
+    shard: usize,
+    path: &str,
+    kind: &str,
+    body: &[u8],
+) -> Result<(StatusCode, Vec<u8>), String> {
+    let key = at.authorization.as_ref().map_or(String::new(), |key| format!("authorization: {key}\r\n"));
+    let (base, authority, length) = (&at.address.base, &at.address.authority, body.len());
+    let head = format!(
+        "POST {base}{path} HTTP/1.1\r\nhost: {authority}\r\n{key}content-type: {kind}\r\ncontent-length: {length}\r\n\r\n"
+    );
+    let mut connection = at.connection(shard).await.map_err(|fault| fault.to_string())?;
+    let answer = connection.ask(head.as_bytes(), body, &Method::POST).await.map_err(|fault| fault.to_string())?;
+    let (keep, status) = (answer.keep, answer.status);
+    let (connection, body) = whole(connection, answer.framing).await?;
+    if keep && connection.is_clean() {
+        at.pool.put(shard, connection);
+    }
+    Ok((status, body))
+}

@@ -1,0 +1,95 @@
+//! Claims of sites, each until its request has ended, and what the service above the sites is told of them.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::SitesService;
+use super::reports::{
+    COMPARED, NO_USAGE, NOT_FINISHED, NOT_TAKEN, NOTHING_CLAIMED, OTHER_TOKENS, QUEUE_FULL, REFUSED, Report,
+    UNKNOWN_SITE,
+};
+use crate::engines::json_fields::{pick, read};
+use crate::remote::service::{JSON, post};
+
+/// Time within which a report must be taken.
+const LIMIT: Duration = Duration::from_secs(5);
+
+/// A site's claim of what it had of a prompt that went there, until its engine says what it had cached. A claim that is
+/// dropped is of a request that did not finish.
+pub(crate) struct Claim {
+    global: Arc<SitesService>,
+    model: String,
+    site: Arc<str>,
+    /// None: the site might have anything.
+    pub(crate) bounds: Option<(u32, u32)>,
+    is_over: bool,
+}
+
+impl Claim {
+    pub(crate) fn new(global: &Arc<SitesService>, model: &str, site: &Arc<str>, bounds: Option<(u32, u32)>) -> Self {
+        Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
+    }
+
+    /// The request has ended well, and the engine had so many tokens cached, if it says so. `is_other`: of another prompt,
+    /// as it counts other tokens.
+    pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
+        self.is_over = true;
+        let reports = &self.global.reports;
+        let (at_least, at_most, was) = match (self.bounds, cached) {
+            (None | Some((0, _)), _) => return reports.count(NOTHING_CLAIMED),
+            _ if is_other => return reports.count(OTHER_TOKENS),
+            (_, None) => return reports.count(NO_USAGE),
+            (Some((least, most)), Some(was)) => (least, most, was),
+        };
+        let report = Report {
+            model_name: self.model.clone(),
+            routing_group: self.global.routing_group.clone(),
+            site: self.site.to_string(),
+            at_least,
+            at_most,
+            was,
+            by_engine: true,
+        };
+        if reports.queue.try_send(report).is_err() {
+            reports.count(QUEUE_FULL);
+        }
+    }
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        if !self.is_over {
+            self.global.reports.count(NOT_FINISHED);
+        }
+    }
+}
+
+/// Sends reports for as long as the router lives.
+pub(crate) async fn run(global: Arc<SitesService>) {
+    let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
+    let mut has_complained = false;
+    while let Some(report) = waiting.recv().await {
+        let Ok(body) = serde_json::to_vec(&report) else { continue };
+        let sending = post(&global.at, global.own_shard, "/sites/compare", JSON, &body);
+        let result = match tokio::time::timeout(LIMIT, sending).await {
+            Ok(Ok((status, answer))) if status.is_success() => {
+                let known = pick(&answer, ["known"]).and_then(|[known]| read::<bool>(known));
+                if known == Some(true) { COMPARED } else { UNKNOWN_SITE }
+            }
+            // Nobody has sent digests since it began.
+            Ok(Ok((_, answer))) if super::code(&answer).as_deref() == Some("unknown_keyspace") => UNKNOWN_SITE,
+            Ok(Ok((status, _))) => {
+                if !std::mem::replace(&mut has_complained, true) {
+                    tracing::warn!(
+                        %status,
+                        "the service at global_url refuses what engines had cached, so sites that claim too much are not \
+                         found out: it needs the admin key"
+                    );
+                }
+                REFUSED
+            }
+            Ok(Err(_)) | Err(_) => NOT_TAKEN,
+        };
+        global.reports.count(result);
+    }
+}

@@ -1,0 +1,462 @@
+//! `/metrics`, as Prometheus reads it. The documentation has names, labels and texts from here
+//! (`tools/docs/router_metrics.py`).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_follow::metrics::{self, count_of, counter, describe, gauge_of};
+use kvatlas_http::metrics::write_process;
+use kvatlas_prompt::{Endpoint, PromptFailure};
+use kvatlas_routing::{ChoiceReason, Kind, Refusal};
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::{encode_eof, encode_registry};
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+use prometheus_client::registry::Registry;
+
+use crate::answers::stored::FOUND;
+use crate::app::App;
+use crate::config::Source;
+use crate::engines::{Engine, FAULTS, HealthState, Trouble};
+use crate::placing::{OFF_BY, OFF_WHY, WAIT_OUTCOMES};
+use crate::proxy::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
+use crate::proxy::{PREPARED, RESULTS};
+use crate::remote::cache_reports;
+use crate::remote::external_index::ExternalIndex;
+use crate::remote::peers;
+use crate::remote::sites;
+
+const CLASSES: [&str; 5] = ["1xx", "2xx", "3xx", "4xx", "5xx"];
+/// The text that Prometheus reads.
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
+    let mut registry = Registry::with_prefix("kvatlas_router");
+    registry.register_collector(Box::new(Scrape(app.clone())));
+    let mut out = String::with_capacity(16 << 10);
+    encode_registry(&mut out, &registry)?;
+    if let Some(service) = &app.service {
+        service.write_metrics(&mut out)?;
+    }
+    write_process(&mut out)?;
+    encode_eof(&mut out)?;
+    Ok(out)
+}
+
+struct Scrape(Arc<App>);
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        self.requests(&mut encoder)?;
+        self.decisions(&mut encoder)?;
+        self.reuse(&mut encoder)?;
+        self.sessions(&mut encoder)?;
+        self.engines(&mut encoder)
+    }
+}
+
+impl Scrape {
+    fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let counts = &self.0.counts;
+        let help = "Requests on any path that is forwarded to engines, by the class of the status that the client got; none: it left before";
+        let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
+        for (class, count) in STATUSES.iter().zip(&counts.requests) {
+            count_of(&mut family, &[("status", *class)], count.load(Relaxed))?;
+        }
+        let help = "Requests that the router itself refused, by class of status and reason: the code of the answer";
+        let mut family = describe(encoder, "refused_requests", help, MetricType::Counter)?;
+        for ((class, code), count) in counts.refused.all() {
+            count_of(&mut family, &[("status", class), ("reason", code)], count)?;
+        }
+        let mut family = describe(
+            encoder,
+            "retries",
+            "Requests tried again, by the reason for which they had failed, as in engine_faults",
+            MetricType::Counter,
+        )?;
+        for (reason, count) in FAULTS.iter().zip(&counts.retries) {
+            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        let help = "Requests that no engine answered, by the reason why they were not sent again; not_repeatable: they may change something";
+        let mut family = describe(encoder, "unanswered_requests", help, MetricType::Counter)?;
+        for (reason, count) in GIVEN_UP.iter().zip(&counts.given_up) {
+            count_of(&mut family, &[("reason", *reason)], count.load(Relaxed))?;
+        }
+        let help = "Requests to prefill and decode engines: whether the prefill engine computed the prompt first, meanwhile (at the same time), or not (alone); refused: SGLang's decode engines do nothing without one";
+        let mut family = describe(encoder, "handovers", help, MetricType::Counter)?;
+        for (how, count) in PREPARED.iter().zip(&counts.handovers) {
+            count_of(&mut family, &[("prefill", *how)], count.load(Relaxed))?;
+        }
+        let help = "With hedge_after, streamed requests whose first byte took long: won (the second engine answered first), lost, or left_out (a twentieth of the requests was at two engines already)";
+        let mut family = describe(encoder, "hedged_requests", help, MetricType::Counter)?;
+        for (outcome, count) in HEDGES.iter().zip(&counts.hedges) {
+            count_of(&mut family, &[("outcome", *outcome)], count.load(Relaxed))?;
+        }
+        let help = "With forward_tokens, completions by what the engine got: tokens, or the text because of not_a_text (token ids or a list), works_on_text (such as echo), no_tokens (the router has none), adapter, apart (another engine computes the prompt), or not_proven (the engine may make other tokens)";
+        let mut family = describe(encoder, "forwarded_completions", help, MetricType::Counter)?;
+        for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
+            count_of(&mut family, &[("as", *result)], count.load(Relaxed))?;
+        }
+        let help = "Requests that continue, read or cancel something that an engine keeps (an answer of /v1/responses, a file, a batch): that engine is known, was found by asking all engines (found), is unknown as no engine has it, is known but gone (engine_gone), or was not looked for as that was done in vain a moment ago or too often (not_asked)";
+        let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
+        for (found, count) in FOUND.iter().zip(&self.0.answer_engines.asked) {
+            count_of(&mut family, &[("engine", *found)], count.load(Relaxed))?;
+        }
+        let help = "Answers of /v1/responses, files and batches whose engine is known";
+        gauge(encoder, "stored_answers", help, self.0.answer_engines.len() as u64)?;
+        if !self.0.config.peers.is_empty() {
+            let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); requests in reports from other routers: heard, or unknown_engine (at an engine of no name here)";
+            let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
+            for (result, count) in peers::RESULTS.iter().zip(&self.0.peers.counts) {
+                count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
+            }
+            gauge(
+                encoder,
+                "peers",
+                "Other routers whose requests count at present",
+                self.0.places.summary().peers as u64,
+            )?;
+        }
+        self.external_index(encoder)?;
+        let help = "Streams that began with a comment to the client (comment_after), before anything had come from an engine: what their engine says in its head is lost, and refusals are told as events";
+        counter(encoder, "early_streams", help, counts.early_streams.load(Relaxed))?;
+        counter(
+            encoder,
+            "panics",
+            "Requests that met an internal error. This is a bug; the log has the details",
+            counts.panics.load(Relaxed),
+        )?;
+        let front = &self.0.front;
+        gauge(encoder, "connections", "Open connections of clients", front.connections())?;
+        let help = "Connections that were closed before they sent a key, to make room for others";
+        counter(encoder, "connections_evicted", help, front.evicted())?;
+        let help = "Connections that were closed before they sent a key, for another reason: too_many_streams at once, or an unread_answer";
+        let mut family = describe(encoder, "strangers_closed", help, MetricType::Counter)?;
+        for (reason, count) in front.closed_strangers() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Bytes that connections which have not sent a key count for. Beyond 80 MiB, the largest are closed";
+        gauge(encoder, "stranger_bytes", help, front.stranger_bytes())?;
+        let help =
+            "HTTP/2 streams that were reset because the client did not take the answer within http.write_timeout";
+        counter(encoder, "stalled_streams", help, front.stalled_streams())?;
+        gauge(
+            encoder,
+            "body_bytes",
+            "Memory of the bodies of all requests in bytes, also while they are sent to engines",
+            front.memory.used() as u64,
+        )?;
+        let help = "Requests refused because http.body_memory was full, by reason: no_room for the body, or it was too slow and gave_way to others";
+        let mut family = describe(encoder, "bodies_refused", help, MetricType::Counter)?;
+        for (reason, count) in front.memory.refused() {
+            count_of(&mut family, &[("reason", reason)], count)?;
+        }
+        let help = "Seconds from a request's arrival to the first token of its streamed answer: text, reasoning or a tool call";
+        histogram(encoder, "first_token_seconds", help, &counts.first_token)?;
+        histogram(
+            encoder,
+            "decision_seconds",
+            "Seconds that a decision took, including waiting in the router",
+            &counts.decision,
+        )?;
+        let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason; stored: it continues an answer that an engine keeps; skips_cache: the engine computes all of it, such as for prompt_logprobs; not_answered: the engine's /tokenize did not tell the tokens in time";
+        let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
+        for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
+            for (why, count) in PromptFailure::ALL.iter().zip(counts) {
+                count_of(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
+            }
+        }
+        let help = "Prompts that the router looked at to learn what is cached of them, by kind of request";
+        let mut family = describe(encoder, "prompts_looked_at", help, MetricType::Counter)?;
+        for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.prompts.unread.all) {
+            count_of(&mut family, &[("endpoint", endpoint.word())], count.load(Relaxed))?;
+        }
+        let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, took_too_long, no_room";
+        let mut family = describe(encoder, "prompts_unread_share", help, MetricType::Gauge)?;
+        family.encode_gauge(&self.0.prompts.unread.share())?;
+        let help =
+            "Prompts tokenized once more, as engines of another kind or version make another prompt of the request";
+        let mut family = describe(encoder, "prompts_again", help, MetricType::Counter)?;
+        count_of(&mut family, &[], self.0.prompts.again.load(Relaxed))?;
+        Ok(())
+    }
+
+    /// Questions to other processes, and what they are told.
+    fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        match &self.0.external_index {
+            None => {}
+            Some(ExternalIndex::Index(remote)) => {
+                let help = "Queries to the service at router.index";
+                let mut family = describe(encoder, "index_questions", help, MetricType::Counter)?;
+                for (result, count) in [("answered", &remote.answered), ("unanswered", &remote.unanswered)] {
+                    count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
+                }
+            }
+            Some(ExternalIndex::Global(global)) => {
+                let help = "Queries to the service at router.global_url: answered, unanswered, refused (such as without a key), unknown_keyspace (no site has sent a digest of the model), other_block_size, or not_asked (for a second, after three without an answer)";
+                let mut family = describe(encoder, "global_questions", help, MetricType::Counter)?;
+                for (result, count) in sites::ANSWERS.iter().zip(&global.questions) {
+                    count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                }
+                let help = "Requests for whose prompt the service at router.global_url had answered: compared (it was told what the engine had cached), or not: nothing_claimed (by the site), not_finished, no_usage (the engine does not say), other_tokens (engine and router count different numbers), queue_full, not_taken (no answer), refused (no admin key), unknown_site";
+                let mut family = describe(encoder, "global_reports", help, MetricType::Counter)?;
+                for (result, count) in sites::REPORTED.iter().zip(&global.reports.counts) {
+                    count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
+                }
+            }
+        }
+        let Some(observed) = &self.0.cache_reporter else { return Ok(()) };
+        let help = "Prompts with what engines had cached of them, for the service at router.index: used (it could learn by it), not_needed, dropped (too many were waiting), refused (no admin key, or an unknown worker), not_taken (no answer)";
+        let mut family = describe(encoder, "index_reports", help, MetricType::Counter)?;
+        for (result, count) in cache_reports::RESULTS.iter().zip(&observed.counts) {
+            count_of(&mut family, &[("result", *result)], count.load(Relaxed))?;
+        }
+        Ok(())
+    }
+
+    fn decisions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let places = &self.0.places;
+        let summary = places.summary();
+        let mut family = describe(encoder, "decisions", "Requests placed, by policy and reason", MetricType::Counter)?;
+        for (why, count) in ChoiceReason::ALL.iter().zip(summary.counts.why) {
+            count_of(&mut family, &[("policy", places.policy()), ("reason", why.as_str())], count)?;
+        }
+        let mut family = describe(
+            encoder,
+            "decisions_refused",
+            "Requests that were not placed, by reason; displaced: a request of higher priority took its place in a full queue",
+            MetricType::Counter,
+        )?;
+        for (why, count) in Refusal::ALL.iter().zip(summary.counts.refused) {
+            count_of(&mut family, &[("reason", why.as_str())], count)?;
+        }
+        counter(
+            encoder,
+            "decisions_waited",
+            "Requests that waited in the router before they were placed",
+            summary.counts.waited,
+        )?;
+        counter(
+            encoder,
+            "predictions_dropped",
+            "Prompts sent to engines that did not count as on their way, because too many blocks were",
+            summary.predictions_dropped,
+        )?;
+        counter(
+            encoder,
+            "requests_expired",
+            "Requests given up because nothing more was heard of them",
+            summary.counts.expired,
+        )?;
+        counter(
+            encoder,
+            "speed_samples_left_out",
+            "Measurements of an engine's speed that were not used: far from all others, or faster than any engine",
+            summary.counts.left_out_samples,
+        )?;
+        counter(
+            encoder,
+            "expected_cached_tokens",
+            "Prompt tokens that the router expected in caches, over requests whose engine reported how many were",
+            summary.counts.expected_cached,
+        )?;
+        counter(
+            encoder,
+            "reported_cached_tokens",
+            "Prompt tokens that engines reported as cached, over the requests of expected_cached_tokens",
+            summary.counts.reported_cached,
+        )?;
+        if let Some(recorder) = &places.recorder {
+            let help = "Decisions for the record: written, dropped because too many were waiting, or failed because the file could not be written";
+            let mut family = describe(encoder, "recorded_decisions", help, MetricType::Counter)?;
+            let counts = recorder.counts();
+            for (result, count) in
+                [("written", &counts.written), ("dropped", &counts.dropped), ("failed", &counts.failed)]
+            {
+                count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
+        }
+        gauge(encoder, "queue", "Requests that wait in the router for room at an engine", summary.waiting as u64)?;
+        gauge(
+            encoder,
+            "queue_for_engine",
+            "Requests that wait in the router because no engine is up (wait_for_engine)",
+            places.no_engine.len() as u64,
+        )?;
+        let help = "Requests that no engine was up for, by how their wait ended: placed at an engine, timeout, full (as many waited as may), or left (the client did, or it was refused for another reason)";
+        let mut family = describe(encoder, "waits_for_engine", help, MetricType::Counter)?;
+        for (outcome, count) in WAIT_OUTCOMES.iter().zip(&places.no_engine.ended) {
+            count_of(&mut family, &[("outcome", *outcome)], count.load(Relaxed))?;
+        }
+        gauge(
+            encoder,
+            "predicted_blocks",
+            "Blocks that are expected at engines because a prompt was sent there",
+            summary.predicted_blocks as u64,
+        )?;
+        gauge(encoder, "sessions", "Sessions that stay with an engine (session_ttl)", summary.sessions as u64)?;
+        let help = "Difference in tokens between what an engine had cached and what was expected; as_expected: less than a block; evicted_meanwhile: less than the index had, and removals came since; less_than_known: less, and none came; template_mismatch: engine and router count different numbers of prompt tokens";
+        let mut family = describe(encoder, "cached_tokens_off", help, MetricType::Histogram)?;
+        for (reason, counts) in OFF_WHY.iter().zip(&places.off) {
+            let bounds = OFF_BY.iter().map(|bound| f64::from(*bound)).chain([f64::INFINITY]);
+            let buckets: Vec<(f64, u64)> = bounds.zip(counts.iter().map(|count| count.load(Relaxed))).collect();
+            let count = buckets.iter().map(|(_, count)| count).sum();
+            let least = buckets.iter().zip([0.0].iter().chain(buckets.iter().map(|(bound, _)| bound)));
+            let sum = least.map(|((_, count), below)| *count as f64 * below).sum();
+            family.encode_family(&[("reason", *reason)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+        }
+        Ok(())
+    }
+
+    fn reuse(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let help = "Share of the prompt tokens of about the last hour that one cache could hold: one as large as all engines' caches, or one without limit; NaN as long as that is not known";
+        let mut family = describe(encoder, "possible_hit_rate", help, MetricType::Gauge)?;
+        for (cache, rate) in ["fleet", "unlimited"].into_iter().zip(self.0.places.possible_hit_rates()) {
+            gauge_of(&mut family, &[("cache", cache)], rate.unwrap_or(f64::NAN))?;
+        }
+        Ok(())
+    }
+
+    fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let sessions = &self.0.sessions;
+        let help = "Prompts by what named their session; none: nothing did";
+        let mut family = describe(encoder, "session_prompts", help, MetricType::Counter)?;
+        let sources = Source::ALL.iter().map(|source| source.word()).chain(["none"]);
+        for (source, count) in sources.zip(&sessions.by_source) {
+            count_of(&mut family, &[("source", source)], count.load(Relaxed))?;
+        }
+        let help = "Prompts of sessions, by the event that brought them about";
+        let mut family = describe(encoder, "turns", help, MetricType::Counter)?;
+        for (kind, count) in Kind::ALL.iter().zip(&sessions.by_kind) {
+            count_of(&mut family, &[("kind", kind.as_str())], count.load(Relaxed))?;
+        }
+        gauge(encoder, "known_sessions", "Sessions whose last answer is remembered", sessions.len() as u64)?;
+        let (turns, lately) = sessions.lost_turns();
+        let help = "Turns of sessions whose prompts begin differently turn after turn, so that no cache helps";
+        counter(encoder, "changing_prompts", help, turns)?;
+        gauge(encoder, "changing_prompt_sessions", "Sessions with such prompts in the last ten minutes", lately as u64)
+    }
+
+    fn engines(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+        let engines = self.0.fleet.engines();
+        let mut family =
+            describe(encoder, "engine_answers", "Answers of an engine, by class of status", MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (class, count) in CLASSES.iter().zip(&engine.counts.answers) {
+                count_of(&mut family, &[("engine", &*engine.name), ("status", class)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Requests that an engine did not answer, or not completely, or with an error under a status of 2xx, by reason";
+        let mut family = describe(encoder, "engine_faults", help, MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (reason, count) in FAULTS.iter().zip(&engine.counts.faults) {
+                count_of(&mut family, &[("engine", &*engine.name), ("reason", reason)], count.load(Relaxed))?;
+            }
+        }
+        let help = "Questions about prompts to an engine, by path and result: tokens; refused (the engine lacks the route, or does not let the router use it), rejected (it does not take this request), failed, or late; a route that was refused, late or failed several times is left alone for 10 seconds";
+        let mut family = describe(encoder, "engine_prompt_questions", help, MetricType::Counter)?;
+        for engine in engines.iter() {
+            for (path, route) in engine.side_routes.all() {
+                for (result, count) in route.outcomes() {
+                    count_of(&mut family, &[("engine", &*engine.name), ("path", path), ("result", result)], count)?;
+                }
+            }
+        }
+        let mut family = describe(
+            encoder,
+            "engine_standing",
+            "1 for the state that an engine is in, 0 for the others",
+            MetricType::Gauge,
+        )?;
+        for engine in engines.iter() {
+            let now = engine.health.standing().name();
+            for standing in HealthState::NAMES {
+                let labels = [("engine", &*engine.name), ("standing", standing)];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(now == standing))?;
+            }
+        }
+        let help = "1 for the worst thing that is known of an engine or of its events, 0 for the others";
+        let mut family = describe(encoder, "engine_condition", help, MetricType::Gauge)?;
+        for engine in engines.iter() {
+            let now = engine.condition.lock().as_ref().map(|condition| condition.ill);
+            for ill in Trouble::ALL {
+                let labels = [("engine", &*engine.name), ("condition", ill.name())];
+                family.encode_family(&labels)?.encode_gauge(&i64::from(now == Some(ill)))?;
+            }
+        }
+        type Getter = fn(&Engine) -> u64;
+        let gauges: [(&str, &str, Getter); 2] = [
+            ("engine_requests_in_flight", "Requests at an engine", |engine| {
+                engine.counts.in_flight.load(Relaxed) as u64
+            }),
+            (
+                "engine_requests_waiting",
+                "Requests at an engine for which no part of the answer's body has come yet",
+                |engine| engine.counts.waiting.load(Relaxed) as u64,
+            ),
+        ];
+        for (name, help, read) in gauges {
+            let mut family = describe(encoder, name, help, MetricType::Gauge)?;
+            for engine in engines.iter() {
+                let labels = [("engine", &*engine.name)];
+                family.encode_family(&labels)?.encode_gauge(&i64::try_from(read(engine)).unwrap_or(i64::MAX))?;
+            }
+        }
+        let counters: [(&str, &str, Getter); 8] = [
+            (
+                "engine_broken_answers",
+                "Answers that broke off, or ended with an error, after part of them had been sent to the client",
+                |engine| engine.counts.broken.load(Relaxed),
+            ),
+            ("engine_cancelled", "Requests that clients cancelled", |engine| engine.counts.cancelled.load(Relaxed)),
+            ("engine_connections", "Connections opened to an engine", |engine| engine.counts.connections.load(Relaxed)),
+            (
+                "engine_oversized_answers",
+                "Answers of an engine about itself, and lines, models and ranks in them, that were left out as they are longer or more than is taken",
+                |engine| engine.counts.oversized.load(Relaxed),
+            ),
+            ("engine_left_alone", "How often an engine was left out because of failures that are its own", |engine| {
+                engine.counts.opened.load(Relaxed)
+            }),
+            ("engine_cached_tokens", "Prompt tokens that an engine reported as cached", |engine| {
+                engine.counts.cached_tokens.load(Relaxed)
+            }),
+            (
+                "engine_prompt_tokens",
+                "Prompt tokens of the requests for which an engine reported its cached tokens",
+                |engine| engine.counts.prompt_tokens.load(Relaxed),
+            ),
+            ("engine_output_tokens", "Tokens that an engine has generated", |engine| {
+                engine.counts.output_tokens.load(Relaxed)
+            }),
+        ];
+        for (name, help, read) in counters {
+            let mut family = describe(encoder, name, help, MetricType::Counter)?;
+            for engine in engines.iter() {
+                count_of(&mut family, &[("engine", &*engine.name)], read(engine))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
+    metrics::gauge(encoder, name, help, i64::try_from(value).unwrap_or(i64::MAX))
+}
+
+fn histogram<const N: usize>(
+    encoder: &mut DescriptorEncoder<'_>,
+    name: &str,
+    help: &str,
+    histogram: &Histogram<N>,
+) -> fmt::Result {
+    let (buckets, sum) = histogram.read();
+    let count = buckets.iter().map(|(_, count)| count).sum();
+    let mut encoder = describe(encoder, name, help, MetricType::Histogram)?;
+    encoder.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)
+}

@@ -1,0 +1,73 @@
+//! The page: its files, what it shows, live, and one decision in detail.
+//!
+//! * `shown`: what is gathered for it, once a second while somebody watches.
+//! * `lines`: decisions as the page reads them.
+
+mod lines;
+mod shown;
+
+use std::pin::Pin;
+use std::task::{Context, Poll};
+
+use bytes::Bytes;
+use http_body::{Body, Frame};
+use hyper::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
+};
+use hyper::{Response, StatusCode};
+use kvatlas_ui::{Asset, Viewer};
+
+use crate::answers::body::{Answer, json, typed};
+use crate::answers::refusal::Refusal;
+use crate::app::App;
+use crate::proxy::BodyError;
+
+pub(crate) use self::shown::run;
+
+/// A file of the page. It must not be shown inside another page, nor load anything from elsewhere.
+pub(crate) fn file(asset: Asset) -> Response<Answer> {
+    let mut response = typed(StatusCode::OK, asset.media_type, asset.bytes);
+    let headers = response.headers_mut();
+    headers.insert(CONTENT_SECURITY_POLICY, HeaderValue::from_static(kvatlas_ui::CONTENT_SECURITY_POLICY));
+    headers.insert(X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff"));
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+    // A router that was replaced serves another page.
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
+    response
+}
+
+/// Answers with a stream of what the page shows, as it changes.
+pub(crate) fn events(app: &App) -> Result<Response<Answer>, Refusal> {
+    let viewer = app.page.watch().map_err(|full| {
+        let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
+        Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
+    })?;
+    let mut response = typed(StatusCode::OK, "text/event-stream", Bytes::new());
+    *response.body_mut() = Answer::Other(Box::pin(ViewerStream(viewer)));
+    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    // Proxies that keep answers back until there is enough of them: nginx reads this.
+    response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
+    Ok(response)
+}
+
+/// One decision, `?number=N`.
+pub(crate) fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
+    let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
+    let number: u64 =
+        number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
+    let all = app.places.decisions.last(usize::MAX);
+    let found = all.iter().find(|record| record.number == number).ok_or_else(Refusal::unknown_path)?;
+    Ok(json(StatusCode::OK, lines::whole(found, app.places.policy()).to_string()))
+}
+
+/// The stream that a viewer gets, for as long as it watches.
+struct ViewerStream(Viewer);
+
+impl Body for ViewerStream {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.get_mut().0.poll_next(context).map(|event| event.map(|bytes| Ok(Frame::data(bytes))))
+    }
+}

@@ -1,0 +1,293 @@
+//! The contents of the page: engines as the router knows them, with what the index knows of their caches; the last
+//! decisions; and rates.
+
+use std::collections::{BTreeMap, HashMap};
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Instant, SystemTime};
+
+use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
+use kvatlas_ui::Feed;
+use serde_json::{Map, Value, json};
+
+use super::lines::{line, millis};
+use crate::app::App;
+use crate::engines::{Condition, Engine};
+use crate::placing::decisions::Record;
+
+/// Decisions that are told at one time: those that the page shows.
+const DECISIONS: usize = 100;
+
+/// Decisions of an engine that its figures are made of.
+const OF_AN_ENGINE: usize = 64;
+
+/// Keeps the page up to date for as long as the runtime lives.
+pub(crate) async fn run(app: Arc<App>) {
+    let looker = app.service.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
+    let counted = PageCounts::of(&app);
+    let (open, figures) = (HashMap::new(), HashMap::new());
+    let shown = PageState { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
+    app.page.keep(shown).await;
+}
+
+struct PageState {
+    app: Arc<App>,
+    looker: Option<FleetObserver>,
+    counted: PageCounts,
+    at: Instant,
+    /// The last decision that was told.
+    told: u64,
+    /// Decisions that were told, and have not ended.
+    open: HashMap<u64, Arc<Record>>,
+    figures: HashMap<Arc<str>, Figures>,
+}
+
+/// Counters, of which rates are made.
+#[derive(Default)]
+struct PageCounts {
+    requests: u64,
+    /// Prompt tokens of finished requests whose engine said how many were cached; those that were expected to be, and were.
+    prompt: u64,
+    expected: u64,
+    reported: u64,
+    first_tokens: Vec<(f64, u64)>,
+    decision: Vec<(f64, u64)>,
+}
+
+/// Figures of an engine's last requests.
+#[derive(Default, Clone, Copy)]
+struct Figures {
+    /// Shares of prompt tokens.
+    real: Option<f64>,
+    predicted: Option<f64>,
+    first_token: Option<f64>,
+}
+
+impl PageSource for PageState {
+    fn state(&mut self, feed: &Feed) -> Value {
+        self.tell(feed);
+        let mut rows = self.looker.as_mut().map(FleetObserver::rows).unwrap_or_default();
+        for engine in self.app.fleet.engines().iter() {
+            self.rows_of(engine, &mut rows);
+        }
+        let app = &self.app;
+        let (summary, counts) = (app.places.summary(), &app.counts);
+        let (leaving, any) = (app.leaving.load(Relaxed), app.fleet.has_any_up());
+        json!({
+            "kind": "router",
+            "version": env!("CARGO_PKG_VERSION"),
+            "policy": summary.policy,
+            "ready": any && !leaving,
+            "waiting": { "draining": leaving },
+            "requests": counts.all_requests(),
+            "in_flight": summary.in_flight,
+            "waiting_here": summary.waiting + summary.waiting_for_engine,
+            "errors": counts.refused.errors(),
+            "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+            "connections": app.front.connections(),
+            "changing_prompts": app.sessions.habits(),
+            "engines": rows,
+            "indexes": self.looker.as_ref().map(FleetObserver::indexes),
+        })
+    }
+
+    fn point(&mut self, feed: &Feed) {
+        let seconds = self.at.elapsed().as_secs_f64().max(1e-3);
+        self.at = Instant::now();
+        let now = PageCounts::of(&self.app);
+        let before = std::mem::replace(&mut self.counted, now);
+        let now = &self.counted;
+        let share = |part: u64, of: u64| (of > 0).then(|| (part as f64 / of as f64 * 1e4).round() / 1e4);
+        let prompt = now.prompt.saturating_sub(before.prompt);
+        let summary = self.app.places.summary();
+        let [fleet, unlimited] = self.app.places.possible_hit_rates();
+        let rates = self.looker.as_mut().map(FleetObserver::rates);
+        let Rates { events, rows, blocks, lag } = rates.clone().unwrap_or_default();
+        let point = json!({
+            "t": SystemTime::UNIX_EPOCH.elapsed().map_or(0, |now| now.as_millis() as u64),
+            "requests": tenth(now.requests.saturating_sub(before.requests) as f64 / seconds),
+            "in_flight": summary.in_flight,
+            "waiting_here": summary.waiting + summary.waiting_for_engine,
+            "hit_real": share(now.reported.saturating_sub(before.reported), prompt),
+            "hit_predicted": share(now.expected.saturating_sub(before.expected), prompt),
+            // What one cache of the engines' size could hold of the last hour's prompts; any cache, if that is not known.
+            "hit_possible": fleet.or(unlimited).map(|rate| (rate * 1e4).round() / 1e4),
+            "ttft": quantile(&before.first_tokens, &now.first_tokens, 0.5).map(millis),
+            "ttft_p99": quantile(&before.first_tokens, &now.first_tokens, 0.99).map(millis),
+            // In milliseconds too, and much shorter.
+            "decision": quantile(&before.decision, &now.decision, 0.5).map(|took| (took * 1e6).round() / 1e3),
+            "events": rates.is_some().then(|| tenth(events)),
+            "blocks": rates.is_some().then_some(blocks),
+            "lag": lag.map(|lag| millis(lag.as_secs_f64())),
+        });
+        feed.append("history", POINTS, [point]);
+        let rows: Map<String, Value> =
+            rows.into_iter().map(|(name, (events, blocks))| (name, json!([tenth(events), blocks]))).collect();
+        feed.append("engines", ENGINE_POINTS, [Value::Object(rows)]);
+        if feed.viewers() > 0 {
+            self.figure();
+        }
+    }
+
+    fn panicked(&mut self) {
+        self.app.counts.panics.fetch_add(1, Relaxed);
+    }
+}
+
+impl PageState {
+    /// A row for each rank, on top of what the index knows of it.
+    fn rows_of(&self, engine: &Engine, rows: &mut Map<String, Value>) {
+        let models = engine.models.load();
+        let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
+        let standing = engine.health.standing().name();
+        let condition = engine.condition.lock().as_ref().map(Condition::to_json);
+        let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
+        for known in &ranks {
+            let rank = &known["rank"];
+            let row = rows.entry(format!("{}/{rank}", engine.name)).or_insert_with(|| json!({}));
+            let number = |name: &str| known[name].as_f64().filter(|number| number.is_finite());
+            let more = json!({
+                "worker": &*engine.name,
+                "rank": rank,
+                "url": engine.config.url,
+                "up": standing,
+                "condition": condition,
+                "model": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>().join(", "),
+                "role": Some(engine.config.role.name()).filter(|role| *role != "both"),
+                "weight": engine.config.weight,
+                "in_flight": known["requests"],
+                "waiting": known["waiting"],
+                "queued_tokens": number("queued_tokens").map(f64::round),
+                "requests": known["sent"],
+                "failures": engine.counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+                "prefill_rate": number("prefill_rate").map(f64::round),
+                "step_ms": number("step_time").map(millis),
+                "reported_running": known["reported_running"],
+                "reported_waiting": known["reported_waiting"],
+                "reported_kv_usage": number("reported_kv_usage").map(|share| (share * 1e3).round() / 1e3),
+                "capacity": number("capacity_blocks"),
+                "hit_real": figures.real,
+                "hit_predicted": figures.predicted,
+                "ttft_ms": figures.first_token.map(millis),
+            });
+            if let (Some(row), Value::Object(more)) = (row.as_object_mut(), more) {
+                row.extend(more);
+            }
+        }
+    }
+
+    /// Tells the decisions that are new, and those that have ended since they were told.
+    fn tell(&mut self, feed: &Feed) {
+        let last = self.app.places.decisions.last(DECISIONS);
+        // The newest come first.
+        let new: Vec<_> = last.into_iter().take_while(|record| record.number > self.told).collect();
+        let mut lines = Vec::new();
+        for (number, record) in std::mem::take(&mut self.open) {
+            if record.ended.get().is_some() {
+                lines.push(line(&record));
+            } else {
+                self.open.insert(number, record);
+            }
+        }
+        self.told = new.first().map_or(self.told, |record| record.number);
+        for record in new.into_iter().rev() {
+            lines.push(line(&record));
+            // What never ends must not be kept for ever.
+            if record.ended.get().is_none() && self.open.len() < 2 * DECISIONS {
+                self.open.insert(record.number, record);
+            }
+        }
+        feed.append("decisions", 2 * DECISIONS, lines);
+    }
+
+    /// Makes the figures of engines from the last decisions.
+    fn figure(&mut self) {
+        let mut by_engine: BTreeMap<Arc<str>, Vec<Arc<Record>>> = BTreeMap::new();
+        for record in self.app.places.decisions.last(usize::MAX) {
+            let records = by_engine.entry(record.worker.clone()).or_default();
+            if records.len() < OF_AN_ENGINE && record.ended.get().is_some() {
+                records.push(record);
+            }
+        }
+        self.figures = by_engine.into_iter().map(|(name, records)| (name, Figures::of(&records))).collect();
+    }
+}
+
+impl Figures {
+    fn of(records: &[Arc<Record>]) -> Self {
+        let (mut tokens, mut expected, mut real) = (0u64, 0u64, 0u64);
+        let mut first_tokens = Vec::new();
+        for record in records {
+            let Some(ended) = record.ended.get() else { continue };
+            if let Some(cached) = ended.cached {
+                tokens += u64::from(record.tokens);
+                expected += u64::from(record.cached);
+                real += u64::from(cached);
+            }
+            first_tokens.extend(ended.first_token);
+        }
+        first_tokens.sort_by(f64::total_cmp);
+        let share = |part: u64| (tokens > 0).then(|| (part as f64 / tokens as f64 * 1e3).round() / 1e3);
+        Self {
+            real: share(real),
+            predicted: share(expected),
+            first_token: first_tokens.get(first_tokens.len() / 2).copied(),
+        }
+    }
+}
+
+impl PageCounts {
+    fn of(app: &App) -> Self {
+        let counts = app.places.summary().counts;
+        let prompt = app.fleet.engines().iter().map(|engine| engine.counts.prompt_tokens.load(Relaxed)).sum();
+        Self {
+            requests: app.counts.all_requests(),
+            prompt,
+            expected: counts.expected_cached,
+            reported: counts.reported_cached,
+            first_tokens: app.counts.first_token.read().0,
+            decision: app.counts.decision.read().0,
+        }
+    }
+}
+
+/// The value below which so large a share of what was added between two readings of a histogram is, as if each bucket's
+/// were spread evenly over it.
+fn quantile(before: &[(f64, u64)], now: &[(f64, u64)], share: f64) -> Option<f64> {
+    let added = |at: usize| now[at].1.saturating_sub(before.get(at).map_or(0, |bucket| bucket.1));
+    let all: u64 = (0..now.len()).map(added).sum();
+    if all == 0 {
+        return None;
+    }
+    let (wanted, mut below, mut low) = (share * all as f64, 0.0, 0.0);
+    for (at, (bound, _)) in now.iter().enumerate() {
+        let here = added(at) as f64;
+        if here > 0.0 && below + here >= wanted {
+            // What is beyond the last bound is at least that.
+            let width = if bound.is_finite() { bound - low } else { 0.0 };
+            return Some(low + width * (wanted - below) / here);
+        }
+        below += here;
+        if bound.is_finite() {
+            low = *bound;
+        }
+    }
+    Some(low)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::quantile;
+
+    #[test]
+    fn quantiles_of_what_was_added() {
+        let before = [(1.0, 5), (2.0, 0), (f64::INFINITY, 0)];
+        let now = [(1.0, 5), (2.0, 10), (f64::INFINITY, 0)];
+        assert_eq!(quantile(&before, &now, 0.5), Some(1.5));
+        assert_eq!(quantile(&before, &now, 1.0), Some(2.0));
+        assert_eq!(quantile(&now, &now, 0.5), None);
+        assert_eq!(quantile(&[], &now, 0.2), Some(0.6));
+        let beyond = [(1.0, 5), (2.0, 0), (f64::INFINITY, 7)];
+        assert_eq!(quantile(&before, &beyond, 0.99), Some(2.0));
+    }
+}

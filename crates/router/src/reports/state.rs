@@ -1,0 +1,78 @@
+//! The state of the router and its engines, as values for answers and pages.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use serde_json::{Value, json};
+
+use crate::app::App;
+use crate::engines::{Condition, Engine};
+
+/// The state of all engines.
+pub(crate) fn workers(app: &App) -> Value {
+    app.fleet.engines().iter().map(|engine| worker(app, engine)).collect()
+}
+
+/// The state of one engine.
+pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
+    let counts = &engine.counts;
+    let models = engine.models.load();
+    json!({
+        "name": &*engine.name,
+        "url": &engine.config.url,
+        "role": engine.config.role.name(),
+        "standing": engine.health.standing().name(),
+        "condition": engine.condition.lock().as_ref().map(Condition::to_json),
+        "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
+        "max_model_len": engine.max_len(None),
+        "weight": engine.config.weight,
+        "ranks": app.places.rows_of(engine),
+        "in_flight": counts.in_flight.load(Relaxed),
+        "waiting": counts.waiting.load(Relaxed),
+        "answers": counts.answers.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "faults": counts.faults.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "broken": counts.broken.load(Relaxed),
+        "cancelled": counts.cancelled.load(Relaxed),
+        "cached_tokens": counts.cached_tokens.load(Relaxed),
+        "prompt_tokens": counts.prompt_tokens.load(Relaxed),
+        "output_tokens": counts.output_tokens.load(Relaxed),
+    })
+}
+
+/// The state of the router itself.
+pub(crate) fn router(app: &App) -> Value {
+    let counts = &app.counts;
+    let places = app.places.summary();
+    let [fleet, unlimited] = app.places.possible_hit_rates();
+    json!({
+        "policy": places.policy,
+        "in_flight": places.in_flight,
+        "queued": places.waiting + places.waiting_for_engine,
+        "waiting_for_engine": places.waiting_for_engine,
+        "requests": counts.all_requests(),
+        "connections": app.front.connections(),
+        "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
+        "expected_cached_tokens": places.counts.expected_cached,
+        "reported_cached_tokens": places.counts.reported_cached,
+        "placed": places.counts.placed,
+        "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
+        "changing_prompts": app.sessions.habits(),
+        "unread_prompts": app.prompts.unread.condition(),
+    })
+}
+
+/// The models of all engines, each once, in the form in which one engine lists its own, with the longest context that an
+/// engine has for it.
+pub(crate) fn models(app: &App) -> Value {
+    let mut seen: BTreeMap<String, Value> = BTreeMap::new();
+    for engine in app.fleet.engines().iter() {
+        for model in &engine.models.load().names {
+            let shown = seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
+            let lengths = [&*shown, &model.card].map(|card| card["max_model_len"].as_u64());
+            if lengths[1] > lengths[0] {
+                shown["max_model_len"] = lengths[1].into();
+            }
+        }
+    }
+    json!({ "object": "list", "data": seen.into_values().collect::<Vec<_>>() })
+}

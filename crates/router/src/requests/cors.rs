@@ -1,0 +1,50 @@
+//! The pages of other origins that may read answers (CORS): those of the origins in the setting `http.origins`. What
+//! engines say of that is not passed on.
+
+use hyper::Response;
+use hyper::header::{
+    ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
+    ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS, ALLOW, HeaderMap,
+    HeaderValue, ORIGIN, VARY,
+};
+use kvatlas_http::Gate;
+
+use crate::answers::body::Answer;
+use crate::requests::routes::Methods;
+
+/// Seconds for which a browser need not ask again.
+const MAX_AGE: u32 = 600;
+
+/// The origin of a request, if pages of it may read answers.
+pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderValue> {
+    if allowed.is_empty() {
+        return None;
+    }
+    let origin = headers.get(ORIGIN)?;
+    allowed.iter().any(|allowed| origin.as_bytes().eq_ignore_ascii_case(allowed.as_bytes())).then(|| origin.clone())
+}
+
+/// The answer to OPTIONS, for a path with these methods.
+pub(crate) fn options(methods: Methods, headers: &HeaderMap, allowed: &[String], gate: &Gate) -> Response<Answer> {
+    let mut response = Response::new(Answer::Full(Default::default()));
+    let list = HeaderValue::try_from(methods.list() + ", OPTIONS").ok();
+    let told = response.headers_mut();
+    if origin(headers, allowed).is_some() {
+        told.extend(list.clone().map(|list| (ACCESS_CONTROL_ALLOW_METHODS, list)));
+        // All are passed on, or are nothing to the router.
+        let wanted = headers.get(ACCESS_CONTROL_REQUEST_HEADERS);
+        let wanted = wanted.filter(|names| !gate.has_key_in_name(names.as_bytes()));
+        told.extend(wanted.map(|wanted| (ACCESS_CONTROL_ALLOW_HEADERS, wanted.clone())));
+        told.insert(ACCESS_CONTROL_MAX_AGE, MAX_AGE.into());
+    }
+    told.extend(list.map(|list| (ALLOW, list)));
+    response
+}
+
+/// Lets the pages of an origin read an answer.
+pub(crate) fn let_read(response: &mut Response<Answer>, origin: HeaderValue) {
+    let headers = response.headers_mut();
+    headers.insert(ACCESS_CONTROL_ALLOW_ORIGIN, origin);
+    headers.insert(ACCESS_CONTROL_EXPOSE_HEADERS, HeaderValue::from_static("*"));
+    headers.append(VARY, HeaderValue::from_static("Origin"));
+}

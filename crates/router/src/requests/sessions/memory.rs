@@ -1,0 +1,178 @@
+//! The sessions that were seen last: how far each is, when its last answer ended, and why.
+
+use kvatlas_routing::Kind;
+
+use super::identity::{Class, Hints, Identity};
+use super::lru::Lru;
+use super::turn::{ShownUnder, Turn};
+use crate::answers::observe::Stop;
+
+/// Sessions that are kept in mind.
+const MOST: usize = 1 << 16;
+
+/// Sessions that one session has started, and whose end it has not been told of.
+const MOST_CHILDREN: usize = 64;
+
+/// The sessions that were seen last.
+pub(super) struct Memory {
+    sessions: Lru<Session>,
+    shown_under: ShownUnder,
+}
+
+#[derive(Debug, Default)]
+struct Session {
+    turns: u32,
+    last: Option<AnswerEnd>,
+    /// The sessions that it started and that have come to an end since its last request, each with its last answer.
+    children: Vec<(u64, AnswerEnd)>,
+}
+
+/// An answer that has ended.
+#[derive(Debug, Clone, Copy)]
+struct AnswerEnd {
+    /// The number of the decision.
+    id: u64,
+    at: f64,
+    stop: Option<Stop>,
+}
+
+impl Memory {
+    pub(super) fn new(shown_under: ShownUnder) -> Self {
+        Self { sessions: Lru::new(MOST, usize::MAX), shown_under }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.sessions.len()
+    }
+
+    /// True if a session's last answer has ended.
+    pub(super) fn has_answer(&self, session: u64) -> bool {
+        self.sessions.get(session).is_some_and(|session| session.last.is_some())
+    }
+
+    /// Returns what a request is to its session, without any effect.
+    pub(super) fn look(&self, identity: Identity, hints: Hints, now: f64) -> Turn {
+        let Identity { name, source } = identity;
+        let session = self.sessions.get(name.key);
+        let turns = session.map_or(0, |session| session.turns);
+        let last = session.and_then(|session| session.last);
+        let mut waited_for: Vec<AnswerEnd> = last.into_iter().collect();
+        match (session, name.parent) {
+            (Some(session), _) if session.turns > 0 => {
+                waited_for.extend(session.children.iter().map(|(_, ended)| *ended));
+            }
+            // Whoever started it had to be told to by an answer.
+            (_, Some(parent)) => waited_for.extend(self.sessions.get(parent).and_then(|parent| parent.last)),
+            _ => {}
+        }
+        let end = waited_for.iter().map(|ended| ended.at).reduce(f64::max);
+        let kind = match (hints.class, turns) {
+            (Some(Class::Compaction), _) => Kind::Compaction,
+            (class, 0) if name.parent.is_some() || class == Some(Class::Subagent) => Kind::Subagent,
+            (_, 0) => Kind::Start,
+            _ if last.and_then(|last| last.stop) == Some(Stop::Tool) => Kind::Tool,
+            _ => Kind::User,
+        };
+        Turn {
+            session: name.key,
+            parent: name.parent,
+            source,
+            number: turns,
+            kind,
+            stop: last.and_then(|last| last.stop),
+            pause: last.map(|last| (now - last.at).max(0.0)),
+            after: waited_for.iter().map(|ended| ended.id).collect(),
+            delay: end.map(|end| (now - end).max(0.0)),
+            hints,
+            shown_under: self.shown_under.clone(),
+        }
+    }
+
+    /// Notes that a request of a session has come.
+    pub(super) fn begin(&mut self, turn: &Turn) {
+        let session = self.sessions.used(turn.session);
+        session.turns = session.turns.saturating_add(1);
+        session.children.clear();
+    }
+
+    /// Notes that the answer to a request has ended.
+    pub(super) fn end(&mut self, turn: &Turn, id: u64, stop: Option<Stop>, now: f64) {
+        let ended = AnswerEnd { id, at: now, stop };
+        if let Some(parent) = turn.parent.and_then(|parent| self.sessions.get_mut(parent)) {
+            parent.children.retain(|(child, _)| *child != turn.session);
+            // One that calls a tool goes on.
+            if stop != Some(Stop::Tool) && parent.children.len() < MOST_CHILDREN {
+                parent.children.push((turn.session, ended));
+            }
+        }
+        if turn.hints.is_last {
+            self.sessions.remove(turn.session);
+        } else if let Some(session) = self.sessions.get_mut(turn.session) {
+            session.last = Some(ended);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Source;
+    use super::super::identity::Name;
+    use super::*;
+
+    fn identity(key: u64, parent: Option<u64>) -> Identity {
+        Identity { name: Name { key, parent }, source: Source::OwnHeader }
+    }
+
+    fn begin(memory: &mut Memory, key: u64, parent: Option<u64>, hints: Hints, now: f64) -> Turn {
+        let turn = memory.look(identity(key, parent), hints, now);
+        memory.begin(&turn);
+        turn
+    }
+
+    #[test]
+    fn the_reason_for_an_end_tells_which_pause_comes() {
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
+        let first = begin(&mut memory, 1, None, Hints::default(), 0.0);
+        assert_eq!((first.kind, first.pause, first.number), (Kind::Start, None, 0));
+        memory.end(&first, 10, Some(Stop::Tool), 5.0);
+        let second = begin(&mut memory, 1, None, Hints::default(), 7.5);
+        assert_eq!((second.kind, second.pause, second.number), (Kind::Tool, Some(2.5), 1));
+        assert_eq!((&second.after[..], second.delay, second.stop), (&[10][..], Some(2.5), Some(Stop::Tool)));
+        memory.end(&second, 11, Some(Stop::End), 9.0);
+        let third = begin(&mut memory, 1, None, Hints::default(), 100.0);
+        assert_eq!((third.kind, third.pause), (Kind::User, Some(91.0)));
+        // Its answer never comes: the pause still counts from the last one that did.
+        let fourth = begin(&mut memory, 1, None, Hints::default(), 109.0);
+        assert_eq!((fourth.kind, fourth.pause, &fourth.after[..]), (Kind::User, Some(100.0), &[11][..]));
+        let compaction = Hints { class: Some(Class::Compaction), ..Hints::default() };
+        assert_eq!(begin(&mut memory, 1, None, compaction, 110.0).kind, Kind::Compaction);
+    }
+
+    #[test]
+    fn agents_wait_for_each_other() {
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
+        let spawns = begin(&mut memory, 1, None, Hints::default(), 0.0);
+        memory.end(&spawns, 1, Some(Stop::Tool), 1.0);
+        let children = [2, 3].map(|key| begin(&mut memory, key, Some(1), Hints::default(), 1.5));
+        for child in &children {
+            assert_eq!((child.kind, &child.after[..], child.delay), (Kind::Subagent, &[1][..], Some(0.5)));
+        }
+        memory.end(&children[0], 2, Some(Stop::Tool), 2.0);
+        memory.end(&children[1], 3, Some(Stop::End), 3.0);
+        let again = begin(&mut memory, 2, Some(1), Hints::default(), 4.0);
+        assert_eq!((again.kind, &again.after[..]), (Kind::Tool, &[2][..]));
+        memory.end(&again, 4, Some(Stop::End), 5.0);
+        let joins = begin(&mut memory, 1, None, Hints::default(), 5.25);
+        assert_eq!((&joins.after[..], joins.delay, joins.pause), (&[1, 3, 4][..], Some(0.25), Some(4.25)));
+        memory.end(&joins, 5, Some(Stop::Tool), 6.0);
+        assert_eq!(begin(&mut memory, 1, None, Hints::default(), 7.0).after, [5]);
+    }
+
+    #[test]
+    fn a_session_that_is_over_begins_anew() {
+        let mut memory = Memory::new(ShownUnder::new([0; 32]));
+        let last = begin(&mut memory, 1, None, Hints { is_last: true, ..Hints::default() }, 0.0);
+        memory.end(&last, 1, Some(Stop::End), 1.0);
+        assert_eq!((memory.len(), memory.look(identity(1, None), Hints::default(), 2.0).kind), (0, Kind::Start));
+    }
+}

@@ -1,0 +1,212 @@
+//! Sessions: the turns of a chat, the requests of an agent, which belong together.
+//!
+//! | file | what |
+//! |---|---|
+//! | `source.rs` | where a request may name its session |
+//! | `headers.rs`, `body.rs` | sessions that headers and fields of the body name |
+//! | `identity.rs` | the session that a request names |
+//! | `chains.rs` | sessions that nobody names |
+//! | `memory.rs` | the sessions that were seen last |
+//! | `habits.rs` | sessions whose prompts begin differently each time |
+//! | `turn.rs` | a request as a part of its session |
+//! | `lru.rs` | values by key, of which the oldest go |
+
+mod body;
+mod chains;
+mod habits;
+mod headers;
+mod identity;
+mod lru;
+mod memory;
+mod turn;
+
+use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+
+use hyper::header::{HeaderMap, HeaderName};
+use kvatlas_prompt::Endpoint;
+use kvatlas_routing::Kind;
+use parking_lot::Mutex;
+use serde_json::Value;
+use xxhash_rust::xxh3::xxh3_64_with_seed;
+
+use crate::answers::observe::Stop;
+use crate::clock::seconds;
+use crate::config::{Config, Source};
+use crate::error::Error;
+use crate::requests::fleet_secret::FleetSecret;
+use chains::{Chains, End};
+use habits::Habits;
+use headers::Headers;
+use identity::Class;
+use memory::Memory;
+
+pub(crate) use body::BodyNames;
+pub(crate) use identity::{Hints, Identity, Name};
+use turn::ShownUnder;
+pub(crate) use turn::Turn;
+
+/// The sessions that requests belong to.
+pub(crate) struct Sessions {
+    /// The places where a session may be named, the first one first.
+    sources: Vec<Source>,
+    own_header: Option<HeaderName>,
+    memory: Mutex<Memory>,
+    shown_under: ShownUnder,
+    habits: Mutex<Habits>,
+    chains: Chains,
+    /// Sessions without a name that have begun, and what their keys are made with: no other router makes the same.
+    started: AtomicU64,
+    has_warned: AtomicBool,
+    seed: u64,
+    /// Prompts by what named their session, [`Source::ALL`] and at last nothing.
+    pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
+    /// Prompts of sessions, by [`Kind::ALL`].
+    pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
+}
+
+/// A prompt, as far as it tells which session it continues.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Prompt<'a> {
+    pub(crate) hashes: &'a Arc<[u64]>,
+    pub(crate) tokens: u32,
+    pub(crate) block_size: u32,
+}
+
+impl Sessions {
+    pub(crate) fn new(config: &Config, secret: &FleetSecret) -> Result<Self, Error> {
+        let own = Some(config.session_header.as_str()).filter(|name| !name.is_empty());
+        let own_header = own.map(|name| {
+            HeaderName::try_from(name)
+                .map_err(|_| Error::config(format!("session_header: {name:?} is no header's name")))
+        });
+        let shown_under = ShownUnder::new(secret.key("kvatlas 2026-11-28 names of sessions"));
+        Ok(Self {
+            sources: config.session_sources.clone(),
+            own_header: own_header.transpose()?,
+            memory: Mutex::new(Memory::new(shown_under.clone())),
+            shown_under,
+            habits: Mutex::new(Habits::new()),
+            chains: Chains::new(),
+            started: AtomicU64::new(0),
+            has_warned: AtomicBool::new(false),
+            seed: RandomState::new().hash_one(0),
+            by_source: Default::default(),
+            by_kind: Default::default(),
+        })
+    }
+
+    /// The session that a request names, and what its client says of it.
+    pub(crate) fn identify(&self, headers: &HeaderMap, body: &BodyNames) -> (Option<Identity>, Hints) {
+        if self.sources.is_empty() {
+            return (None, Hints::default());
+        }
+        let headers = Headers::of(headers, self.own_header.as_ref());
+        let named = |source: &Source| headers.name(*source).or_else(|| body.name(*source));
+        let found = self.sources.iter().find_map(|source| Some(Identity { name: named(source)?, source: *source }));
+        (found, headers.hints)
+    }
+
+    /// Returns what a request is to its session, without any effect. None if it belongs to no session that is known.
+    pub(crate) fn look(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Turn> {
+        let identity = named.or_else(|| self.continued(prompt).map(unnamed))?;
+        Some(self.memory.lock().look(identity, hints, seconds()))
+    }
+
+    /// Notes that a prompt has come, and returns what it is to its session. None if nothing tells which one that is.
+    pub(crate) fn begin(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Arc<Turn>> {
+        let identity = named.or_else(|| self.continue_or_start(prompt).map(unnamed));
+        let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
+        self.by_source[source.unwrap_or(Source::ALL.len())].fetch_add(1, Relaxed);
+        let turn = {
+            let mut memory = self.memory.lock();
+            let turn = memory.look(identity?, hints, seconds());
+            memory.begin(&turn);
+            turn
+        };
+        if let Some(kind) = Kind::ALL.iter().position(|kind| *kind == turn.kind) {
+            self.by_kind[kind].fetch_add(1, Relaxed);
+        }
+        self.watch(&turn, prompt);
+        Some(Arc::new(turn))
+    }
+
+    /// Notes that the answer to a prompt has ended. `id`: the number of the decision.
+    pub(crate) fn end(&self, turn: &Turn, id: u64, stop: Option<Stop>) {
+        self.memory.lock().end(turn, id, stop, seconds());
+    }
+
+    /// Watches out for sessions whose prompts begin differently each time: no cache is of use to them.
+    fn watch(&self, turn: &Turn, prompt: Prompt<'_>) {
+        // Sessions that nobody names are those that do not do that.
+        if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
+            return;
+        }
+        let mut habits = self.habits.lock();
+        if turn.hints.is_compacted || turn.kind == Kind::Compaction {
+            habits.forget(turn.session);
+            return;
+        }
+        let found = habits.look(turn.session, prompt.hashes, prompt.tokens, prompt.block_size, seconds());
+        drop(habits);
+        let Some(found) = found else { return };
+        if !self.has_warned.swap(true, Relaxed) {
+            tracing::warn!(
+                session = self.shown_under.hex(found.session),
+                differs_at_token = found.differs_at,
+                tokens = found.tokens,
+                "a session's prompts begin differently turn after turn, so that no cache is of use to it: something that \
+                 changes, such as a time or a counter, stands early in them; further ones are only counted"
+            );
+        }
+    }
+
+    /// Turns of sessions whose prompts begin differently each time, and how many such sessions there were lately.
+    pub(crate) fn lost_turns(&self) -> (u64, usize) {
+        let habits = self.habits.lock();
+        (habits.turns(), habits.count(seconds()))
+    }
+
+    /// The sessions whose prompts begin differently each time, for a page. None if there were none lately.
+    pub(crate) fn habits(&self) -> Option<Value> {
+        self.habits.lock().to_json(seconds(), &self.shown_under)
+    }
+
+    /// Sessions that are kept in mind.
+    pub(crate) fn len(&self) -> usize {
+        self.memory.lock().len()
+    }
+
+    /// The session without a name that a prompt continues. A turn comes after the answer to the one before, and is longer.
+    fn continued(&self, prompt: Prompt<'_>) -> Option<u64> {
+        if !self.sources.contains(&Source::Prefix) {
+            return None;
+        }
+        let end = self.chains.find(prompt.hashes)?;
+        (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
+    }
+
+    /// The session without a name that a prompt continues, or starts. None if such sessions are not looked for, or the
+    /// prompt has no full block.
+    fn continue_or_start(&self, prompt: Prompt<'_>) -> Option<u64> {
+        if prompt.hashes.is_empty() || !self.sources.contains(&Source::Prefix) {
+            return None;
+        }
+        let session = self.continued(prompt).unwrap_or_else(|| {
+            let count = self.started.fetch_add(1, Relaxed);
+            xxh3_64_with_seed(&count.to_le_bytes(), self.seed)
+        });
+        self.chains.insert(prompt.hashes, End { session, tokens: prompt.tokens });
+        Some(session)
+    }
+}
+
+/// True if requests at an endpoint are turns of something.
+pub(crate) fn has_turns(endpoint: Option<Endpoint>) -> bool {
+    endpoint.is_some_and(|endpoint| endpoint != Endpoint::Embeddings)
+}
+
+fn unnamed(key: u64) -> Identity {
+    Identity { name: Name { key, parent: None }, source: Source::Prefix }
+}

@@ -1,0 +1,48 @@
+//! The work that a request is for an engine, and which engines can do it where prompts are computed apart.
+
+use crate::config::{Handover, Role};
+use crate::engines::Engine;
+
+/// The work that a request is for an engine.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Task {
+    /// An answer is generated, and another engine may compute the prompt for it.
+    Generate,
+    /// Something is computed by one engine alone.
+    Alone,
+    /// Nothing is computed by the model: tokens of a text, what an engine keeps or knows.
+    Tell,
+    /// A prompt is computed for an engine that takes it over in this way.
+    Prefill(Handover),
+}
+
+impl Task {
+    /// True if a prompt is computed for another engine.
+    pub(crate) fn is_prefill(self) -> bool {
+        matches!(self, Self::Prefill(_))
+    }
+}
+
+impl Engine {
+    /// True if such work is what the engine is there for. No engine that only computes prompts gets a whole request.
+    pub(crate) fn is_for(&self, task: Task) -> bool {
+        match task {
+            // One that does both can do it when it is asked for the answer.
+            Task::Prefill(Handover::Vllm) => self.config.role != Role::Decode,
+            // SGLang's do one or the other.
+            Task::Prefill(Handover::Sglang) => self.config.role == Role::Prefill,
+            Task::Generate | Task::Alone | Task::Tell => self.config.role != Role::Prefill,
+        }
+    }
+
+    /// True if the engine can do such work, that it is there for, as far as is known of its kind. Decode engines of
+    /// vLLM's can do all that others can; those of SGLang's compute nothing without a prefill engine.
+    pub(crate) fn can_do(&self, task: Task) -> bool {
+        match (self.config.role, task) {
+            (_, Task::Tell) | (Role::Both, _) => true,
+            (_, Task::Generate) => self.handover().is_some(),
+            (_, Task::Alone) => self.handover() == Some(Handover::Vllm),
+            (_, Task::Prefill(handover)) => self.handover() == Some(handover),
+        }
+    }
+}
