@@ -35,7 +35,7 @@ BLOCK = SMALL * PER_BLOCK
 PREFILL_RATE, TOKEN_TIME, OVERHEAD = 7_400.0, 0.036, 0.1  # of an idle engine
 
 LARGE_FILE = 4 << 20
-"""Files of so many bytes are left out: the sample of the figures was made of a copy without them."""
+"""Size in bytes from which files are left out: the sample of the figures was made of a copy without them."""
 
 USABLE = 710
 """Recordings that are left of the 739 published."""
@@ -191,7 +191,7 @@ class _Schedule:
     def _pause(
         self, agent: _Agent, turn: int, request: dict[str, Any], ended: float, waiting: list[int]
     ) -> tuple[float, list[int], float]:
-        """What comes before a request: when all that it waits for has ended, their ids, and the pause after that."""
+        """The end of all that a request waits for, their ids, and the pause after that."""
         previous = agent.requests[turn - 1]
         gap = request["t"] - previous["t"]
         spent = previous.get("api_time")

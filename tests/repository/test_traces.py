@@ -59,7 +59,7 @@ def test_files_are_known_by_their_content(
 
 
 def recordings(folder: Path) -> Path:
-    """Made-up recordings, in the form of those published: sub-agents, pauses, blocks of another size."""
+    """Recordings that are made up, in the form of those published: sub-agents, pauses, blocks of another size."""
     rng = random.Random(5)
 
     def request(at: float, blocks: list[int], tokens: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def recordings(folder: Path) -> Path:
 
 
 def test_the_sample_of_agents_is_made_of_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The hash is that of what the program made of these recordings that made the sample of the figures."""
+    """The hash belongs to the output, on these recordings, of the program that made the sample of the figures."""
     out = tmp_path / "made" / "sample.jsonl.gz"
     assert make_agents(out, recordings(tmp_path), expected=MADE) == 0
     assert "the trace of the figures" in capsys.readouterr().out
