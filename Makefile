@@ -236,7 +236,7 @@ clients: build-tests  ## SDKs, frameworks and coding agents in front of the rout
 soak: build  ## simulated engines and the service, killed and disturbed at random: make soak MINUTES=60
 	$(BIN)/python -m tests.process.service.soak --minutes $(MINUTES)
 
-attack: build  ## hostile clients, readers and engines against all processes under a limit of memory: make attack MINUTES=10
+attack: build  ## hostile clients and engines against all processes under a limit of memory: make attack MINUTES=10
 	$(BIN)/python -m tests.process.attack --minutes $(MINUTES)
 
 # One that fails has a race, in the test or in the product: mend it, or name it in tests/racy.py with its reason.

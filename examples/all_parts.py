@@ -18,7 +18,7 @@ from kvatlas.sim.server import Fleet, ServerConfig
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
+    """A free port."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])
@@ -51,7 +51,7 @@ def wait_ready(url: str, seconds: float = 20) -> None:
     while True:
         try:
             ask(f"{url}/ready")
-        except OSError:  # nobody listens yet, or an answer of 503
+        except OSError:  # not listening yet, or an answer of 503
             if time.monotonic() > deadline:
                 raise
             time.sleep(0.1)

@@ -1,7 +1,7 @@
 """A paged-attention allocator on a RadixTrie: docs/trees/paged-attention.md explains it.
 
 An engine keeps keys and values in a pool of blocks, one for each page of tokens. The trie remembers which block holds
-which page of which prefix, so that prompts with the same beginning share blocks.
+each page of a prefix, so that prompts with the same beginning share blocks.
 """
 
 from kvatlas.trees import RadixTrie, TrieNode
@@ -117,7 +117,7 @@ def main() -> None:
     pool.finish(small)
 
     pool.free += pool.trie.evict_blocks(100)
-    assert small.node.evicted  # such a node is refused from now on
+    assert small.node.evicted  # an evicted node is refused from now on
     print("every block is free again:", sorted(pool.free) == list(range(10)))
 
 

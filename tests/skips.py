@@ -9,6 +9,7 @@ REASONS = (
     "the dialect's released service is not here: set KVATLAS_DYNAMO_PYTHON",
     "no Chromium: install Debian's package chromium",
     "could not import 'transformers'",
+    "nats-server is not installed: apt-get install nats-server",
     "openssl is not installed",
     "kubectl is not installed",
     "there is no systemd-analyze",

@@ -1,7 +1,7 @@
 """Checks crates and packages for known faults, and crates for licences and sources: `make audit`.
 
-Advisories come from outside, cargo-deny's from GitHub and pip-audit's from PyPI. A check that could not be made is said
-as such, never as "nothing found", and fails with `--complete`.
+Advisories come from outside, cargo-deny's from GitHub and pip-audit's from PyPI. A check that could not be made is
+reported so, never as "nothing found", and fails with `--complete`.
 """
 
 from __future__ import annotations

@@ -26,7 +26,8 @@ from tools import check_words
 
 # Each has a plainer form: `nobody reads it` is "unused", `for so many seconds` is "time, in seconds".
 PHRASES = re.compile(
-    r"\b(?:nobody|somebody|whoever|so\s+many|(?<!no )such(?!\s+as\b)|told\s+of|is\s+of|that\s+of|of\s+which)\b",
+    r"\b(?:nobody|somebody|whoever|so\s+many|(?<!no )such(?!\s+as\b)"
+    r"|told\s+of|is\s+of(?!\s+(?:the\s+wrong|type)\b)|that\s+of|(?<!each )of\s+which)\b",
     re.IGNORECASE,
 )
 BUDGET = Path(__file__).with_suffix(".toml")

@@ -148,7 +148,7 @@ def _jinja(conversation: Any, tools: Any, template: str, **variables: Any) -> st
 
 
 def words(seed: int, count: int) -> str:
-    """So many words that follow from the seed, in lines, as they stand in a JSON string."""
+    """`count` words that follow from the seed, in lines, as in a JSON string."""
     made: list[str] = []
     state = seed
     for at in range(count):

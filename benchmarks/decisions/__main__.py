@@ -27,7 +27,7 @@ def _cell(workload: str, policy: str, recorded: int | None, seed: int, **more: A
         workload, engines, block = plan.FLEETS[workload]
         return Cell(workload, policy, seed=seed, engines=engines, block=block, **more)
     if workload.startswith("conversation"):
-        return Cell(workload, policy, requests=recorded, **more)  # there is one such trace
+        return Cell(workload, policy, requests=recorded, **more)  # there is one recorded trace
     if workload == "claude-code":
         return Cell(workload, policy, engines=plan.AGENT_ENGINES, **more)  # a part of its hours would be the empty ones
     return Cell(workload, policy, seed=seed, **more)

@@ -59,7 +59,7 @@ WORKLOADS = (
 )
 
 CLIENTS = {"code-generation-100": ("code-generation", 100)}
-"""Workloads that are another one with so many clients: more than the caches of sixteen engines hold."""
+"""Workloads with more clients than the caches of sixteen engines hold, by the workload they are made from."""
 
 FLEETS = {
     f"{workload}, {engines} engines": (workload, engines, 64)

@@ -37,7 +37,7 @@ def write(place: Path) -> Path:
 
 
 def sessions(prober: RoutedProber, server: Server, seed: int, how: str) -> None:
-    """A few sessions in each form, of which each turn goes on from the one before. `how` the router reads them."""
+    """A few sessions in each form, whose turns go on from the turn before. `how` the router reads them."""
     random_ = random.Random(seed)
 
     def words(most: int) -> str:

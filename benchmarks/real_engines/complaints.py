@@ -111,7 +111,7 @@ class Complaints:
             self._add(f"{name}: cached tokens expected", str(cached), answer.headers["x-kvatlas-cached-tokens"])
 
     def _dialects(self, front: Front) -> None:
-        """Counts of tokens come together, whoever counts them."""
+        """Counts of tokens agree, from all sources."""
         before = front.metrics("kvatlas_router_engine_cached_tokens_total"), self._prompted(front)
         said = [0, 0]
         for path, body in self._kinds().values():

@@ -197,9 +197,9 @@ def _answered(parts: list[dict[str, Any]], text: list[str] | None) -> EngineAnsw
 
 
 def free_ports(count: int, apart: int) -> list[int]:
-    """Ports that nobody listens at just now, with as many free ones after each of them.
+    """Free ports, with as many free ones after each of them.
 
-    They are below those that the system gives to whoever asks for any: an engine binds some of them a minute later.
+    They are below the system's ephemeral ports: an engine binds some of them a minute later.
     """
     found: list[int] = []
     while len(found) < count:

@@ -55,7 +55,7 @@ class Ports:
 
 
 def environment(engine: Engine, setup: Setup) -> dict[str, str]:
-    """The variables that an engine needs besides the environment of whoever starts it."""
+    """The variables that an engine needs besides its parent's environment."""
     return ENVIRONMENT | {"VLLM_CPU_OMP_THREADS_BIND": engine.binding, "LD_PRELOAD": str(setup.loopback)}
 
 

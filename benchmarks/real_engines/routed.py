@@ -20,7 +20,7 @@ from .prober import PromptSender, unannounced
 START = 60.0  # seconds
 FOLLOWED = 20.0  # seconds within which events are followed, unless what they say is not believed
 ROUTED = "routed: "
-SETTLE = 0.15  # seconds after an answer, for its last blocks to be announced: nobody is asked whether they are there
+SETTLE = 0.15  # seconds after an answer for its last blocks to be announced, which cannot be asked for
 
 
 class Front(Server):
@@ -114,7 +114,7 @@ class RoutedProber(PromptSender):
         return answered
 
     def pictured(self, scenario: str, server: Server, messages: Sequence[dict[str, Any]], *, stream: bool) -> str:
-        """Compares one answer to messages with images, of which nobody else tells the tokens, and returns it."""
+        """Compares one answer to messages with images, whose tokens only the engine reports, and returns it."""
         answered, said = server.chat(messages, stream=stream)
         self._note(scenario, server, answered)
         return said

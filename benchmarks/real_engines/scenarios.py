@@ -30,7 +30,7 @@ def turns(prober: PromptSender, servers: Sequence[Server], seed: int, conversati
 
 
 def chats(prober: PromptSender, servers: Sequence[Server], seed: int, conversations: int = 3, length: int = 5) -> None:
-    """Conversations sent as messages, of which the engine makes the prompt."""
+    """Conversations sent as messages, rendered by the engine."""
     random_ = random.Random(seed)
     system = {"role": "system", "content": "You are a helpful assistant. " * 6}
     for at in range(conversations):
@@ -133,7 +133,7 @@ def together(prober: PromptSender, servers: Sequence[Server], seed: int, clients
             for _ in range(prompts):
                 answered = prober.ask("clients at once", servers[number % len(servers)], prompt, stream=number % 2 == 0)
                 prompt = [*prompt, *answered.tokens, *some(random_, random_.randrange(1, 60))]
-        except BaseException as error:  # noqa: BLE001 - it is raised again by whoever waits
+        except BaseException as error:  # noqa: BLE001 - it is raised again in the waiting thread
             failed.append(error)
 
     threads = [threading.Thread(target=run, args=(number,)) for number in range(clients)]

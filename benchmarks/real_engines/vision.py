@@ -1,4 +1,4 @@
-"""A tiny model with random weights that takes images, of which a different number of tokens is made for each size."""
+"""A tiny model with random weights that takes images, whose number of tokens depends on their size."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def _turn(
 
 
 def _short(cell: dict[str, Any]) -> str:
-    """A line about a result, for whoever waits."""
+    """A line about a result, printed as progress."""
     if "failed" in cell:
         return "failed: " + str(cell["failed"]).replace("\n", " ")[-300:]
     if "memory" in cell:

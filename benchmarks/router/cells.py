@@ -32,7 +32,7 @@ class Bench:
     number: int = 0  # requests sent so far: each has a number of its own
 
     def load(self, corpus: str, *arguments: str, tokens: int | None = None, limit: float = 600.0) -> Cell:
-        """Runs the client. The router's CPU time is that of the whole run, and its memory that at the end."""
+        """Runs the client. The router's CPU time covers the whole run; its memory is measured at the end."""
         bodies = self.corpora.bodies(corpus, tokens=tokens, model=self.router.setup.model)
         line = [str(self.client), "--port", str(self.router.port), "--bodies", str(bodies)]
         line += ["--first-number", str(self.number), *arguments]

@@ -70,7 +70,7 @@ class Full:
         except zmq.Again:
             pass
         except zmq.ZMQError:
-            return None  # whoever asked has gone
+            return None  # the client has gone
         return socket, identity, batches, at
 
     def __enter__(self) -> Self:
@@ -106,7 +106,7 @@ def payloads(variant: int, batches: int) -> list[bytes]:
 
 
 def cold(engines: int, batches: int, note: Callable[[str], None]) -> dict[str, float]:
-    """Peak memory of our service, and seconds until it is ready, for so many engines with so many batches each."""
+    """Peak memory of our service, and seconds until it is ready, for `engines` engines with `batches` batches each."""
     with Full(engines, batches) as full, start_ours("--settle-timeout", f"{LIMIT:.0f}") as server:
         idle = server.memory()
         began = time.monotonic()

@@ -20,7 +20,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 def free_port() -> int:
-    """A TCP port that nobody listens at just now."""
+    """A free TCP port."""
     with socket.socket() as one:
         one.bind(("127.0.0.1", 0))
         return int(one.getsockname()[1])

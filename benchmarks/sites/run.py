@@ -50,8 +50,8 @@ class Result:
     asked_blocks: int = 0  # of all prompts
     hit_blocks: int = 0
     questions: int = 0
-    best_asked: int = 0  # requests of which a site with the most was among those asked
-    looked: int = 0  # requests of which that was looked up
+    best_asked: int = 0  # requests whose deepest site was among those asked
+    looked: int = 0  # requests for which that was looked up
     regret: int = 0  # blocks that the best site had beyond the best one asked
     wrong: int = 0  # lower bounds that were above what there was
     compared: int = 0
@@ -247,7 +247,7 @@ class Run:
             self.result.liar_asked += at in self._liars
         idle = self._idle()
         chosen = min([*answers, idle], key=lambda at: self._price(at, answers.get(at, 0), prompt))
-        # Whoever is to serve it is asked which of its workers should: that answer counts, too.
+        # The chosen site is asked which of its workers should serve it; that answer counts, too.
         answers.setdefault(chosen, self._sites[chosen].depth(prompt))
         self.result.questions += len(answers)
         most = levels[0][0] if levels else 0

@@ -20,19 +20,19 @@ class Cost:
     of_removed: float
 
     def stored(self, blocks: int) -> int:
-        """The bytes of a store of so many blocks, as vLLM writes it, with the token ids."""
+        """The bytes of a store of `blocks` blocks, as vLLM writes it, with the token ids."""
         return round(self.of_stored * blocks)
 
     def removed(self, blocks: int) -> int:
-        """The bytes of a removal of so many blocks, as vLLM writes it."""
+        """The bytes of a removal of `blocks` blocks, as vLLM writes it."""
         return round(self.of_removed * blocks)
 
     def compact_stored(self, blocks: int) -> int:
-        """The bytes of a store of so many blocks, with 8 bytes for a name and 8 for the contents."""
+        """The bytes of a store of `blocks` blocks, with 8 bytes for a name and 8 for the contents."""
         return _COMPACT * blocks
 
     def compact_removed(self, blocks: int) -> int:
-        """The bytes of a removal of so many blocks, with 8 bytes for a name."""
+        """The bytes of a removal of `blocks` blocks, with 8 bytes for a name."""
         return (_COMPACT - 8) * blocks
 
 

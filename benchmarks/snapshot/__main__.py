@@ -60,7 +60,7 @@ class Engines:
         return flags
 
     def fill(self, blocks: int, copies: int) -> None:
-        """Give each engine so many blocks, in chains of 100 that so many engines hold."""
+        """Give each engine `blocks` blocks, in chains of 100 that `copies` engines hold."""
         for _ in range(blocks * len(self.all) // (copies * CHAIN)):
             holders = self._random.sample(self.all, copies)
             names = [self._random.getrandbits(64) for _ in range(CHAIN)]

@@ -1,6 +1,7 @@
 """A radix cache in plain Python that behaves as SGLang's does: what RadixTrie is measured against.
 
-Written for speed as such caches usually are: children in a dict by their first page, whole pages compared by slices,
+Written for speed as caches of this kind usually are: children in a dict by their first page, whole pages compared by
+    slices,
 one token after another only where a page is one token, split where two prompts part, and no copy that is not needed.
 It does less than RadixTrie: no marks, no eviction, no checks.
 """

@@ -34,7 +34,7 @@ __all__ = [
     "prefix_hashes",
 ]
 
-# An HTTP client takes a while to import, and who uses the index needs none.
+# An HTTP client takes a while to import, and the index needs none.
 _LAZY = {"AsyncClient": "kvatlas.client", "Client": "kvatlas.client", "Service": "kvatlas.service"}
 
 if build_profile != "release":
@@ -45,7 +45,7 @@ if build_profile != "release":
     )
 
 
-if not TYPE_CHECKING:  # a type checker that sees it takes every name for right
+if not TYPE_CHECKING:  # type checkers that see it accept every name
 
     def __getattr__(name: str) -> object:
         module = _LAZY.get(name)

@@ -36,7 +36,7 @@ def _fits() -> bool:
 
 
 def _version(package: str) -> str | None:
-    # It takes a while to import, and only those need it who have the laboratory.
+    # It takes a while to import, and is needed only with the laboratory.
     from importlib.metadata import PackageNotFoundError, version  # noqa: PLC0415
 
     try:

@@ -9,7 +9,7 @@ from kvatlas._extension import LABORATORY, other_version
 from kvatlas._native import __version__, has_lab
 from kvatlas.errors import MissingExtraError
 
-_DISTRIBUTIONS = {"zmq": "pyzmq"}  # where it is not called as the module is
+_DISTRIBUTIONS = {"zmq": "pyzmq"}  # distributions whose names differ from the module's
 
 
 def require(part: str, extra: str, modules: Sequence[str]) -> None:

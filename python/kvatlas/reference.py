@@ -40,7 +40,7 @@ class Rank:
     device_copies: dict[Name, int] = field(default_factory=dict)
     offloaded: Blocks = field(default_factory=dict)
     offloaded_copies: dict[Name, dict[Tier, int]] = field(default_factory=dict)
-    views: dict[Tier, Children] | None = None  # by the last tier that counts; None after a change
+    views: dict[Tier, Children] | None = None  # children by the last tier that counts; None after a change
 
     def children(self) -> dict[Tier, Children]:
         if self.views is None and not self.offloaded:

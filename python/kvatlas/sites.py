@@ -1,4 +1,4 @@
-"""Many sites under one sparse index: which sites can hold how much of a prompt, and whom to ask.
+"""Many sites under one sparse index: bounds on how much of a prompt each site holds, and which sites to ask.
 
 A site is a fleet with an exact index of its own. `SitePublisher` makes digests of that index, `Sites` takes in those of
 all sites and answers with bounds, and `SiteChoice` says which sites' exact indexes to ask for one request.
@@ -20,7 +20,7 @@ __all__ = ["Question", "SiteChoice", "SitePublisher", "Sites", "SitesMatch"]
 
 @dataclass(frozen=True, slots=True)
 class Question:
-    """A site to ask, and the bounds in blocks that its answer can be compared with (`Sites.compare`)."""
+    """Site to ask, with the bounds in blocks that its answer can be compared with (`Sites.compare`)."""
 
     site: str
     at_least: int
@@ -32,19 +32,19 @@ def _no_load(_site: str) -> float:
 
 
 class SiteChoice:
-    """The choice of sites to ask for one request, one after the other.
+    """Choice of the sites to ask for one request, one after the other.
 
-    The first is the least loaded of those with the highest lower bound. Another one is asked only if it can have more
-    than `more` blocks beyond the best answer so far. Sites with the same bounds are not all asked: they differ by less
+    The first is the least loaded of those with the highest lower bound. Another site is asked only if it may hold more
+    than `more` blocks beyond the best answer so far. Of sites with equal bounds not all are asked: they differ by less
     than a grain. A doubted site whose turn it is (`SitesMatch.probe`) is asked last.
 
     Args:
-        match: What `Sites.find` returned.
-        load: Called with a site's name; returns how loaded it is, in any unit.
-        more: Blocks more that another site must be able to have. At least a grain, else all sites of a level are
-            asked as long as none has its upper bound; the width of the bounds if not given.
-        most: Sites to ask at most, without a probe.
-        usable: Called with a site's name; returns true if it may be asked. All may if not given.
+        match: The result of `Sites.find`.
+        load: Function from a site's name to its load, in any unit.
+        more: Number of blocks by which another site must be able to exceed the best answer. At least a grain, else all
+            sites of a level are asked until one reaches its upper bound; the width of the bounds if not given.
+        most: Maximum number of sites to ask, without a probe.
+        usable: Function from a site's name to whether it may be asked; all may if not given.
     """
 
     def __init__(
@@ -77,7 +77,7 @@ class SiteChoice:
         return len(self._asked)
 
     def next(self) -> Question | None:
-        """The site to ask next; None if the best is known well enough."""
+        """The site to ask next; None if no other site can be much better than the best answer."""
         question = self._another()
         if question is None and self._probe is not None:
             site, at_least = self._probe
@@ -99,6 +99,6 @@ class SiteChoice:
         return None
 
     def answered(self, site: str, depth: int) -> None:
-        """Take the answer of a site's exact index: its deepest worker has `depth` blocks of the prompt."""
+        """Record the answer of a site's exact index: its deepest worker holds `depth` blocks of the prompt."""
         self._asked.add(site)
         self._best = max(self.best, depth)

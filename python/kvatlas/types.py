@@ -1,4 +1,4 @@
-"""The protocols that the indexes share, and the types of their arguments and answers.
+"""Common protocols of the indexes, and types of their arguments and answers.
 
 Every index answers `find` with a match that has the same methods: `depth`, `length`, `unit`, `levels()`, `scores()` and
 `best()`. So a router that uses only these works with any index. Depths are in the match's `unit`: compare them with
@@ -48,27 +48,27 @@ __all__ = [
 ]
 
 Tier: TypeAlias = Literal["gpu", "cpu", "disk", "external"]
-"""The place of a block, nearest first: device memory, host memory, local storage, anything shared or remote."""
+"""Tier of a block, nearest first: device memory, host memory, local storage, shared or remote storage."""
 
 Unit: TypeAlias = Literal["blocks", "tokens", "characters", "percent"]
-"""The unit of the depths and the length of a match."""
+"""Unit of the depths and the length of a match."""
 
 Dialect: TypeAlias = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
-"""The encoding of an engine's events: the current form, or the older form of arrays."""
+"""Encoding of an engine's events: the current form, or the older form of arrays."""
 
 EvictionPolicy: TypeAlias = Literal["lru", "lfu", "fifo", "mru", "filo", "priority"]
-"""The order in which a tree evicts."""
+"""Order in which a tree evicts."""
 
 Search: TypeAlias = Literal["jump", "bisect"]
-"""The search within a jump that failed, in a positional index: check each position in it, or bisect it."""
+"""Search within a failed jump of a positional index: position by position, or by bisection."""
 
 Layout: TypeAlias = Literal["map", "arrays"]
-"""The data structure in which a positional index keeps its entries."""
+"""Data structure in which a positional index keeps its entries."""
 
 
 @runtime_checkable
 class PrefixMatch(Protocol):
-    """The depth of each worker or tenant at one moment: how much of a prompt it has, counted from the beginning."""
+    """Depth of each worker or tenant at one moment: how much of a prompt it has, counted from the beginning."""
 
     @property
     def depth(self) -> int:
@@ -94,14 +94,14 @@ class PrefixMatch(Protocol):
 
 @runtime_checkable
 class PrefixIndex(Protocol):
-    """Anything that finds how much of a prompt each worker has, in any form of prompt. `find` changes nothing."""
+    """Index that finds how much of a prompt each worker has, for any form of prompt. `find` does not change it."""
 
     def find(self, *args: Any, **prompt: Any) -> PrefixMatch:
         """Find how much of a prompt each worker has from its beginning. The prompt is given by keyword."""
 
 
 class TokenIndex(Protocol):
-    """A `PrefixIndex` that is queried by token ids."""
+    """Prefix index that is queried by token ids."""
 
     def find(self, *, tokens: Sequence[int] | NDArray[np.uint32]) -> PrefixMatch:
         """Find how many leading tokens of a prompt each worker has.
@@ -112,7 +112,7 @@ class TokenIndex(Protocol):
 
 
 class HashIndex(Protocol):
-    """A `PrefixIndex` that is queried by content hashes."""
+    """Prefix index that is queried by content hashes."""
 
     def find(self, *, content_hashes: Sequence[int] | NDArray[np.uint64]) -> PrefixMatch:
         """Find how many leading blocks of a prompt each worker has.
@@ -123,7 +123,7 @@ class HashIndex(Protocol):
 
 
 class TextIndex(Protocol):
-    """A `PrefixIndex` that is queried by text."""
+    """Prefix index that is queried by text."""
 
     def find(self, *, text: str) -> PrefixMatch:
         """Find how much of a text each worker has from its first character.
@@ -135,12 +135,12 @@ class TextIndex(Protocol):
 
 @dataclass(frozen=True)
 class Counts:
-    """A match made of plain counts, for structures that answer with a dict.
+    """Match made of counts by name, for structures that answer with a dict.
 
     Attributes:
-        counts: Depth by name. Who has nothing may be in it with 0.
-        length: What a depth is out of: 100 if the counts are percent.
-        unit: What the counts and the length count.
+        counts: Depth by name; names may have 0.
+        length: Maximum of a depth; 100 if the counts are percent.
+        unit: Unit of the counts and the length.
     """
 
     counts: Mapping[str, int]
@@ -170,12 +170,12 @@ class Counts:
 
 
 class IndexStats(TypedDict):
-    """The result of `BlockIndex.stats`."""
+    """Result of `BlockIndex.stats`."""
 
     workers: int
-    """Workers that have stored anything since they were last dropped."""
+    """Workers that have stored blocks since they were last dropped."""
     holders: int
-    """Ranks, and ranks again that hold blocks beyond their device memory."""
+    """Ranks, counted again if they hold blocks beyond their device memory."""
     blocks: int
     """Blocks held: for each rank, names on the device and names offloaded."""
     unlinked: int
@@ -185,7 +185,7 @@ class IndexStats(TypedDict):
     positions: int
     """Different blocks of all reachable chains."""
     runs: int
-    """Stretches of consecutive positions that these are kept in."""
+    """Runs of consecutive positions in which the blocks are kept."""
     sets: int
     """Distinct sets of holders that need memory of their own."""
     bytes: int
@@ -207,12 +207,12 @@ class IndexStats(TypedDict):
 
 
 class RungStats(TypedDict):
-    """The result of `stats` of the designs and of `PositionalIndexer`."""
+    """Result of `stats` of the designs and of `PositionalIndexer`."""
 
     workers: int
     """Workers known."""
     blocks: int
-    """Blocks held by them all."""
+    """Blocks held by all workers."""
     entries: int
     """Entries of the design's own kind: keys, nodes, positions, runs."""
     refused: int
@@ -220,14 +220,14 @@ class RungStats(TypedDict):
     unknown_removals: int
     """Names removed that were not held."""
     messages: int
-    """Messages between the parts of a design that has several."""
+    """Messages between the parts of a design with several parts."""
 
 
 class TreeStats(TypedDict):
-    """The result of `StringTree.stats` and `TokenTree.stats`."""
+    """Result of `StringTree.stats` and `TokenTree.stats`."""
 
     tenants: int
-    """Tenants that have anything."""
+    """Tenants with at least one entry."""
     nodes: int
     """Nodes of the tree, without the root."""
     size: int
@@ -237,7 +237,7 @@ class TreeStats(TypedDict):
 
 
 class PrefixTableStats(TypedDict):
-    """The result of `SyncPrefixHashTable.stats`."""
+    """Result of `SyncPrefixHashTable.stats`."""
 
     contexts: int
     """Contexts: pairs of a model and an adapter."""

@@ -1,7 +1,7 @@
 """The events that inference engines publish about their KV caches: decoded, as values, and encoded again.
 
 `decode_batch` takes a payload (the third frame of an engine's ZMQ message) of vLLM or SGLang, and
-`BlockIndex.apply(worker, batch)` applies it. `encode_batch` writes what an engine would, for tests and simulated
+`BlockIndex.apply(worker, batch)` applies it. `encode_batch` encodes events as an engine does, for tests and simulated
 engines. `keyed_content_hashes` names the blocks of prompts with images.
 """
 

@@ -1,4 +1,4 @@
-"""Tests of which extension `kvatlas._native` is, and of what is said where the laboratory is not there."""
+"""Tests of the choice of the extension `kvatlas._native`, and of errors without the laboratory."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Tests of which part of the package may import which: the product never needs the laboratory."""
+"""Tests of the imports between parts of the package: the product never needs the laboratory."""
 
 import ast
 import subprocess

@@ -4,5 +4,5 @@ from hashlib import blake2b
 
 
 def number(*values: object, bits: int = 63) -> int:
-    """A number of so many bits (at most 64) for the values' `repr`."""
+    """A number of `bits` bits (at most 64) for the values' `repr`."""
     return int.from_bytes(blake2b(repr(values).encode(), digest_size=8).digest(), "little") >> (64 - bits)

@@ -10,7 +10,7 @@ PATIENCE = 120.0  # seconds, for what takes one or two
 
 
 def times(number: int) -> int:
-    """So many, or a tenth of it where the tests are to be quick, as property tests are: see `conftest.py`."""
+    """The number, or a tenth of it where the tests are to be quick, as property tests are: see `conftest.py`."""
     return number // 10 if os.environ.get("HYPOTHESIS_PROFILE") == "quick" else number
 
 

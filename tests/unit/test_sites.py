@@ -91,7 +91,7 @@ def test_of_equal_sites_the_least_loaded_one_is_asked() -> None:
     assert asking.next() == Question("shallow", 12, 15)
     asking.answered("shallow", 14)
     assert asking.next() is None
-    # Whoever wants the very best asks them all.
+    # To find the very best, all are asked.
     asking = SiteChoice(match, load=load.__getitem__, more=0)
     assert asking.next() == Question("shallow", 12, 15)
     asking.answered("shallow", 14)

@@ -43,7 +43,7 @@ def _command(command: click.Command, context: click.Context, depth: int) -> list
 
 
 def _prose(text: str) -> str:
-    # Line breaks that click is told to keep stay: \b begins such a paragraph.
+    # Line breaks that click is told to keep stay: \b begins a kept paragraph.
     paragraphs = [part for part in inspect.cleandoc(text).split("\n\n") if part.strip()]
     return join(
         "```text\n" + part.replace("\b", "").strip("\n") + "\n```" if "\b" in part else _escape(" ".join(part.split()))

@@ -45,7 +45,14 @@ _PLACE = re.compile(r"^<!-- generated: (\w+) -->$", re.MULTILINE)
 # Where `mkdocs.yml` has mkdocstrings look.
 _SOURCES = ROOT / "target" / "docs-sources"
 _SOURCES.mkdir(parents=True, exist_ok=True)  # mkdocstrings forgets a path that is not there when it starts
-_WATCHED = ("python", "lab/python", "crates/router/src/requests/routes", "crates/service/src/http", "tools/docs", "CHANGELOG.md")
+_WATCHED = (
+    "python",
+    "lab/python",
+    "crates/router/src/requests/routes",
+    "crates/service/src/http",
+    "tools/docs",
+    "CHANGELOG.md",
+)
 
 
 def fill(markdown: str) -> str:

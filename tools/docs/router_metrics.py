@@ -29,7 +29,7 @@ def served() -> dict[str, tuple[dict[str, list[str]], str]]:
     """The labels of each metric, with the values that are always there, and its text."""
     found: dict[str, tuple[dict[str, list[str]], str]] = {}
     with tempfile.TemporaryDirectory() as directory:
-        # Nobody listens at port 9. Settings without which some metrics are not there:
+        # No server listens at port 9. Settings that add metrics:
         nowhere = "http://127.0.0.1:9"
         variants: tuple[dict[str, object], ...] = (
             {"index": nowhere, "peers": (nowhere,), "record": Path(directory) / "decisions"},

@@ -45,7 +45,7 @@ const HEADERS: [(&str, &str); 4] = [
 /// Seconds for one request: in all, and of the processor.
 type Cost = [f64; 2];
 
-/// An engine that answers each request with so many chunks of 200 bytes. Its port.
+/// Starts an engine that answers each request with `chunks` chunks of 200 bytes. Returns its port.
 fn engine(chunks: usize) -> u16 {
     let listener = TcpListener::bind("127.0.0.1:0").expect("a port");
     let port = listener.local_addr().expect("an address").port();

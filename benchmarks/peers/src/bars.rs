@@ -85,6 +85,17 @@ pub fn table(workloads: &[WorkloadResult]) -> String {
         let cells = WORKLOADS.iter().enumerate().map(|cell| scores(cell).unwrap_or_default()).collect();
         rows.push((format!("{expanded}, random"), cells));
     }
+    let of_reader: [(&str, fn(&Round) -> Option<f64>); 2] = [("store", |r| r.store), ("remove", |r| r.remove)];
+    for (what, of) in of_reader {
+        let ratio = |name: &&str| {
+            let workload = named(name)?;
+            let reader = workload.indexes.iter().find(|i| i.name == "ours+reader")?;
+            let best = split(workload).1.into_iter().filter_map(|i| rounds(i, of)).min_by(f64::total_cmp)?;
+            Some(format!("{:.2}", rounds(reader, of)? / best))
+        };
+        let cells = WORKLOADS.iter().map(|name| ratio(name).unwrap_or_default()).collect();
+        rows.push((format!("ours+reader, {what}"), cells));
+    }
     let ours = |name: &str, of: fn(&Round) -> f64| {
         let index = split(named(name)?).0?;
         index.median(|r| Some(of(r)))

@@ -72,6 +72,8 @@ fn subjects() -> Vec<Subject> {
         Subject { lookups_only: true, ..Subject::of::<adapters::ours::OursScores>() },
         #[cfg(feature = "ours")]
         Subject { lookups_only: true, ..Subject::of::<adapters::ours::OursNames>() },
+        #[cfg(feature = "ours")]
+        Subject::of::<adapters::reader::OursReader>(),
         Subject::concurrent::<adapters::smg::Smg>(),
         Subject::of::<adapters::smg::Shards>(),
         Subject::of::<adapters::dynamo::Radix>(),

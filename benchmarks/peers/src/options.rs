@@ -7,7 +7,7 @@ pub const USAGE: &str = "\
 kvatlas and the released block indexes side by side.
 
   --workloads W1,W2     of W1 W2 W3 W4 W4r W5 (all)
-  --only ours,smg       of ours ours+scores ours+names smg smg-shards dynamo crtc (all)
+  --only ours,smg       of ours ours+scores ours+names ours+reader smg smg-shards dynamo crtc (all)
   --phases time,memory  of time memory compare threads (all)
   --rounds N            medians are over these (3)
   --requests N          only the first N requests of the trace
@@ -19,7 +19,7 @@ kvatlas and the released block indexes side by side.
   --json FILE           write everything there, every round included
   --dump W1 FILE        write the workload's stream as JSON lines and measure nothing";
 
-const INDEXES: [&str; 7] = ["ours", "ours+scores", "ours+names", "smg", "smg-shards", "dynamo", "crtc"];
+const INDEXES: [&str; 8] = ["ours", "ours+scores", "ours+names", "ours+reader", "smg", "smg-shards", "dynamo", "crtc"];
 
 #[derive(Debug)]
 pub struct Options {

@@ -13,7 +13,7 @@ pub struct Spec {
     pub capacity: u32,
     /// True if every engine names its blocks in its own way.
     pub own_names: bool,
-    /// Only so many of the trace's first requests, to bound the time or to end with caches that are just full.
+    /// Number of the trace's first requests that are used, to bound the time or to end with caches that are just full.
     pub limit: usize,
     pub about: &'static str,
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use hashbrown::HashMap;
 use kvatlas_index::BlockHash;
 
-/// Names that are kept: 2^18 of them take about 12 MB.
+/// Greatest number of names kept: 2^18 of them take about 12 MB.
 pub const MOST_NAMES: usize = 1 << 18;
 
 /// The first blocks of a prompt: their names and contents.
@@ -19,18 +19,18 @@ pub struct Chain {
     pub salt: Option<Arc<str>>,
 }
 
-/// Names that were computed, each with what it continues. When there are too many, all are forgotten: prompts come again.
+/// Computed names of blocks, each with the name before it. When there are too many, all are forgotten: prompts come again.
 #[derive(Debug, Default)]
 pub struct Chains {
     names: HashMap<BlockHash, (Option<BlockHash>, u64)>,
     /// The salts of first blocks that have one.
     salts: HashMap<BlockHash, Arc<str>>,
-    /// Times that all were forgotten.
+    /// Number of times that all names were dropped.
     pub forgotten: u64,
 }
 
 impl Chains {
-    /// Keeps the names of consecutive blocks, of which the first continues `parent`.
+    /// Keeps the names of consecutive blocks; the first continues `parent`.
     pub fn add(&mut self, parent: Option<BlockHash>, names: &[BlockHash], contents: &[u64], salt: Option<&Arc<str>>) {
         let mut parent = parent;
         if parent.is_none()
@@ -44,7 +44,7 @@ impl Chains {
         }
     }
 
-    /// Forgets all if there are too many; returns whether that was so.
+    /// Drops all names if there are too many; returns whether that was so.
     pub fn shrink(&mut self) -> bool {
         let is_full = self.names.len() > MOST_NAMES;
         if is_full {
@@ -62,7 +62,7 @@ impl Chains {
             let &(parent, content) = self.names.get(&name)?;
             chain.names.push(name);
             chain.contents.push(content);
-            // Names in a circle are nobody's digests.
+            // Names in a circle cannot be digests.
             if chain.names.len() > self.names.len() {
                 return None;
             }
@@ -74,7 +74,7 @@ impl Chains {
         Some(chain)
     }
 
-    /// Names that are kept.
+    /// Number of names kept.
     #[must_use]
     pub fn len(&self) -> usize {
         self.names.len()

@@ -31,7 +31,7 @@ pub enum Algorithm {
 }
 
 impl Algorithm {
-    /// vLLM's, as its option names them.
+    /// Algorithms of vLLM, as its option names them.
     const VLLM: [Self; 4] = [Self::Sha256, Self::Sha256Cbor, Self::Xxhash, Self::XxhashCbor];
 
     /// Name of the algorithm.
@@ -85,7 +85,7 @@ impl fmt::Display for Dialect {
 }
 
 impl Scheme {
-    /// Returns the schemes that need nothing to be known, and those that have a seed with each of `seeds`.
+    /// Schemes to try: those without a seed, and those with one for each of `seeds`.
     #[must_use]
     pub fn candidates(seeds: &[Arc<str>]) -> Vec<Self> {
         let plain = [Algorithm::Sha256, Algorithm::Sglang, Algorithm::Sha256Cbor];
@@ -95,7 +95,7 @@ impl Scheme {
         plain.chain(seeded).collect()
     }
 
-    /// The ways in which its digests are sent.
+    /// Forms in which engines of this scheme send digests.
     #[must_use]
     pub fn forms(&self) -> &'static [Form] {
         if self.algorithm == Algorithm::Sglang { &[Form::Integer] } else { &[Form::Integer, Form::Digest] }
@@ -129,13 +129,13 @@ pub struct Namer {
     algorithm: Algorithm,
     /// Digest of the block before.
     digest: Digest,
-    /// Salt that goes before the first block, in algorithms that have it there.
+    /// Salt before the first block, for algorithms that put it there.
     salt: Option<Box<str>>,
     buffer: Vec<u8>,
 }
 
 impl Namer {
-    /// The digest of the next block, which has these tokens.
+    /// Digest of the next block, given its tokens.
     pub fn next(&mut self, tokens: &[u32]) -> Digest {
         let salt = self.salt.take();
         let (parent, buffer) = (self.digest.bytes(), &mut self.buffer);

@@ -80,7 +80,7 @@ pub(crate) fn pickle_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, ou
     pickle_end(out);
 }
 
-/// Protocol, and a frame whose length is not known yet.
+/// Head of a pickle: its protocol, and a frame whose length is filled in later.
 fn pickle_head() -> Vec<u8> {
     let mut out = Vec::with_capacity(32);
     out.extend_from_slice(&op::PROTO);
@@ -143,7 +143,7 @@ pub(crate) fn cbor_block(parent: &[u8], tokens: &[u32], salt: Option<&str>, out:
     }
 }
 
-/// A major type with a length or number in the fewest bytes.
+/// Writes a major type with a length or number in the fewest bytes.
 fn cbor_head(major: u8, value: u64, out: &mut Vec<u8>) {
     match value {
         0..24 => out.push(major | value as u8),

@@ -1,10 +1,10 @@
-//! Frontier of a stream: the blocks that it has proved without saying what they are, and what it has removed since.
+//! Frontier of a stream: blocks that it has proved to be held, without their contents, and its removals since.
 //!
 //! A store below a block that is not held proves that the engine held that block, and all before it, at that moment. Such
 //! names are the *frontier*. Moments are counted in removals: a proof is as old as the removals that came after it. Of all
 //! blocks so proved, those are held now that were not removed since; to know which, all removals since the oldest proof
-//! are remembered, known names and unknown ones alike, up to a limit. A proof from before what is remembered is worth
-//! nothing any more.
+//! are remembered, known names and unknown ones alike, up to a limit. A proof from before the removals
+//! remembered has expired.
 
 use std::collections::VecDeque;
 use std::time::Duration;
@@ -12,43 +12,43 @@ use std::time::Duration;
 use hashbrown::{HashMap, HashSet};
 use kvatlas_index::BlockHash;
 
-/// Removals that are remembered of a stream: 1 MiB.
+/// Greatest number of removals remembered of a stream: 1 MiB.
 pub const MOST_REMOVALS: usize = 1 << 17;
-/// Names on the frontier of a stream.
+/// Greatest number of names on the frontier of a stream.
 pub const MOST_PROOFS: usize = 1 << 15;
-/// Least time between two notes of the time.
+/// Least time between two recorded times.
 const BETWEEN_TIMES: Duration = Duration::from_millis(100);
-/// Notes of the time that are kept: of the last quarter of an hour at least.
+/// Recorded times that are kept: those of the last quarter of an hour at least.
 const MOST_TIMES: usize = 9_000;
 
-/// A moment in a stream: how many removals came before it.
+/// Moment in a stream, as the number of removals before it.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Debug, Default)]
 pub struct Moment(u64);
 
-/// State of a frontier that another one needs to go on for it.
+/// State from which another frontier continues.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FrontierState {
-    /// Names on the frontier, and how many of the removals came after the proof.
+    /// Names on the frontier, each with the number of removals after its proof.
     pub proofs: Vec<(BlockHash, usize)>,
     /// The last removals, oldest first.
     pub removals: Vec<BlockHash>,
 }
 
-/// Blocks that a stream has proved, and those that it has removed since.
+/// Frontier of a stream, with the removals since its oldest proof.
 #[derive(Debug)]
 pub struct Frontier {
-    /// Names, and when they and all before them were held last, as far as is proved.
+    /// Names with the latest moment at which they and all blocks before them were proved to be held.
     proofs: HashMap<BlockHash, Moment>,
-    /// Names that are new, or proved again, since this was asked last.
+    /// Names added or proved again since the last [`take_fresh`](Self::take_fresh).
     fresh: HashSet<BlockHash>,
     /// The last removals, oldest first.
     removals: VecDeque<BlockHash>,
-    /// The moment before the oldest of them.
+    /// The moment before the oldest removal remembered.
     since: Moment,
     most_removals: usize,
-    /// When moments were, oldest first.
+    /// Times of moments, oldest first.
     times: VecDeque<(Duration, Moment)>,
-    /// Proofs that became worthless before anybody knew their names.
+    /// Number of proofs that expired before their names were known.
     expired: u64,
 }
 
@@ -59,7 +59,7 @@ impl Default for Frontier {
 }
 
 impl Frontier {
-    /// Makes a frontier that remembers so many removals.
+    /// Makes a frontier that remembers up to `most_removals` removals.
     #[must_use]
     pub fn with_removals(most_removals: usize) -> Self {
         Self {
@@ -79,7 +79,7 @@ impl Frontier {
         Moment(self.since.0 + self.removals.len() as u64)
     }
 
-    /// Blocks were removed, by whatever names.
+    /// Records the removal of blocks, under known names or unknown ones.
     pub fn removed(&mut self, names: &[BlockHash]) {
         self.removals.extend(names);
         let beyond = self.removals.len().saturating_sub(self.most_removals);
@@ -87,7 +87,7 @@ impl Frontier {
         self.since.0 += beyond as u64;
     }
 
-    /// At this moment, `name` and all before it were held.
+    /// Records the proof that `name` and all blocks before it were held at a moment.
     pub fn prove(&mut self, name: BlockHash, at: Moment) {
         if self.proofs.len() >= MOST_PROOFS && !self.proofs.contains_key(&name) {
             self.expire();
@@ -101,18 +101,18 @@ impl Frontier {
         self.fresh.insert(name);
     }
 
-    /// When `name` was proved last, if it is on the frontier and that is still worth something.
+    /// Latest moment at which `name` was proved, if it is on the frontier and has not expired.
     #[must_use]
     pub fn proof(&self, name: BlockHash) -> Option<Moment> {
         self.proofs.get(&name).copied().filter(|proof| *proof >= self.since)
     }
 
-    /// The blocks that a proof was for are known.
+    /// Takes a name off the frontier, because its blocks are known.
     pub fn settle(&mut self, name: BlockHash) {
         self.proofs.remove(&name);
     }
 
-    /// Tells, for each of these names, if it was removed after a moment. None if that is too long ago to be known.
+    /// Tells for each name whether it was removed after a moment; none if the moment is before the removals remembered.
     #[must_use]
     pub fn find_removed(&self, moment: Moment, names: &[BlockHash]) -> Option<Vec<bool>> {
         let skip = usize::try_from(moment.0.checked_sub(self.since.0)?).ok()?;
@@ -128,7 +128,7 @@ impl Frontier {
         Some(gone)
     }
 
-    /// Notes that it is this time. Times do not go back.
+    /// Records the time of the present moment. Times do not go back.
     pub fn pass(&mut self, time: Duration) {
         if self.times.back().is_none_or(|(last, _)| time >= *last + BETWEEN_TIMES) {
             if self.times.len() == MOST_TIMES {
@@ -138,7 +138,7 @@ impl Frontier {
         }
     }
 
-    /// A moment that was not after this time: none if that is too long ago to be known.
+    /// Latest recorded moment that was not after a time; none if the time is before the times kept.
     #[must_use]
     pub fn moment_at(&self, time: Duration) -> Option<Moment> {
         let after = self.times.partition_point(|(at, _)| *at <= time);
@@ -146,7 +146,7 @@ impl Frontier {
         (*moment >= self.since).then_some(*moment)
     }
 
-    /// Names that are new on the frontier, or were proved again, since this was asked last.
+    /// Takes the names added to the frontier, or proved again, since the last call.
     pub fn take_fresh(&mut self) -> Vec<BlockHash> {
         let fresh = std::mem::take(&mut self.fresh);
         fresh.into_iter().filter(|name| self.proofs.contains_key(name)).collect()
@@ -157,48 +157,47 @@ impl Frontier {
         self.proofs.keys().copied()
     }
 
-    /// Names on the frontier.
+    /// Number of names on the frontier.
     #[must_use]
     pub fn len(&self) -> usize {
         self.proofs.len()
     }
 
-    /// True if nothing is on the frontier.
+    /// True if there are no names on the frontier.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.proofs.is_empty()
     }
 
-    /// Forgets proofs from before what is remembered.
+    /// Drops proofs from before the removals remembered.
     pub fn expire(&mut self) {
         let before = self.proofs.len();
         self.proofs.retain(|_, proof| *proof >= self.since);
         self.expired += (before - self.proofs.len()) as u64;
     }
 
-    /// Proofs that became worthless before anybody knew their names.
+    /// Number of proofs that expired before their names were known.
     #[must_use]
     pub fn expired(&self) -> u64 {
         self.expired
     }
 
-    /// Nothing has to be remembered for anybody. What was removed until now is not known later.
+    /// Stops remembering removals until the next proof: those until now are not known later.
     pub fn rest(&mut self) {
         if self.proofs.is_empty() {
             self.forget();
         }
     }
 
-    /// The engine's blocks are gone, or something was missed: nothing was proved, and of what was removed nothing is
-    /// known.
+    /// Drops all proofs and removals, because the engine's blocks are gone or a batch was missed.
     pub fn forget(&mut self) {
         self.since = Moment(self.now().0 + 1);
         let (since, expired) = (self.since, self.expired);
         *self = Self { since, expired, ..Self::with_removals(self.most_removals) };
     }
 
-    /// Returns the state that another one needs to go on for this one, at this moment of the stream: so many of the
-    /// last removals at most, and so many proofs that are no older, the newest first. The times of moments are not in
+    /// Returns the state from which another frontier continues at this moment of the stream: up to `removals` of the
+    /// last removals, and up to `proofs` proofs that are no older, the newest first. The times of moments are not in
     /// it, so no answer to what was sent before counts there.
     #[must_use]
     pub fn kept(&self, removals: usize, proofs: usize) -> FrontierState {
@@ -214,7 +213,7 @@ impl Frontier {
         FrontierState { proofs: kept, removals }
     }
 
-    /// Goes on from what another one has kept. What does not fit together is left out.
+    /// Continues from the state of another frontier. Parts that contradict each other are left out.
     pub fn resume(&mut self, kept: &FrontierState) {
         *self = Self::with_removals(self.most_removals);
         self.removed(&kept.removals);
@@ -225,7 +224,7 @@ impl Frontier {
         }
     }
 
-    /// Bytes of what is remembered, as allocated.
+    /// Bytes allocated for proofs, removals and times.
     #[must_use]
     pub fn bytes(&self) -> usize {
         self.proofs.allocation_size()

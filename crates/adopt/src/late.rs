@@ -11,7 +11,7 @@ use crate::chains::Chain;
 use crate::dialect::{Dialect, Scheme};
 use crate::frontier::{Frontier, FrontierState, Moment};
 
-/// Beginnings of prompts that are tried until an engine's names are taken to be nobody's.
+/// Beginnings of prompts that are tried before an engine's names are taken to be of no known dialect.
 const TRIES: u32 = 64;
 
 /// Place of a rank: its worker, and the index that it is in.
@@ -25,14 +25,14 @@ pub struct RankPlace<'a> {
     pub rank: u32,
 }
 
-/// Reason why nothing is adopted of what was proved.
+/// Reason why proved blocks are not adopted.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum AdoptionFailure {
     /// A block counts for some of the engine's cache groups only, or its name depends on tokens after it.
     Groups,
-    /// More was removed since than is remembered, or nothing was proved.
+    /// More blocks were removed since the proof than are remembered, or there is no proof.
     Unproved,
-    /// Something else is held under one of the names.
+    /// One of the names is held with another content.
     Contrary,
     /// The index is full.
     Full,
@@ -50,11 +50,11 @@ pub enum Outcome {
 /// Counts of proofs and of adoptions.
 #[derive(Clone, Copy, Default, PartialEq, Eq, Debug)]
 pub struct Counts {
-    /// Times that the blocks before a name, or those that an engine took from its cache, were adopted.
+    /// Number of adoptions: of the blocks before a name, or of those that an engine took from its cache.
     pub adoptions: u64,
-    /// Blocks that are held because of that.
+    /// Blocks adopted.
     pub blocks: u64,
-    /// Attempts that what is held under a name contradicted.
+    /// Attempts that failed because a name is held with another content.
     pub contrary: u64,
     /// Beginnings of prompts whose names are not of the stream's dialect.
     pub other_names: u64,
@@ -76,16 +76,16 @@ pub struct RankAdoption {
     roots: Roots,
     dialect: Option<Dialect>,
     tries: u32,
-    /// True if cache groups or lookahead make names say less than all.
+    /// True if cache groups or lookahead keep a name from proving all blocks before it.
     grouped: bool,
-    /// True if anything was ever proved without being known, or of an engine that may hold more than is known.
+    /// True if an unknown block was ever proved, or the engine may hold more than is known.
     was_late: bool,
-    /// True if the stream's first batches need not be looked at any more, partial or not.
+    /// True if the stream's first batches are behind, partial or not.
     settled: bool,
     /// Blocks that are held because the engine said so in an answer. Answers may be faster than batches: the next store of
-    /// such a block may be of the very copy.
+    /// that block may be of the very copy.
     answered: HashSet<BlockHash>,
-    /// Adopted names with their salt, which the stream's reader is to be told.
+    /// Adopted names with their salts, for the stream's reader.
     salted: Vec<(Vec<BlockHash>, Arc<str>)>,
     /// Counts of proofs and of adoptions.
     pub counts: Counts,
@@ -94,14 +94,14 @@ pub struct RankAdoption {
 }
 
 impl RankAdoption {
-    /// Makes the part of a stream that remembers so many removals.
+    /// Makes the part of a stream that remembers up to `removals` removals.
     #[must_use]
     pub fn with_removals(removals: usize) -> Self {
         Self { frontier: Frontier::with_removals(removals), ..Self::default() }
     }
 
-    /// A batch was applied. `partial`: whether the engine may hold more than it has announced here; of an engine of which
-    /// everything is known nothing is remembered. `time`: the present; `schemes`: how names may be computed.
+    /// Learns from a batch after it was applied. `partial`: whether the engine may hold more than it has announced here; for
+    /// an engine that is known in full, nothing is remembered. `time`: the present; `schemes`: how names may be computed.
     pub fn applied(
         &mut self,
         batch: &BatchOf<BlockHash>,
@@ -167,7 +167,7 @@ impl RankAdoption {
         }
     }
 
-    /// The stream's blocks are gone, or something of it was missed.
+    /// Drops all proofs, because the stream's blocks are gone or a batch was missed.
     pub fn forget(&mut self) {
         self.frontier.forget();
         self.roots.clear();
@@ -176,19 +176,19 @@ impl RankAdoption {
         self.removed.clear();
     }
 
-    /// A new life of the engine, or another engine: nothing is known of it.
+    /// Starts again for a new life of the engine, or another engine.
     pub fn begin(&mut self) {
         self.forget();
         (self.dialect, self.tries, self.settled) = (None, 0, false);
     }
 
-    /// Blocks that the rank has proved.
+    /// Frontier of the rank: blocks that it has proved.
     #[must_use]
     pub fn frontier(&self) -> &Frontier {
         &self.frontier
     }
 
-    /// Blocks that the rank has proved, to take from.
+    /// Frontier of the rank, to take names from.
     pub fn frontier_mut(&mut self) -> &mut Frontier {
         &mut self.frontier
     }
@@ -199,25 +199,25 @@ impl RankAdoption {
         self.dialect.as_ref()
     }
 
-    /// True if enough was tried to say that the engine's names cannot be computed.
+    /// True if enough dialects and prompts were tried to conclude that the engine's names cannot be computed.
     #[must_use]
     pub fn is_foreign(&self) -> bool {
         self.dialect.is_none() && self.tries >= TRIES
     }
 
-    /// True if all names are of one dialect: equal names are equal blocks in every stream of which that is so.
+    /// True if all names have one dialect: then equal names in two streams are equal blocks.
     #[must_use]
     pub fn is_pure(&self) -> bool {
         self.dialect.is_some() && self.counts.other_names == 0
     }
 
-    /// True if there ever was anything to learn.
+    /// True if the rank ever proved a block that was not known.
     #[must_use]
     pub fn is_late(&self) -> bool {
         self.was_late
     }
 
-    /// Reason why what was proved cannot be named, if nothing can be.
+    /// Reason why no proved block can be named; none if some can.
     #[must_use]
     pub fn why_not(&self) -> Option<&'static str> {
         if self.grouped {
@@ -229,7 +229,7 @@ impl RankAdoption {
         }
     }
 
-    /// A name on the frontier is one that this dialect has for some tokens: that is no accident.
+    /// Takes this dialect for the rank's, after it gave some tokens a name on the frontier: that is no accident.
     pub fn learn(&mut self, dialect: &Dialect) {
         self.dialect.get_or_insert_with(|| dialect.clone());
     }
@@ -243,7 +243,7 @@ impl RankAdoption {
         let (Some(&name), Some(tokens), true) = (stored.block_hashes.first(), tokens, is_plain) else { return };
         if let Some(dialect) = &self.dialect {
             let digest = dialect.scheme.namer(None).next(tokens);
-            // Without a place for salts, nobody knows whether there is one.
+            // Without a place for salts, it is unknown whether there is one.
             self.counts.other_names += u64::from(!stored.bare && digest.name(dialect.form) != name);
         } else if self.tries < TRIES {
             self.tries += 1;
@@ -256,8 +256,7 @@ impl RankAdoption {
         }
     }
 
-    /// Adopts what is proved by a name on the frontier: the blocks up to it are those of `chain`, which may go on
-    /// behind it.
+    /// Adopts the blocks that a name on the frontier proves: those of `chain` up to it. `chain` may go on behind it.
     ///
     /// `certain`: the names were computed from what the blocks contain.
     pub fn adopt(&mut self, name: BlockHash, chain: &Chain, certain: bool, at: RankPlace<'_>) -> Outcome {
@@ -273,7 +272,8 @@ impl RankAdoption {
         outcome
     }
 
-    /// The engine said that it took the first `depth` blocks of a prompt from its cache, after `sent`.
+    /// Learns from an engine's answer, which says that it took the first `depth` blocks of a prompt from its cache, after
+    /// `sent`.
     pub fn observe(&mut self, chain: &Chain, depth: usize, sent: Duration, at: RankPlace<'_>) -> Outcome {
         match self.frontier.moment_at(sent) {
             Some(moment) if depth <= chain.names.len() => {
@@ -325,13 +325,13 @@ impl RankAdoption {
         }
     }
 
-    /// Blocks that are held because the engine said so in an answer, and that no batch has named since.
+    /// Blocks that an answer of the engine says are held, and that no batch has named since.
     pub fn answered(&self) -> impl Iterator<Item = BlockHash> {
         self.answered.iter().copied()
     }
 
-    /// Goes on for another one, of a rank that holds the same, with what that one had as [`answered`](Self::answered), and
-    /// what was [`kept`](Frontier::kept) of its frontier.
+    /// Continues for another rank's state with the same blocks: with its [`answered`](Self::answered) blocks, and what was
+    /// [`kept`](Frontier::kept) of its frontier.
     ///
     /// The next batch is not the first: if everything is known of the engine, a parent that is not held proves no more than
     /// it did to the other one.
@@ -342,7 +342,7 @@ impl RankAdoption {
         self.settled = true;
     }
 
-    /// A batch is about to be applied.
+    /// Notes what a batch proves, before it is applied.
     pub fn note_batch(&mut self, batch: &BatchOf<BlockHash>, reader: &mut Reader, at: RankPlace<'_>) {
         self.tell_salts(reader);
         if self.answered.is_empty() {
@@ -362,7 +362,7 @@ impl RankAdoption {
     }
 }
 
-/// True if the reader applies such a store to the device.
+/// True if the reader applies a store of this kind to the device.
 fn is_readable(stored: &StoredOf<BlockHash>, index: &BlockIndex) -> bool {
     let (blocks, size) = (stored.block_hashes.len(), stored.block_size);
     let fills = blocks.checked_mul(size as usize) == Some(stored.tokens.len());

@@ -13,7 +13,7 @@
 //! | `late.rs` | one stream's part: it listens to batches, and adopts what is proved and known |
 //!
 //! Depths that come of it are never too large: a block counts if it was proved and not removed since, one removal
-//! removes however many copies there are, and if so many removals came that not all are remembered, nothing is adopted.
+//! removes however many copies there are, and if there were more removals than are remembered, nothing is adopted.
 
 pub mod chains;
 pub mod dialect;

@@ -3,7 +3,7 @@
 //! Numbers of fixed width are little endian; varints have seven bits in a byte, the lowest first, and the highest bit of
 //! every byte but the last is set.
 
-/// Bytes are not what a reader expects.
+/// Reason why bytes cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReadError {
     /// There are fewer bytes than there should be.
@@ -12,7 +12,7 @@ pub enum ReadError {
     TooLarge,
     /// A text is not UTF-8.
     Utf8,
-    /// All is read, and bytes are left.
+    /// Bytes are left at the end.
     Surplus,
 }
 
@@ -56,20 +56,20 @@ pub fn put_text(out: &mut Vec<u8>, text: &str) {
     out.extend_from_slice(text.as_bytes());
 }
 
-/// Returns a difference as a number that is small if the difference is, of either sign.
+/// Codes the difference of two numbers so that small differences of either sign are small numbers.
 #[must_use]
 pub fn zigzag(from: u64, to: u64) -> u64 {
     let difference = to.wrapping_sub(from) as i64;
     (difference << 1 ^ difference >> 63) as u64
 }
 
-/// Returns the number that differs from another by what [`zigzag`] has made of the difference.
+/// Undoes [`zigzag`]: returns the number that has this coded difference from another.
 #[must_use]
 pub fn from_zigzag(from: u64, coded: u64) -> u64 {
     from.wrapping_add(coded >> 1 ^ (coded & 1).wrapping_neg())
 }
 
-/// Bytes that are read from their beginning.
+/// Cursor that takes values from the beginning of bytes.
 #[derive(Debug, Clone, Copy)]
 pub struct Cursor<'a>(pub &'a [u8]);
 
@@ -115,7 +115,7 @@ impl<'a> Cursor<'a> {
         Ok(*byte)
     }
 
-    /// Takes so many bytes.
+    /// Takes `count` bytes.
     ///
     /// # Errors
     /// [`ReadError::End`].
@@ -138,7 +138,7 @@ impl<'a> Cursor<'a> {
         Ok(u64::from_le_bytes(*word))
     }
 
-    /// Takes so many numbers of 64 bits.
+    /// Takes `count` numbers of 64 bits.
     ///
     /// # Errors
     /// [`ReadError::End`].
@@ -148,10 +148,10 @@ impl<'a> Cursor<'a> {
         Ok(words.iter().map(|word| u64::from_le_bytes(*word)))
     }
 
-    /// Takes the number of things that follow and take `bytes` bytes each, at least.
+    /// Takes the number of items that follow, of at least `bytes` bytes each.
     ///
     /// # Errors
-    /// [`ReadError::End`] if there is no room for so many.
+    /// [`ReadError::End`] if fewer are left.
     #[inline]
     pub fn count(&mut self, bytes: usize) -> Result<usize, ReadError> {
         let count = usize::try_from(self.varint()?).ok();
@@ -174,7 +174,7 @@ impl<'a> Cursor<'a> {
         self.0.is_empty()
     }
 
-    /// Ends the reading.
+    /// Ends the reading: nothing may be left.
     ///
     /// # Errors
     /// [`ReadError::Surplus`] if bytes are left.

@@ -1,6 +1,6 @@
-//! Errors: the reasons why a digest is refused.
+//! Errors of digests.
 
-/// Error in a digest or a setting.
+/// Error in a digest, or in a setting.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
@@ -15,10 +15,10 @@ pub enum Error {
         /// Bytes at most.
         most: usize,
     },
-    /// The bytes are no digest.
+    /// The bytes are not a digest.
     #[error("not a digest: {what}")]
     Invalid {
-        /// Description of what is wrong with them.
+        /// Description of the fault.
         what: String,
     },
     /// A site's digest has another grain than the index of sites.
@@ -32,19 +32,19 @@ pub enum Error {
     /// A digest is missing before this one, or the site has restarted.
     #[error("a whole digest is wanted: {why}")]
     WholeWanted {
-        /// Reason for which a whole digest is wanted.
+        /// Reason to request a whole digest.
         why: &'static str,
     },
     /// There are too many sites.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
-        /// Largest number that there may be.
+        /// Largest number of sites.
         most: usize,
     },
 }
 
 impl Error {
-    /// A stable name.
+    /// Stable code of the error.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! Prefix hashes at the grain: of what a rank holds, and of a prompt.
+//! Marks: prefix hashes at the grain, of a rank's blocks and of a prompt.
 
 use std::hash::{BuildHasherDefault, Hasher};
 
@@ -6,7 +6,7 @@ use hashbrown::HashMap;
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, RankCopy};
 
-/// The prefix hash of a prompt after every `grain` blocks: the i-th is that of the first (i + 1) · `grain` blocks.
+/// Prefix hashes of a prompt after every `grain` blocks: the i-th is the hash of the first (i + 1) · `grain` blocks.
 ///
 /// # Panics
 /// If `grain` is 0.
@@ -24,10 +24,9 @@ pub fn marks_of_prompt(content_hashes: &[u64], grain: u32) -> Vec<u64> {
     marks
 }
 
-/// The same of all chains that a rank holds on its device from the start of a prompt, in increasing order, each once.
+/// Marks of all chains that a rank holds on its device from the start of a prompt, in increasing order, each once.
 ///
-/// What is below a hole, below an unknown parent or on another tier only is not in it: [`View::Device`] does not count
-/// it either.
+/// Blocks below a hole, below an unknown parent or on another tier only do not count, as in [`View::Device`].
 ///
 /// [`View::Device`]: kvatlas_index::View::Device
 ///
@@ -88,7 +87,7 @@ fn parts(copy: &RankCopy) -> Vec<Part<'_>> {
     parts
 }
 
-/// A way down a chain.
+/// Walk down a chain.
 #[derive(Clone, Copy, Default)]
 struct Walk {
     prefix: u64,

@@ -1,13 +1,13 @@
-//! A digest as bytes.
+//! Bytes of a digest.
 //!
 //! ```text
-//! "KVAD"  version u8  kind u8 (0: what changed, 1: whole)
+//! "KVAD"  version u8  kind u8 (0: changes, 1: whole)
 //! site                          u16 bytes of UTF-8, then these
 //! life, seq, word               u64 each
 //! grain                         u32
-//! removed, added                u32 each: how many
+//! removed, added                u32 each: numbers of marks
 //! removed marks, added marks    u64 each, in increasing order
-//! XXH3-64 of all that           u64
+//! XXH3-64 of all bytes before   u64
 //! ```
 //!
 //! All numbers are little endian.
@@ -18,32 +18,32 @@ use crate::error::Error;
 
 const MAGIC: [u8; 4] = *b"KVAD";
 const VERSION: u8 = 1;
-/// Bytes of a site's name at most.
+/// Most bytes of a site's name.
 pub(crate) const LONGEST_NAME: usize = 256;
 
 /// Message of a site: all its marks, or those that came and went.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
-    /// The site's name.
+    /// Name of the site.
     pub site: String,
-    /// True if this is all that the site holds; else it is what changed since `seq` − 1.
+    /// True if the digest has all marks of the site, and not the changes since `seq` − 1.
     pub whole: bool,
-    /// One life of the publisher: another number after a restart.
+    /// Life of the publisher, which changes with a restart.
     pub life: u64,
-    /// The number of the digest within the life. A whole one has that of the last change in it.
+    /// Number of the digest within the life. A whole digest has the number of the last change in it.
     pub seq: u64,
-    /// The sum of a mix of each mark that the site has published after this digest.
+    /// Sum of a mix of each mark that the site has published, this digest included.
     pub word: u64,
     /// Blocks between marks.
     pub grain: u32,
-    /// Marks that went, in increasing order. None in a whole one.
+    /// Removed marks, in increasing order. None in a whole digest.
     pub removed: Vec<u64>,
-    /// Marks that came, in increasing order.
+    /// Added marks, in increasing order.
     pub added: Vec<u64>,
 }
 
 impl Digest {
-    /// The bytes.
+    /// Encodes the digest.
     #[must_use]
     pub fn encode(&self) -> Vec<u8> {
         let name = self.site.as_bytes();
@@ -66,10 +66,10 @@ impl Digest {
         out
     }
 
-    /// The digest that the bytes are of.
+    /// Decodes a digest.
     ///
     /// # Errors
-    /// [`Error::Invalid`] says what is wrong with them.
+    /// [`Error::Invalid`] says what is wrong with the bytes.
     pub fn decode(bytes: &[u8]) -> Result<Self, Error> {
         let Some((body, sum)) = bytes.split_last_chunk::<8>() else {
             return Err(Error::invalid(format!("{} bytes are too few", bytes.len())));
@@ -110,7 +110,7 @@ impl Digest {
     }
 }
 
-/// The part that one mark has in a digest's word.
+/// Contribution of one mark to a digest's word.
 pub(crate) fn word(mark: u64) -> u64 {
     let product = u128::from(mark ^ 0x243f_6a88_85a3_08d3) * u128::from(mark.rotate_left(29) ^ 0x9e37_79b9_7f4a_7c15);
     (product >> 64) as u64 ^ product as u64

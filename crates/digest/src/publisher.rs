@@ -1,8 +1,8 @@
-//! A site's side: which marks its ranks have, and what of that is new since the last digest.
+//! A site's side: the marks of its ranks, and their changes since the last digest.
 //!
 //! Marks are made from copies of ranks, which the index gives in slices, and not from events: the index has already
-//! sorted out what order, gaps, copies, holes and restarts mean, and a second account of the same would be a second
-//! truth. A rank is copied again only if its fingerprint says that it has changed.
+//! resolved order, gaps, copies, holes and restarts, and a second interpretation of events could differ. A rank is copied
+//! again only if its fingerprint has changed.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use crate::error::Error;
 use crate::marks::marks_of_rank;
 use crate::message::{Digest, LONGEST_NAME, word};
 
-/// Makes the digests of one site's index.
+/// Publisher of the digests of one site's index.
 #[derive(Debug)]
 pub struct Publisher {
     site: String,
@@ -23,11 +23,11 @@ pub struct Publisher {
     ranks: HashMap<(Arc<str>, u32), Rank>,
     /// Number of ranks that have each mark.
     marks: HashMap<u64, u32>,
-    /// Marks of which that has become 0 or more than 0 since the last digest, and what it was then.
+    /// Marks whose number has become 0 or more than 0 since the last digest, with whether they were published.
     changed: HashMap<u64, bool>,
-    /// Sum of the words of the marks that were published: see [`word`].
+    /// Sum of the words of the published marks: see [`word`].
     word: u64,
-    /// Index of the rank that the next look copies whatever its fingerprint.
+    /// Index of the rank that the next look copies even if its fingerprint has not changed.
     turn: usize,
 }
 
@@ -38,17 +38,17 @@ struct Rank {
     seen: bool,
 }
 
-/// Ranks and blocks that [`Publisher::look`] has gone through.
+/// Extent of a [`Publisher::look`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LookCounts {
     /// Ranks of the index.
     pub ranks: usize,
-    /// Ranks of these that were copied.
+    /// Ranks that were copied.
     pub copied: usize,
 }
 
 impl Publisher {
-    /// Makes a publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
+    /// A publisher for a site of this name. `life`: a number that no earlier publisher of the name had.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0, [`Error::Name`] if the name is empty or too long.
@@ -72,7 +72,7 @@ impl Publisher {
         })
     }
 
-    /// The site's name.
+    /// Name of the site.
     #[must_use]
     pub fn site(&self) -> &str {
         &self.site
@@ -90,12 +90,12 @@ impl Publisher {
         self.marks.len()
     }
 
-    /// Takes in what has changed in the index since the last look. Its writers wait for less than a millisecond at a time;
-    /// `between` is called between two such times.
+    /// Updates the marks from the index. The index's writers wait for less than a millisecond at a time; `between` is called
+    /// between two such times.
     ///
-    /// Ranks that are not `usable` are taken for empty: those of which the index is not sure.
+    /// Ranks that are not `usable`, as they are not trusted, count as empty.
     ///
-    /// One rank in turn is copied though its fingerprint is as before: a fingerprint is made of names, and an engine may
+    /// One rank in turn is copied even if its fingerprint has not changed: a fingerprint is made of names, and an engine may
     /// give a name to another block.
     pub fn look(
         &mut self,
@@ -145,7 +145,7 @@ impl Publisher {
         self.replace(&old, &new);
     }
 
-    /// A rank has the marks `new` and no more the marks `old`; both in increasing order.
+    /// Replaces the marks `old` of a rank with `new`; both are in increasing order.
     fn replace(&mut self, old: &[u64], new: &[u64]) {
         let (mut old, mut new) = (old.iter().copied().peekable(), new.iter().copied().peekable());
         loop {
@@ -184,8 +184,7 @@ impl Publisher {
         }
     }
 
-    /// Makes the next digest: the changes since the last one. A digest without any is sent too: it says that the site is
-    /// there.
+    /// Next digest: the changes since the last one. A digest without changes is sent too, as a sign of life of the site.
     pub fn delta(&mut self) -> Digest {
         let (mut removed, mut added) = (Vec::new(), Vec::new());
         for (mark, was) in self.changed.drain() {
@@ -205,7 +204,7 @@ impl Publisher {
         self.digest(false, removed, added)
     }
 
-    /// All that the digests so far and the changes since then come to: for whoever has missed one.
+    /// Whole digest of all marks published so far, for an index that has missed a digest.
     pub fn whole(&mut self) -> Digest {
         self.delta();
         let mut marks: Vec<u64> = self.marks.keys().copied().collect();
@@ -218,7 +217,7 @@ impl Publisher {
         Digest { site: self.site.clone(), whole, life, seq, word, grain, removed, added }
     }
 
-    /// Bytes that this takes beside the index, about.
+    /// Approximate memory of the publisher, in bytes.
     #[must_use]
     pub fn bytes(&self) -> usize {
         let of_ranks: usize = self.ranks.values().map(|rank| 8 * rank.marks.len() + 64).sum();

@@ -1,23 +1,23 @@
-//! Sets of sites, each as a number of 32 bits: that of its only site, or that of a set that is kept once.
+//! Sets of sites, each as a 32-bit number: the number of its only site, or of a set that is kept once.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 
-/// Sites at most. A number below it is the set of that one site.
+/// Most sites. A number below it is the set of that one site.
 pub const MAX_SITES: usize = 1 << 16;
 const FIRST: u32 = MAX_SITES as u32;
 
-/// A set of sites, a bit each.
+/// A set of sites, as bits.
 pub(crate) type Bits = [u64];
 
 struct SharedSet {
     bits: Arc<Bits>,
-    /// Marks that have it.
+    /// Number of marks with this set.
     marks: u32,
 }
 
-/// The sets of more than one site that marks have.
+/// Sets of more than one site that marks have.
 #[derive(Default)]
 pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
@@ -28,7 +28,7 @@ pub(crate) struct Sets {
 }
 
 impl Sets {
-    /// The sites of a set.
+    /// Sites of a set.
     pub(crate) fn each(&self, set: u32, mut f: impl FnMut(usize)) {
         match self.bits(set) {
             None => f(set as usize),
@@ -48,7 +48,7 @@ impl Sets {
         Some(&kept.bits)
     }
 
-    /// The set with one site more, for a mark that had `set`. The mark gives its set up for the new one.
+    /// Adds a site to the set of a mark: `set` loses the mark to the returned set.
     pub(crate) fn with(&mut self, set: Option<u32>, site: usize) -> u32 {
         let Some(set) = set else { return site as u32 };
         if self.has(set, site) {
@@ -60,7 +60,7 @@ impl Sets {
         self.number(bits)
     }
 
-    /// The set without a site, for a mark that had `set`; nothing if it is empty.
+    /// Removes a site from the set of a mark: `set` loses the mark to the returned set; none if that is empty.
     pub(crate) fn without(&mut self, set: u32, site: usize) -> Option<u32> {
         if !self.has(set, site) {
             return Some(set);
@@ -132,7 +132,7 @@ impl Sets {
         }
     }
 
-    /// Number of sets that are kept.
+    /// Number of kept sets.
     pub(crate) fn len(&self) -> usize {
         self.numbers.len()
     }

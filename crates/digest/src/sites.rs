@@ -1,4 +1,4 @@
-//! Many sites' digests, and what they say of a prompt.
+//! Index of sites: their digests, and bounds for a prompt.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -12,7 +12,7 @@ use crate::status::{Counts, SiteStatus, State};
 use crate::table::Table;
 use crate::trust::{PROBE_EVERY, Proof, Trust};
 
-/// Sparse index of many sites. Times are since any moment of the caller's, always the same.
+/// Sparse index of many sites. Times are measured from one moment of the caller's choice.
 pub struct Sites {
     grain: u32,
     stale_after: Duration,
@@ -29,13 +29,13 @@ struct Site {
     seq: u64,
     word: u64,
     marks: u64,
-    /// A digest was missed: what is known is left out until a whole one comes.
+    /// True if a digest was missed: the site's marks do not count until a whole digest comes.
     broken: bool,
     heard: Duration,
     trust: Trust,
-    /// Answers that left the site out though it would have been the best, since the last probe.
+    /// Answers since the last probe that left out the site although it would have been the best.
     doubts: AtomicU32,
-    /// Bytes of digests.
+    /// Bytes of its digests.
     bytes: u64,
 }
 
@@ -61,37 +61,37 @@ struct SiteCounters {
 pub enum DigestEffect {
     /// The digest was taken in.
     Now,
-    /// The digest was known already.
+    /// The digest was taken in before.
     Before,
 }
 
 /// Sites with the same bounds.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Level {
-    /// Blocks of the prompt that each of them has at least.
+    /// Fewest blocks of the prompt that each site has.
     pub at_least: u32,
-    /// Blocks of the prompt that each of them has at most.
+    /// Most blocks of the prompt that each site has.
     pub at_most: u32,
-    /// The sites, by number; [`Sites::name`] has the names.
+    /// Numbers of the sites; [`Sites::name`] has the names.
     pub sites: Vec<u32>,
 }
 
-/// Bounds for every site. Of those in no list, all hold 0 to [`rest_at_most`](Self::rest_at_most) blocks.
+/// Bounds for every site. Sites in no list hold 0 to [`rest_at_most`](Self::rest_at_most) blocks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Answer {
-    /// Sites that have something for sure when their digest was made, the most first.
+    /// Sites that certainly had blocks when their digest was made, by decreasing bounds.
     pub levels: Vec<Level>,
     /// Most blocks that any other known site has.
     pub rest_at_most: u32,
-    /// Sites that may have anything: not heard for too long, or doubted.
+    /// Sites that may have any blocks: silent for too long, or doubted.
     pub unknown: Vec<u32>,
-    /// A doubted site that it is time to ask, to see whether its claims hold again; with what it claims at least.
+    /// A doubted site to be asked whether its claims hold again, with the fewest blocks that it claims.
     pub probe: Option<(u32, u32)>,
 }
 
 impl Sites {
-    /// An empty one, for digests with this grain. `key`: a random number. `stale_after`: without a digest, until a site
-    /// may have anything.
+    /// An empty index for digests with this grain. `key`: a random number. `stale_after`: time without a digest after which a
+    /// site may have any blocks.
     ///
     /// # Errors
     /// [`Error::Grain`] if the grain is 0.
@@ -119,8 +119,8 @@ impl Sites {
     /// Takes in a digest of `bytes` bytes.
     ///
     /// # Errors
-    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if one is missing before it, and until a whole one comes the site may
-    /// have anything; [`Error::TooMany`].
+    /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if a digest is missing before it, after which the site may have any blocks
+    /// until a whole digest comes; [`Error::TooMany`].
     pub fn apply(&mut self, digest: &Digest, bytes: usize, now: Duration) -> Result<DigestEffect, Error> {
         let applied = self.try_apply(digest, bytes, now);
         match &applied {
@@ -221,7 +221,7 @@ impl Sites {
         }
     }
 
-    /// Removes a site's marks: looks at all there are.
+    /// Removes a site's marks, by a scan of all marks.
     fn clear(&mut self, at: usize) {
         if self.sites[at].as_ref().is_some_and(|site| site.marks > 0) {
             let has = |(_, set): &(u64, u32)| self.sets.has(*set, at);
@@ -240,14 +240,13 @@ impl Sites {
         true
     }
 
-    /// The name of a site.
+    /// Name of a site.
     #[must_use]
     pub fn name(&self, site: u32) -> &str {
         self.sites.get(site as usize).and_then(Option::as_ref).map_or("", |site| &site.name)
     }
 
-    /// Finds the sites that hold something of a prompt of so many blocks, given its [marks](crate::marks_of_prompt),
-    /// and how much.
+    /// Bounds of the sites for a prompt of `blocks` blocks, given its [marks](crate::marks_of_prompt).
     #[must_use]
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
@@ -285,7 +284,7 @@ impl Sites {
         answer
     }
 
-    /// Counts the claims of doubted sites that would have been the best, and suggests to ask one now and then.
+    /// Counts claims of doubted sites that would have been the best, and suggests a probe of one at intervals.
     fn probe(&self, sets: &[u32], best: u32, doubted: &[u32], answer: &mut Answer) {
         for &number in doubted {
             let Some(depth) = sets.iter().rposition(|&set| self.sets.has(set, number as usize)) else { continue };
@@ -299,8 +298,8 @@ impl Sites {
         }
     }
 
-    /// A site was asked, or an engine of it has reported, for a prompt: it had `was` blocks of it, and its bounds had been
-    /// these. False if it is not known.
+    /// Records that a site had `was` blocks of a prompt, after an answer with these bounds: by its own answer, or an
+    /// engine's report. False if the site is not known.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
         // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
@@ -375,7 +374,7 @@ impl Sites {
         }
     }
 
-    /// True if the table and the sites agree. For tests.
+    /// True if the table and the sites are consistent, for tests.
     #[must_use]
     pub fn is_consistent(&self) -> bool {
         let mut of_sites = vec![(0_u64, 0_u64); self.sites.len()];

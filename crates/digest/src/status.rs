@@ -1,8 +1,8 @@
-//! The status of sites: how each of them does, and the counts of all.
+//! Status of each site, and counts of the index of sites.
 
 use std::time::Duration;
 
-/// Counts since the index was made, and sizes now.
+/// Counts since the index was made, and present sizes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Counts {
@@ -12,38 +12,38 @@ pub struct Counts {
     pub marks: u64,
     /// Different sets of more than one site.
     pub sets: u64,
-    /// Memory of all this, as allocated.
+    /// Allocated memory, in bytes.
     pub bytes: u64,
-    /// Digests that were taken in; those that were whole are among them.
+    /// Digests that were taken in, whole ones included.
     pub applied: u64,
     /// Whole digests that were taken in.
     pub whole: u64,
-    /// Digests that were known already.
+    /// Digests that had been taken in before.
     pub repeated: u64,
     /// Digests that could not be used.
     pub refused: u64,
-    /// Digests in place of which a whole one was asked for.
+    /// Digests after which a whole one was requested.
     pub whole_wanted: u64,
     /// Sites that were forgotten.
     pub forgotten: u64,
-    /// Times that a site came to be doubted.
+    /// Number of times that a site became doubted.
     pub doubted: u64,
-    /// Claims that were compared with what there was.
+    /// Claims that were compared with the real holdings.
     pub compared: u64,
-    /// Compared claims of which less was there.
+    /// Claims that exceeded the real holdings.
     pub short: u64,
-    /// Answers of sites that had more than the bounds said.
+    /// Answers with more blocks than the bounds allowed.
     pub beyond: u64,
     /// Prompts looked up.
     pub answers: u64,
     /// Claims of doubted sites that were left out of answers.
     pub left_out: u64,
-    /// Questions to doubted sites that answers suggested.
+    /// Suggested probes of doubted sites.
     pub probes: u64,
 }
 
 impl Counts {
-    /// All of them, by the names of the fields.
+    /// All counts, with the names of their fields.
     #[must_use]
     pub fn named(&self) -> [(&'static str, u64); 17] {
         [
@@ -68,39 +68,39 @@ impl Counts {
     }
 }
 
-/// State of a site: how much its word counts.
+/// State of a site, which decides whether its claims count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
     /// The site's bounds are used.
     Known,
-    /// The site was not heard for too long, or a digest of it is missing: it may hold anything.
+    /// The site was silent for too long, or a digest of it is missing: it may hold any blocks.
     Unknown,
-    /// The site claimed more than it had, too often: it may hold anything.
+    /// The site claimed more than it had too often: it may hold any blocks.
     Doubted,
 }
 
-/// Status of a site, as far as it is known.
+/// Status of a site.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct SiteStatus {
     /// Name of the site.
     pub site: String,
-    /// State: how much the site's word counts.
+    /// State of the site.
     pub state: State,
     /// Time since the site's last digest.
     pub age: Duration,
-    /// One life of its publisher.
+    /// Life of its publisher.
     pub life: u64,
     /// Number of the site's last digest.
     pub seq: u64,
-    /// Marks that it has.
+    /// Number of its marks.
     pub marks: u64,
     /// Bytes of its digests so far.
     pub bytes: u64,
     /// Share of its claims that the site kept, from 0 to 1.
     pub trust: f64,
-    /// Claims that were compared with what there was.
+    /// Claims that were compared with the real holdings.
     pub compared: u64,
-    /// Compared claims of which less was there.
+    /// Claims that exceeded the real holdings.
     pub short: u64,
 }

@@ -1,15 +1,15 @@
-//! Marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter.
+//! Table of marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter.
 //!
 //! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is what an index of
 //! sites costs. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80 % full
 //! while it grows. It is kept in shards, so that growing moves a part of it at a time.
 
 const SHARDS: usize = 64;
-/// Value that an empty entry has instead of a set.
+/// Value of an empty entry.
 const EMPTY: u32 = u32::MAX;
 const SMALLEST: usize = 16;
 
-/// A mark in two halves, so that the entry has no gap; and the set.
+/// Entry: a mark in two halves, so that there is no gap, and its set.
 #[derive(Clone, Copy)]
 struct Entry {
     mark: [u32; 2],
@@ -34,10 +34,10 @@ pub(crate) fn mix(word: u64) -> u64 {
     (product >> 64) as u64 ^ product as u64
 }
 
-/// Table from marks to numbers of sets.
+/// Hash table from marks to numbers of sets.
 pub(crate) struct Table {
     shards: Vec<Shard>,
-    /// Whoever chooses marks must not know where they go.
+    /// Secret key of the hash, so that sites cannot choose colliding marks.
     key: u64,
 }
 
@@ -66,7 +66,7 @@ impl Table {
         self.shards[hash as usize % SHARDS].find(hash, mark).map(|(_, set)| set)
     }
 
-    /// Makes the set of a mark another: `change` is told the one that it has, and returns the one that it is to have.
+    /// Replaces the set of a mark with the result of `change`, which gets the present set.
     pub(crate) fn change(&mut self, mark: u64, change: impl FnOnce(Option<u32>) -> Option<u32>) {
         let hash = mix(mark ^ self.key);
         let shard = &mut self.shards[hash as usize % SHARDS];
@@ -87,7 +87,7 @@ impl Table {
 }
 
 impl Shard {
-    /// Returns the place where an entry belongs. The lowest bits have chosen the shard, the highest choose the place.
+    /// Home place of an entry. The lowest bits of the hash choose the shard, the highest the place.
     fn home(&self, hash: u64) -> usize {
         ((u128::from(hash) * self.entries.len() as u128) >> 64) as usize
     }
@@ -136,7 +136,7 @@ impl Shard {
         }
     }
 
-    /// Takes an entry out. What comes after it and belongs before it moves up, so that no search ends too early.
+    /// Removes an entry. Later entries whose home is before the gap move up, so that no search ends too early.
     fn remove(&mut self, at: usize, key: u64) {
         let mut hole = at;
         let mut at = self.next(at);

@@ -1,29 +1,29 @@
-//! Trust: how far a site's claims have held.
+//! Trust in a site: the share of its claims that has held.
 //!
-//! A site that was asked has answered with a depth, or an engine of it has reported what it had cached. Of what the site
-//! had claimed at least, the smaller of both numbers was *kept*. Trust is the share of the claimed blocks that was kept,
-//! over about the last [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left
-//! out of answers, until the share is above [`BELIEVED`] again, which single questions find out: one in [`PROBE_EVERY`] of the answers in
-//! which it would have been the best.
+//! A claim is the fewest blocks that a site has by its digest. The site's exact answer, or the cached tokens reported by one of
+//! its engines, shows how many of them it *kept*. Trust is the share of the claimed blocks that was kept, over about the last
+//! [`MEMORY`] answers; a new site begins with a little credit. Below [`DOUBTED`] a site's claims are left out of answers until
+//! the share is above [`BELIEVED`] again. Probes measure it: one in [`PROBE_EVERY`] of the answers in which the site would have
+//! been the best.
 //!
 //! So a site that claims everything is asked in vain some ten times, and then once in [`PROBE_EVERY`] times. Honest sites fall
-//! short a little, when blocks go between a digest and a question.
+//! slightly short when blocks go between a digest and a question.
 
-/// Answers after which one counts 1/e of a new one.
+/// Number of answers after which an answer counts 1/e of a new one.
 const MEMORY: f64 = 16.0;
-/// Grains of kept claims that a new site is credited with.
+/// Credit of a new site, in grains of kept claims.
 const CREDIT: f64 = 4.0;
 const DOUBTED: f64 = 0.5;
 const BELIEVED: f64 = 0.75;
-/// Answers that a doubted site would have been the best of, for each question to it.
+/// Answers in which a doubted site would have been the best, for each probe of it.
 pub(crate) const PROBE_EVERY: u32 = 32;
 
-/// Proof of what a site really had: who says so.
+/// Source of a site's real holdings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Proof {
-    /// The site's exact index, when it was asked.
+    /// Answer of the site's exact index.
     Answer,
-    /// An engine of the site, in its answer to the request.
+    /// Report of an engine of the site, in its answer to the request.
     Engine,
 }
 
@@ -33,14 +33,14 @@ pub(crate) struct Trust {
     claimed: f64,
     kept: f64,
     doubted: bool,
-    /// Answers that were compared with claims.
+    /// Number of answers compared with claims.
     pub(crate) compared: u64,
-    /// Answers with less than was claimed.
+    /// Number of answers below the claim.
     pub(crate) short: u64,
 }
 
 impl Trust {
-    /// Compares a claim of at least so many blocks with what there was. True if the site is doubted from now on.
+    /// Compares a claim of at least `claimed` blocks with the real number. True if the site becomes doubted.
     pub(crate) fn compare(&mut self, claimed: u32, was: u32, grain: u32) -> bool {
         if claimed == 0 {
             return false;

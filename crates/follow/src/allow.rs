@@ -1,5 +1,5 @@
-//! The rules on which endpoints may be followed. Somebody who may register an engine has this service connect to it; so
-//! without a limit it could be made to look into any network that it reaches.
+//! Rules on which endpoints may be followed. A client that registers an engine makes this service connect to it; without
+//! limits, clients could probe any network that the service reaches.
 
 use std::net::IpAddr;
 
@@ -7,10 +7,10 @@ use crate::endpoint::Endpoint;
 use crate::error::Error;
 use crate::state::Registration;
 
-/// Hosts and networks that may be followed where nobody has said anything, and anybody may register.
+/// Networks that may be followed by default where registering needs no key.
 const LOOPBACK: [&str; 3] = ["127.0.0.0/8", "::1", "localhost"];
 
-/// Networks, patterns of host names, and patterns of paths.
+/// List of networks, patterns of host names, and patterns of paths that may be followed.
 #[derive(Debug, Clone)]
 pub struct AllowList {
     entries: Vec<Entry>,
@@ -66,7 +66,7 @@ impl Entry {
 }
 
 impl AllowList {
-    /// Reads the entries of the configuration. `open`: whether anybody may register.
+    /// Reads the entries of the configuration. `open`: whether registering needs no key.
     pub(crate) fn new(entries: &[String], open: bool) -> Result<Self, Error> {
         let default: &[&str] = if open { &LOOPBACK } else { &["*", "ipc://*"] };
         let said = !entries.is_empty();
@@ -84,7 +84,7 @@ impl AllowList {
         })
     }
 
-    /// Checks that all endpoints of a registration may be followed. `host`: one that the operator named otherwise.
+    /// Checks that all endpoints of a registration may be followed. `host`: a host that the operator has named elsewhere.
     ///
     /// # Errors
     /// [`Error::Forbidden`] if one may not.
@@ -93,7 +93,7 @@ impl AllowList {
         endpoints.into_iter().try_for_each(|endpoint| self.check(endpoint, host))
     }
 
-    /// Checks that an endpoint may be followed. `host`: one that the operator named otherwise.
+    /// Checks that an endpoint may be followed. `host`: a host that the operator has named elsewhere.
     pub(crate) fn check(&self, endpoint: &Endpoint, host: Option<&str>) -> Result<(), Error> {
         // Nothing is connected to; who connects to us is looked at then.
         if endpoint.bound_port().is_some() {
@@ -131,7 +131,7 @@ fn is_in(address: IpAddr, network: IpAddr, bits: u8) -> bool {
     }
 }
 
-/// True if a text fits a pattern, in which a star stands for anything.
+/// True if a text matches a pattern, in which a star stands for any text.
 fn glob(pattern: &str, text: &str) -> bool {
     let mut parts = pattern.split('*');
     let first = parts.next().unwrap_or_default();

@@ -1,39 +1,38 @@
-//! [`StreamContext`]: the settings of streams, and what streams share while they run.
+//! [`StreamContext`]: the settings of streams, and the state that they share.
 
 use std::sync::Arc;
 
 use kvatlas_adopt::Scheme;
 use kvatlas_wire::Identity;
 
-use crate::adopt::PromptQueue;
 use crate::config::StreamConfig;
 use crate::relay::Relay;
 use crate::snapshot::Snapshots;
-use crate::state::Keyspace;
+use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::limits::SharedCounts;
 use kvatlas_stream::zmtp::Room;
 
-/// The settings of streams, and what streams share while they run.
+/// The settings of streams, and the state that they share.
 #[derive(Debug, Clone)]
 pub struct StreamContext {
     /// The settings.
     pub config: StreamConfig,
-    /// Bytes in buffers, and how often each limit was reached.
+    /// Bytes in buffers, and counts of reached limits.
     pub shared: Arc<SharedCounts>,
-    /// The words that blocks are called by in the indexes.
+    /// Identity of blocks in the indexes: content hashes, or words that depend on a key.
     pub identity: Arc<Identity>,
-    /// The ways in which engines may compute the names of blocks.
+    /// Schemes by which engines may compute block hashes.
     pub schemes: Arc<[Scheme]>,
-    /// The place where prompts are left that may tell what was never announced.
+    /// Queue of prompts from which blocks may be adopted.
     pub prompt_queue: Arc<PromptQueue<Keyspace>>,
-    /// Holdings that were kept over a restart, or will be kept over the next.
+    /// Snapshots that streams are restored from, and written to.
     pub snapshots: Arc<Snapshots>,
-    /// The log that streams are published to, or come by.
+    /// The log that streams are published to, or read from.
     pub relay: Arc<Relay>,
 }
 
 impl From<StreamConfig> for StreamContext {
-    /// Streams with these settings that share nothing with others: no snapshots, no log, content hashes as words.
+    /// A context of its own for streams with these settings: no snapshots, no log, content hashes as words.
     fn from(config: StreamConfig) -> Self {
         Self {
             config,
@@ -48,7 +47,7 @@ impl From<StreamConfig> for StreamContext {
 }
 
 impl StreamContext {
-    /// The memory that bodies may take while they come.
+    /// Memory for messages of which a part has arrived.
     pub(crate) fn room(&self) -> Room {
         Room::new(self.shared.clone(), self.config.limits.buffer_bytes)
     }

@@ -1,40 +1,40 @@
-//! Addresses of an engine's sockets.
+//! Endpoints of an engine's sockets.
 
 use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
 
-/// A ZMQ address that another process can be reached at: `tcp://host:port` or `ipc://path`. Or a port of ours that the other
-/// process connects to: `bind://port`.
+/// Address of an engine's socket in ZeroMQ's form, `tcp://host:port` or `ipc://path`; or a port of this service that the engine
+/// connects to, `bind://port`.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Endpoint(Box<str>);
 
 impl Endpoint {
-    /// The endpoint as ZMQ takes it.
+    /// The endpoint in ZeroMQ's form.
     #[must_use]
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The port of ours that the engine connects to, if it is one that does.
+    /// Port of this service that the engine connects to, if it does.
     #[must_use]
     pub fn bound_port(&self) -> Option<u16> {
         self.0.strip_prefix("bind://")?.parse().ok()
     }
 
-    /// A stream that comes by a log of this kind, `nats` or `zmq`, under this subject. Nobody can register one by its address.
-    pub(crate) fn log(subject: &str, kind: &str) -> Self {
-        Self(format!("{kind}:{subject}").into())
+    /// Endpoint of a stream that is read from the log, under this subject. Clients cannot register it.
+    pub(crate) fn log(subject: &str) -> Self {
+        Self(format!("nats:{subject}").into())
     }
 
-    /// The subject of a stream that comes by a log.
+    /// Subject of a stream that is read from a log.
     #[must_use]
     pub fn log_subject(&self) -> Option<&str> {
-        self.0.strip_prefix("nats:").or_else(|| self.0.strip_prefix("zmq:"))
+        self.0.strip_prefix("nats:")
     }
 
-    /// The host, without brackets; none for paths and ports of ours.
+    /// Host, without brackets; none for paths and ports of this service.
     #[must_use]
     pub fn host(&self) -> Option<&str> {
         let (host, _) = self.0.strip_prefix("tcp://")?.rsplit_once(':')?;

@@ -1,82 +1,82 @@
-//! The errors of a request to the service. A refused request has changed nothing.
+//! Errors of requests to the service. A refused request has changed nothing.
 
 use std::borrow::Cow;
 
-/// The code of what is JSON, but not of the types that are wanted.
+/// Code of an error for JSON values of wrong types.
 pub const WRONG_TYPE: &str = "wrong_type";
 
-/// The reason why a request was refused.
+/// Reason of a refused request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
     /// The configuration is wrong.
     #[error("configuration: {message}")]
     Config {
-        /// The setting that is wrong, and why.
+        /// Message with the wrong setting, and why it is wrong.
         message: String,
     },
-    /// A number, string or combination that cannot be used.
+    /// A value, or a combination of values, cannot be used.
     #[error("{message}")]
     Invalid {
-        /// A name for it that stays.
+        /// Stable code of the error.
         code: &'static str,
-        /// An account of what was wrong and what would be right.
+        /// Message with what was wrong and what would be right.
         message: Cow<'static, str>,
     },
-    /// The request contradicts what is registered already.
+    /// The request contradicts an earlier registration.
     #[error("{message}")]
     Conflict {
-        /// A name for it that stays.
+        /// Stable code of the error.
         code: &'static str,
-        /// An account of what stands against the request.
+        /// Message with the contradiction.
         message: String,
     },
     /// The configuration does not allow the request.
     #[error("{message}")]
     Forbidden {
-        /// A name for it that stays.
+        /// Stable code of the error.
         code: &'static str,
-        /// An account of what is not allowed, and what to set.
+        /// Message with what is not allowed, and the setting that would allow it.
         message: String,
     },
-    /// The thing asked for is not there.
+    /// The requested object does not exist.
     #[error("{message}")]
     Unknown {
-        /// A name for it that stays.
+        /// Stable code of the error.
         code: &'static str,
-        /// An account of what is not there.
+        /// Message with what does not exist.
         message: String,
     },
-    /// A bug: what was asked for met a panic, and nothing of it was done.
+    /// A bug: the request caused a panic, and nothing of it was done.
     #[error("internal error; the service's log has the details")]
     Internal,
-    /// The service has ended, or ended while it was at it.
+    /// The service has ended, before or during the request.
     #[error("the service is closed")]
     Closed,
-    /// The thing asked for is not there now, but may be in a while.
+    /// The requested object does not exist now, but may soon.
     #[error("{message}")]
     Unavailable {
-        /// A name for it that stays.
+        /// Stable code of the error.
         code: &'static str,
-        /// An account of what is not there, and what to do.
+        /// Message with what does not exist yet, and what to do.
         message: String,
     },
     /// A snapshot cannot be used or made.
     #[error("{message}")]
     Snapshot {
-        /// The snapshot, and what is wrong with it.
+        /// Message with the snapshot, and what is wrong with it.
         message: String,
     },
     /// The service could not be started.
     #[error("{message}")]
     Start {
-        /// An account of what could not be done, and why.
+        /// Message with what could not be done, and why.
         message: String,
     },
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// Stable code, for programs to test.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -97,7 +97,7 @@ impl Error {
         Self::Config { message }
     }
 
-    /// Content hashes are asked for, which nobody outside can make or use where blocks are called otherwise.
+    /// Error of a request for content hashes to a service whose indexes have words under a key of its own.
     #[must_use]
     pub fn keyed_identity(instead: &str) -> Self {
         let message = format!(
@@ -115,7 +115,7 @@ impl Error {
         Self::Conflict { code, message }
     }
 
-    /// Something is not there: `message` says what.
+    /// Error of an object that does not exist.
     #[must_use]
     pub fn unknown(code: &'static str, message: String) -> Self {
         Self::Unknown { code, message }

@@ -1,4 +1,4 @@
-//! [`Follower`]: engines' event streams followed into indexes, with all that belongs to them but HTTP.
+//! [`Follower`]: follows engines' event streams into indexes, without HTTP.
 
 use std::net::SocketAddr;
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::runtime::{Builder, Runtime};
 
-use crate::adopt::{self, PromptQueue};
+use crate::adopt;
 use crate::allow::AllowList;
 use crate::config::Config;
 use crate::context::StreamContext;
@@ -20,32 +20,31 @@ use crate::error::Error;
 use crate::fleet::{EngineReport, Fleet, RegistrationOutcome};
 use crate::log;
 use crate::metrics;
-use crate::reader;
 use crate::register;
 use crate::relay::Relay;
+use crate::relay_reader;
 use crate::report;
 use crate::sites::{Digests, KeyspaceDigest, Tops};
-use crate::snapshot::{self, Directory, Keeper, Origin, SnapshotFile, Snapshots, Source, read_file};
-use crate::state::Keyspace;
+use crate::snapshot::{self, Directory, Keeper, Origin, PackedSnapshot, Snapshots, Source, read_file};
+use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::zmtp::Room;
 
-/// Time that threads may take to end when a follower is dropped.
+/// Longest time for threads to end when a follower is dropped.
 const END: Duration = Duration::from_secs(2);
 
-/// Time for which a client waits for a snapshot that is being made, before it is told to ask again.
+/// Longest wait of a client for a snapshot that is being made, after which it must ask again.
 const LONGEST_WAIT: Duration = Duration::from_secs(5);
 
-/// Time that streams may take to be copied for a last snapshot.
+/// Longest time for copying streams for a last snapshot.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
-/// Engines' event streams, followed into indexes. It listens nowhere but at `streams.bind`: a router has one in its
-/// process, and a service answers over HTTP from one. Its methods wait, so they are not for calls from
-/// inside an async runtime.
+/// Follower of engines' event streams into indexes. It listens only at `streams.bind`: a router has one in its process, and a
+/// service answers over HTTP from one. Its methods block, so they must not be called from inside an async runtime.
 pub struct Follower {
     fleet: Arc<Fleet>,
-    /// The rules on which endpoints may be registered.
+    /// Rules on which endpoints may be registered.
     allow: Arc<AllowList>,
-    /// The queue where prompts are left that may tell what was never announced.
+    /// Queue of prompts from which blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
@@ -58,7 +57,7 @@ struct FollowerThreads {
     keeper: Option<Keeper>,
 }
 
-/// The thread that adopts; it ends with this.
+/// The adoption thread, which ends on drop.
 struct AdoptionThread {
     prompt_queue: Arc<PromptQueue<Keyspace>>,
     thread: Option<JoinHandle<()>>,
@@ -74,11 +73,11 @@ impl Drop for AdoptionThread {
 }
 
 impl Follower {
-    /// Starts; engines can be registered as soon as this returns.
-    /// `asks_for_key`: whether those who register over HTTP, if anybody can, must show a key.
+    /// Starts a follower. Engines can be registered once this returns. `asks_for_key`: whether registering over HTTP, if
+    /// possible at all, needs a key.
     ///
     /// # Errors
-    /// [`Error::Start`] if an address of `streams.bind` cannot be listened at, or there are no threads to be had.
+    /// [`Error::Start`] if an address of `streams.bind` cannot be listened at, or a thread cannot be started.
     pub fn start(config: Config, asks_for_key: bool) -> Result<Self, Error> {
         log::start(config.log);
         let ingest = Builder::new_multi_thread()
@@ -100,15 +99,15 @@ impl Follower {
             relay: relay.clone(),
             ..config.streams.into()
         };
-        ingest.block_on(relay.start(context.room()))?;
+        ingest.block_on(relay.start())?;
         let mut holds = config.holds;
-        holds.extend(reader::holds(&relay));
+        holds.extend(relay_reader::hold(&relay));
         if snapshots.is_loading() {
             holds.push(snapshot::HOLD.to_owned());
             ingest.spawn(snapshots.clone().expire());
         }
         let fleet = Fleet::new(context.clone(), &holds, ingest.handle().clone());
-        reader::start(&fleet, &context, ingest.handle());
+        relay_reader::start(&fleet, &context, ingest.handle());
         let adopt = adopt::start(&fleet, config.adopt.share, &context)?;
         let prompt_queue = context.prompt_queue.clone();
         let adopt = AdoptionThread { prompt_queue: prompt_queue.clone(), thread: adopt };
@@ -122,31 +121,31 @@ impl Follower {
         Ok(Self { fleet, allow, prompt_queue, running, digests, sites: Arc::new(Tops::new(config.sites)) })
     }
 
-    /// The fleet: who is registered.
+    /// The registered fleet.
     #[must_use]
     pub fn fleet(&self) -> &Arc<Fleet> {
         &self.fleet
     }
 
-    /// The rules on which endpoints may be registered.
+    /// Rules on which endpoints may be registered.
     #[must_use]
     pub fn allow(&self) -> &AllowList {
         &self.allow
     }
 
-    /// The digests of many sites, where they are taken in.
+    /// Digests of sites, in a service that takes them in.
     #[must_use]
     pub fn sites(&self) -> &Tops {
         &self.sites
     }
 
-    /// Registers what a body of `/register` says, which may name its `source` too. True if that is new.
+    /// Makes the registration in a body of `/register`, which may have a `source` too. True if it is new.
     ///
-    /// `announced_by`: the host of the engine that named the endpoints; they must be there or be allowed. None if the
-    /// operator named them: that is fine.
+    /// `announced_by`: the host of the engine that named the endpoints, which must be on it or be allowed. None if the
+    /// operator named them, which is always allowed.
     ///
     /// # Errors
-    /// As `/register` has them.
+    /// The errors of `/register`.
     pub fn register(&self, json: &str, announced_by: Option<&str>) -> Result<bool, Error> {
         let registration = register::registration(json.as_bytes())?;
         if announced_by.is_some() {
@@ -157,10 +156,10 @@ impl Follower {
         Ok(registering == RegistrationOutcome::New)
     }
 
-    /// Checks that an endpoint may be followed that the engine at `announced_by` named.
+    /// Checks that an endpoint named by the engine at `announced_by` may be followed.
     ///
     /// # Errors
-    /// [`Error::Forbidden`] if it may not, [`Error::Invalid`] if it is none.
+    /// [`Error::Forbidden`] if it may not, [`Error::Invalid`] if it is not an endpoint.
     pub fn check_allowed(&self, endpoint: &str, announced_by: &str) -> Result<(), Error> {
         self.allow.check(&endpoint.parse()?, Some(announced_by))
     }
@@ -175,36 +174,36 @@ impl Follower {
         self.wait(async move { fleet.unregister(&worker, None, rank).await })?
     }
 
-    /// Appends what `/metrics` says of engines, streams and indexes, for who has it as a part; without the line that ends it.
+    /// Appends the metrics of engines, streams and indexes, without the end line, for the caller's `/metrics`.
     ///
     /// # Errors
-    /// If `out` takes no more.
+    /// If `out` refuses more text.
     pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
         metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)
     }
 
-    /// The answer to `/workers`.
+    /// Answer to `/workers`.
     #[must_use]
     pub fn workers(&self) -> Value {
         report::workers(&self.fleet, None, None)
     }
 
-    /// Discovery says how far it is with an engine: an [`EngineReport`] in JSON.
+    /// Takes in discovery's report on an engine: an [`EngineReport`] in JSON.
     ///
     /// # Errors
-    /// [`Error::Config`] if it is none.
+    /// [`Error::Config`] if it is not a report.
     pub fn report_engine(&self, report: &str) -> Result<(), Error> {
         let report: EngineReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
         self.fleet.report(report);
         Ok(())
     }
 
-    /// Discovery follows an engine, or a configured stream, no more. False if it did not.
+    /// Forgets an engine, or a configured stream, of discovery. False if it was not known.
     pub fn forget_engine(&self, worker: &str, rank: Option<u32>) -> bool {
         self.fleet.forget(worker, rank)
     }
 
-    /// The size that most blocks of a worker's events have, if that is not the one of its registration.
+    /// Size of most blocks in a worker's events, if it is not the registered one.
     #[must_use]
     pub fn other_block_size(&self, worker: &str) -> Option<u32> {
         let keyspaces = self.fleet.keyspaces();
@@ -213,11 +212,11 @@ impl Follower {
         sizes.filter_map(|(_, stream)| stream.status.other_size()).max_by_key(|its| its.1).map(|(size, _)| size)
     }
 
-    /// Loads a snapshot of another service from a file, where `snapshot.from_peer` has streams wait for one. `url`: where it
-    /// is from. Returns the number of streams in it.
+    /// Loads a snapshot of another service from a file, if streams wait for one (`snapshot.from_peer`). `url`: its origin.
+    /// Returns the number of streams in it.
     ///
     /// # Errors
-    /// [`Error::Snapshot`] if it cannot be used; the streams begin without it.
+    /// [`Error::Snapshot`] if the snapshot cannot be used; the streams begin without it.
     pub fn load_snapshot(&self, file: &Path, url: &str) -> Result<u64, Error> {
         let snapshots = self.fleet.snapshots();
         let read = read_file(file, snapshots.config.max_bytes).map_err(|error| format!("{}: {error}", file.display()));
@@ -227,7 +226,7 @@ impl Follower {
         loaded
     }
 
-    /// The streams need not wait for a snapshot of another service any more. `why`: why there is none.
+    /// Ends the wait of the streams for a snapshot of another service. `why`: the reason why there is none, if it is an error.
     pub fn no_snapshot(&self, why: Option<&str>) {
         let snapshots = self.fleet.snapshots();
         if let Some(why) = why {
@@ -237,11 +236,11 @@ impl Follower {
         snapshots.loaded(&*self.fleet);
     }
 
-    /// Digests of what has changed in each keyspace since the last call, for the service above many sites; of a
-    /// keyspace that `whole` has, by model and routing group, all there is.
+    /// Digests of the changes in each keyspace since the last call, for the service above many sites; of the whole for a
+    /// keyspace in `whole`, given by model and routing group.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if the site cannot be called so.
+    /// [`Error::Invalid`] if the name of the site cannot be used.
     pub fn site_digests(&self, site: &str, whole: &[(String, String)]) -> Result<Vec<KeyspaceDigest>, Error> {
         let is_whole = |model: &str, group: &str| whole.iter().any(|(a, b)| a == model && b == group);
         let keyspaces = self.fleet.keyspaces();
@@ -249,56 +248,55 @@ impl Follower {
         keyspaces.iter().map(next).collect()
     }
 
-    /// All that the streams hold, for another service to begin with: the snapshot `wanted` if it is still there, or else one
-    /// of the last seconds, or if `fresh`, one of now. Waits for half of `patience` at most, as a request may take no longer.
+    /// Snapshot for another service to begin with: the snapshot `wanted` if it is still there, or else one of the last
+    /// seconds, or with `fresh`, a new one. Waits for up to half of `patience`, the time that the request may take.
     ///
     /// # Errors
-    /// [`Error::Conflict`] if blocks are called by words that mean nothing to others, [`Error::Unavailable`] if it cannot be
-    /// made, or not in time.
+    /// [`Error::Conflict`] if the indexes have words under a key of this process, [`Error::Unavailable`] if the snapshot
+    /// cannot be made, or not in time.
     pub async fn snapshot(
         &self,
         wanted: Option<u64>,
         fresh: bool,
         patience: Duration,
-    ) -> Result<Arc<SnapshotFile>, Error> {
+    ) -> Result<Arc<PackedSnapshot>, Error> {
         if self.fleet.is_keyed() {
             return Err(Error::keyed_identity("there is no snapshot of it that others could use"));
         }
         let wait = (patience / 2).min(LONGEST_WAIT);
         let unavailable = |code, message| Error::Unavailable { code, message };
         let source: Arc<dyn Source> = self.fleet.clone();
-        let spooled = self.fleet.snapshots().spool(&source, wanted, fresh, wait).await;
+        let spooled = self.fleet.snapshots().packed(&source, wanted, fresh, wait).await;
         let spooled = spooled.map_err(|message| unavailable("snapshot_failed", message))?;
         let not_ready =
             || unavailable("snapshot_not_ready", "a snapshot is being made: ask again in a second".to_owned());
         spooled.ok_or_else(not_ready)
     }
 
-    /// The answer to `/engines`.
+    /// Answer to `/engines`.
     #[must_use]
     pub fn engines(&self) -> Value {
         report::engines(&self.fleet)
     }
 
-    /// An account of what answers wait for, as `/ready?strict=1` says it; none if they are whole.
+    /// Conditions of readiness that are not met, as in `/ready?strict=1`; none if all are.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         report::not_ready(&self.fleet)
     }
 
-    /// Says from now on that it is not ready. All else goes on.
+    /// Marks the follower as not ready from now on. All else goes on.
     pub fn leave(&self) {
         self.fleet.drain();
     }
 
-    /// Says that it is not ready, ends all streams and threads. False if that took longer than `timeout` and something was
-    /// cut off. Does nothing the second time.
+    /// Marks the follower as not ready, and ends all streams and threads. False if that took longer than `timeout`, and
+    /// streams were cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration) -> bool {
         self.drain_after(timeout, std::future::ready(true))
     }
 
-    /// The same, but streams end after `answered`, which says whether all requests were answered; it is given up as
-    /// soon as `timeout` is over.
+    /// Drains after `answered`, which tells whether all requests were answered, or after `timeout`.
     pub fn drain_after(&self, timeout: Duration, answered: impl Future<Output = bool>) -> bool {
         let Some(FollowerThreads { ingest, adopt, keeper }) = self.running.lock().take() else { return true };
         self.leave();
@@ -318,7 +316,7 @@ impl Follower {
         in_time
     }
 
-    /// Runs on the threads that follow streams.
+    /// Runs a future on the threads that follow streams.
     pub fn spawn(&self, work: impl Future<Output = ()> + Send + 'static) {
         if let Some(running) = self.running.lock().as_ref() {
             running.ingest.spawn(work);
@@ -344,7 +342,7 @@ impl Drop for Follower {
     }
 }
 
-/// Accepts the connections of engines that do not listen themselves.
+/// Listens for engines that connect instead of listening.
 fn listen_for_engines(
     at: SocketAddr,
     room: Room,

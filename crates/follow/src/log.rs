@@ -1,54 +1,54 @@
-//! Logs on stderr: a line for each registration, change of a stream's state, and error.
+//! Log lines on stderr: one for each registration, change of a stream's state, and error.
 
 use std::any::Any;
 
 use serde::Deserialize;
 use tracing_subscriber::filter::LevelFilter;
 
-/// Settings of the log: what is logged, and how.
+/// Settings of the log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogConfig {
-    /// The reader for whom lines are written.
+    /// Format of the lines.
     pub format: Format,
-    /// The least that is logged.
+    /// Least severity that is logged.
     pub level: Level,
 }
 
-/// The reader for whom a line is.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Format {
-    /// Lines are for people.
+    /// Lines of text, for people.
     Text,
-    /// Lines are for programs: an object a line.
+    /// Lines of JSON objects, for programs.
     Json,
 }
 
-/// The severity of a line.
+/// Severity of a log line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Level {
     /// Nothing is logged.
     Off,
-    /// Something that should not happen.
+    /// Errors that should not happen.
     Error,
-    /// Something that is wrong, but that the service can go on without.
+    /// Problems that the service can go on with.
     Warning,
-    /// Something that changes.
+    /// Changes of state.
     Info,
-    /// Details that a developer asks for.
+    /// Details for developers.
     Debug,
 }
 
-/// The text of a panic.
+/// Message of a panic.
 #[must_use]
 pub fn panic_text(panic: &(dyn Any + Send)) -> &str {
     let text = panic.downcast_ref::<&str>().copied();
     text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
 }
 
-/// Starts to log, unless the process logs already: its first service decides.
+/// Starts logging, unless an earlier service of the process has.
 pub fn start(config: LogConfig) {
     let level = match config.level {
         Level::Off => return,

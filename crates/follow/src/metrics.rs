@@ -1,5 +1,5 @@
-//! Metrics of streams and indexes for `/metrics`, as Prometheus reads them. The documentation has names and texts from
-//! here (`tools/docs/metrics.py`).
+//! Metrics of streams and indexes for `/metrics`, in Prometheus's format. The documentation takes names and texts from here
+//! (`tools/docs/metrics.py`).
 
 use std::fmt;
 use std::sync::Arc;
@@ -15,16 +15,15 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::Registry;
 
-use crate::adopt::PromptQueue;
 use crate::fleet::{EngineState, Fleet};
 use crate::report::VERSION;
 use crate::sites::{Top, Tops, state_name};
-use crate::state::{Counters, Keyspace, Stream};
+use crate::state::{Counters, Keyspace, PromptQueue, Stream};
 use kvatlas_stream::State;
 use kvatlas_stream::limits::{LAG_SECONDS, Limit};
 use kvatlas_stream::{Outcome, Skip};
 
-/// Appends all that there is to say, without the line that ends a text.
+/// Appends all metrics, without the end line.
 pub(crate) fn write(
     fleet: &Arc<Fleet>,
     prompt_queue: &Arc<PromptQueue<Keyspace>>,
@@ -34,10 +33,10 @@ pub(crate) fn write(
     encode(Scrape { fleet: fleet.clone(), prompt_queue: prompt_queue.clone(), tops: tops.clone() }, out)
 }
 
-/// Appends what a collector tells, under the names of kvatlas, without the line that ends a text.
+/// Appends the metrics of a collector, with the prefix `kvatlas_`, without the end line.
 ///
 /// # Errors
-/// If `out` takes no more.
+/// If `out` refuses more text.
 pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
     let mut registry = Registry::with_prefix("kvatlas");
     registry.register_collector(Box::new(collector));
@@ -47,7 +46,7 @@ pub fn encode(collector: impl Collector, out: &mut String) -> fmt::Result {
 struct Scrape {
     fleet: Arc<Fleet>,
     prompt_queue: Arc<PromptQueue<Keyspace>>,
-    /// Empty, but there, where nobody sends digests.
+    /// Digests of sites; empty in a service that takes none in.
     tops: Arc<Tops>,
 }
 
@@ -353,10 +352,10 @@ impl Scrape {
     }
 }
 
-/// A family of metrics, whose members are written into what this returns.
+/// Encoder for the members of a family of metrics.
 ///
 /// # Errors
-/// If what is written to takes no more.
+/// If the output refuses more text.
 pub fn describe<'e>(
     encoder: &'e mut DescriptorEncoder<'_>,
     name: &'e str,
@@ -369,7 +368,7 @@ pub fn describe<'e>(
 /// A counter without labels.
 ///
 /// # Errors
-/// If what is written to takes no more.
+/// If the output refuses more text.
 pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(describe(encoder, name, help, MetricType::Counter)?)
 }
@@ -377,7 +376,7 @@ pub fn counter(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, valu
 /// A gauge without labels.
 ///
 /// # Errors
-/// If what is written to takes no more.
+/// If the output refuses more text.
 pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value: i64) -> fmt::Result {
     ConstGauge::new(value).encode(describe(encoder, name, help, MetricType::Gauge)?)
 }
@@ -385,7 +384,7 @@ pub fn gauge(encoder: &mut DescriptorEncoder<'_>, name: &str, help: &str, value:
 /// A member of a family of counters.
 ///
 /// # Errors
-/// If what is written to takes no more.
+/// If the output refuses more text.
 pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str, &str); N], value: u64) -> fmt::Result {
     ConstCounter::new(value).encode(family.encode_family(labels)?)
 }
@@ -393,7 +392,7 @@ pub fn count_of<const N: usize>(family: &mut MetricEncoder<'_>, labels: &[(&str,
 /// A member of a family of gauges.
 ///
 /// # Errors
-/// If what is written to takes no more.
+/// If the output refuses more text.
 pub fn gauge_of<const N: usize>(
     family: &mut MetricEncoder<'_>,
     labels: &[(&str, &str); N],

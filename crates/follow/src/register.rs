@@ -1,4 +1,4 @@
-//! Registrations as they are written in JSON, over HTTP and by discovery.
+//! Registrations in JSON, as clients over HTTP and discovery write them.
 
 use std::fmt;
 
@@ -8,16 +8,16 @@ use serde::de::{Deserializer, Visitor};
 use crate::error::{Error, WRONG_TYPE};
 use crate::state::{ModelNames, Registration};
 
-/// The routing group of those who name none.
+/// Routing group of registrations that name none.
 pub const DEFAULT_ROUTING_GROUP: &str = "default";
 
-/// Bytes of a worker's name at most.
+/// Most bytes of a worker's name.
 const MAX_NAME: usize = 256;
 
-/// Bytes of any other name, endpoint or topic at most.
+/// Most bytes of any other name, endpoint or topic.
 pub const MAX_TEXT: usize = 1024;
 
-/// A worker's name: a number or a string.
+/// Name of a worker: a number or a string.
 #[derive(Debug)]
 pub struct InstanceId(pub String);
 
@@ -45,7 +45,7 @@ impl<'de> Deserialize<'de> for InstanceId {
     }
 }
 
-/// Null is as good as absent, as in the dialect.
+/// Reads null as absent, as the Dynamo dialect does.
 fn or_default<'de, D: Deserializer<'de>>(from: D) -> Result<String, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_else(|| DEFAULT_ROUTING_GROUP.to_owned()))
 }
@@ -71,10 +71,10 @@ struct Register {
     adapters: Option<Vec<String>>,
 }
 
-/// The registration that a body of `/register` asks for.
+/// Registration in a body of `/register`.
 ///
 /// # Errors
-/// [`Error::Invalid`] if it asks for none, with the code [`WRONG_TYPE`] if it is JSON of other types than are wanted.
+/// [`Error::Invalid`] if the body is not a registration, with the code [`WRONG_TYPE`] for JSON values of wrong types.
 pub fn registration(body: &[u8]) -> Result<Registration, Error> {
     let register: Register = serde_json::from_slice(body).map_err(malformed)?;
     check_name(&register.instance_id.0)?;
@@ -122,7 +122,7 @@ fn malformed(error: serde_json::Error) -> Error {
     Error::invalid(if error.is_data() { WRONG_TYPE } else { "malformed_json" }, error.to_string())
 }
 
-/// Checks that a worker may be called so.
+/// Checks the name of a worker.
 ///
 /// # Errors
 /// [`Error::Invalid`] if the name is empty or too long.

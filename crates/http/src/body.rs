@@ -38,7 +38,7 @@ impl Body for RequestBody {
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         match &frame {
-            Poll::Pending => self.note.body_is_wanted(),
+            Poll::Pending => {}
             Poll::Ready(Some(Ok(_))) => self.note.body_came(self.body.is_end_stream()),
             Poll::Ready(_) => self.note.body_came(true),
         }

@@ -11,7 +11,7 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONNECTION, HeaderValue, TRANSFER_ENCODING};
 use hyper::server::conn::{http1, http2};
 use hyper::service::service_fn;
-use hyper::{Request, Response, Version};
+use hyper::{Request, Response};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::sync::watch;
@@ -19,7 +19,6 @@ use tokio::sync::watch;
 use crate::Denial;
 use crate::body::RequestBody;
 use crate::counts::Counts;
-use crate::half_close::{HalfClose, Tcp};
 use crate::heads::{self, Head};
 use crate::ledger::Ledger;
 use crate::limits::{HTTP2, Limits, STRANGER_READ};
@@ -61,25 +60,9 @@ struct Monitor<S, B> {
     /// The streams of HTTP/2, until the client shows a key.
     ledger: Option<Box<Ledger>>,
     refuse: fn(Denial) -> Response<B>,
-    /// True if something of the answer to the request that is at work was written.
-    is_answering: bool,
-    /// The state of a client that has ended what it sends; none before.
-    half_closed: Option<Box<HalfClose>>,
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
-    /// Handles a client that sends nothing more.
-    fn poll_half_closed(&mut self, context: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        if self.note.phase() != Phase::Busy {
-            return Poll::Ready(Ok(()));
-        }
-        let quiet = !self.is_answering;
-        match &mut self.half_closed {
-            Some(half_closed) => half_closed.poll(&mut self.stream, &self.note, quiet, context).map(Ok),
-            None => Poll::Ready(Ok(())),
-        }
-    }
-
+impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> Monitor<S, B> {
     /// The streams of HTTP/2, as long as the client has shown no key.
     fn ledger(&mut self) -> Option<&mut Ledger> {
         if self.ledger.is_some() && !self.note.place.is_stranger() {
@@ -161,25 +144,14 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Mon
         let _ = Pin::new(&mut self.stream).poll_shutdown(context);
         std::io::Error::from(std::io::ErrorKind::InvalidData)
     }
-
-    fn poll_out(&mut self, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<()>> {
-        if let Some(half_closed) = &mut self.half_closed {
-            ready!(half_closed.poll_out(&mut self.stream, context))?;
-        }
-        self.is_answering |= !bytes.starts_with(b"HTTP/1.1 100");
-        Poll::Ready(Ok(()))
-    }
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead for Monitor<S, B> {
+impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncRead for Monitor<S, B> {
     fn poll_read(
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
         buffer: &mut ReadBuf<'_>,
     ) -> Poll<std::io::Result<()>> {
-        if self.half_closed.is_some() {
-            return self.poll_half_closed(context);
-        }
         let this = &mut *self;
         let phase = this.note.phase();
         let filled = buffer.filled().len();
@@ -207,7 +179,6 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Asy
                 this.note.set(Phase::Head);
                 this.head = Head::default();
             }
-            this.is_answering = false;
             if let Some(seen) = this.head.take(bytes) {
                 this.note.set_head(seen);
             } else if this.head.bytes() > this.limits.max_head
@@ -217,17 +188,13 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Asy
             } else if this.note.place.is_stranger() {
                 this.hold_head();
             }
-        } else if bytes.is_empty() && !(this.is_answering && this.limits.late_end_is_leaving) {
-            this.half_closed = Some(Box::new(HalfClose::new(this.stream.tcp(), &this.note)));
-            return this.poll_half_closed(context);
         }
         Poll::Ready(Ok(()))
     }
 }
 
-impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrite for Monitor<S, B> {
+impl<S: AsyncRead + AsyncWrite + Unpin, B: Body<Data = Bytes> + Unpin> AsyncWrite for Monitor<S, B> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<std::io::Result<usize>> {
-        ready!(self.poll_out(context, bytes))?;
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.note.wrote(&written);
         if let Poll::Ready(Ok(count)) = written {
@@ -257,7 +224,6 @@ impl<S: AsyncRead + AsyncWrite + Tcp + Unpin, B: Body<Data = Bytes> + Unpin> Asy
         context: &mut Context<'_>,
         bytes: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        ready!(self.poll_out(context, bytes.first().map_or(&[][..], |first| first)))?;
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, bytes);
         self.note.wrote(&written);
         if let Poll::Ready(Ok(count)) = written {
@@ -360,7 +326,7 @@ pub(crate) async fn serve<S, F, B>(
     shows_key: impl Fn(&Request<hyper::body::Incoming>) -> bool,
     refuse: fn(Denial) -> Response<B>,
 ) where
-    S: AsyncRead + AsyncWrite + Tcp + Unpin + Send + 'static,
+    S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
     F: Future<Output = Response<B>> + Send + 'static,
     B: Body<Data = Bytes> + Send + Unpin + 'static,
     B::Error: Into<Box<dyn std::error::Error + Send + Sync>>,
@@ -374,7 +340,7 @@ pub(crate) async fn serve<S, F, B>(
         // Where a body with a coding ends is for two parties to agree on: nothing follows it here.
         let mut closes = request.headers().contains_key(TRANSFER_ENCODING) || checked.is_err();
         closes &= protocol == Protocol::Http1;
-        note.begin(request.version() == Version::HTTP_11, request.body().is_end_stream());
+        note.begin(request.body().is_end_stream());
         let work = Exchange { note: note.clone(), protocol };
         let answer = match checked {
             Ok(()) => {
@@ -405,14 +371,11 @@ pub(crate) async fn serve<S, F, B>(
         turn: 0,
         ledger: (protocol == Protocol::Http2 && note.place.is_stranger()).then(Box::default),
         refuse,
-        is_answering: false,
-        half_closed: None,
     });
     match protocol {
         Protocol::Http1 => {
             let mut http = http1::Builder::new();
-            // The end of what a client sends comes here only once it means that the client has left.
-            http.header_read_timeout(None).half_close(false).max_headers(limits.max_headers);
+            http.header_read_timeout(None).half_close(limits.half_close).max_headers(limits.max_headers);
             http.max_buf_size(limits.max_head.saturating_add(READ));
             let connection = http.serve_connection(stream, service);
             watch(pin!(connection), http1::Connection::graceful_shutdown, &note, &counts, limits, stop).await;

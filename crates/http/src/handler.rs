@@ -62,8 +62,8 @@ pub trait Handler: Send + Sync + 'static {
     /// True if clients may speak HTTP/2.
     const HTTP2: bool;
 
-    /// True if a client that ends what it sends in the middle of an answer has left, so that what it asked for is given up.
-    const LATE_END_IS_LEAVING: bool;
+    /// True if a client of HTTP/1.1 that ends what it sends still gets its answer; else its request is given up.
+    const HALF_CLOSE: bool;
 
     /// The front of the server that the handler answers for.
     fn front(&self) -> &Front;

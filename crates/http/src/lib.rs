@@ -1,7 +1,7 @@
 //! The HTTP server that the service and the router stand on. It knows nothing of either.
 //!
 //! ```text
-//! server ──▶ places ──▶ connection (watch, half_close, heads, streams, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
+//! server ──▶ places ──▶ connection (watch, heads, streams, ledger) ──▶ Handler ──▶ gate (keys, hosts), body (memory)
 //! ```
 //!
 //! * [`server`]: listening, and the threads that serve.
@@ -25,7 +25,6 @@ mod content;
 mod counts;
 mod frames;
 pub mod gate;
-mod half_close;
 mod handler;
 mod heads;
 mod keys;

@@ -41,6 +41,6 @@ pub(crate) struct Limits {
     pub(crate) max_headers: usize,
     /// Streams of HTTP/2 at once.
     pub(crate) streams: u32,
-    /// True if a client that ends what it sends in the middle of an answer has left, as clients do. Else it gets the rest.
-    pub(crate) late_end_is_leaving: bool,
+    /// True if a client that ends what it sends still gets its answer.
+    pub(crate) half_close: bool,
 }

@@ -3,7 +3,7 @@
 //! A timer for every request would cost more than many another part of it. So what happens only notes the time, and one
 //! timer a connection looks at the note when the earliest possible deadline is over.
 
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, LazyLock};
 use std::task::Poll;
 use std::time::{Duration, Instant};
@@ -37,10 +37,6 @@ pub(crate) enum Phase {
 
 const PHASES: [Phase; 4] = [Phase::Idle, Phase::Head, Phase::Busy, Phase::Fresh];
 
-const COMING: u8 = 0;
-const WANTED: u8 = 1;
-const WHOLE: u8 = 2;
-
 /// The phase, since when, how many requests are at work, and what is known of the client.
 pub(crate) struct Note {
     /// The connection's place: whether the client has shown a key.
@@ -57,10 +53,8 @@ pub(crate) struct Note {
     requests: AtomicU64,
     /// The head of the request that has just come, if it was seen: its length, and whether it is ambiguous.
     head: AtomicU64,
-    /// The state of the body of the request that is at work (HTTP/1.1): one of these.
-    body: AtomicU8,
-    /// True if the client understands interim answers: HTTP/1.1.
-    takes_interim: AtomicBool,
+    /// True if all of the request that is at work has come (HTTP/1.1).
+    is_whole: AtomicBool,
 }
 
 impl Note {
@@ -74,8 +68,7 @@ impl Note {
             turn: AtomicU32::new(0),
             requests: AtomicU64::new(0),
             head: AtomicU64::new(0),
-            body: AtomicU8::new(WHOLE),
-            takes_interim: AtomicBool::new(false),
+            is_whole: AtomicBool::new(true),
         };
         note.set(Phase::Fresh);
         note
@@ -181,10 +174,9 @@ impl Note {
     }
 
     /// Notes that a request begins.
-    pub(crate) fn begin(&self, takes_interim: bool, is_whole: bool) {
+    pub(crate) fn begin(&self, is_whole: bool) {
         self.requests.fetch_add(1, Relaxed);
-        self.takes_interim.store(takes_interim, Relaxed);
-        self.body.store(if is_whole { WHOLE } else { COMING }, Relaxed);
+        self.is_whole.store(is_whole, Relaxed);
         self.set(Phase::Busy);
     }
 
@@ -195,26 +187,12 @@ impl Note {
 
     /// Notes that a piece of the body has come. `is_whole`: true if it is the last one.
     pub(crate) fn body_came(&self, is_whole: bool) {
-        self.body.store(if is_whole { WHOLE } else { COMING }, Relaxed);
-    }
-
-    /// Notes that the request that is at work waits for more of its body.
-    pub(crate) fn body_is_wanted(&self) {
-        self.body.store(WANTED, Relaxed);
-    }
-
-    /// True if the request that is at work waits for more of its body.
-    pub(crate) fn wants_body(&self) -> bool {
-        self.body.load(Relaxed) == WANTED
+        self.is_whole.store(is_whole, Relaxed);
     }
 
     /// True if all of the request has come.
     pub(crate) fn is_whole(&self) -> bool {
-        self.body.load(Relaxed) == WHOLE
-    }
-
-    pub(crate) fn takes_interim(&self) -> bool {
-        self.takes_interim.load(Relaxed)
+        self.is_whole.load(Relaxed)
     }
 
     pub(crate) fn set_head(&self, seen: HeadSummary) {
@@ -245,7 +223,7 @@ mod tests {
             max_head: 1,
             max_headers: 1,
             streams: 1,
-            late_end_is_leaving: true,
+            half_close: false,
         }
     }
 

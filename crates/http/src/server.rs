@@ -92,8 +92,8 @@ impl Server {
             first_byte: FIRST_BYTE.min(config.idle_timeout),
             max_head: config.max_head,
             max_headers: config.max_headers,
+            half_close: H::HALF_CLOSE,
             streams: if front.gate.asks_for_key() { KEYED_STREAMS } else { KEYLESS_STREAMS },
-            late_end_is_leaving: H::LATE_END_IS_LEAVING,
         };
         let common = |kind, number| {
             let (stop, limits) = match kind {

@@ -31,7 +31,7 @@ fn remove(index: &BlockIndex, number: u64) {
     index.remove(&format!("w{}", number % WORKERS), 0, Tier::Gpu, &names);
 }
 
-/// Lookups and events a second, in millions and thousands, with so many readers.
+/// Lookups and events a second, in millions and thousands, with `readers` readers.
 fn run(
     readers: usize,
     writing: bool,
@@ -77,7 +77,7 @@ fn run(
     (lookups as f64 / seconds / 1e6, events.load(Ordering::Relaxed) as f64 / seconds / 1e3)
 }
 
-/// Millions of calls a second of so many threads, best of 5.
+/// Millions of calls a second of `threads` threads, best of 5.
 fn rate(threads: usize, call: &(impl Fn() + Sync)) -> f64 {
     let once = || {
         let (stop, start) = (&AtomicBool::new(false), Instant::now());
@@ -100,7 +100,7 @@ fn rate(threads: usize, call: &(impl Fn() + Sync)) -> f64 {
     (0..5).map(|_| once()).fold(0.0, f64::max)
 }
 
-/// Measures what the scores of so many workers cost, who all hold one system prompt and every tenth two blocks more.
+/// Measures the cost of the scores of `workers` workers that all hold one system prompt, and every tenth two blocks more.
 fn scores(workers: u64) {
     let index = BlockIndex::new(Config::default()).expect("a good size");
     let (names, contents) = chain(1);

@@ -7,8 +7,8 @@ use crate::types::BlockHash;
 use crate::writer::{Adoption, Chain, Roots};
 
 impl BlockIndex {
-    /// For each of `names`: the first block that a rank does not hold on its device on the way from there up to the
-    /// beginning of the prompt; None if it holds them all.
+    /// Finds, for each of `names`, the first block missing from a rank's device on the way up from it to the
+    /// beginning of the prompt; None if the rank holds them all.
     ///
     /// `removed`: names that were removed since the last call with these `roots`.
     #[must_use]
@@ -23,12 +23,12 @@ impl BlockIndex {
         self.write(|writer| writer.missing_above(worker, rank, removed, names, roots))
     }
 
-    /// A rank holds on its device the first blocks of a prompt, with these names and contents, but for those that are
+    /// Adopts the first blocks of a prompt as held on a rank's device, with these names and contents, but for those that are
     /// `gone`. One copy of each that it did not hold is held from now on; what it held stays as it is, and what waited
     /// for any of them is linked.
     ///
     /// `certain`: the contents are known to be those of the names. Then a block that is held with another content gets
-    /// this one: that was a guess, because engines show a salt at the beginning of a prompt only. Else such a block is
+    /// this one: that was a guess, because engines show a salt at the beginning of a prompt only. Else that block is
     /// contrary.
     ///
     /// # Errors
@@ -46,14 +46,14 @@ impl BlockIndex {
         self.write(|writer| writer.adopt(worker, rank, &chain, gone, certain))
     }
 
-    /// Tells, for each of these blocks, if a rank holds it on its device.
+    /// Tells for each block whether a rank holds it on its device.
     #[must_use]
     pub fn held(&self, worker: &str, rank: u32, names: &[BlockHash]) -> Vec<bool> {
         self.write(|writer| writer.held(worker, rank, names))
     }
 
     /// The blocks from the beginning of a prompt up to the one of this name, as the ranks that share names have it:
-    /// names and contents. None if nobody holds it.
+    /// names and contents. None if no rank holds it.
     #[must_use]
     pub fn chain_of(&self, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         self.write(|writer| writer.chain_of(name))

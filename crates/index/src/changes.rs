@@ -5,7 +5,7 @@ use std::sync::atomic::Ordering;
 use parking_lot::MutexGuard;
 
 use crate::error::Error;
-use crate::handle::RankHandle;
+use crate::handle::RankRef;
 use crate::index::{BlockIndex, Config};
 use crate::types::{BlockHash, Event, Tier};
 use crate::writer::{Chain, Way, Writer};
@@ -40,16 +40,15 @@ impl<'i> Changes<'i> {
     /// As there.
     pub fn store(
         &mut self,
-        worker: &str,
-        rank: u32,
+        rank: &impl RankRef,
         tier: Tier,
         parent: Option<BlockHash>,
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.prepare(|writer| writer.number_of(worker, rank), tier, chain.len() > 0);
-        self.store_in_parts(chain, |writer, chain| writer.store(worker, rank, tier, chain))
+        self.prepare(rank, tier, chain.len() > 0);
+        self.store_in_parts(chain, |writer, chain| writer.store(rank, tier, chain))
     }
 
     /// As [`BlockIndex::store_once`].
@@ -58,55 +57,48 @@ impl<'i> Changes<'i> {
     /// As there.
     pub fn store_once(
         &mut self,
-        worker: &str,
-        rank: u32,
+        rank: &impl RankRef,
         tier: Tier,
         parent: Option<BlockHash>,
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Error> {
         let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.prepare(|writer| writer.number_of(worker, rank), tier, chain.len() > 0);
-        self.store_in_parts(chain, |writer, chain| {
-            writer.without_copies(|writer| writer.store(worker, rank, tier, chain))
-        })
+        self.prepare(rank, tier, chain.len() > 0);
+        self.store_in_parts(chain, |writer, chain| writer.without_copies(|writer| writer.store(rank, tier, chain)))
     }
 
     /// As [`BlockIndex::store_known`].
-    pub fn store_known(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
+    pub fn store_known(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) -> Vec<BlockHash> {
         let mut unknown = Vec::new();
-        self.prepare(|writer| writer.number_of(worker, rank), tier, !block_hashes.is_empty());
+        self.prepare(rank, tier, !block_hashes.is_empty());
         for part in block_hashes.chunks(self.turn) {
-            unknown.append(&mut self.write(part.len(), false, |writer| writer.store_known(worker, rank, tier, part)));
+            unknown.append(&mut self.write(part.len(), false, |writer| writer.store_known(rank, tier, part)));
         }
         unknown
     }
 
-    /// As [`BlockIndex::remove`].
-    pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
-        self.remove_in_parts(|writer| writer.number_of(worker, rank), tier, block_hashes);
-    }
-
-    /// As [`store`](Self::store), by a handle of the worker's rank, which spares a look-up by name.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn store_to(
-        &mut self,
-        rank: &RankHandle,
-        tier: Tier,
-        parent: Option<BlockHash>,
-        block_hashes: &[BlockHash],
-        content_hashes: &[u64],
-    ) -> Result<(), Error> {
-        let chain = Chain::new(parent, block_hashes, content_hashes)?;
-        self.prepare(|writer| writer.number_of_handle(rank), tier, chain.len() > 0);
-        self.store_in_parts(chain, |writer, chain| writer.store_to(rank, tier, chain))
-    }
-
-    /// As [`remove`](Self::remove), by a handle of the worker's rank, which spares a look-up by name.
-    pub fn remove_from(&mut self, rank: &RankHandle, tier: Tier, block_hashes: &[BlockHash]) {
-        self.remove_in_parts(|writer| writer.number_of_handle(rank), tier, block_hashes);
+    /// As [`BlockIndex::remove`]. A long removal is made in parts, leaves first: so there is no hole on the way above what
+    /// goes in another part. The order of the names does not matter otherwise.
+    #[inline]
+    pub fn remove(&mut self, rank: &impl RankRef, tier: Tier, block_hashes: &[BlockHash]) {
+        self.prepare(rank, tier, false);
+        if block_hashes.len() <= self.turn {
+            return self.remove_parts(rank, tier, std::iter::once(block_hashes));
+        }
+        match self.write(1, false, |writer| writer.way_of(writer.number_of(rank), block_hashes)) {
+            Way::LeavesFirst => self.remove_parts(rank, tier, block_hashes.chunks(self.turn)),
+            Way::RootFirst => self.remove_parts(rank, tier, block_hashes.rchunks(self.turn)),
+            Way::Neither => {
+                let mut far = Vec::with_capacity(block_hashes.len());
+                for part in block_hashes.chunks(self.turn) {
+                    self.write(part.len(), false, |writer| writer.farness(writer.number_of(rank), part, &mut far));
+                }
+                far.sort_unstable();
+                let leaves_first: Vec<_> = far.into_iter().map(|(_, block_hash)| block_hash).collect();
+                self.remove_parts(rank, tier, leaves_first.chunks(self.turn));
+            }
+        }
     }
 
     /// As [`BlockIndex::clear`].
@@ -132,10 +124,10 @@ impl<'i> Changes<'i> {
 
     /// Makes a rank ready for blocks that come to a tier, or go.
     #[inline]
-    fn prepare(&mut self, rank: impl Fn(&Writer) -> Option<u32>, tier: Tier, stores: bool) {
+    fn prepare(&mut self, rank: &impl RankRef, tier: Tier, stores: bool) {
         if tier != Tier::Gpu {
             let turn = self.turn;
-            self.in_turns(|writer| writer.prepare(rank(writer), tier, stores, turn));
+            self.in_turns(|writer| writer.prepare(writer.number_of(rank), tier, stores, turn));
         }
     }
 
@@ -158,44 +150,12 @@ impl<'i> Changes<'i> {
         Ok(())
     }
 
-    /// Makes a removal in parts, leaves first: so there is no hole on the way above what goes in another part. The order of
-    /// the names does not matter otherwise.
     #[inline]
-    fn remove_in_parts(&mut self, rank: impl Fn(&Writer) -> Option<u32>, tier: Tier, block_hashes: &[BlockHash]) {
-        self.prepare(&rank, tier, false);
-        if block_hashes.len() <= self.turn {
-            self.write(block_hashes.len(), false, |writer| {
-                writer.counters.removes += 1;
-                let rank = rank(writer);
-                writer.remove(rank, tier, block_hashes);
-            });
-            return;
-        }
-        match self.write(1, false, |writer| writer.way_of(rank(writer), block_hashes)) {
-            Way::LeavesFirst => self.remove_parts(rank, tier, block_hashes.chunks(self.turn)),
-            Way::RootFirst => self.remove_parts(rank, tier, block_hashes.rchunks(self.turn)),
-            Way::Neither => {
-                let mut far = Vec::with_capacity(block_hashes.len());
-                for part in block_hashes.chunks(self.turn) {
-                    self.write(part.len(), false, |writer| writer.farness(rank(writer), part, &mut far));
-                }
-                far.sort_unstable();
-                let leaves_first: Vec<_> = far.into_iter().map(|(_, block_hash)| block_hash).collect();
-                self.remove_parts(rank, tier, leaves_first.chunks(self.turn));
-            }
-        }
-    }
-
-    fn remove_parts<'p>(
-        &mut self,
-        rank: impl Fn(&Writer) -> Option<u32>,
-        tier: Tier,
-        parts: impl Iterator<Item = &'p [BlockHash]>,
-    ) {
+    fn remove_parts<'p>(&mut self, rank: &impl RankRef, tier: Tier, parts: impl Iterator<Item = &'p [BlockHash]>) {
         for (i, part) in parts.enumerate() {
             self.write(part.len(), false, |writer| {
                 writer.counters.removes += u64::from(i == 0);
-                let rank = rank(writer);
+                let rank = writer.number_of(rank);
                 writer.remove(rank, tier, part);
             });
         }
@@ -226,6 +186,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     use super::*;
+    use crate::handle::RankHandle;
     use crate::index::TURN;
 
     #[test]
@@ -234,7 +195,7 @@ mod tests {
         let done = &AtomicBool::new(false);
         thread::scope(|scope| {
             let mut changes = index.changes();
-            changes.store("a", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
+            changes.store(&("a", 0), Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
             scope.spawn(move || {
                 index.store("b", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
                 done.store(true, Ordering::SeqCst);
@@ -242,8 +203,8 @@ mod tests {
             let start = Instant::now();
             while !done.load(Ordering::SeqCst) {
                 assert!(start.elapsed() < Duration::from_secs(60), "nobody else comes in");
-                changes.remove("a", 0, Tier::Gpu, &[BlockHash(1)]);
-                changes.store("a", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
+                changes.remove(&("a", 0), Tier::Gpu, &[BlockHash(1)]);
+                changes.store(&("a", 0), Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
             }
         });
         let held: Vec<_> = index.workers().into_iter().map(|(worker, blocks)| (worker.to_string(), blocks)).collect();
@@ -292,13 +253,13 @@ mod tests {
             let index = BlockIndex::new(Config::default()).unwrap();
             let mut first = Chain::new(None, &names, &[1, 2, 3, 4, 5, 6]).unwrap();
             let mut rest = first.split_off(4).unwrap();
-            index.write(|writer| writer.store("w", 0, Tier::Gpu, &mut first)).unwrap();
+            index.write(|writer| writer.store(&("w", 0), Tier::Gpu, &mut first)).unwrap();
             rest.goes_on(&first);
             index.apply(event).unwrap();
             if has_ended {
                 index.store("w", 0, Tier::Gpu, None, &names[..1], &[1]).unwrap();
             }
-            index.write(|writer| writer.store("w", 0, Tier::Gpu, &mut rest)).unwrap();
+            index.write(|writer| writer.store(&("w", 0), Tier::Gpu, &mut rest)).unwrap();
             let held = if has_ended { 1 } else { 6 };
             assert_eq!((index.stats().blocks, index.stats().unlinked), (held, 0), "{event:?}");
         }
@@ -317,9 +278,9 @@ mod tests {
             for index in [&one, &other] {
                 for handle in &handles {
                     let mut changes = index.changes();
-                    changes.remove_from(handle, Tier::Gpu, &[BlockHash(9)]);
-                    changes.store_to(handle, Tier::Gpu, None, &[BlockHash(1), BlockHash(2)], &[1, 2]).unwrap();
-                    changes.remove_from(handle, Tier::Gpu, &[BlockHash(2)]);
+                    changes.remove(handle, Tier::Gpu, &[BlockHash(9)]);
+                    changes.store(handle, Tier::Gpu, None, &[BlockHash(1), BlockHash(2)], &[1, 2]).unwrap();
+                    changes.remove(handle, Tier::Gpu, &[BlockHash(2)]);
                     drop(changes);
                     index.store(handle.worker(), handle.rank(), Tier::Gpu, None, &[BlockHash(3)], &[3]).unwrap();
                 }
@@ -339,7 +300,7 @@ mod tests {
         let index = &BlockIndex::new(Config::default()).unwrap();
         let mut changes = index.changes();
         assert!(!index.is_locked(), "who has changed nothing keeps nobody waiting");
-        changes.store("a", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
+        changes.store(&("a", 0), Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
         assert!(index.is_locked());
         changes.clear("a", Some(0), None);
         assert!(index.is_locked(), "one turn is not over");
@@ -351,10 +312,10 @@ mod tests {
     fn a_dump_between_changes_has_those_before_it() {
         let index = &BlockIndex::new(Config::default()).unwrap();
         let mut changes = index.changes();
-        changes.store("a", 0, Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
-        changes.store("b", 0, Tier::Gpu, None, &[BlockHash(2)], &[1]).unwrap();
+        changes.store(&("a", 0), Tier::Gpu, None, &[BlockHash(1)], &[1]).unwrap();
+        changes.store(&("b", 0), Tier::Gpu, None, &[BlockHash(2)], &[1]).unwrap();
         let dumped = changes.dump_rank("a", 0);
-        changes.remove("a", 0, Tier::Gpu, &[BlockHash(1)]);
+        changes.remove(&("a", 0), Tier::Gpu, &[BlockHash(1)]);
         assert_eq!(changes.dump_rank("a", 0), []);
         drop(changes);
         assert_eq!(index.dump_rank("a", 0), []);
@@ -365,7 +326,7 @@ mod tests {
     #[test]
     fn a_store_of_unequal_lists_changes_nothing() {
         let index = BlockIndex::new(Config::default()).unwrap();
-        let refused = index.changes().store("a", 0, Tier::Gpu, None, &[BlockHash(1)], &[]);
+        let refused = index.changes().store(&("a", 0), Tier::Gpu, None, &[BlockHash(1)], &[]);
         assert_eq!(refused, Err(Error::LengthMismatch { block_hashes: 1, content_hashes: 0 }));
         assert!(index.workers().is_empty());
     }

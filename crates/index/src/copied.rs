@@ -35,7 +35,7 @@ pub struct CopiedBlock {
     pub copies: [u32; 4],
 }
 
-/// Consecutive blocks of a rank of which there are equally many copies.
+/// Consecutive blocks of a rank with the same number of copies.
 #[derive(Clone, PartialEq, Eq, Debug)]
 pub struct UniformChain {
     /// The block before the first, known or not; none at the start of a prompt.

@@ -10,7 +10,7 @@ pub enum Error {
         /// Block size that was asked for.
         got: u64,
     },
-    /// The two lists of a store do not go together.
+    /// A store has lists of different lengths.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
@@ -30,7 +30,7 @@ pub enum Error {
         /// Tokens in a block of this index.
         block_size: usize,
     },
-    /// The name is of no tier.
+    /// No tier has this name.
     #[error("unknown tier {name:?}: it is one of \"gpu\", \"cpu\", \"disk\", \"external\"")]
     UnknownTier {
         /// Name that was given.

@@ -6,8 +6,7 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use crate::position::ROOT;
-use crate::prefix::common_prefix;
+use crate::position::{ROOT, common_prefix};
 use crate::raw::{Children, Guard, Members, Reaches, Readers, SwapCell, WalkResult};
 use crate::roster::{Chunk, Members as Holders, Roster, RosterMembers};
 use crate::sets::{Bits, NumberSet, OwnedMembers};
@@ -67,7 +66,7 @@ fn walk<'p>(guard: &'p Guard<'_>, children: &'p Children, query: &[u64], mut rea
 macro_rules! accessors {
     ($type:ty) => {
         impl $type {
-            /// The depth of the holder that holds most, in blocks; 0 if nobody holds anything of the query.
+            /// The greatest depth of any holder, in blocks; 0 if no holder has the query's first block.
             #[must_use]
             pub fn depth(&self, view: View) -> u32 {
                 if self.holders().is_plain() {
@@ -174,8 +173,8 @@ macro_rules! accessors {
                 self.reached().next_back().map_or(0, |(_, members)| members.len())
             }
 
-            /// Calls `f` with a depth and 64 holders at a time, of which the mask says who reaches that depth, counts
-            /// in the view and was not among those before; deepest first.
+            /// Calls `f` with a depth, 64 holders and a mask of those that reach it, count
+            /// in the view and were not in an earlier call; deepest first.
             #[inline]
             fn each<'m>(
                 &'m self,
@@ -185,7 +184,7 @@ macro_rules! accessors {
                 each(self.reached(), self.holders(), view, f)
             }
 
-            /// The same, of a worker's ranks the deepest alone.
+            /// As `each`, with the deepest rank of each worker alone.
             #[inline]
             fn each_worker<'m>(
                 &'m self,

@@ -1,12 +1,21 @@
-//! A rank of a worker that is looked up by its name once and not at every event.
+//! Ranks by name, and by a handle that is looked up by name once.
 
 use std::sync::Arc;
 
 use crate::sync::{AtomicU32, AtomicU64, Ordering};
 
-/// A rank of a worker, to be named by in many changes: [`Changes::store_to`](crate::Changes::store_to). It may be made
-/// before the worker is known, and is good for as long as its owner likes, of whatever index: it remembers the name, and
-/// where that was found last.
+/// A rank of a worker as changes name it: a [`RankHandle`], or the pair of the worker's name and the rank's number.
+pub trait RankRef {
+    /// The worker's name.
+    fn worker(&self) -> &str;
+    /// The data-parallel rank within the worker.
+    fn rank(&self) -> u32;
+    /// The handle, which spares the look-up by name; none for a plain name.
+    fn handle(&self) -> Option<&RankHandle>;
+}
+
+/// Rank of a worker, looked up by name once and then found by number. It may be made before the worker is known, serves
+/// any index, and stays good when the rank is cleared, dropped and registered again.
 #[derive(Debug)]
 pub struct RankHandle {
     worker: Arc<str>,
@@ -42,18 +51,6 @@ impl RankHandle {
         }
     }
 
-    /// The worker's name.
-    #[must_use]
-    pub fn worker(&self) -> &str {
-        &self.worker
-    }
-
-    /// The data-parallel rank within the worker.
-    #[must_use]
-    pub fn rank(&self) -> u32 {
-        self.rank
-    }
-
     /// Number and life of the rank where it was found last. Written by two at once, the number may be of another life
     /// than is said: who reads it asks whether the number has this life, and no two numbers ever have.
     #[inline]
@@ -78,5 +75,35 @@ impl RankHandle {
     pub(crate) fn remember(&self, number: u32, life: u64) {
         self.number.store(number, Ordering::Relaxed);
         self.life.store(life, Ordering::Relaxed);
+    }
+}
+
+impl RankRef for RankHandle {
+    #[inline]
+    fn worker(&self) -> &str {
+        &self.worker
+    }
+    #[inline]
+    fn rank(&self) -> u32 {
+        self.rank
+    }
+    #[inline]
+    fn handle(&self) -> Option<&RankHandle> {
+        Some(self)
+    }
+}
+
+impl RankRef for (&str, u32) {
+    #[inline]
+    fn worker(&self) -> &str {
+        self.0
+    }
+    #[inline]
+    fn rank(&self) -> u32 {
+        self.1
+    }
+    #[inline]
+    fn handle(&self) -> Option<&RankHandle> {
+        None
     }
 }

@@ -1,4 +1,4 @@
-//! Content hashes and prefix hashes: what a block's tokens are called when nobody asked an engine.
+//! Content hashes and prefix hashes: names of blocks that follow from their tokens alone, whatever the engine calls them.
 //!
 //! A *content hash* is XXH3-64 of one block's tokens as little-endian `u32`s. It does not know its position, so
 //! equal blocks hash alike wherever they stand and blocks can be hashed in any order. A *prefix hash* names a block

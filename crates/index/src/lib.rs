@@ -17,43 +17,43 @@
 //! ```
 //!
 //! - **Runs** form a trie. A chain that parts after `fork` blocks of a run becomes a child, found in one hash table
-//!   by (run, fork, content hash) (`runs.rs`, `raw/children.rs`).
+//!   by (run, fork, content hash) (`runs/`, `raw/children.rs`).
 //! - **Levels**: within a run each holder is a cutoff, because what it holds and can reach is kept a prefix at write
-//!   time; blocks below a hole or without a known parent wait aside (`writer/irregular.rs`). So the levels of the runs
+//!   time; blocks below a hole or without a known parent wait aside (`writer/holders/irregular.rs`). So the levels of the runs
 //!   that a query goes through, put in a row, *are* its answer (`find.rs`).
 //! - **Sets** of holders are one word each; equal sets are equal words (`sets/`, `raw/set.rs`).
 //! - **Names**: the engines' block hashes lead to positions, in one table for all workers while they agree, in a table
-//!   of its own for a worker that does not (`writer/private_names.rs`).
+//!   of its own for a worker that does not (`writer/names/private.rs`).
 //! - **Readers** take no lock and write to nothing they share with other readers but a counter of their own
 //!   (`raw/reclaim.rs`). One writer at a time changes things under them (`writer/`).
 //!
 //! # Where to read
 //!
-//! Each file imports only from those above it in this table.
+//! Each row imports only from those above it in this table.
 //!
 //! | file | what |
 //! |---|---|
 //! | `error.rs`, `types.rs`, `stats.rs` | what calls take and give: refusals; block hash, tier, view, event; counts |
 //! | `hash.rs` | tokens to content hashes and prefix hashes |
-//! | `position.rs`, `prefix.rs`, `spread.rs`, `fingerprint.rs`, `steps.rs`, `sync.rs` | where a block is; comparing chains; mixing hashes; a rank's word; counting; atomics |
+//! | `position.rs`, `spread.rs`, `fingerprint.rs`, `sync.rs` | where a block is; mixing hashes; a rank's word; atomics |
 //! | `chunked.rs` | a long list that grows without being moved |
 //! | `segmented.rs` | hash tables of what is rare, in segments: no change builds them anew as a whole |
 //! | `raw/` | the memory that readers look at while the writer changes it, a file for each protocol: all `unsafe` |
 //! | `sets/`, `levels.rs` | sets of holders, and how a run's levels change |
 //! | `roster.rs` | who is behind a holder's number |
-//! | `handle.rs` | a rank that is looked up by its name once |
+//! | `handle.rs` | a rank by name, and by a handle that is looked up once |
 //! | `retire.rs` | what is unlinked and waits for the last reader |
-//! | `pages.rs`, `forks.rs`, `runs.rs` | the trie of runs: numbers of positions, where children hang, the runs |
-//! | `writer/` | who holds what: its own text lists its files |
+//! | `runs/` | the trie of runs: numbers of positions, where children hang, the runs |
+//! | `writer/` | who holds what: its own text lists its folders |
 //! | `find.rs` | a lookup, and its answer |
-//! | `index.rs` | [`BlockIndex`]: the lock of the writer, and the readers' way in |
-//! | `changes.rs`, `apply.rs` | [`Changes`]: many under one lock, and one by itself |
+//! | `index.rs` | [`BlockIndex`]: the lock of the writer, the readers' way in, and changes one by one |
+//! | `changes.rs` | [`Changes`]: many changes under one lock |
 //! | `adopt.rs` | what was never announced |
-//! | `copied.rs`, `copier.rs`, `dump.rs` | what one rank holds, copied while writers go on, and what all hold |
+//! | `copied.rs`, `copier.rs` | what one rank holds, copied while writers go on, and what all hold |
 //! | `snapshot/` | the format in which blocks and their holders are kept |
 //! | `reference.rs` | [`reference::ReferenceIndex`]: the same in plain maps |
 //!
-//! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs.rs`, `writer/mod.rs`, `raw/mod.rs`.
+//! For a first reading: `reference.rs` for what is right, then `find.rs`, `runs/mod.rs`, `writer/mod.rs`, `raw/mod.rs`.
 //!
 //! [`reference::ReferenceIndex`] says literally what all this must answer; the tests compare.
 //!
@@ -70,23 +70,18 @@
 //! ```
 
 mod adopt;
-mod apply;
 mod changes;
 mod chunked;
 mod copied;
 mod copier;
-mod dump;
 mod error;
 mod find;
 mod fingerprint;
-mod forks;
 mod handle;
 pub mod hash;
 mod index;
 mod levels;
-mod pages;
 mod position;
-mod prefix;
 #[allow(unsafe_code, reason = "the one room that has it; its rules are in its text")]
 mod raw;
 pub mod reference;
@@ -98,18 +93,16 @@ mod sets;
 pub mod snapshot;
 mod spread;
 mod stats;
-mod steps;
 mod sync;
 mod types;
 mod writer;
 
 pub use changes::Changes;
 pub use copied::{CopiedBlock, CopiedChain, RankCopy, UniformChain};
-pub use copier::{CopyDone, CopyState, RankCopier};
-pub use dump::Dump;
+pub use copier::{CopyDone, CopyState, Dump, RankCopier};
 pub use error::Error;
 pub use find::{Match, OwnedMatch};
-pub use handle::RankHandle;
+pub use handle::{RankHandle, RankRef};
 pub use index::{BlockIndex, Config};
 pub use stats::{RankStats, Stats};
 pub use types::{BlockHash, Event, Tier, View};

@@ -1,4 +1,4 @@
-//! Positions of blocks: the run that a block is in, and its offset there.
+//! Positions of blocks, as a run and an offset in it, and the comparison of chains.
 
 /// The run that stands for the empty prompt.
 pub(crate) const ROOT: u32 = 0;
@@ -20,7 +20,7 @@ impl Position {
     }
 }
 
-/// A place between blocks: after so many blocks of a run. What comes next is in the run itself or in a child.
+/// A place between blocks: after the first `blocks` blocks of a run. What comes next is in the run itself or in a child.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) run: u32,
@@ -34,4 +34,19 @@ impl Place {
     pub(crate) fn before(self) -> Option<Position> {
         (self.run != ROOT).then(|| Position { run: self.run, offset: self.blocks - 1 })
     }
+}
+
+/// Number of leading items that are equal.
+#[inline]
+pub(crate) fn common_prefix(a: &[u64], b: &[u64]) -> usize {
+    let n = a.len().min(b.len());
+    let (a, b) = (&a[..n], &b[..n]);
+    let mut i = 0;
+    while i + 8 <= n && a[i..i + 8] == b[i..i + 8] {
+        i += 8;
+    }
+    while i < n && a[i] == b[i] {
+        i += 1;
+    }
+    i
 }

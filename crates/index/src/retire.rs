@@ -103,7 +103,7 @@ impl Trash {
             reuse(garbage);
         });
         self.bytes -= freed;
-        // What nobody can hold is gone on with at the next question.
+        // What no reader can hold is freed further at the next question.
         self.asked = left.then_some(if self.retired.is_ready() { MOST_QUESTIONS } else { 0 });
     }
 }
@@ -112,7 +112,7 @@ impl Trash {
 mod tests {
     use super::*;
     use crate::raw::{SwapCell, WriterToken};
-    use crate::steps::steps_of;
+    use crate::stats::steps_of;
 
     /// With many stripes of readers, what is thrown away is looked at in as many steps as there is of it, about.
     #[test]

@@ -33,7 +33,7 @@ pub(crate) struct Member {
 /// Holders `64 * n..` of a roster, and workers of these numbers. In its masks bit i is for the i-th of them.
 #[derive(Clone)]
 pub(crate) struct Chunk {
-    /// Nothing where nobody is, so that a name is had without a look at it.
+    /// Empty where there is no holder, so that a name is read without a look at it.
     workers: [Arc<str>; CHUNK],
     worker_numbers: [u32; CHUNK],
     ranks: [u32; CHUNK],
@@ -115,7 +115,7 @@ pub(crate) struct Members {
     chunks: Vec<Arc<Chunk>>,
     /// Holders that do not answer for every view.
     offloading: usize,
-    /// Holders that are nobody's and still in sets.
+    /// Holders without a rank that are still in sets.
     leaving: usize,
 }
 
@@ -231,12 +231,12 @@ impl Roster {
         self.members.name(number, name);
     }
 
-    /// The roster when a holder that is nobody's any more is still in sets.
+    /// The roster after a holder has lost its rank and is still in sets.
     pub(crate) fn one_leaves(&mut self) {
         self.members.leaving += 1;
     }
 
-    /// The roster when such a holder is in no set any more.
+    /// The roster after a holder without a rank has left all sets.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }
@@ -253,7 +253,7 @@ impl Roster {
     }
 }
 
-/// A roster of its own, to be published: nobody keeps an answer of it yet.
+/// A roster of its own, to be published; no answer refers to it yet.
 impl Clone for Roster {
     fn clone(&self) -> Self {
         Self { members: self.members.clone(), copies: Default::default() }

@@ -1,14 +1,14 @@
 //! Hash tables that no change builds anew as a whole.
 //!
 //! A large table of the usual kind is moved to twice the room when it is full: milliseconds in one change. These
-//! consist of segments, of which one is divided in two for every so many entries that come, and two become one for
-//! every so many that go (linear hashing, Litwin 1980).
+//! consist of segments: after a fixed number of new entries one is divided in two, and two become one after as
+//! many removals (linear hashing, Litwin 1980).
 
 use std::hash::{BuildHasher, Hash};
 
 use hashbrown::{DefaultHashBuilder, HashTable};
 
-use crate::steps::step;
+use crate::stats::step;
 
 /// Entries a segment, on average: those that are next to be divided have up to twice as many.
 const SEGMENT: usize = 1024;
@@ -263,7 +263,7 @@ mod tests {
     use kvatlas_testing::Random;
 
     use super::*;
-    use crate::steps::steps_of;
+    use crate::stats::steps_of;
 
     #[test]
     fn a_map_is_one_while_it_grows_and_shrinks() {

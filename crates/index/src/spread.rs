@@ -24,7 +24,7 @@ pub(crate) struct Secret {
 }
 
 impl Secret {
-    /// Makes a secret that nobody has had: what a hash keyed at random by the operating system says of two numbers.
+    /// Makes a new secret from the operating system's randomness, through a hash that it keys.
     pub(crate) fn new() -> Self {
         let keyed = RandomState::new();
         Self { x: keyed.hash_one(0), y: keyed.hash_one(1) }

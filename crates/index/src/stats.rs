@@ -1,4 +1,4 @@
-//! Statistics of an index.
+//! Counts: of what is held and of what events did; and of the steps of walks, for tests.
 
 use std::sync::Arc;
 
@@ -71,4 +71,24 @@ pub(crate) struct Counters {
     pub(crate) replaced: u64,
     pub(crate) unknown_removals: u64,
     pub(crate) private_holders: u64,
+}
+
+#[cfg(test)]
+thread_local! {
+    static STEPS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
+}
+
+/// Counts a step of a walk over ranks, holders, runs, irregular blocks or copies.
+#[inline]
+pub(crate) fn step() {
+    #[cfg(test)]
+    STEPS.with(|steps| steps.set(steps.get() + 1));
+}
+
+/// The steps of this thread in `work`.
+#[cfg(all(test, not(loom)))]
+pub(crate) fn steps_of<T>(work: impl FnOnce() -> T) -> (usize, T) {
+    let before = STEPS.with(std::cell::Cell::get);
+    let result = work();
+    (STEPS.with(std::cell::Cell::get) - before, result)
 }

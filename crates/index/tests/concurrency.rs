@@ -135,7 +135,7 @@ fn range(it: &Bounds) -> (u64, u64) {
 }
 
 /// Checks that what is true of a holder at every moment is true of every answer. `change` is repeated by the writer
-/// while two readers look; whoever holds nothing of a query but what `change` gives it has one of the depths
+/// while two readers look; a holder with nothing of a query but what `change` gives it has one of the depths
 /// `true_depths`.
 fn always(index: &BlockIndex, query: &[u64], view: View, true_depths: &[u32], change: impl Fn() + Sync) {
     let stop = &AtomicBool::new(false);

@@ -137,10 +137,6 @@ fn other_bytes_are_refused() {
         (Vec::new(), "it is too short for a snapshot"),
         (b"KVASNAP\0".to_vec(), "it is too short for a snapshot"),
         (b"KVAPLAN\0 and more".to_vec(), "it does not begin as a snapshot does"),
-        (
-            b"KVAINDEX\x01\0\0\0 and more".to_vec(),
-            "an earlier version of kvatlas wrote it, in a format that is no longer read",
-        ),
         (newer, "it is of version 2, and this kvatlas reads version 1"),
         (whole[..whole.len() - 1].to_vec(), "section 1 (end, at byte 37): it is cut off"),
         (surplus, "1 bytes come after its end"),

@@ -1,49 +1,42 @@
-//! The state of a router that requests share.
+//! The parts of a router that requests and reports share.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 
 use kvatlas_follow::Follower;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 use kvatlas_http::{Front, Gate};
 
-use crate::answers::stored::AnswerEngines;
 use crate::config::Config;
+use crate::counts::Counts;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
-use crate::proxy::Tokens;
-use crate::proxy::counts::Counts;
+use crate::proxy::Proxy;
 use crate::remote::cache_reports::CacheReporter;
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peers::Peers;
-use crate::requests::prompts::Prompts;
-use crate::requests::sessions::Sessions;
+use crate::requests::read_body::BodyReader;
 
-/// The state of a router that requests share.
+/// The parts of a router that requests and reports share.
 pub(crate) struct App {
     pub(crate) config: Arc<Config>,
-    pub(crate) fleet: Fleet,
+    pub(crate) fleet: Arc<Fleet>,
     pub(crate) places: Arc<Places>,
-    pub(crate) counts: Counts,
+    pub(crate) counts: Arc<Counts>,
     /// The state of the HTTP server.
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
-    pub(crate) prompts: Prompts,
-    /// The service in this process, if there is one.
-    pub(crate) service: Option<Follower>,
+    pub(crate) reader: Arc<BodyReader>,
+    pub(crate) proxy: Arc<Proxy>,
+    /// The engines' event streams, if this router follows them.
+    pub(crate) follower: Option<Arc<Follower>>,
     /// Another process that is asked what engines hold, if one is.
-    pub(crate) external_index: Option<ExternalIndex>,
-    /// The index in another process, as far as it learns by what engines say.
+    pub(crate) external_index: Option<Arc<ExternalIndex>>,
+    /// Reports to the index in another process, if it learns from what engines say.
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
-    /// The sessions that requests belong to.
-    pub(crate) sessions: Sessions,
-    /// Completions that go to engines as token ids.
-    pub(crate) tokens: Tokens,
-    /// The engines that keep answers, by the answers that they made.
-    pub(crate) answer_engines: AnswerEngines,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,
-    /// The page that shows the router, for those who look at it.
+    /// The page that shows the router.
     pub(crate) page: Page,
     /// True if the router is about to end.
     pub(crate) leaving: AtomicBool,

@@ -1,4 +1,4 @@
-//! The time since the process began, as all parts of the router tell it.
+//! Time since the start of the process, on one clock for the whole router.
 
 use std::sync::LazyLock;
 use std::time::Instant;

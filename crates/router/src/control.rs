@@ -1,19 +1,21 @@
-//! The router's work beside requests: it asks engines how they do, which models they serve, and closes what nobody
-//! uses.
+//! Health checks of engines, questions about their models and their load, and the closing of unused connections.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
+use kvatlas_follow::Follower;
 use kvatlas_routing::Load;
 
 use crate::app::App;
+use crate::config::HealthConfig;
 use crate::engines::diagnosis;
 use crate::engines::health_check::{self, is_from_gateway};
 use crate::engines::{
     Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
     read_sleep,
 };
+use crate::placing::Places;
 
 /// Time between two looks at the engines.
 const TICK: Duration = Duration::from_millis(250);
@@ -24,10 +26,10 @@ const NO_ROUTE_PAUSE: Duration = Duration::from_secs(60);
 /// Models of an engine that a line of the log names.
 const SHOWN: usize = 16;
 
-/// The least time between two questions to an engine, however often requests fail there.
+/// Minimum pause between two questions to an engine, however many requests fail there.
 const LEAST_PAUSE: Duration = Duration::from_millis(50);
 
-/// Looks after the engines for as long as the router lives.
+/// Looks after the engines until the router ends.
 pub(crate) async fn run(app: Arc<App>) {
     let mut minders: std::collections::HashMap<usize, tokio::task::JoinHandle<()>> = std::collections::HashMap::new();
     loop {
@@ -57,22 +59,18 @@ pub(crate) async fn run(app: Arc<App>) {
                 );
             }
         }
-        trust(&app, &engines);
+        trust(app.follower.as_deref(), &app.places, &engines);
         app.places.no_engine.look();
-        engines.iter().for_each(|engine| diagnosis::look(app.service.as_ref(), engine));
-        app.prompts.unread.look(Instant::now());
+        engines.iter().for_each(|engine| diagnosis::look(app.follower.as_deref(), engine));
+        app.reader.prompts.unread.look(Instant::now());
         tokio::time::sleep(TICK).await;
     }
 }
 
-async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
-    tokio::join!(mind(app.clone(), engine.clone()), follow_load(app, engine));
-}
-
-/// Notes whether what the index says of each engine can be trusted, and how many blocks each has.
-fn trust(app: &App, engines: &[Arc<Engine>]) {
-    let Some(service) = app.service.as_ref().filter(|_| app.places.wants().hashes) else { return };
-    let keyspaces = service.fleet().keyspaces();
+/// Records whether the index can be trusted about each engine, and how many blocks each holds.
+fn trust(follower: Option<&Follower>, places: &Places, engines: &[Arc<Engine>]) {
+    let Some(follower) = follower.filter(|_| places.wants().hashes) else { return };
+    let keyspaces = follower.fleet().keyspaces();
     for engine in engines {
         let keyspace = keyspaces.iter().find(|keyspace| !keyspace.streams_of(&engine.name).is_empty());
         let streams = keyspace.map(|keyspace| keyspace.streams_of(&engine.name)).unwrap_or_default();
@@ -83,28 +81,27 @@ fn trust(app: &App, engines: &[Arc<Engine>]) {
         engine.is_unverified.store(is_unverified, Relaxed);
         for (place, rank) in engine.config.ranks.numbers().enumerate() {
             let trusted = keyspace.is_some_and(|keyspace| keyspace.is_trusted(&engine.name, rank));
-            app.places.set_trusted(engine, place, trusted);
+            places.set_trusted(engine, place, trusted);
         }
         let Some(keyspace) = keyspace else { continue };
         for rank in keyspace.index().ranks_of(&engine.name) {
             let load = Load { held_blocks: Some(rank.device_blocks as f64), ..Load::default() };
             if let Some(place) = engine.config.ranks.place(rank.rank) {
-                app.places.report(engine, place, &load);
+                places.report(engine, place, &load);
             }
         }
     }
 }
 
-/// Reads one engine's metrics, again and again, for as long as it has any.
-async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
-    let health = &app.config.health;
+/// Reads an engine's metrics periodically.
+async fn follow_load(health: &HealthConfig, places: &Places, engine: &Engine) {
     if health.load_interval.is_zero() {
         return;
     }
     let mut pause = health.load_interval;
     loop {
         let mut reported = EngineMetrics::default();
-        let asked = lines(&engine, "/metrics", |line| reported.add(line));
+        let asked = lines(engine, "/metrics", |line| reported.add(line));
         let asked = tokio::time::timeout(health.timeout, asked).await;
         if !matches!(asked, Ok(Ok(200))) {
             reported = EngineMetrics::default();
@@ -117,7 +114,7 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
             }
             engine.signs.note_reported(loads.values().filter_map(|load| Some(load.running? + load.waiting?)).sum());
             if engine.health.sleep.note_metrics(sleeps) {
-                app.places.is_back();
+                places.is_back();
             }
         }
         // One without metrics of a known kind is asked seldom.
@@ -129,21 +126,26 @@ async fn follow_load(app: Arc<App>, engine: Arc<Engine>) {
         for (rank, load) in loads {
             let place = if are_numbers { ranks.place(rank) } else { Some(rank as usize) };
             if let Some(place) = place {
-                app.places.report(&engine, place, &load);
+                places.report(engine, place, &load);
             }
         }
         tokio::time::sleep(pause).await;
     }
 }
 
-/// Asks one engine, again and again.
-async fn mind(app: Arc<App>, engine: Arc<Engine>) {
+/// Looks after one engine: asks for its health and its models, and reads its metrics.
+async fn look_after(app: Arc<App>, engine: Arc<Engine>) {
+    tokio::join!(mind(&app, &engine), follow_load(&app.config.health, &app.places, &engine));
+}
+
+/// Asks one engine for its health, its models and its kind, again and again.
+async fn mind(app: &App, engine: &Engine) {
     let health = &app.config.health;
     let (mut knows_models, mut knows_kind) = (false, engine.config.handover.is_some());
     let mut is_warned = false;
     let mut asks_for_sleep_at = Instant::now();
     loop {
-        let found = health_check::ask(&app, &engine).await;
+        let found = health_check::ask(health, engine).await;
         let why_not = found.why_not();
         let well = why_not.is_none();
         *engine.why_not.lock() = why_not.map(str::to_owned);
@@ -163,7 +165,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
                 None => {}
             }
             if was_down || !well {
-                app.tokens.forget(&engine);
+                app.proxy.tokens.forget(engine);
             }
             if well {
                 engine.side_routes.forget();
@@ -171,7 +173,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             }
         }
         if well {
-            match ask_models(&app, &engine).await {
+            match ask_models(health.timeout, engine).await {
                 Ok(()) => (knows_models, is_warned) = (true, false),
                 Err(why) if !is_warned && engine.config.models.is_empty() => {
                     is_warned = true;
@@ -188,7 +190,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
         // Whoever was away may come back as another one.
         knows_kind &= well || engine.config.handover.is_some();
         if well && !knows_kind {
-            let asked = tokio::time::timeout(health.timeout, kind(&engine)).await;
+            let asked = tokio::time::timeout(health.timeout, kind(engine)).await;
             if let Ok(Some(kind)) = asked {
                 engine.kind.store(Some(Arc::new(kind)));
                 engine.side_routes.forget();
@@ -198,7 +200,7 @@ async fn mind(app: Arc<App>, engine: Arc<Engine>) {
             }
         }
         if well && asks_for_sleep_at <= Instant::now() {
-            let asked = tokio::time::timeout(health.timeout, get(&engine, SLEEP_PATH, SHORT)).await;
+            let asked = tokio::time::timeout(health.timeout, get(engine, SLEEP_PATH, SHORT)).await;
             let said = asked.ok().and_then(Result::ok).and_then(|(status, body)| read_sleep(status, &body));
             if engine.health.sleep.note_route(said) {
                 app.places.is_back();
@@ -239,8 +241,8 @@ async fn kind(engine: &Engine) -> Option<Kind> {
 }
 
 /// Asks an engine which models it serves, and how long their prompts may be. An error says in words why that is not known.
-async fn ask_models(app: &App, engine: &Engine) -> Result<(), String> {
-    let why_not = match tokio::time::timeout(app.config.health.timeout, get(engine, "/v1/models", LIST)).await {
+async fn ask_models(timeout: Duration, engine: &Engine) -> Result<(), String> {
+    let why_not = match tokio::time::timeout(timeout, get(engine, "/v1/models", LIST)).await {
         Ok(Ok((200, body))) => match Models::read(&body) {
             Some(said) => {
                 let left_out = said.left_out;
@@ -268,7 +270,7 @@ async fn ask_models(app: &App, engine: &Engine) -> Result<(), String> {
         }
         Ok(Ok((status, _))) => format!("returns status {status}"),
         Ok(Err(why)) => format!("fails: {why}"),
-        Err(_) => format!("is not answered within {:?}", app.config.health.timeout),
+        Err(_) => format!("is not answered within {timeout:?}"),
     };
     Err(format!("GET /v1/models {why_not}"))
 }

@@ -1,4 +1,4 @@
-//! From a request to its answer: what is asked, who may ask it, and who answers.
+//! The route of a request from the HTTP server to its answer: access, and the function that answers.
 
 use std::panic::AssertUnwindSafe;
 use std::pin::pin;
@@ -10,14 +10,14 @@ use std::time::Instant;
 use hyper::body::Body as _;
 use hyper::header::{CONNECTION, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, UPGRADE};
 use hyper::{Method, Request, Response, StatusCode, Version};
-use kvatlas_http::{Access, Call, Content, ListenerKind, RequestBody, ShownKey};
+use kvatlas_http::{Access, Call, Content, Denial, Front, Handler, ListenerKind, RequestBody, ShownKey};
 
 use crate::answers::body::{Answer, json, typed};
 use crate::answers::observe::Dialect;
 use crate::answers::refusal::Refusal;
 use crate::app::App;
-use crate::proxy::counts;
-use crate::proxy::{REQUEST_ID, forward};
+use crate::counts;
+use crate::engines::request_head::REQUEST_ID;
 use crate::reports::admin;
 use crate::reports::exposition;
 use crate::reports::page;
@@ -26,8 +26,36 @@ use crate::requests::cors;
 use crate::requests::reserved;
 use crate::requests::routes::{self, ForwardCondition, Responder, RouteMatch, RouterAnswer};
 
+impl Handler for App {
+    type Body = Answer;
+
+    const HTTP2: bool = true;
+
+    /// A client that has left must not occupy an engine.
+    const HALF_CLOSE: bool = false;
+
+    fn front(&self) -> &Front {
+        &self.front
+    }
+
+    fn answer(
+        app: Arc<Self>,
+        call: Call,
+        request: Request<RequestBody>,
+    ) -> impl Future<Output = Response<Answer>> + Send + 'static {
+        // In a place of its own: it is large, and gone when the head of the answer is here, while hyper keeps its place for
+        // as long as the connection is open.
+        Box::pin(answer(app, call, request))
+    }
+
+    fn refuse(denied: Denial) -> Response<Answer> {
+        // The path has not been read.
+        Refusal::from(denied).response(Dialect::Other)
+    }
+}
+
 /// Answers a request.
-pub(crate) async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
+async fn answer(app: Arc<App>, call: Call, mut request: Request<RequestBody>) -> Response<Answer> {
     let arrived = Instant::now();
     // A key in it would be in the answer and in logs.
     let id = request.headers().get(REQUEST_ID).filter(|id| !app.gate.has_key_in(id.as_bytes())).cloned();
@@ -136,9 +164,10 @@ async fn dispatch(
                 return Err(if route.is_unnamed() { Refusal::unknown_path() } else { changes_engines() });
             }
             let counted = counts::Request::new(&app.counts);
-            let may_write_fields = reserved::may_write_fields(app, shown);
-            let answered =
-                forward(app, shard, request, route, forwarded, until, arrived, call.from, may_write_fields).await;
+            let may_write_fields = reserved::may_write_fields(&app.config, shown);
+            let forwarding =
+                app.proxy.forward(shard, request, route, forwarded, until, arrived, call.from, may_write_fields);
+            let answered = Box::pin(forwarding).await;
             counted.answered(answered.as_ref().map_or_else(|refusal| refusal.status, Response::status));
             return answered;
         }
@@ -156,38 +185,40 @@ async fn dispatch(
     match own {
         RouterAnswer::Welcome => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", routes::WELCOME.as_bytes())),
         RouterAnswer::Health => Ok(typed(StatusCode::OK, "text/plain; charset=utf-8", "ok")),
-        RouterAnswer::Ready => Ok(admin::ready(app)),
+        RouterAnswer::Ready => Ok(admin::ready(app.leaving.load(Relaxed), &app.fleet, app.follower.as_deref())),
         RouterAnswer::Version => {
             let version = serde_json::json!({ "version": env!("CARGO_PKG_VERSION") });
             Ok(json(StatusCode::OK, version.to_string()))
         }
         RouterAnswer::Metrics => metrics(app, request.headers(), kind),
-        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(app).to_string())),
+        RouterAnswer::Workers => Ok(json(StatusCode::OK, state::workers(&app.places).to_string())),
         RouterAnswer::Router => Ok(json(StatusCode::OK, state::router(app).to_string())),
         RouterAnswer::Streams => {
-            let streams = app.service.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
+            let streams = app.follower.as_ref().map_or_else(|| serde_json::json!([]), |service| service.workers());
             Ok(json(StatusCode::OK, streams.to_string()))
         }
-        RouterAnswer::Decisions => admin::decisions(app, query).await,
+        RouterAnswer::Decisions => admin::decisions(&app.places, &app.reader.threads, query).await,
         RouterAnswer::Reuse => Ok(json(StatusCode::OK, app.places.reuse().to_string())),
-        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(app).to_string())),
-        RouterAnswer::Model => admin::model(app, route.parameter(path)),
+        RouterAnswer::Models => Ok(json(StatusCode::OK, state::models(&app.fleet).to_string())),
+        RouterAnswer::Model => admin::model(&app.fleet, route.parameter(path)),
         // Its files have nothing to hide: what they show is asked for with the key.
         RouterAnswer::Page => kvatlas_ui::asset(path).map(page::file).ok_or_else(Refusal::unknown_path),
-        RouterAnswer::PageEvents => page::events(app),
-        RouterAnswer::PageDecision => page::decision(app, query),
+        RouterAnswer::PageEvents => page::events(&app.page),
+        RouterAnswer::PageDecision => page::decision(&app.places, query),
         RouterAnswer::Explain => admin::explain(app, shard, request, until, call.from).await,
-        RouterAnswer::Snapshot => admin::snapshot(app, request).await,
-        RouterAnswer::PeersRequests => admin::hear_report(app, request, until).await,
-        RouterAnswer::AddEngine => admin::add_engine(app, request, is_known, until).await,
-        RouterAnswer::RemoveEngine => admin::remove_engine(app, route.parameter(path)),
-        RouterAnswer::Drain => admin::drain_engine(app, route.parameter(path), true),
-        RouterAnswer::Undrain => admin::drain_engine(app, route.parameter(path), false),
+        RouterAnswer::Snapshot => {
+            admin::snapshot(app.follower.as_deref(), app.config.http.request_timeout, request).await
+        }
+        RouterAnswer::PeersRequests => admin::hear_report(&app.reader, &app.peers, &*app.places, request, until).await,
+        RouterAnswer::AddEngine => admin::add_engine(&app.reader, &app.places, request, is_known, until).await,
+        RouterAnswer::RemoveEngine => admin::remove_engine(&app.places, route.parameter(path)),
+        RouterAnswer::Drain => admin::drain_engine(&app.places, route.parameter(path), true),
+        RouterAnswer::Undrain => admin::drain_engine(&app.places, route.parameter(path), false),
     }
 }
 
-/// True if a client wants its connection to become a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed
-/// over, and so may all before HTTP/1.1.
+/// True if a client asks for a WebSocket (RFC 6455, 4.1). Other wishes, such as `h2c`, may be passed over, and so may
+/// all before HTTP/1.1.
 fn wants_websocket(request: &Request<RequestBody>) -> bool {
     let names = |header: HeaderName, wanted: &str| {
         let values = request.headers().get_all(header).iter();
@@ -209,7 +240,7 @@ fn metrics(app: &Arc<App>, headers: &HeaderMap, listener: ListenerKind) -> Resul
     Ok(typed(StatusCode::OK, kind, text))
 }
 
-/// A path that is for whoever may change engines, at a router that knows nobody by a key.
+/// Refusal of a path that changes engines, at a router without an admin key.
 fn changes_engines() -> Refusal {
     let message = "this path changes an engine for all its clients: it is forwarded for the admin key \
                    (http.admin_key_file), which this router does not have, or if the setting `forward` names it";

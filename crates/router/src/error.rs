@@ -15,13 +15,13 @@ pub enum Error {
         /// The reason, in words.
         message: String,
     },
-    /// There is no such engine.
+    /// An engine with an unknown name.
     #[error("there is no engine of the name {name:?}")]
     Unknown {
         /// The name that was asked for.
         name: String,
     },
-    /// There is another engine of that name.
+    /// A name that another engine has.
     #[error("there is an engine of the name {name:?} at {url}: choose another name, or remove that engine first")]
     Taken {
         /// The name that is taken.
@@ -29,7 +29,7 @@ pub enum Error {
         /// Address of the engine that has the name.
         url: String,
     },
-    /// There are as many engines as may be added over HTTP.
+    /// More ranks than may be added over HTTP.
     #[error("with {ranks} ranks the fleet would be larger than POST /engines may make it: {most} (router.max_ranks)")]
     Full {
         /// Number of ranks that the fleet would have.

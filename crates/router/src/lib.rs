@@ -1,14 +1,18 @@
-//! The byte path of the router: clients on one side, engines on the other.
+//! The router: clients on one side, engines on the other.
 //!
-//! ```text
-//! client ──▶ kvatlas_http ──▶ server ─────────▶ dispatch ──▶ proxy ──▶ engine (pool, connection, health)
-//!                                                │            ├─▶ prompts (text to tokens to hashes)
-//!                                                │            └─▶ place (asks the index, or the service above sites, then the decision core)
-//!                                                └─▶ admin, state, exposition, decisions
-//! ```
+//! | folder | what is in it |
+//! |---|---|
+//! | `config` | settings |
+//! | `engines` | the engines: connections, health, models, the fleet |
+//! | `answers` | bodies of answers, what engines' answers say of themselves, refusals, answers that engines keep |
+//! | `remote` | other processes that are asked or told: an index, the service above sites, other routers |
+//! | `requests` | what a request asks: its route, body, prompt, session |
+//! | `placing` | which engine gets a request, and the record of these decisions |
+//! | `proxy` | a request on its way to an engine, and the answer on its way back |
+//! | `reports` | metrics, the page, the state as JSON, changes by operators |
 //!
-//! Imports go one way: `router` ▶ `server` ▶ `dispatch` ▶ `proxy`, `admin` ▶ `app` ▶ `place`, `prompts`, `peers` ▶ `fleet` ▶ `engine` ▶ `config`. What
-//! `app` holds does not know it.
+//! A folder uses those above it in this table, and none below. Of the files beside the folders, `dispatch` receives requests
+//! and finds who answers each, `control` looks after the engines, and `app` holds the parts that they share.
 
 #![forbid(unsafe_code)]
 
@@ -17,6 +21,7 @@ mod app;
 mod clock;
 pub mod config;
 mod control;
+mod counts;
 mod dispatch;
 mod engines;
 mod error;
@@ -27,7 +32,6 @@ mod remote;
 mod reports;
 mod requests;
 mod router;
-mod server;
 
 pub use config::Config;
 pub use error::Error;

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use kvatlas_follow::Follower;
 use kvatlas_follow::log;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
 use parking_lot::Mutex;
@@ -18,12 +18,11 @@ use crate::answers::stored::AnswerEngines;
 use crate::app::App;
 use crate::config::{Config, EngineConfig};
 use crate::control;
-use crate::engines::Engine;
+use crate::counts::Counts;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
 use crate::placing::Places;
-use crate::proxy::Tokens;
-use crate::proxy::counts::Counts;
+use crate::proxy::{Proxy, Tokens};
 use crate::remote::cache_reports::{self, CacheReporter};
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peer_requests;
@@ -32,7 +31,9 @@ use crate::remote::sites;
 use crate::reports::page;
 use crate::reports::state;
 use crate::requests::fleet_secret::FleetSecret;
+use crate::requests::long_work::LongWork;
 use crate::requests::prompts::Prompts;
+use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
 
 /// The longest time that threads may take to end.
@@ -75,37 +76,52 @@ impl Router {
         let front = Front::new(config.http.clone(), true)?;
         let (threads, gate) = (front.threads(), front.gate.clone());
         let secret = FleetSecret::new(&gate, &config);
-        let fleet = Fleet::new(config.clone(), threads)?;
-        let places = Arc::new(Places::new(&config, policy)?);
-        let external_index = ExternalIndex::new(&config, threads, fleet.tls())?;
+        let fleet = Arc::new(Fleet::new(config.clone(), threads)?);
+        let external_index = ExternalIndex::new(&config, threads, fleet.tls())?.map(Arc::new);
+        let counts = Arc::new(Counts::new());
+        let places = Places::new(&config, policy, fleet.clone(), external_index.clone(), counts.clone())?;
+        let places = Arc::new(places);
         let cache_reporter = if places.wants().hashes { CacheReporter::new(&config, fleet.tls())? } else { None };
-        let service = match &config.service {
+        let follower = match &config.service {
             Some(service) => {
                 let config = kvatlas_follow::Config::from_json(&service.to_string())?;
-                Some(Follower::start(config, gate.asks_for_key_to_change())?)
+                Some(Arc::new(Follower::start(config, gate.asks_for_key_to_change())?))
             }
             None => None,
         };
+        let cores = std::thread::available_parallelism().map_or(1, usize::from);
+        let prompts = Prompts::new(&config, places.wants(), cache_reporter.clone(), &secret, cores)?;
+        let (memory, long_work) = (front.memory.clone(), LongWork::new(cores));
+        let reader = BodyReader::new(prompts, fleet.clone(), follower.clone(), memory, long_work);
+        let proxy = Arc::new(Proxy {
+            config: config.clone(),
+            gate: gate.clone(),
+            reader: reader.clone(),
+            fleet: fleet.clone(),
+            places: places.clone(),
+            counts: counts.clone(),
+            sessions: Sessions::new(&config, &secret)?,
+            tokens: Tokens::default(),
+            answer_engines: AnswerEngines::default(),
+        });
         let app = Arc::new(App {
             fleet,
-            prompts: Prompts::new(&config, places.wants(), cache_reporter.clone(), &secret)?,
             places,
-            service,
-            external_index,
-            cache_reporter,
-            counts: Counts::new(),
+            counts,
             front,
             gate,
-            tokens: Tokens::default(),
-            sessions: Sessions::new(&config, &secret)?,
-            answer_engines: AnswerEngines::default(),
+            reader,
+            proxy,
+            follower,
+            external_index,
+            cache_reporter,
             peers: Arc::new(Peers::new(&config)?),
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
         });
         for engine in &app.config.engines {
-            app.set_engine(engine.clone(), Adder::Operator)?;
+            app.places.set_engine(engine.clone(), Adder::Operator)?;
         }
         let control = Builder::new_multi_thread()
             .worker_threads(1)
@@ -115,21 +131,21 @@ impl Router {
             .map_err(|error| Error::start(format!("cannot start the thread that looks after engines: {error}")))?;
         let server = Server::start(&app, Threads::Own(threads))?;
         control.spawn(control::run(app.clone()));
-        let binding = app.clone();
-        control.spawn(async move { binding.places.bind(&binding).await });
+        let places = app.places.clone();
+        control.spawn(async move { places.bind().await });
         {
             let _entered = control.enter();
             peer_requests::run(&app.peers, &app.places, &app.config);
         }
-        if let Some(global) = app.external_index.as_ref().and_then(ExternalIndex::global) {
+        if let Some(global) = app.external_index.as_deref().and_then(ExternalIndex::global) {
             control.spawn(sites::run(global.clone()));
         }
         if let Some(cache_reporter) = &app.cache_reporter {
             control.spawn(cache_reports::run(cache_reporter.clone()));
         }
         control.spawn(page::run(app.clone()));
-        let watching = app.clone();
-        control.spawn(async move { watching.gate.watch().await });
+        let gate = app.gate.clone();
+        control.spawn(async move { gate.watch().await });
         let (address, admin_address) = (server.address(), server.admin_address());
         let (tls, key) = (app.gate.tls().is_some(), app.gate.asks_for_key());
         tracing::info!(%address, tls, key, threads, policy = app.config.policy, "routing");
@@ -142,10 +158,10 @@ impl Router {
         self.address
     }
 
-    /// The service in this process, which follows the engines' events; none if there is none.
+    /// Returns the follower of the engines' events in this process, if there is one.
     #[must_use]
     pub fn service(&self) -> Option<&Follower> {
-        self.app.service.as_ref()
+        self.app.follower.as_deref()
     }
 
     /// The last decisions, the newest first.
@@ -160,45 +176,45 @@ impl Router {
         self.admin_address
     }
 
-    /// Takes an engine in, in the place of the one of its name if there is one: an [`EngineConfig`] in JSON.
+    /// Adds an engine, given as an [`EngineConfig`] in JSON, or replaces the one with its name.
     ///
     /// # Errors
     /// [`Error::Config`] if it is none, or cannot be used.
     pub fn set_engine(&self, engine: &str) -> Result<(), Error> {
         let engine: EngineConfig = serde_json::from_str(engine).map_err(|error| Error::config(error.to_string()))?;
-        self.app.set_engine(engine, Adder::Operator).map(drop)
+        self.app.places.set_engine(engine, Adder::Operator).map(drop)
     }
 
-    /// Takes an engine out. What runs there goes on.
+    /// Removes an engine. What runs there goes on.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is none of that name.
     pub fn remove_engine(&self, name: &str) -> Result<(), Error> {
-        self.app.remove_engine(name).map(drop)
+        self.app.places.remove_engine(name).map(drop)
     }
 
-    /// Sends an engine nothing new from now on, or again.
+    /// Stops sending new requests to an engine, or starts again.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is none of that name.
     pub fn drain_engine(&self, name: &str, drain: bool) -> Result<(), Error> {
-        self.app.drain_engine(name, drain).map(drop)
+        self.app.places.drain_engine(name, drain).map(drop)
     }
 
     /// Returns what `/workers` says.
     #[must_use]
     pub fn workers(&self) -> Value {
-        state::workers(&self.app)
+        state::workers(&self.app.places)
     }
 
-    /// Returns what requests wait for, as `/ready` says it; nothing if they can come.
+    /// Returns the reasons that `/ready` gives for not being ready; none if it is.
     #[must_use]
     pub fn waiting(&self) -> Option<Value> {
         let (leaving, any) = (self.app.leaving.load(Relaxed), self.app.fleet.has_any_up());
         (leaving || !any).then(|| serde_json::json!({ "ready": false, "leaving": leaving, "engines_up": any }))
     }
 
-    /// Reads the keys and certificates from their files again.
+    /// Reloads the keys and certificates from their files.
     ///
     /// # Errors
     /// [`Error::Start`] if one of them cannot be used: all stays as it was.
@@ -206,13 +222,13 @@ impl Router {
         Ok(self.app.gate.reload()?)
     }
 
-    /// Says from now on that it is not ready, and closes connections with the next answer. All else goes on.
+    /// Reports "not ready" from now on, and closes each connection after its next answer. All else goes on.
     pub fn leave(&self) {
         self.app.leaving.store(true, Relaxed);
     }
 
-    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
-    /// more connections, answers what was asked, ends all threads.
+    /// Shuts the router down: reports "not ready" for `delay`, so that load balancers stop sending; then accepts no
+    /// more connections, answers open requests, and ends all threads.
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
@@ -223,7 +239,7 @@ impl Router {
         let in_time = control.block_on(server.drain(timeout));
         server.end();
         control.shutdown_timeout(END);
-        if let Some(service) = &self.app.service {
+        if let Some(service) = &self.app.follower {
             // Who closes at once is not in a hurry to lose what it knows, but may be followed by kill -9.
             service.drain(if timeout.is_zero() { END } else { LAST_SNAPSHOT });
         }
@@ -235,31 +251,5 @@ impl Router {
 impl Drop for Router {
     fn drop(&mut self) {
         self.drain(Duration::ZERO, Duration::ZERO);
-    }
-}
-
-impl App {
-    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
-        // The decision core knows it before requests can find it: at no moment is there nobody of its name.
-        let changed = self.fleet.set(config, adds, |replaced, added| self.places.add(replaced, added))?;
-        self.places.is_back();
-        if let Some(replaced) = changed.replaced {
-            replaced.pool.clear();
-        }
-        Ok(changed.added)
-    }
-
-    pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
-        let removed = self.fleet.remove(name)?;
-        self.places.remove(&removed);
-        Ok(removed)
-    }
-
-    pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
-        let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
-        engine.health.set_draining(drain);
-        self.places.drain(&engine, drain);
-        tracing::info!(engine = name, drain, "an engine was drained, or taken back");
-        Ok(engine)
     }
 }

@@ -130,6 +130,9 @@ fn models_have_their_engines() {
 fn an_engine_that_is_drained_ends_what_it_has() {
     let (one, two) = (Server::start("m"), Server::start("m"));
     let router = router(&[&one, &two], json!({}));
+    eventually("models are known", || {
+        router.workers().as_array().is_some_and(|all| all.iter().all(|one| one["models"] != json!([])))
+    });
     let mut clients: Vec<Client> = (0..2).map(|_| Client::to(router.address())).collect();
     for client in &mut clients {
         client.ask_for("/v1/completions", &completion(json!({ "stream": true, "max_tokens": 10, "pause_ms": 50 })), "");

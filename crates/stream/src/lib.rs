@@ -1,19 +1,18 @@
-//! The event stream of one inference engine, up to what is to be done with its batches. It knows nothing of blocks.
+//! The event stream of one inference engine: from its sockets to the decision what to do with each batch. It knows nothing of
+//! blocks.
 //!
 //! * [`zmtp`]: ZeroMQ's protocol. Messages are read when a stream wants them, and bounded in bytes.
-//! * [`machine`]: rules for what to do with the batches that these messages bring, without sockets and clock.
-//! * [`window`]: memory of the batches applied last, and those that have to wait for others.
+//! * [`machine`]: rules for the batches that these messages bring, without sockets and clock.
+//! * [`window`]: hashes of the latest applied batches, and the batches that wait for earlier ones.
 //! * [`limits`]: limits on what engines can make grow, and counts of how often each was reached.
-//! * [`State`], [`Outcome`], [`Skip`], [`Mark`]: what a stream is in, and what became of what a snapshot had of it.
+//! * [`State`], [`Outcome`], [`Skip`], [`Mark`]: the state of a stream, and the outcome of its holdings in a snapshot.
 
 #![forbid(unsafe_code)]
 
 pub mod limits;
 pub mod machine;
-mod outcome;
 mod state;
 pub mod window;
 pub mod zmtp;
 
-pub use self::outcome::{Mark, Outcome, Skip};
-pub use self::state::State;
+pub use self::state::{Mark, Outcome, Skip, State};

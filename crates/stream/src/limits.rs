@@ -1,11 +1,11 @@
-//! Limits on what others can make grow, and how often each was reached.
+//! Limits on what engines and clients can make grow, and counts of how often each was reached.
 
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::Duration;
 
 use serde::Deserialize;
 
-/// Limits on how much there may be of what. The defaults are far beyond a fleet of 1,000 engines.
+/// Upper limits on workers, streams, blocks and buffers. The defaults are far beyond a fleet of 1,000 engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LimitsConfig {
@@ -23,7 +23,7 @@ pub struct LimitsConfig {
     pub buffer_bytes: usize,
 }
 
-/// One of the limits.
+/// A limit of [`LimitsConfig`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Limit {
@@ -60,7 +60,7 @@ impl Limit {
     }
 }
 
-/// The counts that all streams share: the bytes in their buffers, and how often each limit was reached.
+/// Counts shared by all streams: bytes in their buffers, how often each limit was reached, and lags of batches.
 #[derive(Debug, Default)]
 pub struct SharedCounts {
     buffered: AtomicUsize,
@@ -86,8 +86,8 @@ impl SharedCounts {
         self.reached[limit as usize].load(Relaxed)
     }
 
-    /// Live batches were visible to queries so long after the engine had made them. All streams count here, so each
-    /// tells of many batches at once.
+    /// Records lags of live batches: times from their making by the engine until queries see them. All streams count here,
+    /// so each records many batches at once.
     pub fn lagged(&self, lags: impl Iterator<Item = Duration>) {
         let (mut counts, mut micros) = ([0; LAG_SECONDS.len() + 1], 0);
         for lag in lags {
@@ -103,22 +103,22 @@ impl SharedCounts {
         }
     }
 
-    /// Lags of live batches by [`LAG_SECONDS`] and beyond, and their sum in seconds.
+    /// Number of lags in each bucket of [`LAG_SECONDS`] and beyond, and the sum of all lags in seconds.
     pub fn lags(&self) -> (Vec<u64>, f64) {
         (self.lags.iter().map(|count| count.load(Relaxed)).collect(), self.lag_micros.load(Relaxed) as f64 / 1e6)
     }
 
-    /// Counts that a limit was reached once more.
+    /// Counts a reached limit.
     pub fn count(&self, limit: Limit) {
         self.reached[limit as usize].fetch_add(1, Relaxed);
     }
 
-    /// Bytes have come into a buffer. Returns how many there are now.
+    /// Adds bytes that have come into a buffer. Returns the bytes in all buffers.
     pub fn add(&self, bytes: usize) -> usize {
         self.buffered.fetch_add(bytes, Relaxed) + bytes
     }
 
-    /// Bytes have left a buffer.
+    /// Subtracts bytes that have left a buffer.
     pub fn sub(&self, bytes: usize) {
         self.buffered.fetch_sub(bytes, Relaxed);
     }

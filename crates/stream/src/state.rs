@@ -1,10 +1,12 @@
-//! The state of a stream, as its machine and all who look at it call it.
+//! States of a stream, outcomes of its restored holdings, and marks by which a snapshot is compared with its engine.
 
-/// The state of a stream in its life.
+use serde::{Deserialize, Serialize};
+
+/// State of a stream in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum State {
-    /// Not connected, or connected and nothing known yet.
+    /// Not connected, or connected and not verified yet.
     Connecting,
     /// The holdings are being read from the engine's replay buffer.
     Replaying,
@@ -12,15 +14,15 @@ pub enum State {
     Live,
     /// Batches are missing and asked for.
     Gap,
-    /// Silent for too long.
+    /// The engine has been silent for too long.
     Stale,
     /// Batches contradict each other, as if two engines published here.
     Conflict,
-    /// Being removed.
+    /// The stream is being removed.
     Stopped,
-    /// A limit of this service is reached: nothing of the stream is held.
+    /// A limit of this service is reached: no block of the stream is held.
     Limited,
-    /// Events of unknown types keep coming, which may have removed something.
+    /// Events of unknown types keep coming, which may have removed blocks.
     Unreadable,
 }
 
@@ -51,6 +53,101 @@ impl State {
             Self::Stopped => "stopped",
             Self::Limited => "limited",
             Self::Unreadable => "unreadable",
+        }
+    }
+}
+
+/// Number and hash of a batch. An engine that has the same batch is in the same life.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Mark {
+    /// Sequence number of the batch.
+    pub seq: u64,
+    /// XXH3-64 of the bytes of the batch.
+    pub hash: u64,
+}
+
+/// Outcome of a stream's holdings in a snapshot, after it was loaded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Outcome {
+    /// The engine has proved to be the same; the holdings are in use.
+    Kept,
+    /// The engine has restarted since the snapshot.
+    Restarted,
+    /// The engine's replay buffer does not reach back to the mark any more.
+    TurnedOver,
+    /// The engine did not answer at its replay socket.
+    NoAnswer,
+    /// The stream has no replay socket, so nothing can prove the holdings.
+    NoReplay,
+    /// The stream's block size, topic, way of counting copies, or key of content hashes has changed.
+    Settings,
+    /// The stream's blocks would go under other ranks now.
+    Ranks,
+    /// The stream has more blocks than a limit allows, or than the index can number.
+    Limit,
+    /// The stream was not registered in time.
+    NotRegistered,
+}
+
+impl Outcome {
+    /// All, in order of their numbers.
+    pub const ALL: [Self; 9] = [
+        Self::Kept,
+        Self::Restarted,
+        Self::TurnedOver,
+        Self::NoAnswer,
+        Self::NoReplay,
+        Self::Settings,
+        Self::Ranks,
+        Self::Limit,
+        Self::NotRegistered,
+    ];
+
+    /// The name in metrics and answers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Kept => "kept",
+            Self::Restarted => "restarted",
+            Self::TurnedOver => "turned_over",
+            Self::NoAnswer => "no_answer",
+            Self::NoReplay => "no_replay",
+            Self::Settings => "settings",
+            Self::Ranks => "ranks",
+            Self::Limit => "limit",
+            Self::NotRegistered => "not_registered",
+        }
+    }
+}
+
+/// Reason to leave a stream out of a snapshot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Skip {
+    /// No batch was applied yet, or no block is held.
+    Nothing,
+    /// The holdings are not proved to be the connected engine's, or contradict themselves.
+    Unproven,
+    /// The model has several cache groups.
+    Hybrid,
+    /// The stream was cleared again and again, or ended, while it was copied.
+    Changing,
+    /// The stream's task did not answer in time.
+    NoAnswer,
+}
+
+impl Skip {
+    /// All, in order of their numbers.
+    pub const ALL: [Self; 5] = [Self::Nothing, Self::Unproven, Self::Hybrid, Self::Changing, Self::NoAnswer];
+
+    /// The name in metrics and answers.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Unproven => "unproven",
+            Self::Hybrid => "hybrid",
+            Self::Changing => "changing",
+            Self::NoAnswer => "no_answer",
         }
     }
 }

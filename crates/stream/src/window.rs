@@ -1,18 +1,18 @@
-//! Memory of a stream's batches: which the last ones were, and those that have to wait.
+//! Memory of a stream's batches: hashes of the latest, and the batches that wait for earlier ones.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use crate::limits::{Limit, SharedCounts};
 
-/// Number of batches that are remembered by hash.
+/// Number of batches remembered by hash.
 const REMEMBERED: usize = 256;
 
-/// Bytes that a batch takes besides its own.
+/// Bytes of memory that a batch takes besides its own.
 const OVERHEAD: usize = 128;
 
-/// Numbers and hashes of the batches applied last: they tell a batch that came twice from one of another epoch that has
-/// the same number.
+/// Numbers and hashes of the latest applied batches. They distinguish a repeated batch from one of another epoch with the same
+/// number.
 #[derive(Debug)]
 pub struct Recent {
     slots: Box<[Option<(u64, u64)>; REMEMBERED]>,
@@ -30,7 +30,7 @@ impl Recent {
         self.slots[seq as usize % REMEMBERED] = Some((seq, hash));
     }
 
-    /// The hash of a batch, unless it is too long ago.
+    /// Hash of a batch, if it is remembered.
     pub fn hash(&self, seq: u64) -> Option<u64> {
         self.slots[seq as usize % REMEMBERED].filter(|(number, _)| *number == seq).map(|(_, hash)| hash)
     }
@@ -41,35 +41,35 @@ impl Recent {
     }
 }
 
-/// Batches that had to be forgotten.
+/// Batches dropped from a full window.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub struct Overflow {
-    /// Number of batches that were forgotten.
+    /// Number of dropped batches.
     pub batches: u64,
-    /// The highest number of them.
+    /// Highest sequence number among them.
     pub highest: Option<u64>,
 }
 
-/// Batches that cannot be applied yet, by number. When it is full the newest are forgotten, because those are the ones
-/// that the engine remembers longest.
+/// Window of batches that cannot be applied yet, by sequence number. When it is full, the newest are dropped, which the engine
+/// remembers longest.
 #[derive(Debug)]
 pub struct ReorderWindow<P> {
     batches: BTreeMap<u64, P>,
     bytes: usize,
     max_batches: usize,
     max_bytes: usize,
-    /// Counts of what all streams have in their buffers.
+    /// Counts shared by all streams, with the bytes in their buffers.
     shared: Arc<SharedCounts>,
     max_shared: usize,
 }
 
 impl<P: AsRef<[u8]>> ReorderWindow<P> {
-    /// Makes an empty window for so many batches and bytes. `max_shared`: bytes in the buffers of all streams.
+    /// An empty window for `max_batches` and `max_bytes`. `max_shared`: bytes in the buffers of all streams.
     pub fn new(max_batches: usize, max_bytes: usize, shared: Arc<SharedCounts>, max_shared: usize) -> Self {
         Self { batches: BTreeMap::new(), bytes: 0, max_batches, max_bytes, shared, max_shared }
     }
 
-    /// Keeps a batch; returns what had to be forgotten.
+    /// Keeps a batch. Returns the batches dropped for it.
     pub fn insert(&mut self, seq: u64, payload: P) -> Overflow {
         let size = payload.as_ref().len();
         self.bytes += size;
@@ -77,7 +77,7 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         if let Some(old) = self.batches.insert(seq, payload) {
             self.left(&old);
         }
-        // Others may have filled what all share: then this stream forgets no more than it brought.
+        // Other streams may have filled the shared memory: then this stream drops no more than the size of its batch.
         let mut too_much = 0;
         if together > self.max_shared {
             self.shared.count(Limit::BufferBytes);
@@ -99,19 +99,19 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         self.shared.sub(payload.as_ref().len() + OVERHEAD);
     }
 
-    /// The lowest number that waits.
+    /// Lowest waiting sequence number.
     pub fn first(&self) -> Option<u64> {
         self.batches.first_key_value().map(|(seq, _)| *seq)
     }
 
-    /// Takes out the batch with the lowest number.
+    /// Takes the batch with the lowest sequence number.
     pub fn pop_first(&mut self) -> Option<(u64, P)> {
         let (seq, payload) = self.batches.pop_first()?;
         self.left(&payload);
         Some((seq, payload))
     }
 
-    /// Number of batches that wait.
+    /// Number of waiting batches.
     pub fn len(&self) -> usize {
         self.batches.len()
     }
@@ -121,7 +121,7 @@ impl<P: AsRef<[u8]>> ReorderWindow<P> {
         self.batches.is_empty()
     }
 
-    /// Drops all batches that wait.
+    /// Drops all waiting batches.
     pub fn clear(&mut self) {
         self.shared.sub(self.bytes + self.batches.len() * OVERHEAD);
         self.batches.clear();

@@ -7,19 +7,19 @@ use std::fmt;
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// There are no bytes.
+    /// The payload has no bytes.
     #[error("an empty payload: a batch is a MessagePack array [timestamp, events, rank]")]
     Empty,
-    /// Something else than an array of timestamp and events.
+    /// The payload is not an array of timestamp and events.
     #[error("not a batch: {what}; a batch is a MessagePack array [timestamp, events, rank]")]
     NotABatch {
-        /// Kind of what is there instead.
+        /// Kind of the value found instead.
         what: String,
     },
     /// The bytes end before the first event.
     #[error("the payload ends before its events begin, after {bytes} bytes")]
     Truncated {
-        /// Number of bytes that there are.
+        /// Length of the payload.
         bytes: usize,
     },
     /// The payload is no MessagePack from the beginning.
@@ -83,7 +83,8 @@ reasons! {
     BlockSize = "block_size",
     /// Applying: tokens that do not fill the blocks.
     TokenCount = "token_count",
-    /// Applying: blocks announced by name alone (offload placeholders), of which the rank holds none that says what they contain.
+    /// Applying: blocks announced by name alone (offload placeholders) that the rank does not hold, so their contents are
+    /// unknown.
     NoContent = "no_content",
     /// Applying: blocks of a cache group that does not decide how long a prefix is.
     OtherGroup = "other_group",

@@ -123,7 +123,7 @@ pub struct StoredOf<N> {
     /// The cache salt, where the event shows it. vLLM shows it on the first block of a prompt only.
     pub salt: Option<Box<str>>,
     /// True if the form that the event was sent in has no place for a salt and other keys, as with the first engines
-    /// that published events. Then nobody knows whether the blocks have any.
+    /// that published events. Then it is unknown whether the blocks have any.
     pub bare: bool,
     /// Keys that belong to the blocks' contents besides tokens, LoRA and salt: (number of the block in this event,
     /// key), in order of the blocks.
@@ -185,7 +185,7 @@ impl<N> StoredOf<N> {
 
     /// Name of the LoRA adapter in the index: its own, or `lora-id:3` where an engine only has numbers.
     ///
-    /// Numbers are the engine's own, so such blocks are found by those who ask for the number, never by a name and
+    /// Numbers are the engine's own, so these blocks are found by a query with the number, never by a name and
     /// never without one. Engines count adapters from 1; 0 is none.
     #[must_use]
     pub fn adapter(&self) -> Option<Cow<'_, str>> {

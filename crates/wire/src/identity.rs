@@ -1,12 +1,12 @@
 //! Identities of blocks: their names in an index, and how two blocks with one name are noticed.
 //!
-//! Ordinarily a block is called by its content hash ([`hash`]), which everybody can compute: engines' tools, clients,
-//! other replicas. Its seed is public and it has 64 bits, so whoever chooses prompts can make two blocks with one content
+//! Ordinarily a block is called by its content hash ([`hash`]), which everybody can compute: engines' tools, clients, other
+//! replicas. Its seed is public and it has 64 bits, so a client that chooses prompts can make two blocks with one content
 //! hash. To the index they are one block: it then says of a prompt that more of it is cached than is.
 //!
 //! # Keyed
 //!
-//! [`Identity::keyed`] draws a key that nobody knows. A block's identity is then 128 bits of BLAKE3 under that key, of
+//! [`Identity::keyed`] draws a secret key. A block's identity is then 128 bits of BLAKE3 under that key, of
 //! the adapter, the salt, the tokens, and all of each key beyond the tokens. Nobody who does not know the key can do
 //! better than chance, whatever is tried. The index compares 64 of the bits: two different blocks after the same prefix
 //! are taken for one in one of 2^64 cases, and it does not help to choose them. The other 64 are compared below.
@@ -86,7 +86,7 @@ impl Identity {
         }
     }
 
-    /// True if blocks are called by words that nobody else can compute.
+    /// True if blocks are named by words that need the secret key.
     #[must_use]
     pub fn is_keyed(&self) -> bool {
         matches!(self.kind, Kind::Keyed(_))
@@ -191,7 +191,7 @@ impl std::fmt::Debug for Identity {
     }
 }
 
-/// 64 bits that nobody knows: what a hash that the operating system keys at random says of nothing.
+/// 64 secret bits: the empty hash under a key that the operating system draws at random.
 fn random() -> u64 {
     RandomState::new().hash_one(0)
 }

@@ -1,4 +1,4 @@
-//! Keys: what belongs to a block besides its tokens, and the content hash of a block that has such keys.
+//! Keys: what belongs to a block besides its tokens, and the content hash of a block with keys.
 //!
 //! # The contract
 //!

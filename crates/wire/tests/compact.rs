@@ -1,4 +1,4 @@
-//! Messages of a relay, read again by somebody else, make an index that answers as the relay's does.
+//! Messages of a relay, read by another index, make it answer as the relay's does.
 
 use std::sync::Arc;
 
@@ -63,7 +63,7 @@ fn event(random: &mut Random) -> Event {
 fn apply(index: &BlockIndex, changes: &[u8]) -> Result<(), FormatError> {
     let into = &mut index.changes();
     Changes::default().read(changes, |change: Change<'_>| {
-        change.apply(into, "w", 0).expect("there is room");
+        change.apply(into, &("w", 0)).expect("there is room");
         Ok(())
     })
 }
@@ -263,7 +263,7 @@ fn few_bytes_are_not_of_many_blocks() {
         }
         out.push(number as u8);
     };
-    // Of a kind, so many blocks in one run, each with so many copies.
+    // A change with a kind, a number of blocks in one run, and a number of copies of each.
     let changes = |kind: u8, blocks: u64, copies: u64| {
         let mut out = vec![kind | 1 << 6];
         number(&mut out, copies);

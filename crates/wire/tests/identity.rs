@@ -59,7 +59,7 @@ impl Fleet {
 
     /// A worker's engine has computed a prompt, and says so. `keys`: of its first block.
     fn computed(&mut self, worker: &str, tokens: &[u32], keys: &[Key]) -> Tally {
-        // Engines' own names are SHA-256, which nobody makes collide.
+        // Engines' own names are SHA-256, which cannot be made to collide.
         let block_hashes: Vec<BlockHash> =
             (1..=tokens.len() / BLOCK).map(|i| BlockHash(self.names + i as u64)).collect();
         self.names += block_hashes.len() as u64;

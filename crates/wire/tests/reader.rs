@@ -219,7 +219,7 @@ fn a_name_keeps_its_salt() {
     assert_eq!(stream.index.stats().replaced, 0);
 }
 
-/// After a late join a chain's beginning is unknown, and with it the salt: nobody may find the rest, with or without.
+/// After a late join a chain's beginning is unknown, and with it the salt: no query may find the rest, with or without.
 #[test]
 fn a_chain_without_its_beginning_counts_for_nobody() {
     let mut stream = Stream::new();
@@ -342,7 +342,7 @@ fn tiers() {
     assert_eq!((stream.plain(&SIX), stream.anywhere(&SIX)), (0, 3));
     stream.send(&json!([remove(&[12], &json!({"medium": "STORAGE", "locality": "REMOTE"}))]));
     assert_eq!(stream.anywhere(&SIX), 2);
-    // A clear is of all tiers: it is better to miss an offloaded block than to promise one.
+    // A clear concerns all tiers: it is better to miss an offloaded block than to promise one.
     stream.send(&json!([[CLEAR]]));
     assert_eq!((stream.anywhere(&SIX), stream.held()), (0, 0));
 }

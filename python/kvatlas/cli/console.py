@@ -76,7 +76,7 @@ def exit_status(function: _F) -> _F:
         except Exit:
             raise
         except KvatlasError as error:
-            # Usage is fine where this comes from: only the text matters.
+            # The usage line would not help here; the text is enough.
             show_cause(error)
             click.echo(f"Error: {error}", err=True)
             sys.exit(2)

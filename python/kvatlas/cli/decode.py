@@ -32,7 +32,7 @@ _END = b"\xff" * 8  # the sequence number that ends a replay
 _SHOWN = 4  # names of blocks shown to people
 _POLL_MS = 100
 _REPLAY_SECONDS = 3.0
-_QUIET_SECONDS = 5.0  # until it is said that nothing comes
+_QUIET_SECONDS = 5.0  # seconds before a hint that no events come
 
 
 def _failed(message: str) -> click.ClickException:

@@ -1,4 +1,4 @@
-"""`kvatlas relay`: follow engines and publish what they hold, to NATS or to readers that connect."""
+"""`kvatlas relay`: follow engines and publish what they hold to NATS."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
     """Follow the KV events of vLLM and SGLang engines, and publish to NATS JetStream what each worker holds.
 
     Services that read it there (kvatlas serve --from nats://HOST:4222) hold the same without following the engines.
-    Without NATS, the relay listens for them itself: --publish tcp://0.0.0.0:5570, and --from tcp://HOST:5570.
     What is published has content hashes instead of token ids. A relay is a service: it has the same settings, and
     answers /workers, /metrics and queries, at --bind.
 
@@ -30,7 +29,5 @@ def relay(config: Path | None, print_config: bool, **options: Any) -> None:
 
 def _dedicated(config: Config) -> Config:
     if config.relay.publish is None:
-        raise ConfigError(
-            "a relay needs somewhere to publish: --publish nats://HOST:4222, or tcp://ADDRESS:PORT (relay.publish)"
-        )
+        raise ConfigError("a relay needs a server to publish to: --publish nats://HOST:4222 (relay.publish)")
     return dataclasses.replace(config, relay=dataclasses.replace(config.relay, dedicated=True))

@@ -98,7 +98,7 @@ def hint(error: KvatlasError, command: str, variable: str) -> str:
         return ""
     if isinstance(cause := origin(error.__cause__), ssl.SSLCertVerificationError):
         return ": if it is the right one, name the CA that signed it with --ca"
-    # What does not answer in HTTP, or in TLS, is there.
+    # A server that answers in another protocol is running.
     nobody = isinstance(cause, OSError) and not isinstance(cause, ssl.SSLError | TimeoutError)
     return f": start `{command}` there, or set --url or {variable} to its address" if nobody else ""
 

@@ -221,7 +221,7 @@ def _fleet(options: dict[str, Any]) -> Fleet:
             skip_bad=options["skip_bad"],
             seed=options["seed"],
         )
-        traffic.read()  # a trace that cannot be read is better told before anything starts
+        traffic.read()  # report an unreadable trace before anything starts
     elif options["request_rate"] is not None:
         traffic = TrafficConfig(request_rate=options["request_rate"], seed=options["seed"])
     config = ServerConfig(

@@ -79,7 +79,7 @@ _ONLY = {
     default=_HOW.longest_pause,
     show_default=True,
     metavar="S",
-    help="Cut pauses inside Claude Code sessions, recorded or logged, to so many seconds.",
+    help="Cut pauses inside Claude Code sessions, recorded or logged, to S seconds.",
 )
 @seed_option
 @click.option("--requests", type=click.IntRange(1), metavar="N", help="Use only the first N requests.  [default: all]")

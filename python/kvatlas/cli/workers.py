@@ -213,7 +213,7 @@ def _row(worker: WorkerStatus, stream: StreamStatus, counters: Sequence[str], *,
 
 def _doubt(stream: StreamStatus) -> str | None:
     """The worst reason to doubt a stream's blocks, in a word; None if there is none."""
-    # A block that is not full cannot be used, and need not be.
+    # A partial block cannot be used anyway, so it is no doubt.
     partial = stream.refused.get("partial_block", 0)
     refused = sum(stream.refused.values()) - partial
     if stream.refused.get("block_size", 0) + partial > stream.counters.get("stored_blocks", 0):

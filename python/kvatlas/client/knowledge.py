@@ -46,7 +46,7 @@ class ServiceKnowledge:
         self._local_hashing = local_hashing
         self._as_bytes = True
         self._block_sizes: dict[Keyspace, int] = {}
-        # Where the service wants tokens, the prompts whose tokens it got since it said so.
+        # For services that want tokens: the prompts whose tokens were sent since.
         self._told: dict[Keyspace, set[int]] = {}
 
     def way(self, keyspace: Keyspace, prompts: Iterable[Prompt]) -> Way:
@@ -76,7 +76,7 @@ class ServiceKnowledge:
         block_size, lora = answer.block_size, answer.lora
         if answer.wants_tokens:
             self._told.setdefault(keyspace, set())
-        elif way.block_size is not None:  # of tokens, it does not say
+        elif way.block_size is not None:  # unknown for prompts in tokens
             self._told.pop(keyspace, None)
         # The service divides by it, too, so it is never 0; another server's might be.
         if lora is not None:

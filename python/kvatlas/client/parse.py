@@ -255,7 +255,7 @@ def _stored(event: Mapping[str, Any]) -> Stored:
 
 
 def readiness(data: Any) -> Readiness:
-    """The readiness in an answer of `/ready`; a router reports that of its index."""
+    """The readiness in an answer of `/ready`, for a router the readiness of its index."""
     waiting = data.get("waiting", {})
     is_incomplete = data.get("index_ready") is False
     return Readiness(

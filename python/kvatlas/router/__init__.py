@@ -1,8 +1,7 @@
 """The router: stands in front of engines, and sends each request where it does the least harm.
 
 `Router` runs it in this process, `run` until a signal ends it, as `kvatlas router` does. `RouterConfig` has its
-settings; `read_router_config` puts them together from flags, the environment and a file. `check` tests each engine and
-says what is wrong.
+settings; `read_router_config` puts them together from flags, the environment and a file. `check` tests each engine.
 """
 
 from kvatlas.router.config import (

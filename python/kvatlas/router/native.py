@@ -1,4 +1,4 @@
-"""The native router, as the rest of this package sees it."""
+"""Interface of the native router."""
 
 from __future__ import annotations
 
@@ -30,12 +30,13 @@ def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
     """Start the native router.
 
     Args:
-        config: What `RouterConfig.router_for_native` gives.
+        config: The result of `RouterConfig.router_for_native`.
         policy: An object with `choose(request, candidates)`, instead of a policy by name.
 
     Raises:
-        ServiceError: It cannot listen, a certificate or a tokenizer cannot be used, or this build has no router.
-        PolicyError: There is no such policy, or it has no such option.
+        ServiceError: The address cannot be bound, a certificate or a tokenizer cannot be used, or this build has no
+            router.
+        PolicyError: The policy or one of its options is unknown.
     """
     try:
         from kvatlas._native import RouterServer  # noqa: PLC0415 - the command line works without
@@ -46,7 +47,7 @@ def start(config: dict[str, Any], policy: object | None = None) -> NativeRouter:
 
 
 class EngineRegistry:
-    """The native router for discovery where no events are followed here: it is told of engines only."""
+    """Adapter of the native router for discovery without events: it registers engines only."""
 
     def __init__(self, native: NativeRouter) -> None:
         self._native = native
@@ -102,7 +103,7 @@ class EngineRegistry:
 
 
 class Engines:
-    """Keeps the native router's engines as discovery finds them."""
+    """Watcher that keeps the native router's engines as discovery finds them."""
 
     def __init__(self, native: NativeRouter, config: RouterConfig) -> None:
         self._native = native
@@ -110,11 +111,11 @@ class Engines:
         self._told: dict[str, dict[str, Any]] = {}
 
     def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
-        """Take an engine that is in the list: send it requests, unless it is there already as it is."""
+        """Add or change an engine of the list, so that it gets requests."""
         self._tell(engine.worker, self._config.engine_for_native(engine, ranks))
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Take an engine that was asked: now its ranks and its block size are known."""
+        """Update an engine with its ranks and block size, once it has answered."""
         about = dict(self._config.engine_for_native(engine))
         if found is not None:
             about["ranks"] = found.ranks
@@ -127,14 +128,14 @@ class Engines:
         self._tell(engine.worker, about)
 
     def left(self, engine: Engine, /) -> None:
-        """Take out an engine that is not in the list any more."""
+        """Remove an engine that has left the list."""
         self._told.pop(engine.worker, None)
-        with contextlib.suppress(ServiceError):  # somebody else may have
+        with contextlib.suppress(ServiceError):  # it may be removed already
             self._native.remove_engine(engine.worker)
 
     def _tell(self, name: str, about: dict[str, Any]) -> None:
         before = self._told.get(name)
-        # What was found once stays, until something else is found.
+        # A description stays until another one is found.
         about = {**(before or {}), **about}
         if about != before:
             self._told[name] = about

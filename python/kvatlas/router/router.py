@@ -21,7 +21,7 @@ from kvatlas.service.server_handle import ServerHandle, registration_of
 class Router(ServerHandle[native.NativeRouter]):
     """Stands in front of engines and sends each request where it does the least harm, like `kvatlas router`.
 
-    It runs from when it is made until `close`, or to the end of a `with` or `async with` block. Point any OpenAI client
+    It runs from its creation until `close`, or to the end of a `with` or `async with` block. Point any OpenAI client
     at its `url`:
 
         with Router(engines=["http://host-a:8000", "http://host-b:8000"]) as router:
@@ -50,7 +50,7 @@ class Router(ServerHandle[native.NativeRouter]):
             decode: Engines that generate answers to prompts computed by `prefill` engines.
             policy: A policy object of yours with `choose(request, candidates)`, instead of `config.router.policy`.
             log: Whether the native part writes its log to stderr, as `config.log` says; the first service or router of
-                a process decides. What the Python part logs goes to the logger "kvatlas".
+                a process decides. The Python part logs to the logger "kvatlas".
 
         Raises:
             ConfigError: Something given cannot be used.
@@ -112,8 +112,8 @@ class Router(ServerHandle[native.NativeRouter]):
         """Send requests to an engine from now on, besides those of the configuration. Its events are not followed.
 
         Raises:
-            ConfigError: It is not `[NAME=]URL`.
-            ServiceError: It cannot be used.
+            ConfigError: The engine is not `[NAME=]URL`.
+            ServiceError: The engine cannot be used.
         """
         about = self._config.engine_for_native(_in_role(Engine.of(engine), role))
         self._native.set_engine(json.dumps(about))

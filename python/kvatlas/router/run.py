@@ -17,14 +17,14 @@ logger = logging.getLogger("kvatlas.router")
 def run(config: RouterConfig | None = None) -> int:
     """Run a router until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
-    SIGHUP makes it read its keys and certificates again.
+    SIGHUP makes the router read its keys and certificates again.
 
     Returns:
         The exit status: 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        ConfigError: Something given cannot be used.
-        PolicyError: There is no such policy, or it has no such option.
+        ConfigError: A setting cannot be used.
+        PolicyError: The policy or one of its options is unknown.
         ServiceError: The router cannot be started.
         TokenizerError: A tokenizer cannot be read.
     """
@@ -56,7 +56,7 @@ def _greet(router: Router) -> None:
 
 
 def _knows(config: RouterConfig) -> str:
-    """The way by which the router knows what engines hold, in words."""
+    """Words for the source of the router's knowledge of engines' caches."""
     own = config.router
     if own.no_events:
         return "what engines hold is predicted from what was sent to them (--no-events)"

@@ -1,4 +1,4 @@
-"""The place of a tokenizer: a path as it stands, or the files of a model on the Hugging Face hub."""
+"""Resolution of a tokenizer: a path, or a model on the Hugging Face hub."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ def resolve(tokenizer: str) -> str | None:
     """The tokenizer as the native router takes it: a path, `engine`, or None to go without tokens.
 
     Raises:
-        TokenizerError: There is no such file, and the hub has no such model, or cannot be reached.
-        MissingExtraError: It is a name on the hub, and the package tokenizers is not installed.
+        TokenizerError: Neither a file nor a model on the hub has this name, or the hub cannot be reached.
+        MissingExtraError: The name is a model on the hub, and the package tokenizers is not installed.
     """
     if tokenizer == NONE:
         return None

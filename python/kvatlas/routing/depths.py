@@ -1,4 +1,4 @@
-"""The part of a lookup's answer that a decision uses."""
+"""Protocol of the part of a match that a decision uses."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Protocol
 
 
 class Depths(Protocol):
-    """The part of `kvatlas.Match` that a decision needs."""
+    """Part of `kvatlas.Match` that a decision uses."""
 
     def scores(self) -> dict[str, int]:
         """Leading blocks of the prompt that each worker holds; workers that hold none are absent."""

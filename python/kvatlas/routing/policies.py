@@ -1,4 +1,4 @@
-"""Policies of the user's own: classes found by name."""
+"""Users' own policies: classes found by name."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def check_name(name: str) -> None:
     """Check that a policy by this name comes with kvatlas.
 
     Raises:
-        PolicyError: There is none; the message has the nearest name, or all.
+        PolicyError: The name is unknown; the message has the nearest name, or all names.
     """
     names = policy_names()
     if name not in names:
@@ -31,12 +31,12 @@ def check_name(name: str) -> None:
 
 
 def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -> object:
-    """An instance of the class at `module:Class`, made as `Class(seed, **options)`; without the seed if it takes none.
+    """An instance of the class at `module:Class`, created as `Class(seed, **options)`, or without a seed.
 
     Modules are looked for where Python looks, and in the working directory.
 
     Raises:
-        PolicyError: It cannot be loaded, is no policy, or cannot be made with these options.
+        PolicyError: The class cannot be loaded, is not a policy, or cannot be created with these options.
     """
     module, _colon, attribute = name.partition(":")
     if (here := os.getcwd()) not in sys.path:  # noqa: PTH109 - as a string, as sys.path has them
@@ -61,7 +61,7 @@ def own_policy(name: str, seed: int, options: Mapping[str, Any] | None = None) -
 
 
 def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
-    """The frames of an error that are neither of kvatlas nor of Python's import system: those of a user's code."""
+    """The frames of an error in a user's code: neither in kvatlas nor in Python's import system."""
     ours = str(Path(kvatlas.__file__).parent) + os.sep
     imports = str(Path(importlib.__file__).parent) + os.sep
     frames = traceback.extract_tb(error.__traceback__)
@@ -69,10 +69,10 @@ def own_frames(error: BaseException) -> list[traceback.FrameSummary]:
 
 
 def own_traceback(error: BaseException) -> str:
-    """The traceback of an error in a user's code, from where that code begins; empty if it happened in none of it."""
+    """The part of an error's traceback that is in a user's code; empty if none is."""
     frames = own_frames(error)
     if not frames:
-        # Python cannot compile a module that has such an error: that is in no frame of its own.
+        # A module with a syntax error is not compiled, so the error is in no frame of the module's own.
         return "".join(traceback.format_exception_only(error)) if isinstance(error, SyntaxError) else ""
     lines = ["Traceback (most recent call last):\n", *traceback.format_list(frames)]
     return "".join([*lines, *traceback.format_exception_only(error)])

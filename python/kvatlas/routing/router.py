@@ -21,13 +21,13 @@ class ArrayPolicy(Protocol):
     it takes none. If it does not use depths, set the attribute `uses_index = False`: prompts are then not looked up for
     it.
 
-    It is told what becomes of the requests if it has these methods, each of which is optional. `number` is the
-    request's, as in `RoutedRequest`; `now` is in seconds and never goes back.
+    These optional methods notify it of the progress of requests. `number` is the request's, as in `RoutedRequest`;
+    `now` is in seconds and never goes back.
 
-    - `sent(request, worker, now)`: a request goes to `worker`, a pair of name and rank, whoever chose it.
+    - `sent(request, worker, now)`: a request goes to `worker`, a pair of name and rank, by any policy's choice.
     - `first_token(number, now)`: its prompt is computed.
-    - `ended(number, output_tokens, now)`: it is over, however. `output_tokens` is what each of its answers has, None if
-      nobody told.
+    - `ended(number, output_tokens, now)`: it has ended, in whatever way. `output_tokens` is the length of each of its
+      answers, None if unknown.
     """
 
     def choose(self, request: RoutedRequest, candidates: Candidates) -> int | None:
@@ -38,17 +38,17 @@ class Router(_native.Router):
     """Chooses a worker for each request, and keeps track of what was sent, what runs, and how fast each worker is.
 
     `choose` selects and reserves in one step; report what becomes of the request with the methods of the `Decision`.
-    Without an index, without tokens, or with no trusted worker, there is still an answer, and its `why` says so.
+    Without an index, tokens or a trusted worker it still decides, and the decision's `why` gives the reason.
 
     Args:
         policy: A name of `policy_names()`, `module:Class`, or an object with `choose(request, candidates)`.
         workers: Names of the workers, or (name, rank) of each.
         block_size: Tokens of a block.
-        seed: Seed of everything left to chance, from 0 to 2**64 - 1.
+        seed: Seed of all random choices, from 0 to 2**64 - 1.
         options: Options of the policy.
         settings: Settings of the router, by the names of the Rust crate's `Config`; `order` is "least-work" or "fcfs",
             `no_events` "off", "mock" (with `no_events_blocks`) or "ttl" (with `no_events_ttl`).
-        clock: Gives the time in seconds where a call does not; None for `time.monotonic`.
+        clock: Function that returns the time in seconds, for calls without one; None for `time.monotonic`.
     """
 
     def __new__(
@@ -62,7 +62,7 @@ class Router(_native.Router):
         settings: Mapping[str, Any] | None = None,
         clock: Callable[[], float] | None = None,
     ) -> Self:
-        """See the class. A policy `module:Class` is made as `Class(seed, **options)`. Raises `PolicyError`."""
+        """Create a router; see the class for its arguments. Raises `PolicyError`."""
         made: Any = policy
         options, settings = _as_dict(options, "options"), _as_dict(settings, "settings")
         if isinstance(policy, str) and ":" in policy:

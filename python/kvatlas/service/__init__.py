@@ -1,4 +1,4 @@
-"""The service: follows engines' events and answers over HTTP which of them holds how much of a prompt.
+"""The service: follows engines' events and answers over HTTP how much of a prompt each engine holds.
 
 `Service` runs it in this process, `serve` until a signal ends it, as `kvatlas serve` does. `Config` has its settings;
 `read_config` puts them together from flags, the environment and a file.

@@ -1,7 +1,7 @@
-"""A site's digests on their way to the service above many sites.
+"""Sender of a site's digests to the service above many sites.
 
-Every few seconds the native part says what has changed in each keyspace, and a thread sends it. If the other service
-has missed one, or has restarted, it asks for a whole digest.
+Every few seconds the native part makes a digest of the changes in each keyspace, and a thread sends it. If the other
+service has missed one, or has restarted, it asks for a whole digest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Name = tuple[str, str]  # model and routing group
 
 
 class Source(Protocol):
-    """Makes digests: the native service."""
+    """Source of digests: the native service."""
 
     def site_digests(self, site: str, whole: Iterable[Name] = ..., /) -> list[tuple[str, str, int, bytes]]: ...
 
@@ -58,7 +58,7 @@ class DigestPusher:
                     self._was = problem
 
     def _push(self, client: httpx.Client) -> str | None:
-        """Send the digests of what is new. Returns the problem if there is one."""
+        """Send digests of the latest changes. Returns the error, or None."""
         site = self._config.site or ""
         problem = None
         try:
@@ -77,7 +77,7 @@ class DigestPusher:
                     "/digest", params=about, content=digest, headers={"Content-Type": "application/octet-stream"}
                 )
             except httpx.HTTPError as error:
-                # It may have come or not: if not, the next one is answered by a wish for a whole one.
+                # The digest may have arrived or not; if not, the answer to the next one asks for a whole digest.
                 problem = failure(error)[1]
                 continue
             self._whole.discard(name)

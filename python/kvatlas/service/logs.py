@@ -11,7 +11,7 @@ from typing import TextIO
 
 from kvatlas.service.config import LogConfig
 
-# Both as the native part writes them: it is one service.
+# The formats of the native part's log, because both are one service's.
 
 
 _CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
@@ -36,14 +36,14 @@ class _Json(logging.Formatter):
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        # What engines say is in messages too: one record is one line.
+        # Messages may contain engines' answers with line breaks: one record stays one line.
         message = _CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", record.getMessage())
         line = f"{_time(record)} {_level(record):>5} {message}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def configure(config: LogConfig, stream: TextIO | None = None) -> logging.Handler:
-    """Write what kvatlas logs to stderr, and nothing of other libraries."""
+    """Send the logs of kvatlas, but not of other libraries, to stderr."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(_Json() if config.format == "json" else _Text())
     logger = logging.getLogger("kvatlas")

@@ -1,4 +1,4 @@
-"""The native service, as the rest of this package sees it."""
+"""Interface of the native service."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def start(config: dict[str, Any]) -> NativeService:
     """Start the native service.
 
     Raises:
-        ServiceError: It cannot listen, a certificate cannot be used, or this build has no service.
+        ServiceError: The address cannot be bound, a certificate cannot be used, or this build has no service.
     """
     try:
         from kvatlas._native import Service  # noqa: PLC0415 - the command line works without
@@ -59,12 +59,12 @@ def start(config: dict[str, Any]) -> NativeService:
 
 
 def registration(worker: str, endpoint: str, *, source: str, **about: Any) -> str:
-    """The registration for the native service, in JSON: a client's registration (`about`), and who says so."""
+    """The registration for the native service, in JSON: a client's registration (`about`) and its origin."""
     return json.dumps({**requests.registration(worker, endpoint, **about), "source": source})
 
 
 def about_stream(stream: Stream, config: Config) -> dict[str, Any]:
-    """The registration of a stream besides its worker and endpoint; `config` has what the stream leaves out."""
+    """The registration of a stream without its worker and endpoint; `config` has the defaults."""
     return {
         "model": stream.model or config.model or "",
         "block_size": stream.block_size or config.block_size or 0,

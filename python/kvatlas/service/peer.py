@@ -1,10 +1,10 @@
-"""A snapshot of another service, to begin with.
+"""Fetcher of another service's snapshot, to start with its state.
 
-It comes in parts, each by a request of its own, so that a lost connection costs one part. All parts are of one
-snapshot: if the other service does not have it any more, the client begins anew.
+The snapshot comes in parts, each by its own request, so that a lost connection costs one part. All parts belong to one
+snapshot: if the other service has dropped it, the client begins anew.
 
 Of several replicas behind one name, the first is asked that is ready, and the next one if it fails. A replica that is
-not ready knows no more than the one that asks.
+not ready has no more state than the one that asks.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class SnapshotFetcher:
         Args:
             config: Where the snapshot comes from.
             to: The native service that gets it.
-            own: The IP address and port that this service listens on.
+            own: The IP address and port of this service, which is left out.
         """
         self._config = config
         self._native = to
@@ -63,7 +63,7 @@ class SnapshotFetcher:
         peer = self._config.peer or ""
         try:
             if self._config.dir is not None:
-                # A process that was killed leaves its own, and no other service has this directory.
+                # A killed process leaves its directory behind; no other service uses this folder.
                 for old in Path(self._config.dir).glob(f"{_DIRECTORY}*"):
                     shutil.rmtree(old, ignore_errors=True)
             with tempfile.TemporaryDirectory(prefix=_DIRECTORY, dir=self._config.dir) as directory:
@@ -82,7 +82,7 @@ class SnapshotFetcher:
             self._native.no_snapshot(str(error))
 
     def _fetch(self, peer: str, out: IO[bytes]) -> str | None:
-        """Write the snapshot to a file. Returns the URL of who gave it; None if there is nobody to ask."""
+        """Write the snapshot to a file. Returns the URL of the peer; None if there is no peer to ask."""
         key, timeout, most = self._config.peer_bearer(), self._config.peer_timeout, self._config.max_bytes
         if not replicas.is_name(peer):
             fetch(peer, key, timeout, out, self._stop, max_bytes=most)
@@ -95,7 +95,7 @@ class SnapshotFetcher:
         return given_by
 
     def stop(self) -> None:
-        """Give up, if the snapshot is not fetched yet."""
+        """Stop fetching, if the snapshot is not complete yet."""
         self._stop.set()
         self._thread.join()
 
@@ -109,7 +109,7 @@ def fetch_from_any(
     stop: threading.Event | None = None,
     max_bytes: int = SnapshotConfig.max_bytes,
 ) -> str | None:
-    """Write the snapshot of one of several replicas to a file, of the first that is ready and gives it.
+    """Write the snapshot of one of several replicas to a file: the first that is ready and sends it.
 
     Args:
         peer: `dns:NAME:PORT`.
@@ -121,7 +121,7 @@ def fetch_from_any(
         max_bytes: The largest size that is read.
 
     Returns:
-        The URL of the one that gave it; None if there is no other one, or none of them is ready.
+        The URL of the replica that sent it; None if there is no other replica, or none is ready.
 
     Raises:
         ServiceError: Some are ready, but none gives its snapshot, or not in time; or the name server does not answer
@@ -198,12 +198,12 @@ def fetch(
         timeout: Seconds that all of it may take.
         out: The file, empty.
         stop: Gives up when it is set.
-        ssl_context: Which certificates are trusted; the system's if not given.
-        failures: Requests in a row that may fail to reach it; as many as there is time for if not given.
+        ssl_context: The TLS context; one that trusts the system's certificates if not given.
+        failures: Consecutive requests that may fail to reach the service; unlimited within `timeout` if not given.
         max_bytes: The largest size that is read.
 
     Raises:
-        ServiceError: It is not to be had, not in time, or too large (code "snapshot_failed").
+        ServiceError: The snapshot cannot be fetched, not in time, or is too large (code "snapshot_failed").
     """
     deadline = time.monotonic() + timeout
     stop = stop or threading.Event()
@@ -224,7 +224,7 @@ def fetch(
             if etag is not None:
                 headers["If-Range"] = etag
             elif first:
-                headers["Cache-Control"] = "no-cache"  # only once: what is being made then is new enough
+                headers["Cache-Control"] = "no-cache"  # only once: the snapshot being made then is new enough
             first = False
             try:
                 with client.stream("GET", "/snapshot", headers=headers, timeout=min(left, 30.0)) as answer:
@@ -269,12 +269,12 @@ def fetch(
 
 
 def _write(answer: httpx.Response, out: IO[bytes], at: int, most: int, deadline: float, stop: threading.Event) -> int:
-    """Write an answer's body to a place in a file, whose end that is then.
+    """Write an answer's body to a position in a file, and cut the file after it.
 
-    Returns how much that is. No more is read than shows that it is more than `most`.
+    Returns the number of bytes. Reading stops as soon as they exceed `most`.
 
     Raises:
-        TimeoutError: It takes too long.
+        TimeoutError: The time limit is reached.
     """
     out.seek(at)
     out.truncate()
@@ -304,7 +304,7 @@ def _too_large(url: str, most: int) -> ServiceError:
 
 
 def _beginning(answer: httpx.Response) -> bytes:
-    """The beginning of an answer, as much as an error has."""
+    """The beginning of an answer, long enough for an error."""
     read = b""
     for piece in answer.iter_raw(_PIECE):
         read += piece
@@ -314,7 +314,7 @@ def _beginning(answer: httpx.Response) -> bytes:
 
 
 def _said(answer: httpx.Response) -> str:
-    """The message of an answer that is no snapshot."""
+    """The error message in an answer that is not a snapshot."""
     with contextlib.suppress(ValueError, KeyError, TypeError):
         error = json.loads(_beginning(answer))["error"]
         # A router says it in the form in which engines do.

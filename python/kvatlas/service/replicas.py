@@ -1,4 +1,4 @@
-"""The replicas behind one name.
+"""Resolution of one name to the addresses of replicas.
 
 `dns:NAME:PORT` means every address of NAME, as a headless Service of Kubernetes has the addresses of its pods.
 """
@@ -12,12 +12,12 @@ import re
 import socket
 
 _NAME = re.compile(r"dns:([A-Za-z0-9._-]{1,253}):([0-9]{1,5})", re.ASCII)
-# Answers after which asking again is of use: the name server did not answer, or could not.
+# Answers that may change when repeated: the name server did not answer, or could not.
 _PASSING = (socket.EAI_AGAIN, getattr(socket, "EAI_SYSTEM", socket.EAI_AGAIN))
 
 
 def is_name(peer: str) -> bool:
-    """True if this is `dns:…`, not a URL."""
+    """True if the text is `dns:…`, not a URL."""
     return peer.startswith("dns:")
 
 
@@ -25,7 +25,7 @@ def checked_name(peer: str) -> tuple[str, int]:
     """The name and the port of `dns:NAME:PORT`.
 
     Raises:
-        ValueError: It is not that; the message says what is wrong.
+        ValueError: The text has another form; the message says what is wrong.
     """
     found = _NAME.fullmatch(peer)
     if found is None:
@@ -46,11 +46,11 @@ def resolve(name: str, port: int) -> list[str]:
     except socket.gaierror as error:
         if error.errno in _PASSING:
             raise
-        return []  # nobody has this name
+        return []  # the name does not exist
     except UnicodeError:  # no name at all
         return []
     addresses = list({str(where[0]) for _family, _type, _protocol, _canonical, where in found})
-    random.shuffle(addresses)  # so that many that start at once do not all ask the same one
+    random.shuffle(addresses)  # so that many replicas that start at once ask different ones
     return addresses
 
 

@@ -29,7 +29,7 @@ _R = TypeVar("_R", bound="StoppableServer")
 
 
 class StoppableServer(Protocol):
-    """A service or a router that is run."""
+    """Service or router that can be stopped."""
 
     @property
     def config(self) -> Config: ...
@@ -39,7 +39,7 @@ class StoppableServer(Protocol):
 
 
 class _Stop:
-    """The requests to stop or to reload: the first signal asks to stop; the second one ends the process at once."""
+    """Signal handlers: the first signal to stop asks for it, the second ends the process at once; SIGHUP reloads."""
 
     def __init__(self) -> None:
         self.asked = threading.Event()
@@ -60,13 +60,13 @@ class _Stop:
 def serve(config: Config | None = None) -> int:
     """Run a service until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
-    SIGHUP makes it read its keys and certificates again.
+    SIGHUP makes the service read its keys and certificates again.
 
     Returns:
         The exit status: 0 if all requests were finished, 1 if some were cut off.
 
     Raises:
-        ConfigError: Something given cannot be used.
+        ConfigError: A setting cannot be used.
         ServiceError: The service cannot be started.
     """
     config = config or Config()
@@ -79,13 +79,13 @@ def run_until_stopped(
     greet: Callable[[_R], None],
     ready: Callable[[_R], None],
 ) -> int:
-    """Run what `start` gives until SIGTERM or SIGINT, then drain it. To be called in the main thread.
+    """Run the server that `start` returns until SIGTERM or SIGINT, then drain it. To be called in the main thread.
 
     Args:
-        log: What is logged, and how.
-        start: Makes it.
-        greet: Says that it is there.
-        ready: Says that it is ready, once it is.
+        log: The settings of the log.
+        start: Starts the server.
+        greet: Prints that the server listens.
+        ready: Prints that the server is ready.
 
     Returns:
         The exit status: 0 if all requests were finished, 1 if some were cut off.

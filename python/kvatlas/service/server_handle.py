@@ -1,4 +1,4 @@
-"""The common part of a service and a router that run in this process: their addresses, readiness, and their end."""
+"""Common base of a service and a router in this process: addresses, readiness, and shutdown."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from kvatlas.service.peer import SnapshotFetcher
 
 logger = logging.getLogger("kvatlas.service")
 
-_POLL = 0.02  # seconds between looks at readiness, when somebody waits for it
+_POLL = 0.02  # seconds between looks at readiness during a wait
 
 
 N = TypeVar("N", bound=native.Native)
 
 
 class ServerHandle(Generic[N]):
-    """A service or a router that runs until `close`, or to the end of a `with` or `async with` block."""
+    """Service or router that runs until `close`, or to the end of a `with` or `async with` block."""
 
     _what: str  # what messages call it
 
@@ -54,7 +54,7 @@ class ServerHandle(Generic[N]):
 
     @property
     def admin_address(self) -> str | None:
-        """The IP address and port for health, readiness and metrics only; None if there is none."""
+        """The IP address and port of health, readiness and metrics; None if they have no address of their own."""
         return self._native.admin_address
 
     @property
@@ -71,20 +71,20 @@ class ServerHandle(Generic[N]):
         return engine_statuses(json.loads(self._native.engines()))
 
     def reload(self) -> None:
-        """Read keys and certificates from their files again, as it does by itself a few seconds after they change.
+        """Read keys and certificates from their files again, as happens by itself a few seconds after they change.
 
         Raises:
-            ServiceError: One of them cannot be used; all stays as it was.
+            ServiceError: A key or certificate cannot be used; the old ones stay in use.
         """
         self._native.reload()
 
     def waiting(self) -> Any | None:
-        """Return what complete answers are waiting for, as in `GET /ready`; None if they are complete."""
+        """Return the reasons why answers are incomplete, as in `GET /ready`; None if they are complete."""
         text = self._native.ready()
         return None if text is None else json.loads(text)
 
     def wait_ready(self, timeout: float = 60.0) -> None:
-        """Wait until the first replay of each engine has finished or was given up; for a router, until one can be used.
+        """Wait until the first replay of each engine has ended; for a router, until an engine is usable.
 
         Raises:
             ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
@@ -94,7 +94,7 @@ class ServerHandle(Generic[N]):
             time.sleep(_POLL)
 
     async def wait_ready_async(self, timeout: float = 60.0) -> None:
-        """Do what `wait_ready` does, for asyncio.
+        """Wait as `wait_ready` does, for asyncio.
 
         Raises:
             ServiceError: That took too long (code "not_ready"), or it was closed (code "closed").
@@ -114,7 +114,7 @@ class ServerHandle(Generic[N]):
         return False
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Stop in order. True if everything ended in time.
+        """Stop in order. Returns True if everything ended in time.
 
         Reports not ready, continues for `config.drain_delay`, then accepts no more connections, finishes open requests
         and ends the streams.
@@ -193,7 +193,7 @@ class DiscoveryThread:
 
 
 def registration_of(stream: Stream, config: Config) -> str:
-    """The registration of a stream, in JSON, for the native part; `config` has what the stream leaves out."""
+    """The registration of a stream, in JSON, for the native part; `config` has the defaults."""
     about = native.about_stream(stream, config)
     return native.registration(stream.worker, stream.endpoint, source=f"stream of {stream.worker}", **about)
 

@@ -21,7 +21,7 @@ from kvatlas.tokenize import AnyTokenizer, Tokenizer
 class Service(ServerHandle[native.NativeService]):
     """Follows engines and answers over HTTP how much of a prompt each worker holds, like `kvatlas serve`.
 
-    It runs from when it is made until `close`, or to the end of a `with` or `async with` block:
+    It runs from its creation until `close`, or to the end of a `with` or `async with` block:
 
         with Service(engines=["http://host-a:8000"]) as service:
             service.wait_ready(60)
@@ -46,7 +46,7 @@ class Service(ServerHandle[native.NativeService]):
                 `WORKER=tcp://HOST:PORT,model=...,block_size=...`.
             config: All other settings; the defaults if not given.
             log: Whether the native part writes its log to stderr, as `config.log` says; the first service of a process
-                decides. What the Python part logs goes to the logger "kvatlas".
+                decides. The Python part logs to the logger "kvatlas".
 
         Raises:
             ConfigError: Something given cannot be used.
@@ -130,7 +130,7 @@ class Service(ServerHandle[native.NativeService]):
         return AsyncClient(self.url, timeout=timeout, tokenizer=tokenizer, **self._trust(client_cert))
 
     def _trust(self, client_cert: ClientCert | None) -> dict[str, Any]:
-        """The credentials of a client: the key, and a context that trusts the certificate and shows its own."""
+        """The credentials of a client: the key, and a TLS context with the service's and its own certificate."""
         context: ssl.SSLContext | None = None
         if self._config.http.tls_cert is not None:
             context = tls_context(client_cert, str(self._config.http.tls_cert))
@@ -157,7 +157,7 @@ class Service(ServerHandle[native.NativeService]):
 
         Raises:
             ConfigError: Something given cannot be used.
-            ServiceError: It was refused; the code is that of the HTTP interface.
+            ServiceError: The registration was refused, with the code of the HTTP interface.
         """
         entry = Stream(
             worker,
@@ -181,7 +181,7 @@ class Service(ServerHandle[native.NativeService]):
         An engine or stream of the configuration or of the file is registered again when it is next looked at.
 
         Raises:
-            ServiceError: It is not registered.
+            ServiceError: The worker or rank is not registered.
         """
         return self._native.unregister(worker, rank)
 

@@ -1,4 +1,4 @@
-"""Simulated engines and workloads: a fleet on a laptop.
+"""Simulation of engines and workloads, which runs a fleet on a laptop.
 
 `Engine` is a mock of an inference engine's KV cache (a paged block pool as vLLM has it) in virtual time; `generate`
 makes a workload and `read_trace` reads one.

@@ -1,4 +1,4 @@
-"""A made-up workload of coding agents, with the lengths, pauses and sub-agents of recorded ones.
+"""Generated workload of coding agents, with the lengths, pauses and sub-agents of recorded sessions.
 
 A session begins with a prompt of tools and instructions, which sessions of the same kind share, and sends its growing
 context again with every tool's result or person's text. Sometimes the context is rewritten, or compacted: nothing but
@@ -6,7 +6,7 @@ the shared part stays. Sometimes a turn starts sub-agents; they begin with tools
 the session goes on when all have ended.
 
 The constants are those of 710 recorded Claude Code sessions (github.com/callanjfox/kv-cache-tester, commit 94f6046),
-but for sub-agents, of which these have few: a third of the sessions start some here. A trace is made in blocks of 512
+except for sub-agents, which are rare there: a third of the sessions start some here. A trace is made in blocks of 512
 tokens, and says which requests wait for which; its times are those of idle engines. Everything follows from the seed.
 """
 
@@ -33,23 +33,24 @@ _PERSON = (5.0, 22.0, 58.0, 178.0, 635.0, 2_272.0, 3_600.0, 7_200.0, 14_400.0)
 
 @dataclass(frozen=True, slots=True)
 class AgentConfig:
-    """The settings of a workload of agents. Lengths are medians in tokens (log-normal).
+    """Settings of a workload of agents. Lengths are medians in tokens (log-normal).
 
     Attributes:
         requests: Number of requests in all, the first ones by time.
-        seed: Seed of everything left to chance.
+        seed: Seed of all random choices.
         session_rate: Sessions that begin in an hour.
         kinds: Kinds of sessions, with tools and instructions of their own; the k-th is 1 / k as frequent as the first.
         tools: Tokens of a kind's tools and instructions.
-        first: Tokens of a session's first prompt below these.
+        first: Tokens of a session's first prompt after the tools and instructions.
         grown: New tokens of each further prompt, beside the answer before.
         output: Tokens that each request generates.
         turns: Requests of a session.
         person: Share of the turns that wait for a person, not for a tool.
-        rewritten: Share of the turns after which the context is another one below the shared part, as long as before.
+        rewritten: Share of the turns after which the context below the shared part is replaced by another, equally
+            long.
         compacted: Share of the turns after which the context is compacted.
         longest: Tokens beyond which it is compacted in any case.
-        longest_pause: Pauses are cut to so many seconds.
+        longest_pause: Maximum pause, in seconds; longer ones are cut.
         with_agents: Share of the sessions that start sub-agents.
         agents: Mean number of sub-agents that start side by side (geometric).
         agent_turns: Requests of a sub-agent.
@@ -92,7 +93,7 @@ class AgentConfig:
 
 @dataclass(slots=True)
 class _Context:
-    """The prompt of a session or a sub-agent: whole blocks by their ids, and tokens."""
+    """Prompt of a session or a sub-agent: ids of its whole blocks, and its tokens."""
 
     shared: list[int]  # of tools and instructions
     ids: list[int] = field(default_factory=list)
@@ -178,7 +179,7 @@ class _Generator:
             after = tuple(Dependency(each, round(1_000 * pause)) for each in waits)
 
     def _agent(self, name: str, kind: int, start: float, parent: int) -> tuple[float, int]:
-        """A sub-agent. Returns when it ends, and its last request."""
+        """Make a sub-agent. Returns its end, and its last request."""
         late = 0.2
         context = _Context(self._agent_tools[kind])
         self._reset(context, self._length(700, 0.5))
@@ -193,7 +194,7 @@ class _Generator:
         return ended, last
 
     def _ask(self, session: str, context: _Context, now: float, after: Sequence[Dependency]) -> tuple[float, int]:
-        """Send a context. Returns when the answer ends on an idle engine, and the request's id."""
+        """Send a context. Returns the end of the answer on an idle engine, and the request's id."""
         full = context.tokens // TRACE_BLOCK
         fresh = full - len(context.ids)
         context.ids += self._new(fresh * TRACE_BLOCK)
@@ -205,7 +206,7 @@ class _Generator:
         return now + 0.1 + idle_seconds(fresh * TRACE_BLOCK, output), name
 
     def _reset(self, context: _Context, more: int) -> None:
-        """Begin a context anew: what is shared, and `more` tokens."""
+        """Reset a context to the shared part and `more` tokens."""
         context.ids = list(context.shared)
         context.tokens = len(context.shared) * TRACE_BLOCK + min(more, self.config.longest // 2)
 

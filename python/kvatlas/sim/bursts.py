@@ -1,6 +1,6 @@
-"""A made-up workload of bursts: many prompts that share nearly everything come at the same moment.
+"""Generated workload of bursts: many nearly equal prompts arrive at the same moment.
 
-That is what `n > 1` samples, agents that fan out, evaluations and rollouts do. A burst is a prompt of its own below an
+Samples with `n > 1`, agents that fan out, evaluations and rollouts send bursts. A burst is a prompt of its own below an
 application's system prompt; its siblings differ in the end alone. Bursts begin by a Poisson process. Between them come
 single requests of the same applications, so that engines have other things to keep.
 
@@ -20,15 +20,15 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class BurstConfig:
-    """The settings of a workload of bursts. Lengths are medians in tokens (log-normal).
+    """Settings of a workload of bursts. Lengths are medians in tokens (log-normal).
 
     Attributes:
         requests: Number of requests in all.
-        seed: Seed of everything left to chance.
+        seed: Seed of all random choices.
         request_rate: Requests a second, siblings and single ones together.
         fewest: Siblings of the smallest burst.
         most: Siblings of the largest burst: sizes are spread evenly over the logarithm.
-        within: Seconds in which the siblings of a burst come.
+        within: Seconds within which the siblings of a burst arrive.
         singles: Share of the requests that belong to no burst.
         apps: Applications, each with its system prompt.
         system_prompt: Tokens of a system prompt.
@@ -84,7 +84,8 @@ def generate_bursts(config: BurstConfig | None = None) -> Trace:
     systems = [ids(max(1, length(config.system_prompt) // TRACE_BLOCK)) for _ in range(config.apps)]
     spread = math.log(config.most / config.fewest)
     size = (config.most - config.fewest) / spread if spread else float(config.fewest)
-    # Each beginning brings a single request or a burst; so many of them make the asked share of requests.
+    # Each beginning brings a single request or a burst; this share of single ones gives the configured share of
+    # requests.
     single = config.singles * size / (config.singles * size + 1 - config.singles) if config.singles < 1 else 1.0
     between = (single + (1 - single) * size) / config.request_rate
     rows: list[tuple[float, int, int, tuple[int, ...]]] = []

@@ -1,8 +1,8 @@
-"""A made-up workload of clients that each hold one conversation after another, as load generators do.
+"""Generated workload of clients that each hold one conversation after another, as load generators do.
 
 Each client sends a turn, waits for the whole answer and sends the next one at once; when a conversation is over, it
-begins another. So a fixed number of requests is under way, and a fleet that is slow is asked less. A prompt is what all
-conversations share, what this one begins with, and all messages and answers so far.
+begins another. So a fixed number of requests is under way, and a fleet that is slow is asked less. A prompt consists of
+a part shared by all conversations, the conversation's own beginning, and all messages and answers so far.
 
 This is the form of `inference-perf`'s conversation replays (github.com/kubernetes-sigs/inference-perf, its workload
 catalog), with which llm-d publishes its routing results. A trace is in blocks of 512 tokens, and says which requests
@@ -25,7 +25,7 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class Length:
-    """The distribution of a length: log-normal with this mean and deviation, or exponential, cut to its limits.
+    """Distribution of a length: log-normal with this mean and deviation, or exponential, cut to its limits.
 
     Attributes:
         mean: The mean before it is cut.
@@ -59,15 +59,15 @@ class Length:
 
 @dataclass(frozen=True, slots=True)
 class ConversationConfig:
-    """The settings of a workload of conversations. Lengths are in tokens.
+    """Settings of a workload of conversations. Lengths are in tokens.
 
     Attributes:
         requests: Number of requests in all.
-        seed: Seed of everything left to chance.
+        seed: Seed of all random choices.
         clients: Clients, each with one request under way.
         conversations: Different conversations, which clients begin in turn again and again; 0: each is new.
         shared: Tokens that all prompts begin with.
-        own: Tokens behind these that a conversation begins with.
+        own: Tokens of a conversation's own beginning, after the shared ones.
         turns: Requests of a conversation.
         message: New tokens of each prompt, beside the answer before.
         output: Tokens of an answer.
@@ -127,7 +127,7 @@ def generate_conversations(config: ConversationConfig | None = None) -> Trace:
 
 @dataclass(slots=True)
 class _Conversation:
-    """A conversation that can be held again: tokens and new blocks of each of its turns."""
+    """Conversation that can be repeated: tokens and new blocks of each of its turns."""
 
     name: str
     turns: list[tuple[int, tuple[int, ...], int]] = field(default_factory=list)  # tokens, ids, output

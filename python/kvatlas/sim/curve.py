@@ -1,10 +1,10 @@
-"""The share of prompt tokens that one cache would hold, for every size at once: the hit-ratio curve.
+"""Hit-rate curve: the share of prompt tokens that one cache would hold, for every size at once.
 
-A cache from which what was used least recently goes first holds a block if fewer others were used since than fit. The
-number of these is the block's reuse distance, and the distances of all uses make the curve (Mattson et al., 1970). Long
-traces are sampled by blocks (SHARDS: Waldspurger et al., FAST 2015): a hash of its name says whether a block counts,
-distances grow by the inverse of the share, and the difference between the expected and the counted uses goes to the
-smallest distance.
+A cache that evicts the least recently used block holds a block if the number of other blocks used since, its reuse
+distance, is less than the cache's size. The distances of all uses make the curve (Mattson et al., 1970). Long traces
+are sampled by blocks (SHARDS: Waldspurger et al., FAST 2015): a hash of its name says whether a block counts, distances
+grow by the inverse of the share, and the difference between the expected and the counted uses goes to the smallest
+distance.
 
 Blocks are used as engines use them: all of a prompt and its answer at once, the last ones first to go.
 """
@@ -21,7 +21,7 @@ from kvatlas.sim.request import cacheable_tokens
 from kvatlas.sim.trace import Trace, check_block_size
 
 MOST_USES = 2_000_000
-"""Uses of blocks beyond which only a sample of the blocks is looked at."""
+"""Number of uses above which only a sample of the blocks counts."""
 
 _CHUNK = 10  # bits of a position within its chunk
 
@@ -31,13 +31,13 @@ Ints = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True)
 class HitCurve:
-    """The hit rate of one cache by its size.
+    """Hit rate of one cache by its size.
 
     Attributes:
-        sizes: Sizes in tokens at which something more is found, rising.
-        hits: Prompt tokens that a cache of each size finds.
+        sizes: Sizes in tokens at which the hits grow, rising.
+        hits: Prompt tokens found in a cache of each size.
         prompt_tokens: All prompt tokens.
-        share: Share of the blocks that were looked at.
+        share: Share of the blocks in the sample.
     """
 
     sizes: Floats
@@ -56,7 +56,7 @@ class HitCurve:
         return self.rate(np.inf)
 
     def tokens_for(self, rate: float) -> float:
-        """The size of the smallest cache with such a hit rate; infinite if there is none."""
+        """The size of the smallest cache with at least this hit rate; infinite if no cache has it."""
         place = int(np.searchsorted(self.hits, rate * self.prompt_tokens, side="left"))
         return float(self.sizes[place]) if place < self.sizes.size else np.inf
 
@@ -64,8 +64,8 @@ class HitCurve:
 def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> HitCurve:
     """The curve of a trace for engines with blocks of `block_size` tokens.
 
-    If the trace uses blocks more than `most_uses` times, it is that of a sample. Raises `ConfigError` if the block size
-    does not divide the trace's.
+    If the trace uses blocks more than `most_uses` times, a sample of the blocks gives the curve. Raises `ConfigError`
+    if the block size does not divide the trace's.
     """
     check_block_size(block_size, trace.block)
     share = min(1.0, most_uses / max(sum(len(line.hash_ids) for line in trace.requests), 1))
@@ -79,7 +79,7 @@ def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> H
         starts = trace.block * np.arange(nodes.size, dtype=np.int64)
         held = np.clip(full - starts, 0, trace.block).astype(np.float64)
         usable = np.clip((line.input_length - 1) // block_size * block_size - starts, 0, trace.block)
-        # What no id names, the answer above all, is like nothing else: it only takes room.
+        # Tokens without an id, such as answers, are unique: they only take room.
         unnamed = cacheable_tokens(line.input_length, line.output_length) - float(held.sum())
         expected += float(usable.sum())
         if share < 1.0:
@@ -99,7 +99,7 @@ def hit_curve(trace: Trace, block_size: int, *, most_uses: int = MOST_USES) -> H
 
 
 class _Chains:
-    """Numbers for blocks with all before them, in the order in which they first come."""
+    """Numbers for blocks together with all blocks before them, in the order of their first use."""
 
     def __init__(self) -> None:
         self._children: dict[tuple[int, int], int] = {}
@@ -119,7 +119,7 @@ class _Chains:
 
 
 class _Recency:
-    """Blocks in the order of their last use, with the tokens of each, and the tokens used since any of them."""
+    """Blocks in the order of their last use, with the tokens of each and the tokens used since."""
 
     def __init__(self) -> None:
         self._tokens = np.zeros(1 << 16)  # by position: later uses have higher ones
@@ -128,9 +128,9 @@ class _Recency:
         self._end = 0
 
     def use(self, nodes: Ints, held: Floats, usable: Ints, unnamed: float) -> tuple[Floats, Floats]:
-        """Use a prompt's blocks and `unnamed` tokens. Returns the sizes from which on caches find some, and how many.
+        """Use a prompt's blocks and `unnamed` tokens. Returns the least sizes of caches with hits, and the tokens hit.
 
-        `held`: tokens of each block; `usable`: those that may be found.
+        `held`: tokens of each block; `usable`: tokens of each that may be hit.
         """
         self._grow(int(nodes.max()) + 1 if nodes.size else 0, nodes.size + 1)
         last = self._last[nodes]
@@ -150,7 +150,7 @@ class _Recency:
         return sizes[hit > 0], hit[hit > 0]
 
     def _since(self, places: Ints) -> Floats:
-        """Tokens of what was used after each place."""
+        """Tokens used after each place."""
         chunks = places >> _CHUNK
         behind = np.append(np.cumsum(self._chunks[::-1])[::-1], 0.0)
         since = np.empty(places.size)
@@ -170,7 +170,7 @@ class _Recency:
 
 
 def _sampled(nodes: Ints, share: float) -> NDArray[np.bool_]:
-    """The nodes that belong to a sample: by a hash of their numbers, so that all uses of a block do or none."""
+    """The nodes in a sample, chosen by a hash of their numbers, so that all uses of a block count or none."""
     mixed = nodes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
     mixed ^= mixed >> np.uint64(32)
     mixed *= np.uint64(0xD6E8FEB86659FD93)

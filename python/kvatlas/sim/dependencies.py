@@ -1,7 +1,7 @@
-"""The dependencies between the requests of a trace, in the two formats that have them.
+"""Reader of the dependencies between requests of a trace, in the two formats that have them.
 
-Rows with an `id` may have `after`, the ids of the requests that must have ended before, and `delay`, milliseconds from
-the last of these ends. Dynamo's `agentic_mooncake`, version 2, begins with a line that names it; its rows have a
+Rows with an `id` may have `after`, the ids of the requests that must end before they start, and `delay`, milliseconds
+from the last of these ends. Dynamo's `agentic_mooncake`, version 2, begins with a line that names it; its rows have a
 `request_id`, `not_before_ms` instead of a timestamp, and `dependencies` with a delay each.
 """
 
@@ -22,7 +22,7 @@ Number = Callable[[dict[str, Any], str, int, int], int]
 
 @dataclass(frozen=True, slots=True)
 class Dependency:
-    """A request that another one waits for."""
+    """Request that another one waits for."""
 
     id: str | int
     delay: int = 0  # milliseconds after it
@@ -31,14 +31,14 @@ class Dependency:
 
 @dataclass(slots=True)
 class Header:
-    """The first line of an `agentic_mooncake` trace."""
+    """First line of an `agentic_mooncake` trace."""
 
     block: int  # tokens that an id stands for
     local: bool  # ids are private to a session
     _names: dict[tuple[object, int], int] = field(default_factory=dict)
 
     def global_ids(self, row: dict[str, Any], ids: Sequence[int]) -> tuple[int, ...]:
-        """Ids that mean the same everywhere in the trace."""
+        """True if ids mean the same in the whole trace."""
         if not self.local:
             return tuple(ids)
         names, scope = self._names, row.get("play_id", row.get("session_id"))
@@ -46,7 +46,7 @@ class Header:
 
 
 def parse_header(row: dict[str, Any], number: Number) -> Header:
-    """Read the first line. Raises `TraceError` if it is of another version."""
+    """Parse the first line. Raises `TraceError` for another version."""
     if row["schema"] != AGENTIC or row.get("version") != _VERSION:
         raise TraceError(
             f"schema {row['schema']!r}, version {row.get('version')!r}: {AGENTIC!r}, version {_VERSION}, is read"

@@ -1,4 +1,4 @@
-"""A made-up workload of questions on long documents, each question a prompt of its own. All follows from the seed."""
+"""Generated workload of questions on long documents, each question its own prompt. Everything follows from the seed."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class DocumentConfig:
-    """The settings of a workload of questions on documents.
+    """Settings of a workload of questions on documents.
 
     Attributes:
         requests: Number of requests.
-        seed: Seed of everything left to chance.
+        seed: Seed of all random choices.
         request_rate: Questions a second, by a Poisson process.
-        documents: Documents, all as popular.
+        documents: Number of documents, all equally popular.
         document: Tokens of each document.
         question: Tokens of a question, the median (log-normal).
         output: Tokens of an answer, the median (log-normal).
@@ -75,5 +75,5 @@ def generate_documents(config: DocumentConfig | None = None) -> Trace:
 
 
 def _lengths(random: np.random.Generator, median: int, count: int, spread: float) -> np.ndarray:
-    """So many lengths, log-normal around a median."""
+    """Draw `count` lengths, log-normal around a median."""
     return np.maximum(random.lognormal(math.log(median), spread, count).round(), 1)

@@ -1,13 +1,13 @@
-"""A simulated engine: vLLM's block pool under a plain model of time.
+"""Simulated engine: vLLM's block pool under a simple model of time.
 
 Time is in seconds and virtual. Prefill is one queue, first come first served: a prompt takes
 `uncached tokens / prefill_rate`, in chunks of at most `chunk` tokens, so
 
     time to first token = wait in the queue + uncached tokens / prefill_rate.
 
-Every running request then generates `decode_rate` tokens a second, whatever the others do, and at most `max_running`
-run at once. That leaves out what batching costs and what prefill does to others' decoding: good enough to compare
-routing policies with each other, not to predict a machine.
+Every running request then generates `decode_rate` tokens a second, independent of the others, and at most `max_running`
+run at once. The model ignores the cost of batching and the effect of prefill on others' decoding: good enough to
+compare routing policies, not to predict a machine.
 
 The rules of the cache are `Scheduler`'s and `BlockPool`'s. A chunk is a step: what changes while it is computed is
 announced when it is done, blocks that decoding fills meanwhile too; without one, decoding announces each as it fills.
@@ -23,7 +23,7 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
 class Engine(Scheduler):
-    """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`."""
+    """Simulated engine, driven by `submit` and `run_until`, which announces to `sink`."""
 
     def __init__(self, worker: str, config: EngineConfig, sink: Sink, listener: Listener | None = None) -> None:
         super().__init__(worker, config, sink, listener)
@@ -32,7 +32,7 @@ class Engine(Scheduler):
         self._order = 0
 
     def submit(self, request: Request, now: float) -> bool:
-        """Queue a request at time `now`, which must not be before anything already run. False: refused."""
+        """Queue a request at `now`, not before anything already run. Returns False if it is refused."""
         self.run_until(now)
         if not self._queue(request, now):
             return False
@@ -55,7 +55,7 @@ class Engine(Scheduler):
 
     @property
     def due(self) -> float | None:
-        """The virtual time of the next thing to happen by itself; None if there is none."""
+        """The virtual time at which the engine next has something to do; None if it is idle."""
         timers = self._timers
         while timers and timers[0][2] != timers[0][3].generation:
             heapq.heappop(timers)
@@ -99,7 +99,7 @@ class Engine(Scheduler):
     # Decode
 
     def _decode(self, request: Request, now: float) -> None:
-        """Go on generating: wait for the next block to fill, or for the end."""
+        """Continue generating until the next block fills, or until the end."""
         left = request.cacheable_tokens - request.computed
         if left <= 0:
             self._finish(request, now)

@@ -1,4 +1,4 @@
-"""The interface that takes an engine's announcements."""
+"""Interface that takes an engine's announcements."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from kvatlas.events import Clear, Event, Remove, Store
 
 
 class Sink(Protocol):
-    """An object that listens to engines. Calls come in the order in which the engine would have sent them."""
+    """Receiver of engines' announcements, called in the order in which the engine would send them."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
-        """`worker` now holds these blocks, chained one to the next; the first hangs on `parent` (None: the root)."""
+        """Announce that `worker` holds these blocks, one chain that continues `parent` (None: the root)."""
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
-        """`worker` gave up one copy of each. An engine sends one event each; here a step's run of them is one call."""
+        """Announce that `worker` evicted one copy of each block. Real engines send one event a block."""
 
     def clear(self, worker: str) -> None:
-        """`worker` forgot everything."""
+        """Announce that `worker` lost all blocks."""
 
 
 class Recorder:
-    """A sink that keeps the announcements as events, one removal each, as they would be on the wire."""
+    """Sink that records the announcements as events, with one block a removal, as on the wire."""
 
     def __init__(self) -> None:
         self.events: list[Event] = []
@@ -39,7 +39,7 @@ class Recorder:
 
 
 class NullSink:
-    """A sink that listens to nothing."""
+    """Sink that ignores all announcements."""
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
         pass

@@ -1,4 +1,4 @@
-"""The configuration of a simulated fleet."""
+"""Configuration of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ MOST_ENGINES = 100_000
 
 @dataclass(frozen=True, slots=True)
 class FleetConfig:
-    """A simulated fleet: so many engines, all alike.
+    """Settings of a simulated fleet of equal engines.
 
     Attributes:
         engines: Number of engines.
         engine: Settings of each engine.
-        own_names: True if every engine names blocks in its own way, as with hash seeds of their own.
-        seed: Seed of everything left to chance.
+        own_names: Whether every engine has its own names for blocks, as with different hash seeds.
+        seed: Seed of all random choices.
     """
 
     engines: int = 16

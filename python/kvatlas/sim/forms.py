@@ -1,4 +1,4 @@
-"""The forms of JSON in which others record traffic, each known by the fields of one of its objects."""
+"""Detection of foreign formats of traffic by the fields of a JSON object."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ _OPERATIONS = ("resourceSpans", "resource_spans")
 _STARTS = ("startTimeUnixNano", "start_time_unix_nano", "start_time", "startTime")
 
 DYNAMO = ("dynamo.request.trace.v1", "dynamo.agent.trace.v1")
-"""The schemas of Dynamo's request trace, one of which each record names: the newer, and the older."""
+"""Schemas that the records of Dynamo's request trace name: the newer, and the older."""
 
 
 def form_of(row: object) -> str | None:
-    """The format, by its name at `kvatlas trace --from`, of a row that is none of Mooncake's; None: of none."""
+    """The format of a row that is not Mooncake's, by its name at `kvatlas trace --from`; None if unknown."""
     if not isinstance(row, Mapping):
         return None
     event = row.get("event")
@@ -35,7 +35,7 @@ def form_of(row: object) -> str | None:
 
 
 def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """The request to OpenAI's API that a row of a log is, or has in it. None: there is none."""
+    """The request to OpenAI's API that a row of a log is or contains; None without one."""
     for place in (row, row.get("request"), row.get("body"), row.get("input")):
         if isinstance(place, dict):
             if isinstance(place.get("body"), dict):
@@ -48,7 +48,7 @@ def request_of(row: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def sessions_of(row: object) -> Iterator[Mapping[str, Any]]:
-    """The recorded sessions, with the blocks of their requests, that an object is or has a list of."""
+    """The recorded sessions, with the blocks of their requests, that an object is or lists."""
     if not isinstance(row, Mapping):
         return
     if {"requests", "block_size"} <= row.keys():

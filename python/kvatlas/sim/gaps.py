@@ -1,4 +1,4 @@
-"""The times between tokens of many requests, in a histogram that stays small: bins 1 % wide."""
+"""Histogram of the times between tokens of many requests, with bins 1 % wide."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ _LOWEST = -1_000  # the bin of 45 microseconds, and all below
 
 
 class Gaps:
-    """A histogram of the lengths of gaps. One gap lies between each two tokens of a request that follow each other."""
+    """Histogram of gaps: the times between successive tokens of a request."""
 
     def __init__(self) -> None:
         self.bins: dict[int, int] = {}
@@ -39,7 +39,7 @@ class Gaps:
             done += some
 
     def merge(self, other: Gaps) -> None:
-        """Count those of `other` too."""
+        """Add the counts of `other`."""
         for place, count in other.bins.items():
             self.bins[place] = self.bins.get(place, 0) + count
         self.count += other.count
@@ -47,11 +47,11 @@ class Gaps:
 
     @property
     def mean(self) -> float:
-        """Seconds; 0 if there are none."""
+        """The mean gap in seconds; 0 without gaps."""
         return self.total / self.count if self.count else 0.0
 
     def quantile(self, share: float) -> float:
-        """The length, within 1 %, that `share` of the gaps do not exceed. Seconds; 0 if there are none."""
+        """The length, within 1 %, that `share` of the gaps do not exceed, in seconds; 0 without gaps."""
         left = share * self.count
         for place in sorted(self.bins):
             left -= self.bins[place]

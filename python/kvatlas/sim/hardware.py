@@ -1,4 +1,4 @@
-"""The time that a step of an engine takes, and measured constants for some machines.
+"""Duration of an engine's step, and measured constants for some machines.
 
 One step computes one token for every decoding request and some tokens of prompts:
 
@@ -10,8 +10,8 @@ profiling data of Splitwise (Patel et al., ISCA 2024; github.com/Mutinifni/split
 of 1 to 64 requests at about 576 tokens of context. The fit is within 20 % of each point (prompts of 128 tokens on
 eight accelerators: 31 %), and mostly within 7 %.
 
-These measurements hardly vary the context (8,192 tokens add at most a millisecond), so `context` is not fitted: it is
-what reading the KV takes, 327,680 bytes a token, at 60 % of the accelerators' memory bandwidth.
+These measurements hardly vary the context (8,192 tokens add at most a millisecond), so `context` is not fitted but
+computed: reading the KV, 327,680 bytes a token, at 60 % of the accelerators' memory bandwidth.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from kvatlas.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class StepTime:
-    """The four constants of a step's time, in seconds.
+    """Constants of a step's duration, in seconds.
 
     Attributes:
-        base: Time of every step.
-        prefill: Time more for each prompt token computed.
-        running: Time more for each request in the step.
-        context: Time more for each token of KV that the step reads.
+        base: Constant part of every step.
+        prefill: Additional time for each computed prompt token.
+        running: Additional time for each request in the step.
+        context: Additional time for each token of KV that the step reads.
     """
 
     base: float = 0.0294
@@ -47,11 +47,11 @@ class StepTime:
             raise ConfigError("a step must take time: base or running must be above 0")
 
     def of(self, prompt_tokens: int, requests: int, context_tokens: float) -> float:
-        """Seconds of one step."""
+        """Duration of one step, in seconds."""
         return self.base + self.prefill * prompt_tokens + self.running * requests + self.context * context_tokens
 
     def slower(self, factor: float) -> StepTime:
-        """The same machine, `factor` times as slow in everything."""
+        """The same machine with every constant `factor` times as large."""
         return StepTime(*(getattr(self, f.name) * factor for f in fields(self)))
 
 
@@ -61,16 +61,16 @@ HARDWARE: dict[str, StepTime] = {
     "a100x4": StepTime(0.0428, 170.0e-6, 373e-6, 67e-9),
     "a100x8": StepTime(0.0440, 107.5e-6, 366e-6, 33e-9),
 }
-"""Llama-2-70B in FP16 on four or eight accelerators of 80 GB in one machine, tensor parallel."""
+"""Machines by name: Llama-2-70B in FP16 on four or eight accelerators of 80 GB, tensor parallel."""
 
 
 def idle_seconds(uncached: int, output: int) -> float:
-    """About how long a request takes on an idle engine of the default hardware, in steps of 512 tokens."""
+    """Approximate seconds that a request takes on an idle engine of the default hardware, in steps of 512 tokens."""
     return uncached / 7_400 + output * 0.036
 
 
 def find_hardware(name: str) -> StepTime:
-    """The constants of a machine by name. Raises `ConfigError` that says which there are."""
+    """Find the constants of a machine by name. Raises `ConfigError`, with the known names, if there is none."""
     try:
         return HARDWARE[name]
     except KeyError:

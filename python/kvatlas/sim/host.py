@@ -1,8 +1,8 @@
-"""A tier in host memory behind an engine's own cache: what was computed is kept there too, and loaded when it is gone.
+"""Simulated host tier behind an engine's own cache: computed blocks are kept there too, and loaded after eviction.
 
-Blocks go there when they are computed, and are announced as another copy; what was used least recently goes first, the
-last blocks of a prompt before those above. A prompt first uses what the engine's own cache holds of its beginning, then
-what the tier does. Loading takes time, and blocks that are loaded need room like any other.
+Blocks are copied there when they are computed, and announced as another copy. The least recently used block is evicted
+first, the last blocks of a prompt before earlier ones. A prompt first uses the engine's own cache, then the tier.
+Loading takes time, and loaded blocks need room like any other.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from kvatlas._hashes import Hashes
 from kvatlas.sim.events import Sink
 
 LOAD = 3.3e-6
-"""Seconds to load a token: as measured with an engine's offloading to host memory over PCIe, some 29 GB/s."""
+"""Seconds to load a token, as measured with an engine's offloading to host memory over PCIe, some 29 GB/s."""
 
 
 class HostTier:
-    """The tier of one engine. It stands between the engine and the sink of its announcements."""
+    """Host tier of one engine, between the engine and the sink of its announcements."""
 
     def __init__(self, blocks: int, sink: Sink) -> None:
         self.size = blocks
@@ -32,13 +32,13 @@ class HostTier:
         return next((place for place, name in enumerate(names) if name not in held), len(names))
 
     def use(self, names: Sequence[int]) -> None:
-        """Count these blocks of a prompt, in order, as used now."""
+        """Mark these blocks of a prompt, in order, as used now."""
         for name in reversed(names):
             if name in self._held:
                 self._held.move_to_end(name)
 
     def store(self, worker: str, parent: int | None, block_hashes: Sequence[int], content_hashes: Hashes) -> None:
-        """Pass on what the engine stores, and keep it too."""
+        """Pass on the engine's stores, and keep the blocks too."""
         self._sink.store(worker, parent, block_hashes, content_hashes)
         new = [name not in self._held for name in block_hashes]
         for start, end in _runs(new):
@@ -52,17 +52,17 @@ class HostTier:
             self._sink.remove(worker, gone)
 
     def remove(self, worker: str, block_hashes: Sequence[int]) -> None:
-        """Pass on what the engine's own cache gives up."""
+        """Pass on the evictions of the engine's own cache."""
         self._sink.remove(worker, block_hashes)
 
     def clear(self, worker: str) -> None:
-        """Forget everything, as the engine does."""
+        """Drop all blocks, as the engine does."""
         self._held.clear()
         self._sink.clear(worker)
 
 
 def _runs(flags: Sequence[bool]) -> Iterator[tuple[int, int]]:
-    """The stretches in which all flags are set."""
+    """The runs of set flags."""
     start = None
     for place, flag in enumerate([*flags, False]):
         if flag and start is None:

@@ -1,4 +1,4 @@
-"""Prompts that a trace writes down as increments: what they have in common with an earlier one, and the rest.
+"""Reader of prompts that a trace records as increments: a prefix of an earlier prompt, and new blocks.
 
 A row with `prefix_len` has the ids of its new blocks alone. Before them come the first blocks of the request that its
 `parent` names, or of the one before it in its session. `prefix_len` counts blocks, or tokens: only one of the two makes
@@ -17,7 +17,7 @@ _PARENTS = ("parent", "parent_id")
 
 
 class Increments:
-    """The prompts so far: the last of each session, and those that a later one may name."""
+    """Prompts so far: the last of each session, and those that a later row may name."""
 
     def __init__(self) -> None:
         self._last: dict[object, Sequence[int]] = {}
@@ -31,7 +31,7 @@ class Increments:
         return [*before[: prefix_blocks(row[FIELD], before, ids, length, block)], *ids]
 
     def note(self, row: Mapping[str, Any], ids: Sequence[int]) -> None:
-        """Note a prompt for those that go on with it."""
+        """Record a prompt for later ones that continue it."""
         if row.get("session_id") is not None:
             self._last[row["session_id"]] = ids
         if (own := row.get("id", row.get("request_id"))) is not None:
@@ -53,7 +53,7 @@ class Increments:
 def prefix_blocks(prefix: object, before: Sequence[int], ids: Sequence[int], length: int, block: int) -> int:
     """The blocks of an earlier prompt that one of `length` tokens with the new blocks `ids` begins with.
 
-    `prefix`: how many it says, in blocks or in tokens. Raises `TraceError`.
+    `prefix`: the length that the row gives, in blocks or in tokens. Raises `TraceError`.
     """
     if type(prefix) is not int or prefix < 0:
         raise TraceError(f"{FIELD} must be a whole number from 0, not {prefix!r:.40}")

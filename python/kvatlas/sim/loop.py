@@ -1,4 +1,4 @@
-"""The times at which the requests of a trace start.
+"""Start times of the requests of a trace.
 
 In the open loop each starts at its time in the trace, however late the answers are. In the closed loop a request starts
 when those it waits for have ended, plus its pause: a fleet that is slow is asked less.
@@ -17,9 +17,9 @@ LOOPS = ("open", "closed")
 
 
 def choose_loop(trace: Trace, loop: str | None) -> str:
-    """The loop to replay `trace` in: closed, if not told otherwise and its requests wait for each other.
+    """Choose the loop to replay `trace` in: by default closed if its requests wait for each other.
 
-    Raises `ConfigError` where the trace does not have what the loop needs.
+    Raises `ConfigError` if the trace lacks what the loop needs.
     """
     chosen = loop or ("closed" if trace.closed else "open")
     if chosen == "closed" and not trace.closed:
@@ -34,7 +34,7 @@ def choose_loop(trace: Trace, loop: str | None) -> str:
 
 
 class Starts:
-    """The starts of requests that wait for each other, in seconds from the first one. Tell of each that ends."""
+    """Start times of requests that wait for each other, in seconds from the first. `ended` reports each end."""
 
     def __init__(self, requests: Sequence[TraceRequest], speedup: float = 1.0) -> None:
         """`speedup` shortens the times between requests that wait for nothing; pauses stay as long as they are."""
@@ -53,17 +53,17 @@ class Starts:
 
     @property
     def next(self) -> float:
-        """The time of the next start; infinite: none until another request has ended."""
+        """The time of the next start; infinite if it needs another request to end."""
         return self._heap[0][0] if self._heap else math.inf
 
     def start(self, now: float) -> int:
-        """The number of the request that is next, which starts at `now`."""
+        """Take the next request, which starts at `now`. Returns its number."""
         _, number = heapq.heappop(self._heap)
         self._release(self._starts[number], now)
         return number
 
     def ended(self, number: int, now: float) -> None:
-        """A request is over."""
+        """Note that a request has ended."""
         self._release(self._ends[number], now)
 
     def _release(self, followers: list[tuple[int, float]], now: float) -> None:
@@ -75,7 +75,7 @@ class Starts:
 
 
 def groups(requests: Sequence[TraceRequest]) -> list[list[int]]:
-    """The requests of a trace by number, those that wait for each other together, in the order of the first of each."""
+    """Numbers of the requests of a trace in groups that wait for each other, in the order of each group's first."""
     known = {line.id: number for number, line in enumerate(requests) if line.id is not None}
     first = list(range(len(requests)))
 

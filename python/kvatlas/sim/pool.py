@@ -1,14 +1,14 @@
-"""A paged block pool with prefix caching, by the rules of vLLM's.
+"""Paged block pool with prefix caching, by the rules of vLLM.
 
-The rules, each of which has a test of the same name:
+The rules (each has a test of the same name):
 
 - a block is referenced while a request uses it and free otherwise; a free block keeps its content until it is taken;
 - the free queue is popped from the front; released blocks that hold something go to its back, last block of the chain
   first (least recently used leaves first), blocks that hold nothing go to its front;
-- content is given up only when its block is taken, one announcement for each physical copy;
+- content is evicted only when its block is taken, with one announcement for each physical copy;
 - a freshly filled block is never merged with an equal one: both are copies, and a lookup finds the older.
 
-No time and no requests in here: `Engine` has those.
+The pool knows neither time nor requests: `Engine` has those.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Iterable, Sequence
 
 
 class BlockPool:
-    """`blocks` physical blocks, numbered from 0. A block's name is the block hash of what it holds."""
+    """Pool of `blocks` physical blocks, numbered from 0. A block's name is its block hash."""
 
     def __init__(self, blocks: int) -> None:
         if blocks < 1:
@@ -35,7 +35,7 @@ class BlockPool:
         self._others: dict[int, list[int]] = {}  # name -> further copies, oldest first
 
     def lookup(self, names: Iterable[int]) -> list[int]:
-        """The blocks that hold the longest cached run from the start of `names`."""
+        """Find the blocks that hold the longest cached run from the start of `names`."""
         found: list[int] = []
         get = self._first.get
         for name in names:
@@ -65,7 +65,7 @@ class BlockPool:
     def take(self, count: int) -> tuple[list[int], list[int]]:
         """Take `count` blocks from the front of the free queue.
 
-        Returns the blocks, referenced once, and the names given up for them in order. The caller has checked `free`.
+        Returns the blocks, referenced once, and the names evicted for them in order. The caller has checked `free`.
         """
         if count > self.free:
             raise RuntimeError(f"{count} blocks wanted, {self.free} free")
@@ -95,7 +95,7 @@ class BlockPool:
         return taken, removed
 
     def fill(self, blocks: Sequence[int], names: Sequence[int]) -> None:
-        """`blocks` are full now and hold what `names` names."""
+        """Mark `blocks` as full, with the content named by `names`."""
         first, name_of = self._first, self._name
         for block, name in zip(blocks, names, strict=True):
             name_of[block] = name
@@ -125,7 +125,7 @@ class BlockPool:
             self._compact()
 
     def reset(self) -> bool:
-        """Forget all content. Refused (False) while a request holds blocks."""
+        """Drop all content. Refused (False) while a request holds blocks."""
         if self.free != self.size:
             return False
         self._first.clear()
@@ -135,15 +135,15 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Distinct names held."""
+        """Number of distinct names held."""
         return len(self._first)
 
     def copies(self, name: int) -> int:
-        """The number of physical blocks that hold what `name` names."""
+        """The number of physical blocks with the content named by `name`."""
         return (name in self._first) + len(self._others.get(name, ()))
 
     def queue_order(self) -> list[int]:
-        """The free blocks in the order in which they will be taken (slow; for tests and curiosity)."""
+        """The free blocks in the order in which they will be taken (slow; for tests)."""
         self._compact()
         return list(self._queue)
 

@@ -1,4 +1,4 @@
-"""One request as an engine sees it."""
+"""Request of a simulated engine."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from kvatlas._hashes import Hashes
 
 
 class State(Enum):
-    """The stage of its life that a request is in."""
+    """Stage of a request's life."""
 
     WAITING = "waiting"
     PREFILL = "prefill"
@@ -20,10 +20,10 @@ class State(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """A prompt with what it will generate.
+    """Prompt and the tokens that it will generate.
 
-    `content_hashes` and `block_hashes` have one entry for every block that will ever be full: of the prompt, then of
-    the output. The last generated token is never fed back, so it has no KV: `cacheable_tokens` counts the others.
+    `content_hashes` and `block_hashes` have one entry for every block that will be full: of the prompt, then of the
+    output. The last generated token is never fed back, so it has no KV: `cacheable_tokens` counts the others.
     """
 
     number: int
@@ -38,7 +38,7 @@ class Request:
     finished: float | None = None
     hit_tokens: int = 0  # found in the cache when first admitted
     preempted: int = 0
-    session: str | None = None  # what it belongs to, if the trace says
+    session: str | None = None  # its session, if the trace names one
     admitted: float | None = None  # when an engine first let it in
     room: float = 0.0  # seconds in the engine's queue while the first of it had no room
 

@@ -1,4 +1,4 @@
-"""A made-up workload of rollouts, as reinforcement learning has them: many samples of each prompt at once, in steps.
+"""Generated workload of rollouts for reinforcement learning: many samples of each prompt at once, in steps.
 
 A step begins with some groups. A group is one prompt that is sampled several times at the same moment; each sample goes
 on for a few turns, in which a tool or an environment answers what was generated, on its own. The next step begins when
@@ -26,19 +26,19 @@ BLOCK = 64  # tokens that an id stands for
 
 @dataclass(frozen=True, slots=True)
 class RolloutConfig:
-    """The settings of a workload of rollouts. Lengths are medians in tokens (log-normal).
+    """Settings of a workload of rollouts. Lengths are medians in tokens (log-normal).
 
     Attributes:
-        steps: Steps, each of which begins when the one before it is done.
+        steps: Number of steps; each begins when the one before it is done.
         groups: Prompts of a step.
         samples: Samples of each prompt, which begin at the same moment.
-        seed: Seed of everything left to chance.
+        seed: Seed of all random choices.
         fewest: Turns of a sample, at least.
         most: Turns of a sample, at most; all numbers between them are as frequent.
         prompt: Tokens of a group's prompt.
         answer: Tokens that each turn generates.
         observation: Tokens that a tool or an environment adds before the next turn.
-        pause: Seconds that it takes (exponential).
+        pause: Seconds that a tool or an environment takes (exponential).
     """
 
     steps: int = 2

@@ -1,6 +1,6 @@
-"""Requests of one simulated engine and their blocks: what all its models of time have in common.
+"""Scheduler of a simulated engine's requests and their blocks, common to all models of time.
 
-The rules, each of which has a test of the same name:
+The rules (each has a test of the same name):
 
 - only full blocks are cached and announced; the last prompt token is always computed, so a prompt of exactly k blocks
   hits at most k - 1 (and its recomputed last block becomes a second copy);
@@ -32,11 +32,11 @@ from kvatlas.sim.request import Request, State
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
-    """The settings of an engine. The defaults are about what a 70B model does on four accelerators of 80 GB.
+    """Settings of a simulated engine. The defaults approximate a 70B model on four accelerators of 80 GB.
 
     Attributes:
         block_size: Tokens of a block.
-        blocks: Blocks of KV that it has room for.
+        blocks: Size of its cache, in blocks.
         prefill_rate: Prompt tokens that it computes a second.
         decode_rate: Tokens that each running request generates a second.
         max_running: Requests that it runs at once.
@@ -62,23 +62,23 @@ class EngineConfig:
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens of KV that it has room for."""
+        """Size of the cache, in tokens."""
         return self.blocks * self.block_size
 
 
 class Listener(Protocol):
-    """An object that is told of a request's milestones, at the virtual time of each."""
+    """Receiver of a request's milestones, called at the virtual time of each."""
 
     def first_token(self, request: Request) -> None:
-        """The prefill is done (not told again after a preemption)."""
+        """Called when the prefill is done, but not again after a preemption."""
 
     def finished(self, request: Request) -> None:
-        """The last token is out."""
+        """Called when the last token is generated."""
 
 
 @dataclass(slots=True)
 class Counters:
-    """Counts of what an engine did, in tokens and occurrences."""
+    """Counters of an engine's work, in tokens and occurrences."""
 
     prompt_tokens: int = 0  # of admitted requests, once each
     hit_tokens: int = 0  # of those, found in the cache
@@ -89,7 +89,7 @@ class Counters:
 
 
 class Scheduler(ABC):
-    """The requests of an engine that wait or run, and their blocks. A subclass says when what happens."""
+    """Waiting and running requests of an engine, and their blocks. A subclass adds a model of time."""
 
     def __init__(
         self,
@@ -100,7 +100,7 @@ class Scheduler(ABC):
         pool: BlockPool | None = None,
         host: HostTier | None = None,
     ) -> None:
-        """`pool`: a cache to share with other engines; None: one of its own. `host`: a tier behind it."""
+        """Create a scheduler. `pool`: a cache shared with other engines; None for its own. `host`: a tier behind it."""
         self.worker = worker
         self.config = config
         self.counters = Counters()
@@ -108,10 +108,10 @@ class Scheduler(ABC):
         self.running: list[Request] = []  # in order of admission
         self.waiting: deque[Request] = deque()
         self._blocked = 0.0  # seconds for which the first of the queue had no room, until `_blocked_since`
-        self._blocked_since: float | None = None  # None: it has room, or nobody waits
+        self._blocked_since: float | None = None  # None: it has room, or no request waits
         self.host = host
         self._sink: Sink = host if host is not None else sink
-        # What changed and is not announced yet: a request with the blocks of it that are full now, or names given up.
+        # Changes that are not announced yet: a request with its full blocks, or evicted names.
         self._unsent: list[tuple[Request, int, int] | list[int]] = []
         self._listener = listener
 
@@ -131,11 +131,11 @@ class Scheduler(ABC):
 
     @property
     def told(self) -> bool:
-        """True if all that changed is announced."""
+        """True if all changes have been announced."""
         return not self._unsent
 
     def announced_depth(self, block_hashes: Sequence[int]) -> int:
-        """The number of leading blocks of a prompt that are cached here by what was announced so far."""
+        """The number of leading blocks of a prompt that are cached here according to the announcements so far."""
         changes: Counter[int] = Counter()
         for each in self._unsent:
             if isinstance(each, tuple):
@@ -149,7 +149,7 @@ class Scheduler(ABC):
         )
 
     def reset(self) -> bool:
-        """Forget the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
+        """Clear the cache, as an administrator's reset does. Refused (False) while a request holds blocks."""
         if not self.pool.reset():
             return False
         self._sink.clear(self.worker)
@@ -158,7 +158,7 @@ class Scheduler(ABC):
     # Requests
 
     def _queue(self, request: Request, now: float) -> bool:
-        """Let a request wait. False: refused."""
+        """Queue a request. Returns False if it is refused."""
         request.arrival = now
         if -(-request.cacheable_tokens // self.config.block_size) > self.config.blocks:
             request.state = State.REFUSED
@@ -170,11 +170,11 @@ class Scheduler(ABC):
         return True
 
     def _blocked_until(self, now: float) -> float:
-        """Seconds until `now` for which the first of the queue had no room."""
+        """Seconds until `now` during which the first of the queue had no room."""
         return self._blocked + (now - self._blocked_since if self._blocked_since is not None else 0.0)
 
     def _room_of_first(self) -> list[int] | None:
-        """The blocks that the first that waits finds cached. None: there is no room for it."""
+        """The cached blocks of the queue's first request; None if there is no room for it."""
         if len(self.running) >= self.config.max_running:
             return None
         request, size = self.waiting[0], self.config.block_size
@@ -183,7 +183,7 @@ class Scheduler(ABC):
         return hits if new + self.pool.idle(hits) <= self.pool.free else None
 
     def _admit_first(self, now: float) -> Request | None:
-        """The first that waits, admitted. None: nobody waits, or there is no room."""
+        """Admit the queue's first request. Returns None if none waits, or there is no room."""
         if not self.waiting:
             return None
         hits = self._room_of_first()
@@ -212,7 +212,7 @@ class Scheduler(ABC):
         return request
 
     def _load(self, request: Request, host: HostTier, now: float) -> None:
-        """Load what the tier holds of a prompt behind what the cache does. There is room for all of the prompt."""
+        """Load a prompt's blocks from the tier that follow its cached ones. There is room for the whole prompt."""
         size, at = self.config.block_size, len(request.blocks)
         names = request.block_hashes[: (request.target - 1) // size]
         end = at + host.leading(names[at:])
@@ -225,7 +225,7 @@ class Scheduler(ABC):
             host.loaded += request.loaded
 
     def _is_prefilled(self, request: Request, now: float) -> bool:
-        """Note that a prompt is computed. Returns whether that gave the first token, and not one after a preemption."""
+        """Note that a prompt is computed. Returns False after a preemption, when this is not the first token."""
         request.state = State.DECODE
         if request.first_token is not None:
             return False
@@ -246,7 +246,7 @@ class Scheduler(ABC):
     # Blocks
 
     def _grow(self, request: Request, blocks: int, now: float) -> bool:
-        """Bring a request to `blocks` blocks, preempting others if need be. False: it was preempted itself."""
+        """Grow a request to `blocks` blocks, preempting others if needed. Returns False if it was preempted itself."""
         missing = blocks - len(request.blocks)
         if missing <= 0:
             return True
@@ -262,7 +262,7 @@ class Scheduler(ABC):
         return True
 
     def _store_full(self, request: Request, tokens: int) -> None:
-        """Cache the blocks that `tokens` tokens fill and that are not yet. They are announced when the step is done."""
+        """Cache the blocks newly filled by `tokens` tokens. They are announced when the step is done."""
         start, end = request.stored, tokens // self.config.block_size
         if end <= start:
             return
@@ -272,7 +272,7 @@ class Scheduler(ABC):
         request.stored = end
 
     def _announce(self) -> None:
-        """Announce what the step that is done now has changed, in order."""
+        """Announce the changes of the step that has ended, in order."""
         unsent, self._unsent = self._unsent, []
         for each in unsent:
             if isinstance(each, tuple):
@@ -286,7 +286,7 @@ class Scheduler(ABC):
         self._sink.store(self.worker, parent, request.block_hashes[start:end], request.content_hashes[start:end])
 
     def _preempt(self, request: Request, now: float) -> None:
-        """Take a request's blocks; it goes to the head of the queue and computes again what it cannot find."""
+        """Preempt a request: release its blocks, and put it at the head of the queue, to be computed again."""
         self._interrupt(request, now)
         request.state = State.WAITING
         request.generation += 1
@@ -299,4 +299,4 @@ class Scheduler(ABC):
 
     @abstractmethod
     def _interrupt(self, request: Request, now: float) -> None:
-        """A request stops where it is: note how far it got, and what it has to compute when it comes back."""
+        """Interrupt a request: record its progress, and what it has to compute when it resumes."""

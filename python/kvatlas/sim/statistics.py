@@ -1,4 +1,4 @@
-"""Statistics of a trace: what it contains, and how much of it one cache without limits would serve."""
+"""Statistics of a trace, with the share of it that one cache without limits would serve."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class TraceStatistics:
-    """Lengths in tokens, times in seconds, shares from 0 to 1."""
+    """Statistics of a trace: lengths in tokens, times in seconds, shares from 0 to 1."""
 
     requests: int
     duration: float
@@ -45,7 +45,7 @@ def trace_statistics(trace: Trace, block_size: int) -> TraceStatistics:
 
 
 def infinite_cache(requests: Sequence[TraceRequest], block_size: int, trace_block: int = TRACE_BLOCK) -> list[int]:
-    """Tokens of each prompt that one cache without limits would hold when it comes: the upper bound of any routing.
+    """Tokens of each prompt that one cache without limits would hold when it arrives: the upper bound of any routing.
 
     By the engines' rules: full blocks of `block_size`, chained from the start, and never the whole prompt.
     """

@@ -1,14 +1,14 @@
-"""A simulated engine that works in steps, as real ones do: prompts in chunks, and everybody's next token, together.
+"""Simulated engine that works in steps, as real ones do: each step computes chunks of prompts and decodes all requests.
 
 Time is in seconds and virtual. In one step every decoding request gets one token, and what is left of `chunk` tokens
 goes to prompts, first come first served: the one begun before, then new ones. How long it takes is `StepTime`'s. So a
-prompt delays those behind it, and slows the tokens of everybody who is decoding there: what routing decides.
+    prompt delays those behind it and slows all decoding requests, which is what routing decides about.
 
 Between two things that happen (a request comes, a prompt is done, a block is full, an answer ends) decoding steps
-differ by their context alone, which grows by one token for each request. Such runs of steps are taken at once, by the
-sum of an arithmetic series.
+differ by their context alone, which grows by one token for each request. These runs of steps are computed at once, by
+the sum of an arithmetic series.
 
-The rules of the cache are `Scheduler`'s and `BlockPool`'s; and what a step changes is announced when it is done.
+The rules of the cache are `Scheduler`'s and `BlockPool`'s. A step's changes are announced when it is done.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from kvatlas.sim.scheduler import EngineConfig, Listener, Scheduler
 
 
 class SteppedEngine(Scheduler):
-    """One simulated engine. Drive it with `submit` and `run_until`; it announces to `sink`.
+    """Simulated engine that works in steps, driven by `submit` and `run_until`, which announces to `sink`.
 
-    `chunk` of its configuration is the tokens of a step, None: no limit; the rates there are not used.
+    `chunk` of its configuration is the limit of tokens in a step; the rates there are not used.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class SteppedEngine(Scheduler):
         pool: BlockPool | None = None,
         host: HostTier | None = None,
     ) -> None:
-        """`pool`: a cache to share with other engines; None: one of its own. `host`: a tier behind it."""
+        """Create an engine. `pool`: a cache to share with other engines; None for its own. `host`: a tier behind it."""
         super().__init__(worker, config, sink, listener, pool, host)
         self.steps = steps
         self.gaps = Gaps()
@@ -65,7 +65,7 @@ class SteppedEngine(Scheduler):
     # Driving it
 
     def submit(self, request: Request, now: float) -> bool:
-        """Queue a request at time `now`, which must not be before anything already run. False: refused."""
+        """Queue a request at `now`, not before anything already run. Returns False if it is refused."""
         self.run_until(now)
         if not self._queue(request, now):
             return False
@@ -83,7 +83,7 @@ class SteppedEngine(Scheduler):
             self._plan(now)
 
     def look_for_room(self, now: float) -> None:
-        """Look again at the queue: another engine that shares the pool may have given blocks back."""
+        """Look at the queue again, because another engine that shares the pool may have released blocks."""
         if not self.waiting:
             return
         if self.due is None:
@@ -92,7 +92,7 @@ class SteppedEngine(Scheduler):
             self._stop_after(now)
 
     def die(self, now: float) -> list[Request]:
-        """Stop for good. Returns the requests that were not finished, in the order in which they had come."""
+        """Stop for good. Returns the unfinished requests, in the order of their arrival."""
         self.run_until(now)
         lost = [*self.running, *self.waiting]
         lost.sort(key=lambda request: (request.arrival, request.number))
@@ -109,27 +109,27 @@ class SteppedEngine(Scheduler):
         return lost
 
     def restart(self, now: float) -> list[Request]:
-        """Stop, and begin again with an empty cache. Returns the requests that were not finished, as `die` does."""
+        """Restart with an empty cache. Returns the unfinished requests, as `die` does."""
         lost = self.die(now)
         self.forget()
         return lost
 
     def forget(self) -> bool:
-        """Empty the cache, and announce that. False, and nothing is done, while a request holds blocks."""
+        """Clear the cache, and announce it. Refused (False) while a request holds blocks."""
         if not self.pool.reset():
             return False
         self._sink.clear(self.worker)
         return True
 
     def set_speed(self, steps: StepTime, now: float) -> None:
-        """Let steps take so long from the one after the one that runs now."""
+        """Set the duration of steps, from the next step on."""
         self.run_until(now)
         self.steps = steps
         if self.due is not None and self._count > 1:
             self._stop_after(now)
 
     def hang(self, now: float, until: float) -> None:
-        """Do nothing until then, and go on with what runs."""
+        """Hang until a time, then continue with the running requests."""
         self.run_until(now)
         self._awake = until
         if self.due is not None:
@@ -138,14 +138,14 @@ class SteppedEngine(Scheduler):
 
     @property
     def begun_tokens(self) -> int:
-        """Prompt tokens still to be computed of the prompt that has begun."""
+        """Tokens still to be computed of the prompt that has begun."""
         begun = self._partial
         return begun.target - begun.computed if begun is not None else 0
 
     # A run of steps
 
     def _stop_after(self, now: float) -> None:
-        """Let the steps that run end with the one that runs at `now`."""
+        """End the planned run of steps with the one that runs at `now`."""
         passed, g = max(now - self._began, 0.0), self._growth
         first = self._first - g / 2
         # The count n of steps that take `passed`: first·n + g·n²/2 = passed.
@@ -157,7 +157,7 @@ class SteppedEngine(Scheduler):
         return count * self._first + self._growth * (count * (count - 1) / 2)
 
     def _plan(self, now: float) -> None:
-        """Decide what the next steps do."""
+        """Plan the next steps."""
         now = max(now, self._awake)
         self._began = now
         preempted = self._extend(now)
@@ -207,7 +207,7 @@ class SteppedEngine(Scheduler):
         self.due = now + self._length(self._count)
 
     def _done(self, now: float) -> None:
-        """The steps that ran are done."""
+        """Complete the planned steps."""
         count = self._count
         if self.decoding:
             self.gaps.add_rising(self._first, self._growth, count, self.decoding)
@@ -254,21 +254,21 @@ class SteppedEngine(Scheduler):
     # Decoding
 
     def _next(self, request: Request) -> None:
-        """Note when a decoding request fills its block, or ends."""
+        """Compute when a decoding request fills its block, or ends."""
         size = self.config.block_size
         steps = min(request.cacheable_tokens - request.computed, size - request.computed % size)
         self._order += 1
         heapq.heappush(self._agenda, (self._step + steps, self._order, request.generation, request))
 
     def _catch_up(self, request: Request) -> None:
-        """Count the tokens that a decoding request has had since it was last looked at."""
+        """Count the tokens that a decoding request has generated since the last look."""
         request.computed += self._step - request.since_step
         request.since_step = self._step
 
     # Blocks
 
     def _extend(self, now: float) -> bool:
-        """Give another block to each decoding request that needs one. True: somebody had to go for it."""
+        """Give each decoding request the block that it needs. Returns True if a request was preempted for it."""
         before = self.counters.preemptions
         full, self._full = self._full, []
         for request in full:

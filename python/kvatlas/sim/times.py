@@ -1,4 +1,4 @@
-"""Times in traces and logs: numbers of a unit, or dates; and whether the unit that was taken can be right."""
+"""Times in traces and logs: numbers in a unit, or dates, and checks of an assumed unit."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from kvatlas._text import counted
 from kvatlas.errors import TraceError
 
 UNITS = {"s": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
-"""Seconds of each unit."""
+"""Units of time by name, in seconds."""
 
 WORDS = {"s": "seconds", "ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
 
@@ -25,7 +25,7 @@ _EPOCH = (1e9, 4e9)
 
 
 def parse_time(text: object, unit: str | None = None) -> float:
-    """Seconds, from a number of `unit` (None: by its size) or a date and time. Raises `TraceError`."""
+    """Parse a number in `unit` (None: guessed by its size), or a date and time, as seconds. Raises `TraceError`."""
     if isinstance(text, bool) or text is None:
         raise TraceError(f"{text!r} is no time")
     value = str(text).strip()
@@ -44,7 +44,7 @@ def parse_time(text: object, unit: str | None = None) -> float:
 
 
 def parse_date(text: str) -> float | None:
-    """Seconds since 1970 of an ISO date and time; one without a zone is in UTC. None: it is none."""
+    """Parse an ISO date and time as seconds since 1970, in UTC without a zone. Returns None for other text."""
     try:
         when = dt.datetime.fromisoformat(text)
     except ValueError:
@@ -53,7 +53,7 @@ def parse_date(text: str) -> float | None:
 
 
 def is_number(value: object) -> bool:
-    """True for a finite number, or one written as text."""
+    """True for a finite number, also if written as text."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return False
     try:
@@ -63,14 +63,14 @@ def is_number(value: object) -> bool:
 
 
 def unit_of_date(number: float) -> str | None:
-    """The unit in which a number is a time of our days since 1970. None: it is none."""
+    """The unit in which a number is a present-day time since 1970; None if there is none."""
     return next((unit for unit, seconds in UNITS.items() if _EPOCH[0] <= number * seconds < _EPOCH[1]), None)
 
 
 def check_unit(times: Sequence[float], unit: str, where: str) -> None:
-    """Check that numbers taken to be of `unit` make a plausible trace. Raises `TraceError` that names the option.
+    """Check that numbers assumed to be in `unit` make a plausible trace. Raises `TraceError` that names the option.
 
-    `times`: in seconds, rising, as the unit has them.
+    `times`: the times in seconds under that assumption, rising.
     """
     if not times:
         return

@@ -3,14 +3,14 @@
     {"timestamp": 3000, "input_length": 7322, "output_length": 490, "hash_ids": [0, 14, 15, ...]}
 
 `timestamp` is in milliseconds (or another unit, if that is said, or a date) and does not go back; lengths are in
-tokens; `hash_ids` names the prompt's blocks of 512 tokens, the last of which may be partial. Equal ids mean equal
+tokens; `hash_ids` names the prompt's blocks of 512 tokens; the last may be partial. Equal ids mean equal
 blocks. A line may have a `session_id`, a string or a number: the conversation that the prompt belongs to. It may also
 say which requests it waits for (`kvatlas.sim.dependencies`), and name its new blocks only (`kvatlas.sim.increments`). A
 file may be compressed with gzip. A smaller `block_size` cuts each trace block into equal parts, each with content of
 its own. A first line `{"block_size": 64}` says that ids stand for as many tokens instead of 512.
 
-Two things the format cannot say, so no replay of it can know: where two prompts part *inside* a trace block (the part
-they share is lost), and that a later prompt repeats an earlier output (its ids are new ones).
+The format cannot express where two prompts part *inside* a trace block (the part they share is lost), and that a later
+prompt repeats an earlier output (its ids are new ones).
 """
 
 from __future__ import annotations
@@ -66,26 +66,26 @@ _WANTED = "what is wanted is JSON lines, an object for each request"
 
 @dataclass(frozen=True, slots=True)
 class TraceRequest:
-    """One line of a trace."""
+    """Request of a trace: one of its lines."""
 
     timestamp: int  # milliseconds
     input_length: int  # tokens
     output_length: int  # tokens
     hash_ids: tuple[int, ...]
-    session_id: str | int | None = None  # what it belongs to, in traces that say
-    id: str | int | None = None  # its own name, for those that wait for it
-    after: tuple[Dependency, ...] = ()  # what it waits for
+    session_id: str | int | None = None  # its session, if the trace names one
+    id: str | int | None = None  # its id, for requests that wait for it
+    after: tuple[Dependency, ...] = ()  # requests that it waits for
 
 
 @dataclass(slots=True)
 class Trace:
-    """Requests in order of time."""
+    """Trace: requests in order of time."""
 
     requests: list[TraceRequest]
     name: str = "trace"
     skipped: int = 0  # malformed lines left out
-    first_skipped: str | None = None  # what was wrong with the first of them
-    facts: dict[str, float] = field(default_factory=dict)  # what only a generator knows
+    first_skipped: str | None = None  # error of the first of them
+    facts: dict[str, float] = field(default_factory=dict)  # facts from the generator
     block: int = TRACE_BLOCK  # tokens that an id stands for
     timed: bool = True  # False: only requests that wait for nothing have a time
 
@@ -95,7 +95,7 @@ class Trace:
         return any(request.after for request in self.requests)
 
     def check_timed(self) -> Trace:
-        """The trace itself. Raises `TraceError` if not all of its requests have a time."""
+        """Return the trace itself. Raises `TraceError` unless all of its requests have a time."""
         if not self.timed:
             raise TraceError(
                 f"{self.name} has no times but those of first requests: kvatlas replay can replay it, and {_CONVERT}"
@@ -115,7 +115,7 @@ def check_block_size(block_size: int, trace_block: int = TRACE_BLOCK) -> int:
 
 
 def make_request(line: TraceRequest, number: int, block_size: int, trace_block: int = TRACE_BLOCK) -> Request:
-    """The request of a trace line, cut into blocks of `block_size` tokens. Its ids stand for `trace_block` tokens."""
+    """Make the request of a trace line, whose ids stand for `trace_block` tokens, in blocks of `block_size` tokens."""
     parts = check_block_size(block_size, trace_block)
     prompt = line.input_length // block_size
     total = cacheable_tokens(line.input_length, line.output_length) // block_size
@@ -130,18 +130,18 @@ def make_request(line: TraceRequest, number: int, block_size: int, trace_block: 
 
 
 def use_own_names(request: Request, engine: int) -> None:
-    """Name the blocks of `request` as engine number `engine` alone does (a hash seed of its own)."""
+    """Give the blocks of `request` the names of engine number `engine`, which has its own hash seed."""
     names = np.array(request.block_hashes, dtype=np.uint64)
     request.block_hashes = rename(names, engine).tolist()
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of reading a trace.
+    """Options for reading a trace.
 
     Attributes:
         skip_bad: Leave malformed lines out and count them.
-        limit: Stop after so many requests.
+        limit: Maximum number of requests.
         unit: Unit of the timestamps, one of `kvatlas.sim.times.UNITS`. None: milliseconds, if that is plausible.
         block: Tokens that an id stands for, unless the first line says so. None: 512.
         sort: Take requests in any order, and put them in the order of their times.
@@ -159,21 +159,21 @@ def read_trace(
 ) -> Trace:
     """Read a trace.
 
-    `skip_bad`: leave malformed lines out and count them. `limit`: stop after so many requests. `unit`: of timestamps.
+    `skip_bad`: leave malformed lines out and count them. `limit`: maximum number of requests. `unit`: of timestamps.
     Raises `TraceError` with one line of text: no such file, not a file, no requests, or which line is wrong and how.
     """
     return read_trace_as(Path(path), ReadOptions(skip_bad, limit, unit))
 
 
 def read_trace_as(path: Path, how: ReadOptions) -> Trace:
-    """Read a trace in a certain way. Raises `TraceError`."""
+    """Read a trace with the given options. Raises `TraceError`."""
     with open_trace(path) as file:
         return parse_trace(_lines(file), name=path.name, where=str(path), how=how)
 
 
 @contextmanager
 def open_trace(path: Path) -> Iterator[IO[bytes]]:
-    """A file as bytes, unpacked if it is compressed with gzip. Raises `TraceError`, also of what fails inside."""
+    """A context with a file's bytes, unpacked if compressed with gzip. Turns errors inside into `TraceError`."""
     try:
         mode = path.stat().st_mode
         if stat.S_ISDIR(mode):
@@ -249,7 +249,7 @@ def parse_trace(lines: Iterable[bytes], *, name: str, where: str, how: ReadOptio
 
 
 def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | None:
-    """The option that contradicts the first line of a trace, whose ids stand for `told` tokens. None: none does."""
+    """The option that contradicts a trace's first line, which gives `told` tokens an id; None if none does."""
     if how.block not in (None, told):
         return f"the file says that its ids stand for {told} tokens: leave out --block-size"
     if header is not None and how.unit not in (None, "ms"):
@@ -258,7 +258,7 @@ def _contradiction(told: int, how: ReadOptions, header: Header | None) -> str | 
 
 
 def parse_line(line: bytes) -> TraceRequest:
-    """Read one line of Mooncake's format. Raises `TraceError` that says what is wrong with it."""
+    """Parse one line of Mooncake's format. Raises `TraceError` that says what is wrong with it."""
     return _parse_row(_parse_object(line), None, TRACE_BLOCK, None, Increments())
 
 
@@ -311,7 +311,7 @@ def _parse_row(
 
 
 def _foreign(row: dict[str, object]) -> str:
-    """The reason why an object is no request of a trace, and what would help."""
+    """The reason why an object is not a request of a trace, with advice."""
     form = form_of(row)
     if form == "record":
         return "a decision of a router's record, not a request of a trace: use --decisions"
@@ -322,7 +322,7 @@ def _foreign(row: dict[str, object]) -> str:
 
 
 def _other_block(ids: int, length: int, block: int) -> str:
-    """Advice where the ids of a prompt stand for another number of tokens than they were taken to."""
+    """Advice if the ids of a prompt stand for another number of tokens than assumed."""
     likely = [size for size in (16, 32, 64, 128, 256, 512, 1_024, 2_048) if length // size <= ids <= -(-length // size)]
     if not ids or not likely or block in likely:
         return ""
@@ -333,7 +333,7 @@ def _other_block(ids: int, length: int, block: int) -> str:
 
 
 def _timestamp(row: dict[str, object], unit: str | None) -> int:
-    """The time of a row, in milliseconds: of the unit, or a date. Raises `TraceError`."""
+    """Parse the time of a row, a number or a date, as milliseconds. Raises `TraceError`."""
     value = _field(row, "timestamp")
     if isinstance(value, str) and (date := parse_date(value.strip())) is not None and not is_number(value):
         return round(date * 1000)

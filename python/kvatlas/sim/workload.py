@@ -1,4 +1,4 @@
-"""A made-up workload that looks like a day of an LLM service: chats, shared system prompts, agents.
+"""Generated workload that resembles a day of an LLM service: chats, shared system prompts, agents.
 
 Sessions begin by a Poisson process. Each belongs to an application, picked by Zipf's law, whose system prompt opens
 every prompt; many also open one of the application's documents (a repository, a manual, a case), again by Zipf's law.
@@ -6,7 +6,7 @@ every prompt; many also open one of the application's documents (a repository, a
 - A **chat** goes on for a few turns, with time to think between them; every turn sends the whole conversation again.
 - An **agent** works in a loop: it sends its growing context again with every tool result, a second or two apart.
 
-What is made is a trace in blocks of 512 tokens as `kvatlas.sim.trace` reads it. Everything follows from the seed.
+The result is a trace in blocks of 512 tokens as `kvatlas.sim.trace` reads it. Everything follows from the seed.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from kvatlas.sim.trace import TRACE_BLOCK, Trace, TraceRequest
 
 @dataclass(frozen=True, slots=True)
 class WorkloadConfig:
-    """The settings of a workload. Lengths are medians in tokens (log-normal), times means in seconds (exponential)."""
+    """Settings of a workload. Lengths are medians in tokens (log-normal), times means in seconds (exponential)."""
 
     requests: int = 4_000
     seed: int = 0
@@ -106,7 +106,7 @@ class _Generator:
         return max(1, round(float(self.random.lognormal(math.log(median), sigma))))
 
     def session(self, number: int) -> _Session:
-        """A new session that has not asked anything yet."""
+        """A new session without requests."""
         config, random = self.config, self.random
         agent = bool(random.random() < config.agents)
         app = int(random.choice(config.apps, p=self._app_popularity))
@@ -142,7 +142,7 @@ class _Generator:
         return output / self.config.decode_rate + float(self.random.exponential(wait))
 
     def _id(self, session: _Session, block: int) -> int:
-        """The id of a full block: that of the first part of the prompt that reaches to its end."""
+        """The id of a full block, from the first part of the prompt that reaches its end."""
         end = (block + 1) * TRACE_BLOCK
         owner = next((key for key, stop in session.shared if end <= stop), (-1, session.number))
         key = (owner, block)

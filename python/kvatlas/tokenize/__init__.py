@@ -1,4 +1,4 @@
-"""Token ids of a text or of chat messages, as an engine would compute them.
+"""Tokenizers that compute the token ids of text or chat messages as an engine does.
 
 Engines cache blocks of tokens, so a prompt must become the same tokens here as in the engine. `LocalTokenizer` reads a
 Hugging Face tokenizer and its chat template; `EngineTokenizer` and `AsyncEngineTokenizer` ask an engine. Give one to a

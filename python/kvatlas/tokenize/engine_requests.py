@@ -1,4 +1,4 @@
-"""The requests to an engine's `/tokenize`, and the token ids in its answers."""
+"""Requests to an engine's `/tokenize`, and the token ids in its answers."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from kvatlas.errors import InvalidTypeError, TokenizerError
 
 PATH = "/tokenize"
 HEADERS = {"Accept-Encoding": "identity"}
-"""As it is: what an encoding becomes has no bound."""
+"""Headers that ask for an uncompressed answer, because the size of a decompressed one has no bound."""
 
 _MOST = 16 << 20  # bytes of an answer: the tokens of a long prompt take some of them
 
 
 class Body:
-    """The body of an answer, as it comes."""
+    """Body of an answer, read piece by piece."""
 
     def __init__(self, answer: httpx.Response) -> None:
         self._answer = answer
         self._pieces = bytearray()
 
     def add(self, piece: bytes) -> None:
-        """Take the next piece.
+        """Add the next piece.
 
         Raises:
-            TokenizerError: It is too long.
+            TokenizerError: The body is too long.
         """
         self._pieces += piece
         if len(self._pieces) > _MOST:
@@ -37,13 +37,13 @@ class Body:
             raise TokenizerError(f"{url} returned more than {_MOST >> 20} MiB", "bad_answer")
 
     def whole(self) -> httpx.Response:
-        """The answer with its body; one that is packed stays so, and is none."""
+        """The answer with its body; a compressed body is not unpacked, and so is refused."""
         answer = self._answer
         return httpx.Response(answer.status_code, content=bytes(self._pieces), request=answer.request)
 
 
 def prompt(text: str, model: str | None, *, add_special_tokens: bool) -> dict[str, Any]:
-    """The body for a completion's prompt."""
+    """Make the body of a request for a completion's prompt."""
     if not isinstance(text, str):
         raise InvalidTypeError(f"text must be a str, got {type(text).__name__}")
     return _with_model({"prompt": text, "add_special_tokens": add_special_tokens}, model)
@@ -57,7 +57,7 @@ def chat(
     add_generation_prompt: bool,
     template_kwargs: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """The body for a chat."""
+    """Make the body of a request for a chat."""
     if not isinstance(messages, list | tuple):
         raise InvalidTypeError(f"messages must be a list of objects, got {type(messages).__name__}")
     body: dict[str, Any] = {"messages": list(messages), "add_generation_prompt": add_generation_prompt}
@@ -72,7 +72,7 @@ def tokens(answer: httpx.Response) -> list[int]:
     """The token ids in an answer.
 
     Raises:
-        TokenizerError: It is a refusal, or not an answer to this.
+        TokenizerError: The answer is a refusal, or has no token ids.
     """
     url, status = answer.request.url, answer.status_code
     if status == httpx.codes.NOT_FOUND and "model" not in answer.text:

@@ -1,4 +1,4 @@
-"""A tokenizer that uses an engine. Generated from `engine_aio.py` by `tools/generate_sync.py`: do not edit."""
+"""Tokenizer that uses an engine, for asyncio. `kvatlas.tokenize.engine_sync` is generated from this file."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from kvatlas.tokenize.protocol import Message
 class EngineTokenizer:
     """Tokenizes with `POST /tokenize` of a vLLM or SGLang server: always right, at the cost of a request.
 
-    Every method raises `TokenizerError` if the engine does not answer, refuses, or gives something else than tokens.
+    Every method raises `TokenizerError` if the engine does not answer, refuses, or does not return tokens.
     """
 
     def __init__(
@@ -32,11 +32,11 @@ class EngineTokenizer:
         """Create a tokenizer. Nothing is sent yet.
 
         Args:
-            url: Where the engine is: `http://host:8000`.
+            url: The engine's URL: `http://host:8000`.
             key: Its API key.
             timeout: Seconds that connecting, sending and each part of an answer may take.
             model: The model to name in requests; engines that serve one model need none.
-            ssl_context: What certificates to trust; those of the system if not given.
+            ssl_context: The TLS context; one that trusts the system's certificates if not given.
 
         Raises:
             InvalidArgumentError: The URL, the key or the timeout cannot be used.

@@ -1,4 +1,4 @@
-"""A tokenizer in this process, from the files of a model on the Hugging Face Hub."""
+"""Tokenizer in this process, from the files of a model on the Hugging Face Hub."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _HUB_NAME = re.compile(r"[\w.-]+(/[\w.-]+)?", re.ASCII)
 
 
 class LocalTokenizer:
-    """Computes the same token ids as vLLM and SGLang: same tokenizer, same chat template, same special tokens.
+    """Tokenizer that computes the same token ids as vLLM and SGLang, with the model's chat template.
 
     Special tokens are added to the prompt of a completion. They are not added to a chat: its template writes them.
     Threads may share one.
@@ -54,7 +54,7 @@ class LocalTokenizer:
             self._tokenizer = tokenizers.Tokenizer.from_file(str(file))
         except Exception as error:  # the package raises bare Exceptions
             raise _bad(f"cannot read {file}: {_first_line(error)}") from error
-        # Engines cut and fill up prompts themselves, if at all.
+        # Truncation and padding are up to engines.
         self._tokenizer.no_truncation()
         self._tokenizer.no_padding()
         self.path = file
@@ -75,7 +75,7 @@ class LocalTokenizer:
 
         Raises:
             MissingExtraError: The package tokenizers is not installed.
-            TokenizerError: The hub does not have it, or cannot be reached (code "bad_tokenizer").
+            TokenizerError: The hub does not have the model, or cannot be reached (code "bad_tokenizer").
         """
         _tokenizers()
         from huggingface_hub import snapshot_download  # noqa: PLC0415 - tokenizers brings it
@@ -138,11 +138,12 @@ class LocalTokenizer:
         return self.encode(text, add_special_tokens=False)
 
     def chat_template(self, *, with_tools: bool = False) -> ChatTemplate:
-        """The model's chat template; the one for tools, if it has one of its own for them.
+        """The model's chat template: its template for tools if it has a separate one and tools are given.
 
         Raises:
             MissingExtraError: The package jinja2 is not installed.
-            TokenizerError: There is none (code "no_chat_template"), or it is not valid (code "bad_chat_template").
+            TokenizerError: The model has no template (code "no_chat_template"), or it is not valid (code
+                "bad_chat_template").
         """
         name = _WITH_TOOLS if with_tools and _WITH_TOOLS in self._sources else _DEFAULT
         if name not in self._sources:

@@ -1,4 +1,4 @@
-"""Chat messages as vLLM gives them to a chat template.
+"""Preparation of chat messages for a chat template, as in vLLM.
 
 Requests have a content that is a string or a list of parts. Templates are written for one of the two, so engines turn
 one into the other before they render; arguments of tool calls, which are JSON in requests, become objects.

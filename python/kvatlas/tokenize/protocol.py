@@ -1,4 +1,4 @@
-"""The protocol of a tokenizer for the clients: two methods, blocking or for asyncio."""
+"""Protocols of tokenizers for the clients, blocking and for asyncio."""
 
 from __future__ import annotations
 

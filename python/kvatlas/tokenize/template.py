@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class ChatTemplate:
-    """A chat template, compiled.
+    """Compiled chat template.
 
     Attributes:
         as_parts: Whether it takes the content of a message as a list of parts. It does if it loops over one; else it
@@ -28,11 +28,11 @@ class ChatTemplate:
 
         Args:
             source: The template.
-            special_tokens: What `bos_token`, `eos_token` and so on are in it.
+            special_tokens: The values of `bos_token`, `eos_token` and so on.
 
         Raises:
             MissingExtraError: jinja2 is not installed.
-            TokenizerError: It is not a template (code "bad_chat_template").
+            TokenizerError: The source is not a template (code "bad_chat_template").
         """
         environment = _environment()
         from jinja2 import TemplateError  # noqa: PLC0415 - an extra; `_environment` has said so if it is missing
@@ -95,7 +95,7 @@ def _environment() -> ImmutableSandboxedEnvironment:
         raise MissingExtraError("chat templates need the package jinja2: pip install 'kvatlas[tokenizer]'") from error
 
     class Generation(Extension):
-        """The tag `{% generation %}`, with which training marks the assistant's words. Here only its content counts."""
+        """Jinja tag `{% generation %}`, with which training marks the assistant's words; it renders its content."""
 
         tags = {"generation"}  # noqa: RUF012 - Jinja's own way
 
@@ -135,7 +135,7 @@ def _strftime_now(form: str) -> str:
 
 
 def _loops_over_content(template: nodes.Template) -> bool:
-    """True if a template loops over the content of a message, be it by another name."""
+    """True if a template loops over the content of a message, directly or through a variable."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     lists = _names_for(template, {"messages"}, None)
@@ -152,7 +152,7 @@ def _loops_over_content(template: nodes.Template) -> bool:
 
 
 def _names_for(template: nodes.Template, names: set[str], owners: set[str] | None) -> set[str]:
-    """`names`, and those that are set to one of them, or to the content of one of `owners`."""
+    """The variables in `names`, and those assigned from one of them or from the content of one of `owners`."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     found = set(names)
@@ -176,7 +176,7 @@ def _targets(assigned: nodes.Assign) -> Iterator[nodes.Name]:
 
 
 def _reads(node: nodes.Node, names: set[str], key: str | None) -> bool:
-    """True if an expression is one of the variables, or that key of one, be it filtered or cut."""
+    """True if an expression is one of the variables, or the given key of one, possibly filtered or sliced."""
     from jinja2 import nodes  # noqa: PLC0415 - an extra
 
     if isinstance(node, nodes.Filter | nodes.Test):

@@ -1,4 +1,4 @@
-"""Four data structures that are already in use for routing or paging, under their known names and methods.
+"""Four known data structures for routing or paging, under their usual names and methods.
 
 `StringTree` and `TokenTree` remember which prompts a router sent to which worker. `RadixTrie` finds the pages that a
 prompt can use inside one engine. `SyncPrefixHashTable` records which pod has what share of a prompt, from engines'

@@ -1,6 +1,6 @@
-"""The events that a SyncPrefixHashTable applies, under AIBrix's names.
+"""Events that a SyncPrefixHashTable applies, under AIBrix's names.
 
-Anything with the same fields does as well.
+Other classes with the same fields work as well.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ __all__ = ["AllBlocksCleared", "BlockRemoved", "BlockStored", "SyncPrefixHashTab
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockStored:
-    """An engine has cached consecutive blocks of one prompt.
+    """Event: an engine has cached consecutive blocks of one prompt.
 
     Attributes:
         block_hashes: The engine's names of the blocks: ints of any width and sign, or bytes.
@@ -39,7 +39,7 @@ class BlockStored:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BlockRemoved:
-    """An engine has evicted blocks.
+    """Event: an engine has evicted blocks.
 
     Attributes:
         block_hashes: The engine's names of the blocks.
@@ -56,7 +56,7 @@ class BlockRemoved:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AllBlocksCleared:
-    """An engine has dropped its whole cache.
+    """Event: an engine has dropped its whole cache.
 
     Attributes:
         source_pod: The pod whose engine it is.

@@ -127,7 +127,7 @@ def test_shapes_that_cannot_be_are_refused() -> None:
 
 
 def test_names_are_not_mixed_up() -> None:
-    # The reference agrees that a chain is held by its holders and by nobody else beyond the shared block.
+    # The reference agrees that only its holders hold a chain beyond the shared block.
     columns = shape_columns(Shape(depth=4, workers=4, holders=2, blocks=40), seed=3, lookups=10)
     reference = ReferenceIndex(block_size=16)
     for worker, first, length, parent in columns.stores():

@@ -171,7 +171,7 @@ def test_a_file_that_is_no_journal_is_refused(tmp_path: Path) -> None:
 
 
 class OddDesign(Designs):
-    """A design of which every run has something to it."""
+    """A design with a fault in every run."""
 
     def __init__(self, **changes: Any) -> None:
         super().__init__({"odd": 1e6})

@@ -70,7 +70,7 @@ def test_tokens_are_missed_for_a_reason() -> None:
         return TraceRequest(10_000 * name, 1_100, 1, ids, "s")
 
     # By turns to two engines of three blocks. The second is asked what the first holds; the next two push that out of
-    # both; then nobody holds it.
+    # both; then no engine holds it.
     lines = [asks(0, (1, 2, 3)), asks(1, (1, 2, 4)), asks(2, (5, 6, 7)), asks(3, (8, 9, 10)), asks(4, (1, 2, 11))]
     fleet = FleetConfig(2, EngineConfig(512, 3, chunk=None))
     config = ReplayConfig(fleet=fleet, steps=STEPS, policies=("round-robin",), check=0.0)

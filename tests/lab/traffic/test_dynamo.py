@@ -16,7 +16,7 @@ HOUR = 1_764_000_000_000
 
 
 def row(at: int, took: int, hashes: list[int], length: int, **context: str) -> dict[str, Any]:
-    """A record of a request that came `at` ms and took so many."""
+    """A record of a request that came at `at` ms, with its duration in ms."""
     replay = {"trace_block_size": 16, "input_length": length, "input_sequence_hashes": hashes}
     request = {"request_id": f"r{at}", "model": "m", "output_tokens": 5, "replay": replay}
     request |= {"request_received_ms": HOUR + at, "total_time_ms": took}

@@ -20,7 +20,7 @@ def otlp(value: object) -> dict[str, object]:
 
 
 def span(at: float, took: float, tokens: int, session: str = "c", **more: Any) -> dict[str, Any]:
-    """A span in OTLP of a request so many seconds after the first."""
+    """A span in OTLP of a request, with its seconds after the first."""
     attributes: dict[str, object] = {"gen_ai.operation.name": "chat", "gen_ai.request.model": "m"}
     attributes |= {"gen_ai.conversation.id": session}
     attributes |= {"gen_ai.usage.input_tokens": tokens, "gen_ai.usage.output_tokens": 7}

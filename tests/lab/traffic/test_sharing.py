@@ -20,7 +20,7 @@ SIZE = 16
 
 @dataclass
 class Ask:
-    """A request of a conversation: the content of each of its blocks, the last of which is not full."""
+    """A request of a conversation: the content of each of its blocks; the last is not full."""
 
     at: int  # seconds
     chat: int

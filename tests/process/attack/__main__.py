@@ -2,10 +2,10 @@
 
 `python -m tests.process.attack --minutes 10 --seed 1`
 
-A service, a relay, a service that reads it and a router follow four simulated engines; another router, which hedges,
-has engines that do what engines do on bad days, and a third one reads prompts by a hostile model directory. Each of the
-processes has keys and a limit of its memory. Hostile clients attack all ports, with and without a key, while a client
-with a key works and every listener's health is asked for. In the end nothing may be wrong: see `Targets.check`.
+A service and a router follow four simulated engines; another router, which hedges, has engines that do what engines do
+on bad days, and a third one reads prompts by a hostile model directory. Each of the processes has keys and a limit of
+its memory. Hostile clients attack all ports, with and without a key, while a client with a key works and every
+listener's health is asked for. In the end nothing may be wrong: see `Targets.check`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,12 @@ from tests.process.attack import table
 from tests.process.attack.kinds import ATTACKS
 from tests.process.attack.prober import Prober
 from tests.process.attack.processes import PATIENCE, Keys, Process
-from tests.process.attack.readers import READER_ATTACKS
 from tests.process.attack.target import MODEL, Attack, Target
 from tests.process.router.deciding import write_tokenizer
 from tests.support import engine as bad
 
 from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, Query, ServerConfig
-from kvatlas.sim.server.ports import free_block
 
 BLOCK = 16
 CONNECTIONS = 300
@@ -87,13 +85,8 @@ class Targets:
             hostile.long_words(self.bad[0])
             followed = [flag for engine in self.engines for flag in ("--engine", f"{engine.name}={engine.url}")]
             limits = ("--max-connections", str(CONNECTIONS), "--request-timeout", "5s")
-            self.relay_port = free_block("127.0.0.1")
-            at = f"tcp://127.0.0.1:{self.relay_port}"
-            relayed = ("--relay-key-file", keys.file("relay"), "--relay-reader-key-file", keys.file("reader"))
             snapshots = ("--snapshot-dir", str(directory / "snapshots"), "--snapshot-every", "5s")
             self.service = self._start(stack, keys, "serve", *followed, *limits, *snapshots)
-            self.relay = self._start(stack, keys, "relay", *followed, *limits, "--publish", at, *relayed)
-            self.reader = self._start(stack, keys, "serve", "--from", at, *limits, *relayed, name="reading service")
             routing = (
                 *limits,
                 "--write-timeout",
@@ -133,7 +126,7 @@ class Targets:
     @property
     def processes(self) -> list[Process]:
         """All processes of kvatlas."""
-        return [self.service, self.relay, self.reader, self.router, self.reading, self.crowded]
+        return [self.service, self.router, self.reading, self.crowded]
 
     # The attack
 
@@ -147,9 +140,6 @@ class Targets:
         self._stop.clear()
         for _ in range(ATTACKERS):
             self._thread(self._attack, targets, kinds, random.Random(self.random.randrange(1 << 30)))
-        readers = [Target(self.relay_port), Target(self.relay_port, self.relay.keys.reader)]
-        for _ in range(2):
-            self._thread(self._attack, readers, READER_ATTACKS, random.Random(self.random.randrange(1 << 30)))
         self._thread(self._work)
         end = time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
@@ -227,7 +217,7 @@ class Targets:
             wrong += [f"{process.name}: {grown:,} bytes more than before"] if grown > GROWTH else []
             lost = [line for line in process.log if "panic" in line or "internal error" in line]
             wrong += [f"{process.name}: {line}" for line in lost]
-        wrong += self._compare(self.service) + self._compare(self.reader)
+        wrong += self._compare(self.service)
         wrong += [f"{p.name} ended with {code}" for p in self.processes if (code := p.stop()) != 0]
         return wrong
 

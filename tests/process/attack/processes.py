@@ -30,8 +30,6 @@ class Keys:
     directory: Path
     ask: str = "ask-key-0123456789"
     admin: str = "admin-key-0123456789"
-    relay: str = "0123456789abcdef" * 4
-    reader: str = "reader-key-0123456789"
 
     def file(self, name: str) -> str:
         """The file with one of the keys; written when first asked for."""

@@ -298,7 +298,7 @@ def test_a_model_by_another_name(asks: Run, service: Service) -> None:
         adapters=["sql"],
     )
     assert json.loads(asks("--tokens", listed(PROMPT), "--model", "alias", "--json").stdout)["depth"] == 3
-    # Nobody has anything of the adapter's.
+    # No worker holds blocks of the adapter.
     assert json.loads(asks("--tokens", listed(PROMPT), "--model", "sql", "--json").stdout)["depth"] == 0
     wrong = asks("--tokens", listed(PROMPT), "--model", "alais")
     assert wrong.returncode == 1

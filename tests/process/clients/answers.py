@@ -32,7 +32,7 @@ def wait_for_engines(router: Router) -> None:
 
 
 class Engines:
-    """The memory of all engines of a test: how often a request came, and which were given up by whoever had asked."""
+    """The memory of all engines of a test: how often a request came, and which requests their clients gave up."""
 
     def __init__(self) -> None:
         self.tries: Counter[str] = Counter()
@@ -83,7 +83,7 @@ def _refuse(status: str, kind: str, message: str, *fields: str) -> Behaviour:
 
 
 async def _answer(talk: Talk, *, words: int = len(WORDS), ends: bool = True) -> None:
-    """An answer, of which a stream may have only its first words, and no end."""
+    """An answer; a stream may have only its first words, and no end."""
     body = talk.request.json
     path = talk.request.path.partition("?")[0]
     if path == "/v1/messages/count_tokens":

@@ -22,7 +22,7 @@ Document = dict[str, Any]
 
 
 def tool(name: str) -> str:
-    """A program: that of `make check-deploy`, or that of the system. Skips the test if there is neither."""
+    """A program, from `make check-deploy` or from the system. Skips the test if there is neither."""
     path = shutil.which(str(TOOLS / name)) or shutil.which(name)
     if path is None:
         pytest.skip(f"{name} is not installed: `make check-deploy` installs it")

@@ -261,7 +261,7 @@ def test_kubernetes_schemas_have_all_of_it(version: str, tmp_path: Path) -> None
     texts = {"defaults": RENDERED.read_text()}
     texts |= {path.stem: render("--values", str(path)) for path in VALUES}
     for name, text in texts.items():
-        # The operator's own kind, of which Kubernetes has no schema.
+        # The operator's own kind, without a schema in Kubernetes.
         known = [document for document in documents(text) if document["kind"] != "ServiceMonitor"]
         path = tmp_path / f"{name}.yaml"
         path.write_text(yaml.safe_dump_all(known))

@@ -230,7 +230,7 @@ def wait_until(true: Callable[[], bool], what: str, seconds: float = DEADLINE) -
 
 @contextlib.contextmanager
 def in_threads(count: int, do: Callable[[int], None]) -> Iterator[list[BaseException]]:
-    """Runs `do` so many times at once; the errors are there at the end."""
+    """Runs `do` several times at once. Returns the errors."""
     errors: list[BaseException] = []
 
     def run(number: int) -> None:

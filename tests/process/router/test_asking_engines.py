@@ -138,7 +138,7 @@ def test_an_engine_that_comes_back_with_the_flag_is_asked_again(engine: Engine) 
 
 
 def test_a_route_is_tried_again_beside_the_requests(engine: Engine) -> None:
-    """An engine whose restart nobody saw, or a proxy that was mended."""
+    """An engine with an unnoticed restart, or a proxy that was mended."""
     engine.behaviour = at_render(hang)
     body = {"model": MODEL, **BODIES["/v1/responses"]}
     with Router(engine, flags=FLAGS) as router:

@@ -32,7 +32,7 @@ class Cache:
         wait_until(lambda: expected(self.router, text + "?")["e0"] > 0 or blocks < 2, "its blocks are known")
 
     def ask(self, text: str, cached: int) -> int:
-        """One prompt of which the engine has so many tokens cached. Returns how many were expected."""
+        """Send a prompt with `cached` tokens in the engine's cache. Returns how many were expected."""
         self.engine.behaviour = whole(prompt=len(text), cached=cached)
         answer = self.router.ask(prompt(text))
         assert answer.status == 200, answer

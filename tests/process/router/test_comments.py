@@ -47,7 +47,7 @@ class Client:
         return self.answer.getheader(name)
 
     def comments(self, count: int) -> None:
-        """Reads so many comments, and nothing else."""
+        """Reads `count` comments, and nothing else."""
         for _ in range(count):
             assert self.answer.readline().startswith(b":")
             assert self.answer.readline() == b"\n"

@@ -109,7 +109,7 @@ def test_a_hot_prompt_spreads_when_its_holder_has_too_much_to_do(tokenizer: Path
 
 
 def test_prompts_that_nobody_holds_do_not_go_where_most_work_is(tokenizer: Path, stack: ExitStack) -> None:
-    """Complaint 5: misses go to the smallest tree, which may be that of the engine with the longest queue."""
+    """Complaint 5: misses go to the smallest tree, which may belong to the engine with the longest queue."""
     fleet = fleet_of(2, tokenizer, stack)
     fleet.hold([text_of(1, 4000)])
     busy = fleet.per_engine().index(1)

@@ -36,7 +36,7 @@ def text_of(number: int) -> str:
 
 
 def says(cached: int) -> Behaviour:
-    """An engine that had so many tokens cached, of any prompt."""
+    """An engine with a number of cached tokens of any prompt."""
 
     async def act(talk: Talk) -> None:
         await whole(prompt=LENGTH, cached=cached)(talk)
@@ -127,7 +127,7 @@ def test_a_request_goes_where_the_site_surely_has_most(
         ]
         last = json.loads(router.get("/decisions?limit=1")[1])[0]
         assert last["bounds"] == {"at_least": SURE, "at_most": SURE + BLOCK}
-        # Nobody has it: nothing was claimed, and there is nothing to compare.
+        # No site has it: nothing was claimed, and there is nothing to compare.
         assert claimed(ask(router, text_of(2))) == 0
         wait_until(lambda: reports(router, "nothing_claimed") == 1, "it is counted")
     assert {status.site: (status.compared, status.short) for status in top.client().site_statuses()} == {
@@ -174,7 +174,7 @@ def test_the_service_above_is_away_and_comes_again(engine: Engine, other: Engine
     port = free_block("127.0.0.1")
     top = above(port)
     with Router(engine, other, flags=flags(top.url, tokenizer)) as router:
-        # Nobody has sent a digest: no site has anything of the model.
+        # Without a digest, no site has blocks of the model.
         assert claimed(ask(router, text_of(0))) == 0
         assert questions(router, "unknown_keyspace") == 1
         publish(top, "e1", [text_of(1)])

@@ -57,7 +57,7 @@ class Keeper:
 
 
 class Answers(dict[str, Any]):
-    """Answers of an engine by the path, of which every one below a collection is the same behaviour's."""
+    """Answers of an engine by path; all paths below a collection have the same behaviour."""
 
     def __init__(self, usual: dict[str, Any], behaviour: Behaviour) -> None:
         super().__init__(usual)

@@ -129,7 +129,7 @@ def test_requests_for_which_an_engine_of_that_kind_skips_its_cache(engine: Engin
 
 @pytest.mark.parametrize("kind", ["vllm", "sglang"])
 def test_prompts_that_an_engine_of_that_kind_keeps_under_a_key(engine: Engine, tokenizer: Path, kind: str) -> None:
-    """SGLang keeps blocks apart by `extra_key` and announces them without: what is known there is of no use."""
+    """SGLang keeps blocks apart by `extra_key` but does not announce it, so its depths do not help."""
     if kind == "sglang":
         engine.answers["/server_info"] = sglang()
     with Publisher() as one, Router(engine, flags=exact(tokenizer, (engine, one))) as router:

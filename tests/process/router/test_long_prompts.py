@@ -1,4 +1,4 @@
-"""Long prompts are read beside the threads that serve: nobody else waits for them."""
+"""Long prompts are read beside the threads that serve: other requests do not wait for them."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ HEAVY: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.mark.parametrize("flags", [(), ("--tokenizer", "none"), ("--policy", "least-loaded")], ids=" ".join)
 @pytest.mark.parametrize("name", HEAVY)
 def test_images_are_no_text_of_their_bytes(engine: Engine, other: Engine, name: str, flags: tuple[str, ...]) -> None:
-    """400 kB in base64 are no 100,000 tokens: all requests run at once, and nobody is asked to tokenize an image."""
+    """400 kB in base64 are no 100,000 tokens: all requests run at once, and no engine is asked to tokenize an image."""
     path, body = HEAVY[name]
     count = 24 if not flags else 8
     held = threading.Event()

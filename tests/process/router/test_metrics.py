@@ -36,7 +36,7 @@ def test_a_router_that_follows_events_has_the_metrics_of_a_service(engine: Engin
     assert text.count(b"# EOF") == 1
 
 
-# Nobody listens at port 9: such a router decides without knowledge.
+# No server listens at port 9, so the router decides without knowledge.
 REMOTE = ("--index", "http://127.0.0.1:9", "--peer", "http://127.0.0.1:9", "--tokenizer", "none")
 GLOBAL = ("--global", "http://127.0.0.1:9", "--tokenizer", "none")
 

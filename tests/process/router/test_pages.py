@@ -1,4 +1,4 @@
-"""Tests of what web pages can do with a router in somebody's browser, and what engines can do with its own page."""
+"""Tests of what web pages in a user's browser can do with a router, and engines with the router's own page."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def test_what_one_has_at_an_engine_counts_for_the_other(pair: Pair, engine: Engi
 
 
 def test_the_addresses_of_a_name_are_peers(engine: Engine, other: Engine, tokenizer: Path) -> None:
-    """Each has a name of which it is an address itself: it tells the other one, and not itself."""
+    """Each has a name that resolves to itself as well: it reports to the other one, not to itself."""
     ports = free_block("127.0.0.1"), free_block("127.0.0.1")
     names = [flag for port in ports for flag in ("--peer", f"dns:localhost:{port}")]
     flags = ("--no-events", "--policy", "kvatlas", "--tokenizer", str(tokenizer), *names)

@@ -24,7 +24,7 @@ TEMPLATE = "{% for m in messages %}{{ m['content'] }}{% endfor %}{% if tools %}{
 
 
 def filled(field: str, item: str, around: str = "[]", **more: object) -> bytes:
-    """A body of which nearly all is one field: so many of these items."""
+    """A body that consists nearly only of one field, filled with these items."""
     inner = ",".join([item] * (LENGTH // (len(item) + 1)))
     others = "".join(f",{json.dumps(name)}:{json.dumps(value)}" for name, value in more.items())
     return f'{{"model":"{MODEL}",{json.dumps(field)}:{around[0]}{inner}{around[1:]}{others}}}'.encode()

@@ -289,7 +289,7 @@ def test_sessions_of_others_are_not_found_by_their_names(engine: Engine, tmp_pat
             explained = ask(router, explaining, "admin").json["session"]
             assert (explained["turn"], explained["key"]) == (2, shown["key"])
     assert keys[0] == keys[1], "it is the same at all routers of a fleet"
-    # Without an admin key there is nobody who may not know it.
+    # Without an admin key every client may know it.
     with Router(engine) as router:
         ask(router, (CHAT, body, session))
         assert ask(router, ("/explain", body, session)).json["session"]["turn"] == 1

@@ -1,4 +1,4 @@
-"""Tests of which routes there are, and who may use them."""
+"""Tests of all routes, and of the keys that they need."""
 
 from __future__ import annotations
 

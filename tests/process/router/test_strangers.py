@@ -219,7 +219,7 @@ def test_the_listener_for_administrators_makes_one_text_of_metrics_for_all(engin
         for _ in range(5):
             assert router.get("/health") == (200, b"ok")
             assert router.memory() - before < MOST
-        # Whoever asks for it in the one way or the other gets it all the same.
+        # Clients that ask for it in either way get it all the same.
         assert metric(router, "kvatlas_router_connections", port)
 
 

@@ -1,4 +1,4 @@
-"""An engine without a replay socket that restarts and whose numbers go on: answers say that nobody can tell."""
+"""An engine without a replay socket that restarts with continued numbers: answers say `unverified`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ TEXT = "abcdefgh" * 25
 
 @contextmanager
 def publishing(port: int) -> Iterator[Publisher]:
-    """An engine's events, once somebody has subscribed to them."""
+    """An engine's events, once a reader has subscribed to them."""
     with Publisher(f"tcp://127.0.0.1:{port}") as publisher:
         publisher.wait_for_reader()
         yield publisher

@@ -1,4 +1,4 @@
-"""Prompts of agents are counted as the engines in front of which the router stands would make them."""
+"""Prompts of agents are counted as the router's engines would make them."""
 
 import json
 import time
@@ -45,7 +45,7 @@ def test_system_blocks_are_joined_as_the_engine_joins_them(tmp_path: Path, diale
     wanted = len(system) + len("Hi") + 2 * 2 + 1
     with Fleet(1, ServerConfig(dialect=dialect)) as fleet, Router(engines=fleet.urls, config=config) as router:
         router.wait_ready()
-        # Of which kind an engine is, it says a moment later than that it is there.
+        # An engine's kind is known a moment after its existence.
         deadline = time.monotonic() + 30
         while (counted := explained(router, MESSAGES)) != wanted and time.monotonic() < deadline:
             time.sleep(0.05)

@@ -82,7 +82,7 @@ def test_a_router_gives_its_blocks_to_routers_and_services(
     equal(second, first, engine)
     told = stream(second)["snapshot"]
     assert (told["from"], told["outcome"]) == ("peer", "kept")
-    # A service takes them as well, and so whoever moves from the one to the other loses nothing.
+    # A service takes them as well, so a move from one to the other loses nothing.
     streams = [
         f"w0={engine.endpoint},replay_endpoint={engine.replay_endpoint},model=m,block_size={BLOCK}",
     ]

@@ -153,7 +153,7 @@ def test_top_says_what_to_do_about_what_is_wrong(router: Router, tmp_path: Path)
     start = "start `kvatlas router` there, or set --url or KVATLAS_ROUTER_URL to its address"
     assert start in output("http://127.0.0.1:9")
     assert start in output("http://no-such-host.invalid:8080")
-    # Whoever answers in another protocol is there.
+    # A server that answers in another protocol is running.
     spoken = output(router.url.replace("http:", "https:"))
     assert "is it http:// instead of https://?" in spoken
     assert start not in spoken
@@ -333,7 +333,7 @@ def test_an_index_elsewhere(fleet: Fleet, tokenizer: Path) -> None:
 
 
 def test_an_index_that_began_late_learns_from_answers(tokenizer: Path) -> None:
-    """The engine announced a prompt before the index was there, and nobody can replay it."""
+    """The engine announced a prompt before the index was there, and cannot replay it."""
     server = ServerConfig(engine=FAST, replay_socket="none", hash_algorithm="sha256")
     with Fleet(1, server) as fleet:
         text = "asked before the index began to listen. " * 20

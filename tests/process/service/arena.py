@@ -249,7 +249,7 @@ class Arena:
         mute = [engine for engine in self.engines if engine.config.replay_socket == "none"]
         while True:
             for engine in mute:
-                engine.settle()  # nobody can know what has become of it, or of its last batch, until there is another
+                engine.settle()  # its state and its last batch are unknown until there is another batch
             wanted = {(e.name, state.rank): state for e in self.engines for state in e.wait_quiet()}
             streams = self.service.streams()
             behind = {

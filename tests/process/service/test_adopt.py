@@ -181,7 +181,7 @@ def test_another_stream_tells_what_a_store_has_proved(
     # Each has shown by one beginning of a prompt that its names are computed as the other's are.
     for engine in (late, other):
         engine.publish(stored(wire(NAMES["sha256"], [9, 9, 9, 9]), [9, 9, 9, 9]))
-    # Nobody asks for the prompt before it is known.
+    # The prompt is not queried before it is known.
     until(lambda: stream_of(service)["adoption"]["blocks"] == 6)
     until(lambda: depth(service, [*PROMPT, 7]) == 28)
 
@@ -209,7 +209,7 @@ def test_an_answer_tells_what_was_cached(late: LateService, service: Service) ->
     until(lambda: depth(service, [*PROMPT, 7]) == 24)
     late.publish(removed(chain[5:6]))
     assert depth(service, [*PROMPT, 7]) == 20
-    # The store that the answer was faster than is of the same copy.
+    # The store that came after the answer announces the same copy.
     late.publish(stored(chain[4:5], PROMPT[16:20], parent=chain[3]))
     late.publish(removed(chain[4:5]))
     assert depth(service, [*PROMPT, 7]) == 16

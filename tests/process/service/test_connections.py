@@ -58,7 +58,7 @@ def test_probes_have_a_door_of_their_own() -> None:
         with Connection(service.address) as first, Connection(service.address) as second:
             for client in (first, second):
                 assert client.ask("GET", "/workers", headers=KEY).status == 200
-            # The main door is full of known clients; nobody else gets in.
+            # The main listener is full of known clients; others do not get in.
             for path in ("/health", "/ready", "/metrics"):
                 assert ask(admin, "GET", path).status == 200, path
         for method, path in (

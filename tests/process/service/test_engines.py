@@ -59,7 +59,7 @@ def test_without_a_usable_engine_it_is_not_ready() -> None:
         metrics = client.metrics()
         for line in ('engines{state="no_events"} 1', 'engines{state="registered"} 0', "ready 0", "workers 0"):
             assert f"kvatlas_{line}\n" in metrics
-        # What somebody registers can be asked about.
+        # A registered engine can be queried.
         service.register("by-hand", "tcp://127.0.0.1:9", model="m", block_size=16)
         assert [each.worker for each in client.ready().streams] == ["by-hand"]
 

@@ -30,7 +30,7 @@ def counted(arena: Arena, name: str) -> int:
 
 
 def compare(arena: Arena) -> None:
-    """Compare the answers, many of which must have found something."""
+    """Compare the answers; many must have found blocks."""
     compared, hits = arena.compared, arena.hits
     arena.compare()
     assert arena.compared - compared >= 60 * len(arena.engines)

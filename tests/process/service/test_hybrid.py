@@ -1,8 +1,8 @@
 """Hybrid models over sockets: what a real engine's cache managers published, and how far they themselves could serve.
 
-Each recording is of vLLM 0.33.0's `KVCacheManager`, driven without a model, with the cache groups that its first line
-names: its batches, and now and then a prompt with the tokens of it that the engine can serve (`hit`), and those that it
-would not have computed again if this had been the whole prompt (`capped`).
+The recordings come from vLLM 0.33.0's `KVCacheManager`, driven without a model, with the cache groups that its first
+line names: its batches, and now and then a prompt with the tokens of it that the engine can serve (`hit`), and those
+that it would not have computed again if this had been the whole prompt (`capped`).
 """
 
 from __future__ import annotations

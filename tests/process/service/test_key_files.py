@@ -21,12 +21,12 @@ CLOSED = (0o600, 0o400, 0o640, 0o440)
 FLAGS = {
     "router": ("--key-file", "--admin-key-file", "--engine-key-file", "--peer-key-file", "--index-key-file"),
     "serve": ("--key-file", "--admin-key-file", "--engine-key-file"),
-    "relay": ("--key-file", "--engine-key-file", "--relay-reader-key-file"),
+    "relay": ("--key-file", "--engine-key-file"),
 }
 MORE = {
     "router": ("--peer", "http://127.0.0.1:9", "--index", "http://127.0.0.1:9", "--tokenizer", "none"),
     "serve": (),
-    "relay": ("--publish", "tcp://127.0.0.1:0"),
+    "relay": ("--publish", "nats://127.0.0.1:9"),
 }
 
 

@@ -1,4 +1,4 @@
-"""Other names of models, and models that nobody knows."""
+"""Other names of models, and unknown models."""
 
 from __future__ import annotations
 

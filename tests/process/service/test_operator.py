@@ -1,4 +1,4 @@
-"""Tests of what whoever runs the service sees of it: versions, metrics, lags, requests by name, the access log."""
+"""Tests of what an operator sees of the service: versions, metrics, lags, requests by name, the access log."""
 
 from __future__ import annotations
 

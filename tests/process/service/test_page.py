@@ -122,7 +122,7 @@ def test_what_happens_is_told(service: Service, engine: Publisher) -> None:
     watching.read(lambda: any(point.get("blocks") == 2 for point in watching.lists["history"]))
     assert ask(service.address, "POST", "/unregister", {"instance_id": "w"}).status == 200
     watching.read(lambda: watching.state["engines"] == {})
-    # What it was told piece by piece is what somebody else is told at once.
+    # The state sent piece by piece equals the state sent to another client at once.
     other = PageClient(service)
     other.read(lambda: True)
     watching.read(lambda: watching.state == other.state | {"connections": watching.state["connections"]})

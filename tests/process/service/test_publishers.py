@@ -179,7 +179,7 @@ def test_two_publishers_with_one_topic_are_not_trusted() -> None:
 
 @pytest.mark.parametrize("behind", [-2, -1, 0, 1])
 def test_a_second_publisher_is_not_taken_for_the_engine(behind: int) -> None:
-    """Whichever number it goes on with, the engine is read, and nobody is trusted until the other one has left."""
+    """Whatever its numbers, the engine is read, and no publisher is trusted until the other one has left."""
     with bound() as (service, port):
         assert register(service, "a", port, "kv").status == 201
         with Engine(port, "kv", chain(1)) as engine:
@@ -265,7 +265,7 @@ def test_what_a_number_alone_says_is_marked_and_left_out_if_asked_for() -> None:
                 assert "unverified" not in asked(service, engine.tokens)
             until(lambda: "a" not in scores(service, engine.tokens))
             with Engine(port, "kv", chain(9000)) as restarted:
-                # It holds nothing of what is known, and counts on: nobody can tell.
+                # It holds none of the known blocks, but its numbers continue, so this cannot be noticed.
                 restarted.restart(engine.next_seq)
                 restarted.wait_for_reader()
                 restarted.grow()

@@ -1,6 +1,6 @@
-"""`kvatlas relay` and `kvatlas serve --from` as a user starts them, without NATS, before simulated engines.
+"""`kvatlas relay` and `kvatlas serve --from` as a user starts them, with `nats-server` between them.
 
-The engines judge what the reader says of them. `crates/service/tests/streams` has what may go wrong between the two.
+The simulated engines judge the reader's answers. `crates/follow/tests/streams/relay.rs` has faults between the two.
 """
 
 from __future__ import annotations
@@ -8,7 +8,10 @@ from __future__ import annotations
 import http.client
 import json
 import random
+import shutil
+import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +19,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import zmq
 from tests.support.forked import ForkedCommand
 from tests.support.waiting import until
 
@@ -77,20 +79,42 @@ class Node:
 
 
 @pytest.fixture
+def nats(tmp_path: Path) -> Iterator[int]:
+    """The port of a `nats-server` with JetStream."""
+    command = shutil.which("nats-server")
+    if command is None:
+        pytest.skip("nats-server is not installed: apt-get install nats-server")
+    port = free_block("127.0.0.1")
+    flags = ("-js", "-a", "127.0.0.1", "-p", str(port), "-sd", str(tmp_path / "nats"))
+    server = subprocess.Popen((command, *flags), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        until(lambda: is_listening(port), "nats-server listens")
+        yield port
+    finally:
+        server.kill()
+        server.wait()
+
+
+def is_listening(port: int) -> bool:
+    with socket.socket() as client:
+        return client.connect_ex(("127.0.0.1", port)) == 0
+
+
+@pytest.fixture
 def fleet() -> Iterator[Fleet]:
     engine = EngineConfig(block_size=BLOCK, blocks=150, prefill_rate=1e6, decode_rate=1e5)
     with Fleet(2, ServerConfig(engine=engine, model=MODEL)) as fleet:
         yield fleet
 
 
-def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> None:
+def test_a_reader_says_what_the_engines_hold(fleet: Fleet, nats: int, tmp_path: Path) -> None:
     engines = list(fleet.engines)
     streams = [
         f"{engine.name}={engine.endpoint()},replay_endpoint={engine.replay_endpoint()},model={MODEL},block_size={BLOCK}"
         for engine in engines
     ]
     follow = [flag for stream in streams for flag in ("--stream", stream)]
-    at = f"tcp://127.0.0.1:{free_block('127.0.0.1')}"
+    at = f"nats://127.0.0.1:{nats}"
     draw = random.Random(5)
     system = [draw.randrange(9_000) for _ in range(24)]
 
@@ -109,7 +133,7 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
             stack.callback(started.end)
             return started
 
-        snapshots = ("--snapshot-dir", str(tmp_path), "--snapshot-every", "200ms")
+        snapshots = ("--snapshot-dir", str(tmp_path / "snapshots"), "--snapshot-every", "200ms")
         relay, reader = node("relay", "--publish", at, *follow), node("serve", "--from", at, *snapshots)
         until(relay.is_ready, "ready")
         until(reader.is_ready, "ready")
@@ -125,7 +149,6 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
         until(lambda: reader.trusted() == 0, "unsure")
         prompts = load(40)
         assert reader.trusted() == 0
-        until(lambda: not reader.ask("GET", "/health")[1]["relay"]["connected"], "said to be away")
         relay = node("relay", "--publish", at, *follow)
         until(lambda: reader.is_right(engines, prompts), "right again")
 
@@ -138,40 +161,41 @@ def test_a_reader_says_what_the_engines_hold(fleet: Fleet, tmp_path: Path) -> No
         until(lambda: reader.is_right(engines, prompts), "right to the end")
 
 
-class HostileRelay(threading.Thread):
-    """Follows the protocol of a relay, and sends what it is given as the messages of one stream."""
+class HostileRelay:
+    """Speaks NATS as a relay does, and publishes what it is given as the messages of one stream."""
 
-    def __init__(self, frames: list[bytes]) -> None:
-        super().__init__()
-        self.asked = 0
-        self._frames = frames
-        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
-        self._socket = self._context.socket(zmq.ROUTER)
-        self._socket.linger = 0
-        self.url = f"tcp://127.0.0.1:{self._socket.bind_to_random_port('tcp://127.0.0.1')}"
-        self._ended = threading.Event()
+    def __init__(self, port: int) -> None:
+        self.asked = threading.Event()
+        self._socket = socket.create_connection(("127.0.0.1", port), timeout=DEADLINE)
+        self._lines = self._socket.makefile("rb")
+        self._lines.readline()  # INFO
+        self._send(b'CONNECT {"verbose": false}\r\nSUB ask-kvatlas.> 1\r\nSUB _INBOX.made 2\r\n')
+        log = json.dumps({"name": "kvatlas", "subjects": ["kvatlas.>"], "storage": "memory"}).encode()
+        self._publish(b"$JS.API.STREAM.CREATE.kvatlas _INBOX.made", log)
+        while not self._lines.readline().startswith(b"MSG _INBOX.made"):
+            pass
+        threading.Thread(target=self._listen, daemon=True).start()
 
-    def run(self) -> None:
-        while not self._ended.is_set():
-            if not self._socket.poll(20):
-                continue
-            reader, _, said = self._socket.recv_multipart()
-            if said[:1] == b"K":
-                behind, first = struct.pack(">Q", 100 + len(self._frames)), struct.pack(">Q", 100)
-                self._socket.send_multipart([reader, b"", b"", behind, first + said[1:]])
-            elif said[:1] == b"F":
-                for number, frames in enumerate(self._frames):
-                    head = b"\xc1\x01" + struct.pack("<Q", 7) + bytes([number, BLOCK, 0]) + bytes(8)
-                    place = struct.pack(">Q", 100 + number)
-                    self._socket.send_multipart([reader, b"", b"kvatlas.default.m.w.0", place, head + frames])
-            else:
-                self.asked += 1
-        self._socket.close()
-        self._context.term()
+    def publish(self, number: int, frames: bytes) -> None:
+        head = b"\xc1\x01" + struct.pack("<Q", 7) + bytes([number, BLOCK, 0]) + bytes(8)
+        self._publish(b"kvatlas.default.m.w.0", head + frames)
 
     def end(self) -> None:
-        self._ended.set()
-        self.join()
+        self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
+
+    def _publish(self, to: bytes, payload: bytes) -> None:
+        self._send(b"PUB %s %d\r\n%s\r\n" % (to, len(payload), payload))
+
+    def _send(self, said: bytes) -> None:
+        self._socket.sendall(said)
+
+    def _listen(self) -> None:
+        for line in self._lines:
+            if line.startswith(b"MSG ask-kvatlas."):
+                self.asked.set()
+            elif line.startswith(b"PING"):
+                self._send(b"PONG\r\n")
 
 
 # Of 2**24 blocks, in one run: removed, or stored on another tier; and one block stored 2**16 times, again and again.
@@ -180,16 +204,18 @@ COPIES = b"\x40\x80\x80\x04\x01\x00" + bytes(8)
 
 
 @pytest.mark.parametrize("changes", [b"\x02" + RUN, b"\x01" + RUN, COPIES * 5], ids=["removed", "known", "copies"])
-def test_few_bytes_of_a_relay_do_not_become_much(changes: bytes) -> None:
+def test_few_bytes_of_a_relay_do_not_become_much(nats: int, changes: bytes) -> None:
     trusted = b"\x07\x01"
     batch = b"\x01\x00" + bytes([len(changes)]) + changes
     assert len(changes) < 100
     with ExitStack() as stack:
-        relay = HostileRelay([b"\x02" + trusted, trusted, b"\x01\x00\x01\x03" + batch + trusted])
-        relay.start()
+        relay = HostileRelay(nats)
         stack.callback(relay.end)
-        node = Node("serve", "--from", relay.url)
+        node = Node("serve", "--from", f"nats://127.0.0.1:{nats}")
         stack.callback(node.end)
+        until(node.is_ready, "ready")
+        for number, frames in enumerate([b"\x02" + trusted, trusted, b"\x01\x00\x01\x03" + batch + trusted]):
+            relay.publish(number, frames)
 
         def stream() -> dict[str, Any]:
             (worker,) = node.ask("GET", "/workers")[1]
@@ -203,7 +229,7 @@ def test_few_bytes_of_a_relay_do_not_become_much(changes: bytes) -> None:
 
         until(is_registered, "registered")
         until(lambda: stream()["counters"]["undecodable_batches"] == 1, "refused")
-        until(lambda: relay.asked, "asked for all that it holds")
+        until(relay.asked.is_set, "asked for all that it holds")
         found = stream()
         assert "more blocks" in found["last_error"]
         assert not found["trusted"]

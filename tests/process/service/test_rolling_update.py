@@ -1,7 +1,8 @@
-"""Two replicas are replaced one after the other, as Kubernetes does it: somebody ready answers all the time, and right.
+"""Two replicas are replaced one after the other, as Kubernetes does it: a ready replica answers all the time, and
+right.
 
 Real processes of `kvatlas serve` behind one name, simulated engines whose replay buffers are too short to start from,
-a client that asks whoever is ready, and the engines themselves as the judges of every answer.
+a client that asks a ready replica, and the engines themselves as the judges of every answer.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ class Client:
         truths = {engine.name: engine.match_all([Query(prompt) for prompt in prompts]) for engine in self.engines}
         end = time.monotonic() + DEADLINE
         answered = 0
-        while not answered:  # a look at who is ready may be a moment old: like any client, try whoever is left
+        while not answered:  # readiness may be a moment old: like any client, try the others
             ready = list(self.cluster.ready)
             assert ready, "nobody is ready"
             assert time.monotonic() < end, "those that are said to be ready do not answer"

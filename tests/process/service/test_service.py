@@ -23,7 +23,7 @@ def test_what_it_is_told() -> None:
     with started(start, config=Config(http=HttpConfig(bind="127.0.0.1:0", key="k"))) as service:
         assert start.native.settings["http"]["bind"] == "127.0.0.1:0"
         assert start.native.settings["http"]["key"] == "k"
-        # Nobody is to be asked: nothing to wait for.
+        # No engine is to be asked: nothing to wait for.
         assert start.native.settings["holds"] == []
         assert start.native.settings["log"] == {"format": "text", "level": "off"}
         service.wait_ready(0)

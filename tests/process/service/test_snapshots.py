@@ -116,7 +116,7 @@ def test_killed_at_random_moments_it_is_as_if_it_had_been_there(tmp_path: Path) 
         process = Process(*snapshots)
         stack.callback(lambda: process.kill())
         until(lambda: all(it["trusted"] for it in workers(process.address).values()), "live")
-        # More than they keep: whoever comes late without a snapshot does not learn all of it.
+        # More than they keep: a late service without a snapshot does not learn all of it.
         for engine in engines.values():
             engine.publish(1_200)
         equal(process.address, control.address, engines)
@@ -129,7 +129,7 @@ def test_killed_at_random_moments_it_is_as_if_it_had_been_there(tmp_path: Path) 
             equal(process.address, control.address, engines)
             told = [it["snapshot"] for it in workers(process.address).values()]
             assert {(it["from"], it["outcome"]) for it in told} == {("disk", "kept")}
-        # An engine restarts while nobody is there; another's buffer turns over.
+        # An engine restarts while no service runs; another's buffer turns over.
         process.saved()
         process.kill()
         engines["w1"].restart()
@@ -205,7 +205,7 @@ def test_a_peer_that_cannot_be_used_is_given_up() -> None:
 
 
 def bomb(size: int) -> bytes:
-    """So many zeros, as a frame of zstd: a block of four bytes for each 128 KiB of them."""
+    """Zeros of this size, as a frame of zstd: a block of four bytes for each 128 KiB of them."""
     blocks = size >> 17
     last = [1 if at == blocks - 1 else 0 for at in range(blocks)]
     return b"\x28\xb5\x2f\xfd\x00\x38" + b"".join(

@@ -1,4 +1,4 @@
-"""Tests of what an engine can reuse of what it holds, and of what nobody can know of engines that tell no salts."""
+"""Tests of what an engine can reuse of what it holds, and of what is unknown of engines that report no salts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_the_last_token_is_never_reused(service: Service, engine: Callable[..., 
             assert [depth.usable for depth in answer.workers] == [usable, min(usable, 4)][: len(answer.workers)]
             (batched,) = client.query_batch([prompt], model=MODEL).answers
             assert [rank.usable for rank in batched.ranks] == [usable, min(usable, 4)][: len(batched.ranks)]
-        # Nobody has said how long the prompt is.
+        # The prompt's length is unknown.
         hashes = content_hashes(TOKENS[:12], BLOCK_SIZE).tolist()
         assert "usable" not in query(service, "/query_by_hash", content_hashes=hashes)["instances"]["1"]
         assert client.query(content_hashes=hashes, model=MODEL).workers[0].usable is None
@@ -82,7 +82,7 @@ def test_an_engine_that_tells_no_salts_is_marked(service: Service, engine: Calla
     engine("new").publish(bare([1, 2], TOKENS[:8], [["secret"], None], 0, "full_attention", None))
     until_scores(service, {"new": {"0": 8}}, cache_salt="secret")
     assert not {"no_salts", "upper_bound"} & query(service).keys()
-    # The engine has this under a salt, which nobody here can see.
+    # The engine has this under a salt, which is not visible here.
     old.publish(bare([1, 2], TOKENS[:8]))
     until_scores(service, {"old": {"0": 8}})
     marked = [{"instance_id": "old", "dp_rank": 0}]

@@ -22,7 +22,7 @@ _fresh = count()
 
 
 def store(engine: EngineHandle, requests: int = 1) -> None:
-    """Requests that each store a block nobody had, at rank 0: at least a batch each."""
+    """Requests that each store a new block, at rank 0: at least a batch each."""
     for _ in range(requests):
         engine.complete([next(_fresh) for _ in range(4)], 1, rank=0)
 
@@ -228,7 +228,7 @@ def test_restart(engine: EngineHandle, live: Subscriber) -> None:
 
 
 def test_restart_with_time_to_notice(engine: EngineHandle) -> None:
-    """While an engine is down for a restart, nobody listens where its events come from."""
+    """While an engine is down for a restart, its events' port is closed."""
     port = int(engine.endpoint().rpartition(":")[2])
     took: list[float] = []
 

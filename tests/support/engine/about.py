@@ -63,7 +63,7 @@ def sglang(*, ranks: int = 1, port: int = 5557, **info: Any) -> dict[str, Any]:
 
 @contextmanager
 def closed_port() -> Iterator[int]:
-    """A port that nobody listens at, and nobody else gets meanwhile."""
+    """A free port that is reserved meanwhile."""
     with closing(socket.socket()) as bound:
         bound.bind(("127.0.0.1", 0))
         yield bound.getsockname()[1]

@@ -65,7 +65,7 @@ class Cache:
 
 
 class ReplayingEngine:
-    """Publishes the events of a cache at a rate, keeps so many batches for replays. Use as a context manager."""
+    """Publishes the events of a cache at a rate, keeps a number of batches for replays. Use as a context manager."""
 
     def __init__(self, seed: int, *, keeps: int, rate: float = 200.0) -> None:
         self.cache = Cache(seed)
@@ -81,7 +81,7 @@ class ReplayingEngine:
         self._thread.start()
 
     def publish(self, batches: int) -> None:
-        """Publish so many batches at once."""
+        """Publish a number of batches at once."""
         with self._lock:
             for _ in range(batches):
                 self._publish()

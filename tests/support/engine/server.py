@@ -47,7 +47,7 @@ class Engine:
         }
         self.answers = usual_answers if answers is None else answers
         self.behaviour = behaviour or (usual if answers is None else NOT_FOUND)
-        self.eager: Behaviour | None = None  # answers POST requests of which only the head was read
+        self.eager: Behaviour | None = None  # answers POST requests after reading only the head
         self.dies_of: bytes | None = None  # text in a path or body that has it close the connection without an answer
         self.publishers: dict[int, Publisher] = {}  # of its events, by the rank
         self.model = model
@@ -61,7 +61,7 @@ class Engine:
         self._loop = _loop()
         self._writers: set[asyncio.StreamWriter] = set()
         self._tasks: set[asyncio.Task[None]] = set()
-        self._fresh: set[socket.socket] = set()  # accepted, and nobody reads from them yet
+        self._fresh: set[socket.socket] = set()  # accepted, and not read yet
         self._listener: socket.socket | None = None
         # No port of the system's own pool: it must be there still when the engine has been away.
         self.port = free_block("127.0.0.1")
@@ -88,7 +88,7 @@ class Engine:
         asyncio.run_coroutine_threadsafe(begin(), self._loop).result(60)
 
     def stop(self) -> None:
-        """Dies: nobody listens, all connections are reset."""
+        """Dies: the port closes, and all connections are reset."""
 
         async def end() -> None:
             if self._listener is not None:

@@ -36,7 +36,7 @@ class EngineRequest:
 
 @dataclass
 class Talk:
-    """One request of a connection, for whoever answers it."""
+    """One request of a connection, with the means to answer it."""
 
     engine: Engine
     request: EngineRequest

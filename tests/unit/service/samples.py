@@ -69,8 +69,6 @@ OTHER = {
     "relay.credentials": "nats.creds",
     "relay.ca": "nats.pem",
     "relay.key_file": "relay-key",
-    "relay.reader_key_file": "reader-key",
-    "relay.insecure_readers": "on",
     "relay.stream": "other",
     "relay.max_age": "1m",
     "relay.max_bytes": "1MiB",

@@ -29,7 +29,7 @@ def test_a_client_sends_a_turn_when_the_last_one_has_ended() -> None:
     assert trace.requests != generate_conversations(replace(config, seed=4)).requests
     firsts = [line for line in trace.requests if not line.after]
     assert len(firsts) == 20
-    # Nobody is waited for by two, and so each chain is one client's.
+    # No request is waited for by two, so each chain is one client's.
     waited = Counter(each.id for line in trace.requests for each in line.after)
     assert set(waited.values()) == {1}
     by_id = {line.id: line for line in trace.requests}

@@ -83,7 +83,7 @@ def test_an_agentic_trace_has_blocks_and_scopes_of_its_own(tmp_path: Path) -> No
 def test_what_cannot_be_is_refused(tmp_path: Path, rows: tuple[dict[str, Any], ...], message: str | None) -> None:
     path = write(tmp_path / "t.jsonl", *rows)
     if message is None:
-        read_trace(path)  # nobody waits: names do not matter
+        read_trace(path)  # no request waits: names do not matter
         return
     with pytest.raises(TraceError, match=message):
         read_trace(path)

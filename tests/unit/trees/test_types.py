@@ -112,7 +112,7 @@ ANSWERS: dict[str, tuple[Callable[[], PrefixMatch], int, Unit]] = {
 
 @pytest.mark.parametrize(("find", "one", "unit"), ANSWERS.values(), ids=ANSWERS)
 def test_an_answer_is_one(find: Callable[[], PrefixMatch], one: int, unit: Unit) -> None:
-    """Each structure gets one question and gives one answer, in units of which `one` make a block."""
+    """Each structure gets one query and gives one answer, in units with `one` to a block."""
     found = find()
     assert isinstance(found, PrefixMatch)
     assert (found.depth, found.length, found.unit) == (3 * one, 4 * one, unit)

@@ -7,6 +7,8 @@
 pub mod dynamo;
 #[cfg(feature = "ours")]
 pub mod ours;
+#[cfg(feature = "ours")]
+pub mod reader;
 pub mod smg;
 
 use crate::specs::Spec;
@@ -64,4 +66,10 @@ pub trait ConcurrentAdapter: Adapter<Event: Send, Query: Send> {
 /// The name under which an index that knows workers by name knows an engine.
 pub fn engine_name(engine: u32) -> String {
     format!("http://engine-{engine:05}.fleet:8000")
+}
+
+/// Number of an engine of that name.
+#[cfg(feature = "ours")]
+fn engine_number(name: &str) -> u32 {
+    name.chars().filter(char::is_ascii_digit).take(5).collect::<String>().parse().expect("an engine's name")
 }

@@ -6,7 +6,7 @@ use std::hint::black_box;
 
 use kvatlas_index::{BlockHash, BlockIndex, Config, RankHandle, Tier, View};
 
-use super::{Adapter, ConcurrentAdapter, engine_name};
+use super::{Adapter, ConcurrentAdapter, engine_name, engine_number};
 use crate::specs::Spec;
 use crate::workload::PlainEvent;
 
@@ -45,9 +45,9 @@ impl Fleet {
         let rank = &self.ranks[event.engine as usize];
         let mut changes = self.index.changes();
         if event.store {
-            changes.store_to(rank, Tier::Gpu, event.parent, &event.names, &event.contents).is_ok()
+            changes.store(rank, Tier::Gpu, event.parent, &event.names, &event.contents).is_ok()
         } else {
-            changes.remove_from(rank, Tier::Gpu, &event.names);
+            changes.remove(rank, Tier::Gpu, &event.names);
             true
         }
     }
@@ -111,11 +111,9 @@ impl<const END: u8> Adapter for Kvatlas<END> {
     }
 
     fn depths(&self, contents: &[u64]) -> Vec<(u32, u32)> {
-        let number = |name: &str| {
-            name.chars().filter(char::is_ascii_digit).take(5).collect::<String>().parse().expect("an engine's name")
-        };
         let found = self.fleet.index.find(contents);
-        let mut all: Vec<_> = found.scores(View::Device).iter().map(|(name, depth)| (number(name), *depth)).collect();
+        let mut all: Vec<_> =
+            found.scores(View::Device).iter().map(|(name, depth)| (engine_number(name), *depth)).collect();
         all.sort_unstable();
         all
     }

@@ -1,10 +1,10 @@
-//! Learns what streams have not announced: `kvatlas-adopt` says how and why that is right.
+//! Adoption of blocks that streams have not announced: `kvatlas-adopt` says how and why that is right.
 //!
-//! Streams note what they prove (`stream/holdings.rs`). Whoever is asked for a prompt, or hears what an engine had of one,
-//! leaves it on the [`PromptQueue`], if anything waits for it at all; a worker looks at it later, in a thread of its
-//! own that takes no more than its share of a core (`worker.rs`, `work.rs`).
+//! Streams record the names that they prove (`stream/holdings.rs`). Each prompt that is queried, or of which an engine reports
+//! cached tokens, goes to the [`PromptQueue`](crate::state::PromptQueue), if any stream waits for names at all; a worker looks
+//! at it later, in a thread of its own that takes no more than its share of a core (`worker.rs`, `work.rs`).
 
-pub(crate) mod prompt_queue;
+mod meanings;
 mod work;
 mod worker;
 
@@ -12,14 +12,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-pub use self::prompt_queue::PromptQueue;
-pub(crate) use self::prompt_queue::time_of;
-use self::prompt_queue::{CacheReport, Prompt};
 pub(crate) use self::worker::start;
-use crate::state::Keyspace;
+use crate::state::{CacheReport, Keyspace, Prompt, time_of};
 
 impl Keyspace {
-    /// Somebody has asked for a prompt. Where nothing waits for its blocks, this is one look at one word.
+    /// Records a query for a prompt. Where no stream waits for names, this reads one word.
     pub fn note_query(self: &Arc<Self>, tokens: &[u32], lora: Option<&str>, salt: Option<&str>) {
         if self.is_waiting() && self.prompt_queue().is_open() {
             self.was_asked(false);
@@ -27,8 +24,8 @@ impl Keyspace {
         }
     }
 
-    /// Somebody has asked for a prompt by its content hashes. Engines' names depend on the tokens, so there is nothing to
-    /// be learnt of it. True if there would be, had they sent the tokens.
+    /// Records a query by content hashes. Engines' names depend on the tokens, so nothing can be adopted from it. True if a
+    /// query by tokens might help.
     pub fn note_hash_query(&self) -> bool {
         if !self.is_nameable() || !self.prompt_queue().is_open() {
             return false;
@@ -38,22 +35,22 @@ impl Keyspace {
         true
     }
 
-    /// True if it may help to hear what engines have cached of prompts, or who asks for what.
+    /// True if queries, or reports of cached tokens, may lead to adopted blocks.
     #[must_use]
     pub fn learns(&self) -> bool {
         self.prompt_queue().is_open()
             && (self.is_waiting() || self.steady(|streams| streams.partial().next().is_some()))
     }
 
-    /// True if it would help to hear what a worker's rank had cached of a prompt.
+    /// True if a report of the tokens that a worker's rank had cached may lead to adopted blocks.
     #[must_use]
     pub fn wants_answers(&self, worker: &str, rank: u32) -> bool {
         self.prompt_queue().is_open()
             && self.stream(worker, rank).is_some_and(|stream| stream.status.partial.load(Relaxed))
     }
 
-    /// A worker's rank has said that it took so many tokens of a prompt from its cache. `sent`: when the prompt was sent
-    /// there, or any time before. False if that is of no use.
+    /// Records a report that a worker's rank took `cached_tokens` of a prompt from its cache. `sent`: the time at which the
+    /// prompt was sent there, or any time before. False if the report is of no use.
     pub fn answered(
         self: &Arc<Self>,
         worker: &str,

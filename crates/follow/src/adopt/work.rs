@@ -1,4 +1,4 @@
-//! The worker's work: it names the blocks of prompts, and brings together what is named and what is proved.
+//! Work of the adoption thread: computes the names of prompts' blocks, and matches them with proved names.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::atomic::Ordering::Relaxed;
@@ -9,44 +9,43 @@ use kvatlas_adopt::{AdoptionFailure, Chain, Chains, Dialect, Namer, Outcome, Ran
 use kvatlas_index::hash::next_prefix_hash;
 use kvatlas_index::{BlockHash, BlockIndex};
 
-use super::prompt_queue::{CacheReport, Counts, Prompt};
-use crate::snapshot::Meanings;
-use crate::state::{Keyspace, Stream};
+use super::meanings::Meanings;
+use crate::state::{AdoptCounts, CacheReport, Keyspace, Prompt, Stream};
 
-/// Blocks up to which prompts are named, all prompts up to one before any is up to the next.
+/// Stages of naming, in blocks: all prompts reach a stage before any goes on to the next.
 const STAGES: [usize; 4] = [64, 256, 1024, usize::MAX];
-/// Prompts that are remembered to have been tried.
+/// Most prompts that are remembered as tried.
 const MOST_TRIED: usize = 1 << 16;
-/// Blocks that two streams must have named alike, so that one's names speak for the other's.
+/// Blocks with equal names in two streams that show that both compute names alike.
 const ENOUGH: usize = 64;
-/// Prompts that are being named.
+/// Most prompts whose blocks are being named.
 const MOST_PROMPTS: usize = 4096;
 
-/// A prompt that is being named.
+/// A prompt whose blocks are being named.
 struct NamingTask {
     keyspace: Arc<Keyspace>,
     tokens: Box<[u32]>,
     salt: Option<Arc<str>>,
     contents: Vec<u64>,
-    /// Blocks named.
+    /// Number of blocks named so far.
     done: usize,
     by: Vec<SchemeNames>,
 }
 
-/// The names so far by one scheme, in each of its forms that is wanted.
+/// Names of a prompt's blocks by one scheme, in each wanted dialect.
 struct SchemeNames {
     namer: Namer,
     dialects: Vec<(Dialect, Vec<BlockHash>)>,
 }
 
-/// The worker's state: prompts whose blocks are to be named, and meanings from snapshots.
+/// State of the adoption thread: prompts whose blocks are to be named, and meanings from snapshots.
 pub(super) struct Work {
     schemes: Arc<[Scheme]>,
     chains: Chains,
-    /// Prompts that were named, or are being.
+    /// Hashes of prompts that were named, or are being named.
     tried: HashSet<u64>,
     stages: [VecDeque<NamingTask>; STAGES.len()],
-    /// Meanings, from snapshots, of the names of blocks that nobody could prove to be held.
+    /// Meanings from snapshots whose blocks could not be proved.
     meanings: Vec<(Weak<Keyspace>, Meanings)>,
 }
 
@@ -61,7 +60,7 @@ impl Work {
         }
     }
 
-    /// True if there is nothing to be named.
+    /// True if no prompt waits to be named.
     pub(super) fn is_idle(&self) -> bool {
         !self.has_prompts()
     }
@@ -70,13 +69,13 @@ impl Work {
         self.stages.iter().any(|stage| !stage.is_empty())
     }
 
-    /// True if what is left to be named is deep.
+    /// True if the first stage is done for all prompts.
     pub(super) fn is_shallow_done(&self) -> bool {
         self.stages[0].is_empty()
     }
 
-    /// A prompt has come.
-    pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &Counts) {
+    /// Begins to name a prompt's blocks.
+    pub(super) fn begin(&mut self, prompt: Prompt<Keyspace>, counts: &AdoptCounts) {
         let Some(keyspace) = prompt.keyspace.upgrade() else { return };
         let Prompt { tokens, salt, answered, .. } = prompt;
         let contents = keyspace.identity().words(&tokens, keyspace.block_size as usize, None, salt.as_deref());
@@ -108,8 +107,8 @@ impl Work {
         self.stages[0].push_back(NamingTask { keyspace, tokens, salt, contents, done: 0, by });
     }
 
-    /// Names some blocks of the prompt of which least is named.
-    pub(super) fn step(&mut self, counts: &Counts) {
+    /// Names some blocks of the prompt with the fewest named blocks.
+    pub(super) fn step(&mut self, counts: &AdoptCounts) {
         let Some(stage) = self.stages.iter().position(|stage| !stage.is_empty()) else { return };
         let Some(mut naming) = self.stages[stage].pop_front() else { return };
         let from = naming.done;
@@ -139,8 +138,8 @@ impl Work {
         }
     }
 
-    /// Adopts what streams have proved of the blocks named from `from` on.
-    fn match_up(&self, naming: &NamingTask, from: usize, counts: &Counts) {
+    /// Adopts the proved blocks among those named from `from` on.
+    fn match_up(&self, naming: &NamingTask, from: usize, counts: &AdoptCounts) {
         for (dialect, names) in naming.by.iter().flat_map(|named| &named.dialects) {
             let mut chain = None;
             naming.keyspace.each_late(|stream, index, rank, late| {
@@ -163,7 +162,7 @@ impl Work {
         }
     }
 
-    /// Takes up what snapshots have taught of a keyspace.
+    /// Takes the dictionaries that were added to a keyspace.
     pub(super) fn take_up(&mut self, keyspace: &Arc<Keyspace>) {
         for dictionary in keyspace.take_taught() {
             if self.meanings.iter().any(|(_, known)| known.is_of(&dictionary)) {
@@ -177,20 +176,20 @@ impl Work {
         }
     }
 
-    /// Forgets what was taught long ago, or of keyspaces that are gone.
+    /// Forgets meanings that are old, or of keyspaces that are gone.
     pub(super) fn forget_old(&mut self) {
         let now = Instant::now();
         self.meanings.retain(|(keyspace, meanings)| keyspace.strong_count() > 0 && !meanings.is_old(now));
     }
 
-    /// The blocks up to the one of this name, as a snapshot had them.
+    /// Chain of blocks up to the block of this name, from a snapshot.
     fn meaning_of(&self, keyspace: &Arc<Keyspace>, name: BlockHash) -> Option<(Vec<BlockHash>, Vec<u64>)> {
         let own = self.meanings.iter().filter(|(whose, _)| whose.as_ptr() == Arc::as_ptr(keyspace));
         own.into_iter().find_map(|(_, meanings)| meanings.chain_of(name))
     }
 
-    /// Looks at what streams have proved, of late or ever, whether it is known already.
-    pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &Counts) {
+    /// Compares the proved names of all streams, or only the latest, with the known chains.
+    pub(super) fn look_at(&self, keyspace: &Arc<Keyspace>, sweep: bool, counts: &AdoptCounts) {
         if sweep {
             keyspace.set_waiting(false);
         }
@@ -232,7 +231,7 @@ impl Work {
         keyspace.set_nameable(nameable);
     }
 
-    /// An engine has said what it had of a prompt.
+    /// Uses an engine's report of the blocks of a prompt that it had cached.
     fn answered(
         &mut self,
         keyspace: &Arc<Keyspace>,
@@ -240,7 +239,7 @@ impl Work {
         salt: Option<Arc<str>>,
         contents: Vec<u64>,
         answered: &CacheReport,
-        counts: &Counts,
+        counts: &AdoptCounts,
     ) {
         counts.answers.fetch_add(1, Relaxed);
         let mut used = false;
@@ -273,7 +272,7 @@ impl Work {
         }
     }
 
-    /// The names of a prompt's blocks in the stream's dialect, or else in all.
+    /// Names of a prompt's blocks in the stream's dialect, or else in all dialects.
     fn named(
         &self,
         late: &RankAdoption,
@@ -294,7 +293,7 @@ impl Work {
         named.collect()
     }
 
-    /// The ways in which the streams of a keyspace may name blocks for which something waits.
+    /// Schemes by which streams with unknown proved names may compute names.
     fn schemes_of(&self, keyspace: &Keyspace) -> Vec<(Scheme, Vec<Dialect>)> {
         let mut wanted: Vec<Dialect> = Vec::new();
         let mut any = false;
@@ -316,13 +315,13 @@ fn dialects_of(scheme: &Scheme) -> impl Iterator<Item = Dialect> {
     scheme.forms().iter().map(|form| Dialect { scheme: scheme.clone(), form: *form })
 }
 
-/// `name` of `chain` was proved by a rank of a stream.
+/// Adopts the blocks of `chain` up to `name`, which a rank of a stream has proved.
 fn adopt(
     keyspace: &Keyspace,
     (stream, index, rank): (&Stream, &Arc<BlockIndex>, u32),
     late: &mut RankAdoption,
     (name, chain, certain): (BlockHash, &Chain, bool),
-    counts: &Counts,
+    counts: &AdoptCounts,
 ) {
     let worker = &*stream.worker;
     let adopt = |index: &BlockIndex| late.adopt(name, chain, certain, RankPlace { index, worker, rank });

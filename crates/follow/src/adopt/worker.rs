@@ -1,25 +1,24 @@
-//! The thread, and its share of a core.
+//! The adoption thread, and its share of a core.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use super::prompt_queue::PromptQueue;
 use super::work::Work;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::fleet::Fleet;
-use crate::state::Keyspace;
+use crate::state::{Keyspace, PromptQueue};
 
-/// Time between two looks at what streams have proved.
+/// Time between two looks at the latest proofs of streams.
 const TICK: Duration = Duration::from_millis(100);
-/// Time between two looks at all that was ever proved and is not known.
+/// Time between two looks at all proved names that are not known.
 const SWEEP: Duration = Duration::from_secs(1);
-/// Work after which it rests.
+/// Work after which the thread rests.
 const SLICE: Duration = Duration::from_millis(2);
 
-/// Starts it; none if its share is 0. It ends when the queue is closed.
+/// Starts the thread; none if its share is 0. It ends when the queue is closed.
 pub(crate) fn start(fleet: &Arc<Fleet>, share: f64, context: &StreamContext) -> Result<Option<JoinHandle<()>>, Error> {
     if share == 0.0 {
         return Ok(None);
@@ -68,7 +67,7 @@ fn run(fleet: &Weak<Fleet>, prompt_queue: &PromptQueue<Keyspace>, share: f64, mu
     }
 }
 
-/// Keeps to the share.
+/// Pace of the thread: rests that keep it to its share.
 struct Pace<'a> {
     prompt_queue: &'a PromptQueue<Keyspace>,
     share: f64,

@@ -1,5 +1,4 @@
-//! The engines to be followed, be they registered or not: what discovery says of each engine and of each configured
-//! stream.
+//! Engines that discovery follows, registered or not, and the conditions of readiness that are not met.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -8,16 +7,18 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use serde::Deserialize;
 
-/// Bytes of a reason at most: it may repeat what an engine answered.
+use super::registry::WorkerView;
+
+/// Most bytes of a reason, which may quote an engine's answer.
 const MAX_REASON: usize = 1024;
 
-/// The state of discovery with an engine.
+/// State of an engine in discovery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EngineState {
     /// The engine is being asked for the first time.
     Asking,
-    /// Registered, all ranks of it.
+    /// All ranks of the engine are registered.
     Registered,
     /// The engine cannot be reached or does not answer in time.
     Unreachable,
@@ -25,7 +26,7 @@ pub enum EngineState {
     NoEvents,
     /// The engine's answers cannot be used.
     Unusable,
-    /// This service refuses to register it.
+    /// This service refuses to register the engine.
     Refused,
 }
 
@@ -58,15 +59,15 @@ pub struct EngineReport {
     pub rank: Option<u32>,
     /// The engine's URL, or the stream's endpoint.
     pub url: String,
-    /// The state of discovery with it.
+    /// State of the engine in discovery.
     pub state: EngineState,
-    /// A name for the last problem that stays, if there is one.
+    /// Stable code of the last problem, if there is one.
     pub code: Option<String>,
     /// The last problem, in words.
     pub reason: Option<String>,
 }
 
-/// The report on an engine or a configured stream, as it is shown.
+/// Discovery's report on an engine or a configured stream, with its age.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineView {
     /// The worker's name.
@@ -75,13 +76,13 @@ pub struct EngineView {
     pub rank: Option<u32>,
     /// The engine's URL, or the stream's endpoint.
     pub url: Arc<str>,
-    /// The state of discovery with it.
+    /// State of the engine in discovery.
     pub state: EngineState,
-    /// A name for the last problem that stays, if there is one.
+    /// Stable code of the last problem, if there is one.
     pub code: Option<Arc<str>>,
     /// The last problem, in words.
     pub reason: Option<Arc<str>>,
-    /// Time for which it has been in this state.
+    /// Time spent in this state.
     pub since: Duration,
 }
 
@@ -103,7 +104,7 @@ pub(super) struct Engines {
 }
 
 impl Engines {
-    /// Takes the place of what was said of it before.
+    /// Replaces the former report on the engine or stream.
     pub(super) fn report(&self, report: EngineReport) {
         let EngineReport { worker, rank, url, state, code, reason } = report;
         let mut followed = self.followed.lock();
@@ -114,7 +115,7 @@ impl Engines {
         followed.insert(key, Engine { url: url.into(), state, code: code.map(Into::into), reason, since });
     }
 
-    /// Forgets an engine or a configured stream, which is not to be followed any more. False if none was known.
+    /// Forgets an engine or a configured stream. False if it was not known.
     pub(super) fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.followed.lock().remove(&(worker.into(), rank)).is_some()
     }
@@ -138,6 +139,38 @@ impl Engines {
 fn shortened(reason: &str) -> &str {
     let end = (0..=MAX_REASON.min(reason.len())).rev().find(|end| reason.is_char_boundary(*end));
     &reason[..end.unwrap_or(0)]
+}
+
+/// Streams, engines and holds that readiness waits for; empty if ready.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Blockers {
+    /// Names of holds that are not released.
+    pub holds: Vec<String>,
+    /// Streams whose first replay has not ended: worker, rank, state.
+    pub streams: Vec<(Arc<str>, u32, &'static str)>,
+    /// Engines that discovery has not registered. Readiness does not wait for them, unless no engine is registered.
+    pub engines: Vec<EngineView>,
+    /// True if there are engines to be followed and none is registered.
+    pub none_usable: bool,
+    /// True if the service is shutting down.
+    pub draining: bool,
+}
+
+impl Blockers {
+    /// True if readiness waits for nothing.
+    #[must_use]
+    pub fn is_over(&self) -> bool {
+        self.holds.is_empty() && self.streams.is_empty() && !self.none_usable && !self.draining
+    }
+}
+
+/// Streams whose first replay has neither finished nor been given up.
+pub(super) fn unsettled(workers: Vec<WorkerView>) -> Vec<(Arc<str>, u32, &'static str)> {
+    let streams = workers.into_iter().flat_map(|worker| worker.streams);
+    streams
+        .filter(|(_, stream)| !stream.status.is_settled())
+        .map(|(rank, stream)| (stream.worker.clone(), rank, stream.status.state().name()))
+        .collect()
 }
 
 #[cfg(test)]

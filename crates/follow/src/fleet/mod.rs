@@ -1,12 +1,12 @@
-//! The fleet as it is registered: workers, the tasks that follow their streams, the keyspaces that they share.
+//! The registered fleet: workers, the tasks that follow their streams, and the keyspaces that they share.
 //!
-//! Changes go one at a time and whole: a registration is checked against all others and made under one lock, and an
-//! unregistration ends when the stream's task has ended and its blocks are gone, even if whoever asked has left.
-//! Queries take none of these locks. `registry` has the changes themselves, `readiness` what the service waits for.
+//! Changes are made one at a time and whole: a registration is checked against all others and made under one lock, and an
+//! unregistration ends when the stream's task has ended and its blocks are gone, even if the client has left.
+//! Queries take none of these locks. `registry` has the changes themselves, `engines` the engines that discovery follows and
+//! the conditions of readiness.
 
 mod engines;
 mod names;
-mod readiness;
 mod registry;
 
 use std::collections::BTreeSet;
@@ -18,8 +18,7 @@ use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
 use self::engines::Engines;
-pub use self::engines::{EngineReport, EngineState, EngineView};
-pub use self::readiness::Blockers;
+pub use self::engines::{Blockers, EngineReport, EngineState, EngineView};
 use self::registry::Registry;
 pub use self::registry::{ModelPlace, RegistrationOutcome, WorkerView};
 use crate::context::StreamContext;
@@ -31,21 +30,21 @@ use crate::state::{Keyspace, Registration, Stream};
 use crate::stream::Publishers;
 use kvatlas_stream::limits::SharedCounts;
 
-/// All that is registered.
+/// Registered workers, with their streams and keyspaces.
 pub struct Fleet {
     runtime: Handle,
-    /// A lock held over a whole change.
+    /// Lock held over a whole change.
     changing: tokio::sync::Mutex<()>,
     registry: Registry,
     engines: Engines,
     holds: Mutex<BTreeSet<String>>,
     draining: AtomicBool,
-    /// True if the fleet was ready once, with an engine at least.
+    /// True if the fleet was ready once, with at least one engine.
     was_ready: AtomicBool,
 }
 
 impl Fleet {
-    /// An empty fleet, whose streams run on `runtime`. `holds`: what readiness waits for besides the streams.
+    /// An empty fleet, whose streams run on `runtime`. `holds`: holds on readiness besides the streams.
     #[must_use]
     pub fn new(context: impl Into<StreamContext>, holds: &[String], runtime: Handle) -> Arc<Self> {
         Arc::new(Self {
@@ -59,16 +58,16 @@ impl Fleet {
         })
     }
 
-    /// The keyspace of a model and routing group, if anybody ever registered one.
+    /// Keyspace of a model and routing group, if one was ever registered.
     #[must_use]
     pub fn keyspace(&self, model: &str, routing_group: &str) -> Option<Arc<Keyspace>> {
         self.registry.keyspace(model, routing_group)
     }
 
-    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
+    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
     ///
     /// # Errors
-    /// [`Error::Unknown`] if nobody knows the name, [`Error::Conflict`] if it stands for several models.
+    /// [`Error::Unknown`] for an unknown name, [`Error::Conflict`] if it stands for several models.
     pub fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
         self.registry.find(model, routing_group)
     }
@@ -91,24 +90,24 @@ impl Fleet {
         self.registry.workers()
     }
 
-    /// Discovery says how far it is with an engine, or with a configured stream.
+    /// Takes in discovery's report on an engine, or a configured stream.
     pub fn report(&self, report: EngineReport) {
         self.engines.report(report);
     }
 
-    /// Discovery follows it no more. False if it did not.
+    /// Forgets an engine or a configured stream of discovery. False if it was not known.
     pub fn forget(&self, worker: &str, rank: Option<u32>) -> bool {
         self.engines.forget(worker, rank)
     }
 
-    /// The engines and streams that discovery follows, registered or not.
+    /// Engines and streams that discovery follows, registered or not.
     #[must_use]
     pub fn engines(&self) -> Vec<EngineView> {
         self.engines.views()
     }
 
-    /// The time by which a stream is behind its engine: the lag of the last live batch, or, if the engine should have
-    /// answered since and has not, the time for which it has been silent.
+    /// Lag of a stream behind its engine: that of the last live batch, or, if the engine should have answered since and has
+    /// not, its silence.
     #[must_use]
     pub fn lag(&self, stream: &Stream) -> Option<Duration> {
         let (lag, silence) = (stream.status.lag(), stream.status.silence());
@@ -122,27 +121,26 @@ impl Fleet {
         self.registry.publishers()
     }
 
-    /// The snapshots: what was kept over a restart, and is kept.
+    /// The snapshots that streams are restored from, and written to.
     #[must_use]
     pub fn snapshots(&self) -> &Arc<Snapshots> {
         self.registry.snapshots()
     }
 
-    /// The log that streams are published to, or come by.
+    /// The log that streams are published to, or read from.
     pub(crate) fn relay(&self) -> &Arc<Relay> {
         self.registry.relay()
     }
 
-    /// The buffers and limits that all streams share, with how often each limit was reached.
+    /// Counts shared by all streams: bytes in buffers, and how often each limit was reached.
     #[must_use]
     pub fn shared(&self) -> &SharedCounts {
         self.registry.shared()
     }
 
-    /// True if queries should come here: from when there is nothing to wait for until it shuts down. An engine
-    /// registered later does not take that back, because all that ask would then have nobody left to ask; answers say
-    /// themselves that they are without it. Engines that discovery cannot register do not hold it back, unless none can
-    /// be.
+    /// True if queries should come here: once readiness waits for nothing, until shutdown. An engine that is registered later
+    /// does not change this, as clients would have no service left to ask; answers show that they are without it. Engines
+    /// that discovery cannot register do not hold readiness back, unless none can be registered.
     #[must_use]
     pub fn is_ready(&self) -> bool {
         if self.draining.load(Relaxed) {
@@ -158,7 +156,7 @@ impl Fleet {
         is_over
     }
 
-    /// The streams, engines and holds that are not complete yet, be the fleet ready or not.
+    /// Streams, engines and holds that are not complete, whether the fleet is ready or not.
     #[must_use]
     pub fn waiting(&self) -> Blockers {
         let mut engines = self.engines();
@@ -168,22 +166,22 @@ impl Fleet {
             engines,
             none_usable,
             holds: self.holds.lock().iter().cloned().collect(),
-            streams: readiness::unsettled(self.workers()),
+            streams: engines::unsettled(self.workers()),
             draining: self.draining.load(Relaxed),
         }
     }
 
-    /// Readiness does not wait for this any more. False if it did not.
+    /// Releases a hold on readiness. False if there was none.
     pub fn release(&self, hold: &str) -> bool {
         self.holds.lock().remove(hold)
     }
 
-    /// Says from now on that the service is not ready.
+    /// Marks the service as shutting down: it is not ready from now on.
     pub fn drain(&self) {
         self.draining.store(true, Relaxed);
     }
 
-    /// Starts to follow an engine. Saying the same twice is fine.
+    /// Starts to follow an engine. The same registration may be made twice.
     ///
     /// # Errors
     /// [`Error::Invalid`] for a block size of 0 and empty names; [`Error::Conflict`] if the rank is registered with
@@ -199,7 +197,7 @@ impl Fleet {
         .await
     }
 
-    /// Stops to follow a worker, or one rank of it, and forgets what it held. Returns the number of streams ended.
+    /// Stops following a worker, or one rank of it, and drops its blocks. Returns the number of streams ended.
     ///
     /// # Errors
     /// [`Error::Unknown`] if the worker is not registered, not in that keyspace, or has no such rank.
@@ -219,20 +217,20 @@ impl Fleet {
         .await
     }
 
-    /// The next registration panics.
+    /// Makes the next registration panic.
     #[cfg(test)]
     pub(crate) fn fail_next_registration(&self) {
         self.registry.fail.store(true, Relaxed);
     }
 
-    /// Ends all streams. Holdings stay, so that queries still running have their answers.
+    /// Ends all streams. Their blocks stay, for queries that are still running.
     pub async fn stop(self: &Arc<Self>) {
         self.drain();
         let _whole = self.changing.lock().await;
         self.registry.stop().await;
     }
 
-    /// Runs a change to its end, one at a time, whatever becomes of the caller.
+    /// Runs one change at a time to its end, even if the caller is gone.
     async fn whole<T: Send + 'static>(
         self: &Arc<Self>,
         change: impl Future<Output = Result<T, Error>> + Send + 'static,

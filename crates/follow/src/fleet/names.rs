@@ -1,19 +1,19 @@
-//! Other names of models: engines serve one model under several, and each adapter under its own.
+//! Aliases of models, and names of adapters: engines serve one model under several names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
 use crate::state::ModelNames;
 
-/// Names told in a message at most, and characters of each.
+/// Most names in a message, and most characters of each.
 const TOLD: usize = 8;
 const TOLD_CHARS: usize = 64;
 
-/// The model that a name stands for, with the adapter if it is one's.
+/// Model that a name stands for, with the adapter if it is an adapter's name.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Target {
     pub(super) model: Arc<str>,
-    /// The adapter, if the name is one's.
+    /// The adapter, if the name is an adapter's.
     pub(super) adapter: Option<Arc<str>>,
 }
 
@@ -32,7 +32,7 @@ impl Target {
 pub(super) struct Names(HashMap<Box<str>, HashMap<Box<str>, BTreeSet<Target>>>);
 
 impl Names {
-    /// Of all workers: routing group, model, other names.
+    /// Names of all workers, given as routing group, model and other names.
     pub(super) fn of<'a>(workers: impl Iterator<Item = (&'a str, &'a str, &'a ModelNames)>) -> Self {
         let mut names = Self::default();
         for (group, model, others) in workers {
@@ -47,7 +47,7 @@ impl Names {
         names
     }
 
-    /// The targets that a name stands for; none if nobody has it.
+    /// Targets that a name stands for; none for an unknown name.
     pub(super) fn get(&self, group: &str, name: &str) -> Option<&BTreeSet<Target>> {
         self.0.get(group)?.get(name)
     }
@@ -58,7 +58,7 @@ impl Names {
     }
 }
 
-/// Names in a message: in order, not too many, none too long, and if `quoted`, in quotes.
+/// List of names for a message, sorted and shortened; `quoted`: in quotes.
 pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
     names.sort_unstable();
     names.dedup();

@@ -1,4 +1,4 @@
-//! The registry: what is registered, and how it changes. The caller makes sure that changes come one after the other.
+//! Registry of workers and their streams, with its changes. The caller makes one change at a time.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -17,12 +17,12 @@ use crate::state::{Keyspace, ModelNames, Registration, Stream};
 use crate::stream::{self, Publishers, StreamHandle};
 use kvatlas_stream::limits::{Limit, SharedCounts};
 
-/// The outcome of a registration: it has changed something, or nothing.
+/// Outcome of a registration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RegistrationOutcome {
     /// The registration is new.
     New,
-    /// The same was registered already.
+    /// The same registration was there already.
     Already,
 }
 
@@ -30,7 +30,7 @@ pub enum RegistrationOutcome {
 pub struct WorkerView {
     /// The worker's name.
     pub name: Arc<str>,
-    /// The keyspace where its blocks go.
+    /// The keyspace that holds its blocks.
     pub keyspace: Arc<Keyspace>,
     /// Other names of its model.
     pub names: Arc<ModelNames>,
@@ -38,7 +38,7 @@ pub struct WorkerView {
     pub streams: Vec<(u32, Arc<Stream>)>,
 }
 
-/// The place of a model's blocks, or of an adapter's whose name was taken for a model's.
+/// Keyspace of a model's blocks; for the name of an adapter, with the adapter.
 pub struct ModelPlace {
     /// The keyspace where the blocks are.
     pub keyspace: Arc<Keyspace>,
@@ -54,7 +54,7 @@ struct Worker {
     tasks: BTreeMap<u32, StreamHandle>,
 }
 
-/// The streams that an unregistration ends, and their keyspace.
+/// Streams that an unregistration ends, and their keyspace.
 struct Ending {
     keyspace: Arc<Keyspace>,
     streams: Vec<Arc<Stream>>,
@@ -78,7 +78,7 @@ pub(super) struct Registry {
     pub(super) fail: std::sync::atomic::AtomicBool,
 }
 
-/// A stream that its keyspace knows, and will not if this goes.
+/// A stream that was added to its keyspace, and is removed from it on drop.
 struct NewStream<'a>(Option<(&'a Keyspace, &'a Stream)>);
 
 impl NewStream<'_> {
@@ -109,7 +109,7 @@ impl Registry {
         }
     }
 
-    /// The keyspace of a model, given by its name, by another name that engines have for it, or by an adapter's.
+    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
     pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
         let exact = self.keyspace(model, routing_group);
         let names = self.names.load();
@@ -138,7 +138,7 @@ impl Registry {
         found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
     }
 
-    /// Nobody knows the model there, and which ones are known.
+    /// Error for an unknown model, with the names that are known.
     fn unknown(&self, model: &str, routing_group: &str) -> Error {
         let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
         let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
@@ -154,14 +154,14 @@ impl Registry {
         Error::unknown("unknown_keyspace", message)
     }
 
-    /// To be called when a worker has come or gone, or its names have changed.
+    /// Updates the names of models. To be called after a worker came or went, or its names changed.
     fn refresh_names(&self, workers: &BTreeMap<Arc<str>, Worker>) {
         let named =
             workers.values().map(|worker| (&*worker.keyspace.routing_group, &*worker.keyspace.model, &*worker.names));
         self.names.store(Arc::new(Names::of(named)));
     }
 
-    /// A worker says which other names its model has.
+    /// Sets the aliases and adapters of a worker's model.
     fn rename(&self, workers: &mut BTreeMap<Arc<str>, Worker>, name: &str, names: Option<&ModelNames>) {
         let (Some(worker), Some(names)) = (workers.get_mut(name), names) else { return };
         if *worker.names != *names {
@@ -260,7 +260,7 @@ impl Registry {
         Ok(RegistrationOutcome::New)
     }
 
-    /// Checks that an engine that connects to this service can, and would be the only one with its topic.
+    /// Checks the registration of an engine that connects to this service: the port listens, and no other stream has its topic.
     fn check_bound(&self, registration: &Registration, workers: &BTreeMap<Arc<str>, Worker>) -> Result<(), Error> {
         let Some(port) = registration.endpoint.bound_port() else { return Ok(()) };
         let ports = self.publishers.ports();
@@ -287,7 +287,7 @@ impl Registry {
         Err(Error::conflict("topic_taken", message))
     }
 
-    /// The keyspace of a registration, made if it is not there.
+    /// Keyspace of a registration, made if there is none.
     fn keyspace_for(&self, registration: &Registration) -> Result<Arc<Keyspace>, Error> {
         let Registration { model, routing_group, block_size, .. } = registration;
         if let Some(keyspace) = self.keyspace(model, routing_group) {
@@ -362,7 +362,7 @@ impl Registry {
         Ok(ranks.len())
     }
 
-    /// The streams to be ended, with their tasks.
+    /// Streams to be ended, with their tasks.
     fn ending(&self, name: &str, within: Option<(&str, Option<&str>)>, rank: Option<u32>) -> Result<Ending, Error> {
         let mut workers = self.workers.lock();
         let found = workers.get_mut(name).filter(|worker| {
@@ -390,7 +390,7 @@ impl Registry {
         Ok(Ending { keyspace, streams, tasks })
     }
 
-    /// Ends all tasks; nothing is forgotten.
+    /// Ends all tasks. Workers and blocks stay.
     pub(super) async fn stop(&self) {
         let tasks: Vec<_> = self
             .workers
@@ -404,7 +404,7 @@ impl Registry {
     }
 }
 
-/// A stream feeds the rank of a registration already: fine if it is the same.
+/// Checks a registration against the stream that feeds its rank already.
 fn already(feeder: &Stream, registration: &Registration) -> Result<RegistrationOutcome, Error> {
     let Registration { rank, worker, .. } = registration;
     if feeder.registration.rank == *rank {

@@ -1,5 +1,4 @@
-//! The matches of a query, by rank and by worker: the index's answer without those that are not asked for or not
-//! trusted, in the order in which it is told.
+//! Rows of a match, by rank and by worker: without ranks that are not asked for or not trusted, in the order of the answer.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -33,43 +32,43 @@ impl Depths {
     }
 }
 
-/// A rank that matches. Its name is the match's: a count of who shares it would be written by all threads at once.
+/// A rank that matches. Its name is borrowed from the match: all threads would write a reference count at once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Row<'m> {
     /// The worker's name.
     pub worker: &'m str,
     /// The rank of the worker.
     pub rank: u32,
-    /// The leading blocks that it holds.
+    /// Leading blocks that the rank holds.
     pub depths: Depths,
-    /// Number of the device's blocks that the engine can reuse; None if nobody has said how long the prompt is.
+    /// Device blocks that the engine can reuse; none if the length of the prompt is not known.
     pub usable: Option<u32>,
 }
 
 /// A worker that matches, with the depths of its best ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Among the rows.
+    /// Its rows.
     pub ranks: Range<usize>,
-    /// The most that any of its ranks holds.
+    /// Greatest depths of its ranks.
     pub depths: Depths,
-    /// Number of the device's blocks that the best rank can reuse.
+    /// Device blocks that the best rank can reuse.
     pub usable: Option<u32>,
 }
 
-/// A choice of the ranks that count: all, if every part is none.
+/// Filter of ranks; without any part, all ranks pass.
 #[derive(Default)]
 pub struct Filter<'a> {
     /// The only workers to consider.
     pub among: Option<HashSet<&'a str>>,
     /// Streams whose ranks are left out.
     pub without: Option<&'a Reservations>,
-    /// The same, of which those that are unverified are left out.
+    /// Streams whose unverified ranks are left out.
     pub strict: Option<&'a Reservations>,
 }
 
 impl Filter<'_> {
-    /// True if the worker is one to consider.
+    /// True if the worker is to be considered.
     #[must_use]
     pub fn allows(&self, worker: &str) -> bool {
         self.among.as_ref().is_none_or(|workers| workers.contains(worker))
@@ -82,7 +81,7 @@ impl Filter<'_> {
     }
 }
 
-/// The ranks that match and count, by worker and rank.
+/// Rows of the ranks that match and pass the filter, by worker and rank.
 pub(super) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>> {
     let mut rows = all(found);
     if filter.among.is_some() || filter.without.is_some_and(|streams| !streams.is_empty()) || filter.strict.is_some() {
@@ -91,7 +90,7 @@ pub(super) fn rows<'m>(found: &'m Match<'_>, filter: &Filter<'_>) -> Vec<Row<'m>
     rows
 }
 
-/// The ranks that match anywhere.
+/// Rows of all ranks that match on any tier.
 fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     if found.is_plain() {
         // Room for most fleets at once.
@@ -126,8 +125,7 @@ fn all<'m>(found: &'m Match<'_>) -> Vec<Row<'m>> {
     rows
 }
 
-/// The workers of `rows`, whose order may change: who holds most on its device first, then who holds most anywhere;
-/// at most `top_k`.
+/// The best `top_k` workers of `rows`, by device depth, then by depth on any tier. Reorders `rows`.
 #[must_use]
 pub fn by_worker(rows: &mut [Row<'_>], top_k: Option<usize>) -> Vec<WorkerRow> {
     // Most fleets have one rank a worker: then there is nothing to bring together.

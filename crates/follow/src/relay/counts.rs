@@ -1,4 +1,4 @@
-//! Counts of what happened between a service and the log.
+//! Counts of messages and snapshots between a service and the log.
 
 use crate::counting::counts;
 
@@ -33,16 +33,6 @@ counts! {
     failed_snapshots,
     /// Messages removed from the log because no snapshot in its object store needs them.
     purged,
-    /// Readers' connections ended because they did not show the key.
-    reader_keys_refused,
-    /// Readers' connections ended because they followed nothing in time.
-    silent_readers,
-    /// Readers' connections ended because they followed nothing or were silent, and others came.
-    readers_gave_way,
-    /// Readers' connections ended because they took nothing for long.
-    stalled_readers,
-    /// Readers' connections refused because there were too many.
-    too_many_readers,
     // check_words: the text is the help of a metric
     /// How often reading the log began anew, at the place where it ended.
     reconnects,

@@ -1,8 +1,8 @@
-//! The queue of what one stream's task has applied and the log does not have yet.
+//! Queue of one stream's changes that are not in the log yet.
 //!
-//! The task adds to the queue and never waits. If all queues together are too long, the one that is added to is dropped,
-//! its message numbers skip one, and nothing is added until all that the stream holds follows: so readers notice, forget
-//! what they have, and get it anew.
+//! The task adds to the queue and never waits. If all queues together are too long, the one that is added to is dropped:
+//! its message numbers skip one, and nothing is added until a full state of the stream follows. So readers notice the gap, and
+//! get the state anew.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, mpsc};
 
 use super::Relay;
 
-/// Bytes of frames in a message, if there are more: NATS takes 1 MiB by default, and a frame is not divided.
+/// Bytes of a message after which no frame is added: NATS takes 1 MiB by default, and a frame is not divided.
 const MESSAGE: usize = 128 << 10;
-/// Bytes that a frame takes besides its own.
+/// Bytes of memory that a frame takes besides its own.
 const OVERHEAD: usize = 64;
-/// Time after which what waits is not of now any more.
+/// Time in the queue after which a message is marked as late.
 const LATE: Duration = Duration::from_secs(2);
 
-/// The queue of one stream.
+/// Queue of one stream.
 #[derive(Debug)]
 pub(crate) struct Outlet {
     pub(super) relay: Arc<Relay>,
     pub(crate) subject: String,
-    /// The subject in short: numbers of messages are the log's, not the subject's.
+    /// Hash of the subject, for message identifiers, which are unique in the whole log.
     pub(super) named: u64,
     pub(super) writer: MessageWriter,
     queue: Mutex<Queue>,
@@ -42,9 +42,9 @@ pub(crate) struct Outlet {
 struct Queue {
     items: VecDeque<Item>,
     bytes: usize,
-    /// True if what comes is dropped, until all that is held comes.
+    /// True if changes are dropped, until a full state comes.
     broken: bool,
-    /// The status at the end of the queue, and at its beginning.
+    /// Status at the end of the queue, and at its beginning.
     told: Status,
     sent: Status,
     next_id: u64,
@@ -53,29 +53,29 @@ struct Queue {
 #[derive(Debug)]
 struct Item {
     bytes: Vec<u8>,
-    /// Blocks that its changes are of.
+    /// Number of blocks in the changes.
     blocks: u64,
     status: Option<Status>,
     timestamp: f64,
     at: Instant,
-    /// The next stream is copied when this is on its way.
+    /// Permit to copy a stream, released when this item is sent.
     permit: Option<OwnedSemaphorePermit>,
 }
 
-/// A message on its way.
+/// A message that is being sent.
 #[derive(Debug)]
 pub(super) struct Envelope {
     pub(super) id: u64,
     pub(super) payload: bytes::Bytes,
-    /// Bytes that it took of the queue.
+    /// Bytes that the message took in the queue.
     pub(super) size: usize,
     status: Status,
-    /// The time at which the first of it was added to the queue.
+    /// Time at which its first item was added to the queue.
     since: Instant,
 }
 
 impl Envelope {
-    /// Says so, if it is not of now any more. It is to be sent again.
+    /// Marks a message that is to be sent again as late, if it is.
     pub(super) fn note_late(&mut self) {
         if self.since.elapsed() > LATE && !std::mem::replace(&mut self.status.late, true) {
             let mut payload = Vec::from(std::mem::take(&mut self.payload));
@@ -102,12 +102,12 @@ impl Outlet {
         }
     }
 
-    /// All ranks hold nothing: so it is when a task begins, and after all was forgotten. It is all that there is to know.
+    /// Publishes that no rank holds a block: when a task begins, and after a clear. Readers then have the full state.
     pub(crate) fn forget_all(&self) {
         self.frame(Frame::Forgotten, 0.0);
     }
 
-    /// A batch has changed what a rank holds.
+    /// Publishes the changes of a batch to a rank's holdings.
     pub(crate) fn batch(&self, rank: u32, changes: &[u8], timestamp: f64) {
         let frame = Frame::Batch { rank, changes };
         if blocks_of(frame) > MOST_BLOCKS {
@@ -117,7 +117,7 @@ impl Outlet {
         self.frame(frame, timestamp);
     }
 
-    /// A part of the holdings, or what belongs to them. They begin with [`Frame::StateBegin`].
+    /// Publishes a frame of a full state, which begins with [`Frame::StateBegin`].
     pub(crate) fn state(&self, frame: Frame<'_>, permit: Option<OwnedSemaphorePermit>) {
         if frame == Frame::StateBegin {
             self.relay.counts.states.fetch_add(1, Relaxed);
@@ -135,7 +135,7 @@ impl Outlet {
         );
     }
 
-    /// Publishes what is known of the stream, if that has changed.
+    /// Publishes the status, if it has changed.
     pub(crate) fn status(&self, status: Status) {
         if std::mem::replace(&mut self.queue.lock().told, status) != status {
             let mut bytes = Vec::new();
@@ -146,41 +146,41 @@ impl Outlet {
         }
     }
 
-    /// Breaks the queue off: what readers have is not what is held, and they are to get it anew.
+    /// Drops the queue, because readers do not have the holdings, and requests a full state for them.
     pub(crate) fn break_off(&self) {
         self.break_queue(&mut self.queue.lock());
         self.ask();
     }
 
-    /// The end by which others ask for all that the stream holds, as [`ask`](Self::ask) does.
+    /// Sender of requests for a full state, as [`ask`](Self::ask) makes them.
     pub(super) fn asker(&self) -> mpsc::Sender<()> {
         self.asked.clone()
     }
 
-    /// All that the stream holds is to be published.
+    /// Requests a full state.
     pub(crate) fn ask(&self) {
-        // One question is enough for all who ask.
+        // One pending request serves all readers.
         let _ = self.asked.try_send(());
     }
 
-    /// Ready if somebody asks for all that the stream holds.
+    /// Ready if a full state is requested.
     pub(crate) fn poll_asked(&self, cx: &mut Context<'_>) -> Poll<()> {
         self.asks.lock().poll_recv(cx).map(drop)
     }
 
-    /// Leave to copy all that is held, if the log is there and has room: one stream at a time.
+    /// Permit to copy the stream, if the log is connected and the queues have room; one stream at a time has it.
     pub(crate) fn may_copy(&self) -> Option<OwnedSemaphorePermit> {
         let relay = &self.relay;
         let room = relay.buffered.load(Relaxed) < relay.config.buffer_bytes / 2;
         if room && relay.is_connected() { relay.copying.clone().try_acquire_owned().ok() } else { None }
     }
 
-    /// The trouble with the log, in words.
+    /// Latest trouble with the log, in words.
     pub(crate) fn trouble(&self) -> Option<String> {
-        self.relay.trouble()
+        self.relay.link.trouble()
     }
 
-    /// Nothing is added any more; readers are told.
+    /// Publishes the end of the stream. Nothing is added after it.
     pub(crate) fn close(&self) {
         self.frame(Frame::Gone, 0.0);
         self.closed.store(true, Relaxed);
@@ -226,7 +226,7 @@ impl Outlet {
         queue.next_id += 1;
     }
 
-    /// The next message, if there is anything to be said, or `beats`: a sign of life.
+    /// Next message, if an item waits; with `beats`, a heartbeat if none does.
     pub(super) fn pack(&self, beats: bool) -> Option<Envelope> {
         let mut queue = self.queue.lock();
         if queue.items.is_empty() && !beats {
@@ -266,13 +266,13 @@ impl Outlet {
         Some(Envelope { id, payload: payload.into(), size, status, since })
     }
 
-    /// A message has arrived, or will not.
+    /// Releases the memory of a message that has arrived, or is given up.
     pub(super) fn note_arrival(&self, packed: &Envelope) {
         self.relay.buffered.fetch_sub(packed.size, Relaxed);
     }
 }
 
-/// Blocks that a frame's changes are of.
+/// Number of blocks in a frame's changes.
 fn blocks_of(frame: Frame<'_>) -> u64 {
     let (Frame::Batch { changes, .. } | Frame::State { changes, .. }) = frame else { return 0 };
     // They are our own.

@@ -1,7 +1,7 @@
-//! A task for each stream that brings its queue to the log: in order, a few messages ahead of their acknowledgements.
+//! Publishing a stream's queue to the log, in a task for each stream: in order, a few messages ahead of their acknowledgements.
 //!
-//! A message that is not acknowledged in time is sent again, with all that were sent after it. The log knows them by
-//! their numbers and keeps each once; should that fail, readers notice the number that comes twice.
+//! A message that is not acknowledged in time is sent again, with all messages after it. The log recognizes them by
+//! their identifiers and keeps each once; should that fail, readers notice the repeated number.
 
 use std::collections::VecDeque;
 use std::future::IntoFuture as _;
@@ -19,36 +19,34 @@ use kvatlas_wire::compact::MessageWriter;
 use tokio::time::{Instant, sleep, timeout};
 
 use super::outlet::Envelope;
-use super::{ASK, Link, Log, Outlet, Relay, Subject, zmq};
+use super::{ASK, LinkState, Outlet, Relay, Subject};
 
-/// Messages of one stream that are on their way at once.
+/// Most unacknowledged messages of one stream.
 const WINDOW: usize = 8;
 /// Time after which a message counts as lost.
 const UNANSWERED: Duration = Duration::from_secs(2);
-/// Time before what failed is tried again.
+/// Time before another attempt.
 const AGAIN: Duration = Duration::from_millis(200);
-/// Time for the last messages of a stream that ends.
+/// Longest time for the last messages of a stream that ends.
 const LAST: Duration = Duration::from_secs(2);
 
 impl Relay {
-    /// The queue of a stream that begins, with a task that brings it to the log. To be called in a runtime.
+    /// Queue of a stream that begins, with a task that publishes it. To be called in a runtime.
     pub(crate) fn outlet(self: &Arc<Self>, subject: &Subject, block_size: u32, key: u32) -> Arc<Outlet> {
         let subject = subject.to_string();
         let writer = MessageWriter { life: new_life(), block_size, key };
         let outlet = Arc::new(Outlet::new(self.clone(), subject.clone(), writer));
         self.publishes_stream(subject, outlet.asker());
-        match self.log.get() {
-            Some(Log::Nats(client)) => drop(tokio::spawn(run(outlet.clone(), client.clone()))),
-            Some(Log::Ring(ring)) => drop(tokio::spawn(zmq::run(outlet.clone(), ring.clone()))),
-            // It is set before streams begin.
-            None => {}
+        // It is set before streams begin.
+        if let Some(client) = self.client().cloned() {
+            tokio::spawn(run(outlet.clone(), client));
         }
         outlet
     }
 }
 
-/// Higher than any before it: milliseconds since 1970, then a count, so that two in one process differ, and what differs
-/// between two processes.
+/// Identifier of a new life, higher than any before it: milliseconds since 1970, then bits that differ between streams of one
+/// process, and between processes.
 fn new_life() -> u64 {
     static COUNT: AtomicU64 = AtomicU64::new(0);
     let millis = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_millis() as u64);
@@ -77,7 +75,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
             }
         }
         if client.connection_state() != Connection::Connected {
-            // What waits is taken only now and then, so that much of it goes in one message once there is somebody.
+            // The queue is left alone, so that its items go in few messages once the connection is back.
             sleep(AGAIN / 4).await;
             heartbeat = Instant::now();
             if ahead.is_empty() {
@@ -144,7 +142,7 @@ async fn run(outlet: Arc<Outlet>, client: Client) {
     relay.forget_ended();
 }
 
-/// Sends all again that is not known to have arrived. Says why it has not, unless nobody is there.
+/// Sends all unacknowledged messages again. Returns the reason of the failure, unless the connection is lost.
 async fn again(
     log: &Context,
     client: &Client,
@@ -177,7 +175,7 @@ async fn send(log: &Context, outlet: &Outlet, packed: &Envelope) -> Result<Publi
     log.publish_with_headers(outlet.subject.clone(), headers, packed.payload.clone()).await
 }
 
-/// Makes the stream of the log, if there is none.
+/// Creates the log's stream in JetStream, if there is none.
 pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), String> {
     let config = &relay.config;
     let storage = if config.in_memory { StorageType::Memory } else { StorageType::File };
@@ -193,14 +191,14 @@ pub(super) async fn ensure_log(log: &Context, relay: &Relay) -> Result<(), Strin
     log.get_or_create_stream(made).await.map(drop).map_err(|error| error.to_string())
 }
 
-/// Hands the questions of readers to the streams that they are about.
+/// Hands readers' requests for a full state to their streams.
 pub(super) async fn answer_asks(relay: Arc<Relay>) {
     let Some(client) = relay.client().cloned() else { return };
     let log = ContextBuilder::new().timeout(UNANSWERED).build(client.clone());
     loop {
         if client.connection_state() == Connection::Connected && ensure_log(&log, &relay).await.is_ok() {
             // Messages can be published.
-            relay.lines().iter().for_each(|line| line.set_link(Link::Up));
+            relay.link.set(LinkState::Up);
             break;
         }
         sleep(AGAIN).await;

@@ -2,16 +2,16 @@
 
 use percent_encoding::{AsciiSet, CONTROLS, percent_decode_str, utf8_percent_encode};
 
-/// The prefix of each stream's subject.
+/// Prefix of each stream's subject.
 const BEFORE: &str = "kvatlas.";
 
-/// The prefix of a stream's subject where its relay is asked. The log does not keep it.
+/// Prefix before a stream's subject for questions to its relay, which the log does not keep.
 pub(crate) const ASK: &str = "ask-";
 
 /// Characters with a meaning in subjects.
 const RESERVED: &AsciiSet = &CONTROLS.add(b'.').add(b'*').add(b'>').add(b' ').add(b'%').add(b'$');
 
-/// The owner of a stream: a rank of a worker, with its model and routing group.
+/// Identity of a stream in the log: a rank of a worker, with its model and routing group.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Subject {
     pub(crate) routing_group: String,
@@ -21,7 +21,7 @@ pub(crate) struct Subject {
 }
 
 impl Subject {
-    /// All streams.
+    /// Subjects of all streams.
     pub(crate) const ALL: &str = "kvatlas.>";
 
     pub(crate) fn parse(subject: &str) -> Option<Self> {

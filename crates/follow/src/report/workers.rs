@@ -1,4 +1,4 @@
-//! `/workers`: the dialect's fields, and under `streams` all that is known about each stream.
+//! `/workers`: the fields of the Dynamo dialect, and under `streams` the status of each stream.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use kvatlas_index::RankStats;
 use kvatlas_wire::Reason;
 use serde_json::{Map, Value, json};
 
-use super::ids::id_value;
+use super::id_value;
 use crate::fleet::{Fleet, WorkerView};
 use crate::state::{Counters, Keyspace, Stream};
 use kvatlas_stream::Outcome;
@@ -25,7 +25,7 @@ struct BlockCounts {
     fingerprint: u64,
 }
 
-/// The workers of a model, by whatever name, and routing group, or all.
+/// Workers of a model, by any of its names, and of a routing group; or all.
 #[must_use]
 pub fn list(fleet: &Fleet, model: Option<&str>, routing_group: Option<&str>) -> Value {
     let wanted = |worker: &WorkerView| {
@@ -85,7 +85,7 @@ fn describe(worker: &WorkerView, blocks: &Blocks) -> Value {
     })
 }
 
-/// A state in the dialect's words.
+/// Name of a state in the Dynamo dialect.
 fn status(state: State) -> &'static str {
     match state {
         State::Connecting | State::Replaying => "pending",
@@ -95,7 +95,7 @@ fn status(state: State) -> &'static str {
     }
 }
 
-/// The worst of several is the worker's.
+/// Severity of a state: the worst state of its streams is the worker's.
 fn severity(status: &str) -> usize {
     ["paused", "active", "pending", "failed"].iter().position(|name| *name == status).unwrap_or(0)
 }
@@ -173,17 +173,17 @@ fn describe_stream(stream: &Stream, blocks: &Blocks, keyspace: &Keyspace) -> Val
     described
 }
 
-/// The trouble with the stream, or with what is published of it.
+/// Present error of the stream, or of its publication.
 fn last_error(stream: &Stream) -> Option<String> {
     let not_published = || Some(format!("it is not published: {}", stream.outlet()?.trouble()?));
     stream.status.last_error().or_else(not_published)
 }
 
-/// The reason why prompts that are asked for teach nothing.
+/// Reason why no blocks can be adopted from queries.
 const NO_TOKENS: &str = "the last query had content hashes, from which block hashes cannot be computed: send token_ids, or \
                          report cached_tokens to POST /observed";
 
-/// Counts of what is learnt of blocks that the stream has not announced; none if there was nothing to learn.
+/// Counts of adopted blocks that the stream has not announced; none if there were no proofs.
 fn adoption(stream: &Stream, keyspace: &Keyspace) -> Option<Value> {
     let proven_blocks = stream.proven_blocks();
     let mut counts = kvatlas_adopt::Counts::default();

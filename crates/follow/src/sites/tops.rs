@@ -1,4 +1,4 @@
-//! The index of the service above many sites: for each model and routing group, a sparse index of its sites.
+//! Index of the service above many sites: for each model and routing group, a sparse index of its sites.
 
 use std::collections::BTreeMap;
 use std::hash::{BuildHasher as _, RandomState};
@@ -11,19 +11,19 @@ use parking_lot::{Mutex, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use super::{Role, SitesConfig};
 use crate::error::Error;
 
-/// Keyspaces at most: anybody who may send digests can make one.
+/// Most keyspaces: each client that may send digests can make one.
 const MOST: usize = 1024;
-/// Time between two looks for sites to be forgotten.
+/// Time between two sweeps of sites to be forgotten.
 const SWEEP: Duration = Duration::from_secs(10);
 
-/// All keyspaces.
+/// Sites of all keyspaces.
 pub struct Tops {
     config: SitesConfig,
     since: Instant,
     all: Mutex<BTreeMap<(String, String), Arc<Top>>>,
 }
 
-/// The sites of one keyspace.
+/// Sites of one keyspace.
 pub struct Top {
     /// The model's name.
     pub model: String,
@@ -40,25 +40,25 @@ impl Tops {
         Self { config, since: Instant::now(), all: Mutex::default() }
     }
 
-    /// True if sites' digests are taken in.
+    /// True if this service takes in digests of sites.
     #[must_use]
     pub fn is_global(&self) -> bool {
         self.config.role == Role::Global
     }
 
-    /// The time, as the sparse indexes have it.
+    /// Present time on the clock of the sparse indexes.
     #[must_use]
     pub fn now(&self) -> Duration {
         self.since.elapsed()
     }
 
-    /// All keyspaces of which sites have sent digests, by model and routing group.
+    /// All keyspaces with digests, by model and routing group.
     #[must_use]
     pub fn all(&self) -> Vec<Arc<Top>> {
         self.all.lock().values().cloned().collect()
     }
 
-    /// The sites of a keyspace.
+    /// Sites of a keyspace.
     ///
     /// # Errors
     /// [`Error::Unknown`] if no site has sent a digest of it.
@@ -117,17 +117,17 @@ impl Tops {
 }
 
 impl Top {
-    /// The sites, for whoever asks.
+    /// The sites, for reading.
     pub fn read(&self) -> RwLockReadGuard<'_, Sites> {
         self.sites.read()
     }
 
-    /// The sites, for whoever changes them.
+    /// The sites, for writing.
     pub fn write(&self) -> RwLockWriteGuard<'_, Sites> {
         self.sites.write()
     }
 
-    /// Forgets sites that were not heard for so long.
+    /// Forgets sites that were silent for `age`.
     fn sweep(&self, now: Duration, age: Duration) {
         let mut swept = self.swept.lock();
         if now.saturating_sub(*swept) < SWEEP.min(age) {

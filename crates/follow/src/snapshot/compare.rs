@@ -1,4 +1,4 @@
-//! Two snapshots side by side: which ranks differ, and where.
+//! Comparison of two snapshots: the ranks and blocks in which they differ.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -7,34 +7,34 @@ use kvatlas_index::snapshot::{Dictionary, SavedBlocks};
 use kvatlas_index::{BlockHash, Tier};
 use serde::Serialize;
 
-use super::decode::decode;
-use super::saved::SavedKeyspace;
+use super::format::decode;
 use super::unpack::unpack;
 use crate::error::Error;
+use crate::state::SavedKeyspace;
 
-/// Blocks of a difference that are named.
+/// Most differing blocks that are named.
 const NAMED: usize = 8;
 
-/// The differences of two snapshots in one rank.
+/// Differences of two snapshots in one rank.
 #[derive(Debug, Serialize)]
 struct RankComparison {
     model: String,
     routing_group: String,
     worker: String,
     rank: u32,
-    /// The streams' marks; none if it is not in that snapshot.
+    /// Last batch in each snapshot; none if the rank is not in it.
     seqs: [Option<u64>; 2],
-    /// Pairs of block and tier.
+    /// Pairs of block and tier in each snapshot.
     blocks: [usize; 2],
-    /// Pairs of block and tier that the other one does not have.
+    /// Pairs of block and tier in only one snapshot.
     only: [usize; 2],
-    /// Pairs of block and tier that both have, with another content or another parent.
+    /// Pairs of block and tier in both snapshots, with different contents or parents.
     other_content: usize,
-    /// Pairs of block and tier that both have, with more or fewer copies.
+    /// Pairs of block and tier in both snapshots, with different numbers of copies.
     other_copies: usize,
-    /// Blocks from the start of a prompt to the nearest block in which they differ; none if no chain to it is complete.
+    /// Blocks from the start of a prompt to the nearest differing block; none if no chain to one is complete.
     first_depth: Option<usize>,
-    /// Some of the blocks in which they differ, nearest to the start of a prompt first.
+    /// Some of the differing blocks, nearest to the start of a prompt first.
     first: Vec<Block>,
 }
 
@@ -45,7 +45,7 @@ struct Block {
     depth: Option<usize>,
 }
 
-/// The block that one rank has under a name on a tier.
+/// Block of one rank under a name on a tier.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct TierBlock {
     parent: Option<BlockHash>,
@@ -56,10 +56,10 @@ struct TierBlock {
 type Blocks = HashMap<(Tier, BlockHash), TierBlock>;
 type Key = (String, String, String, u32);
 
-/// Compares two snapshots, given by their bytes: what differs, as JSON.
+/// Differences of two snapshots, given by their bytes, as JSON.
 ///
 /// # Errors
-/// [`Error::Snapshot`] if one of them cannot be read; the message names it as it is named here.
+/// [`Error::Snapshot`] if one of them cannot be read; the message has its name as given.
 pub fn compare(snapshots: [(&str, &[u8]); 2]) -> Result<String, Error> {
     let mut ranks: [BTreeMap<Key, (u64, Blocks)>; 2] = Default::default();
     for ((name, bytes), ranks) in snapshots.into_iter().zip(&mut ranks) {
@@ -145,7 +145,7 @@ fn compared(key: &Key, sides: [Option<&(u64, Blocks)>; 2]) -> RankComparison {
     }
 }
 
-/// Blocks from the start of a prompt to this one, which is counted; none if one of them is missing on all tiers.
+/// Blocks from the start of a prompt up to this block, included; none if one of them is missing on all tiers.
 fn depth(blocks: &Blocks, name: BlockHash) -> Option<usize> {
     let mut at = name;
     // Names may go in a circle, if an engine wants it so.

@@ -1,4 +1,4 @@
-//! Snapshots in a directory: one file, replaced as a whole; one service.
+//! Directory of snapshots: one file, replaced as a whole, of one service.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, BufWriter, Read, Write};
@@ -12,22 +12,22 @@ const FILE: &str = "kvatlas.snapshot";
 const UNFINISHED: &str = "kvatlas.snapshot.tmp";
 const DAMAGED: &str = "kvatlas.snapshot.damaged";
 const LOCK: &str = "lock";
-/// The mode of a file: only the user that the service runs as may read and write it.
+/// Mode of the files: only the service's user may read and write them.
 const OURS: u32 = 0o600;
 
-/// A directory that this service alone keeps snapshots in, for as long as this lives.
+/// A directory that is locked for this service.
 #[derive(Debug)]
 pub(crate) struct Directory {
     path: PathBuf,
-    /// Locked. The system ends the lock with the process, however it ends.
+    /// Locked file. The system ends the lock with the process.
     _lock: File,
 }
 
 impl Directory {
-    /// Makes the directory if there is none, and locks it.
+    /// Creates the directory if there is none, and locks it.
     ///
     /// # Errors
-    /// [`Error::Start`] if it cannot be made, or another service has it.
+    /// [`Error::Start`] if it cannot be created, or another service has locked it.
     pub(crate) fn open(path: &Path) -> Result<Self, Error> {
         let shown = path.display();
         let cannot = |error: io::Error| Error::Start {
@@ -69,7 +69,7 @@ impl Directory {
         self.path.join(FILE)
     }
 
-    /// The snapshot, of `most` bytes at most; none if there is none yet.
+    /// Reads the snapshot, of up to `most` bytes; none if there is none yet.
     pub(crate) fn read(&self, most: u64) -> io::Result<Option<Vec<u8>>> {
         match read_file(&self.file(), most) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
@@ -77,14 +77,14 @@ impl Directory {
         }
     }
 
-    /// Puts a file aside that cannot be used, for whoever wants to know why. Where it is then.
+    /// Renames a file that cannot be used, so that it can be examined. Returns its new path.
     pub(crate) fn put_aside(&self) -> PathBuf {
         let aside = self.path.join(DAMAGED);
         let _ = fs::rename(self.file(), &aside);
         aside
     }
 
-    /// Replaces the snapshot by what `write` writes. If that fails, the old one stays.
+    /// Replaces the snapshot with the output of `write`. If that fails, the old one stays.
     pub(crate) fn replace<T>(
         &self,
         write: impl FnOnce(BufWriter<File>) -> io::Result<(BufWriter<File>, T)>,

@@ -1,4 +1,4 @@
-//! Writes a snapshot now and then, and copies all streams for it.
+//! The thread that writes a snapshot at each interval, and the copying of all streams.
 
 use std::io::{self, Write};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,26 +9,27 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::counts::LastWrite;
 use super::disk::Directory;
-use super::encode::{Encoder, Head, KeyspaceCopy, SnapshotSize};
+use super::format::{Encoder, Head, KeyspaceCopy, SnapshotSize};
 use super::pending::Origin;
-use super::{Snapshots, Source};
+use super::{LastWrite, Snapshots, Source};
 use crate::error::Error;
 use kvatlas_stream::Skip;
 
-/// A stream whose task has not been copied by then is left out.
+/// Longest wait for the copy of a stream, which is left out after it.
 const LONGEST: Duration = Duration::from_secs(60);
 
-/// Keeps the directory of a service: loads what is there, then writes to it until it is told to stop.
+/// Thread of a service's directory of snapshots: loads the snapshot there, then writes others until it is stopped.
 pub(crate) struct Keeper {
     stop: Sender<Option<Instant>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl Keeper {
+    /// Starts the thread.
+    ///
     /// # Errors
-    /// [`Error::Start`] if there are no threads to be had.
+    /// [`Error::Start`] if the thread cannot be started.
     pub(crate) fn start(
         snapshots: Arc<Snapshots>,
         source: Arc<dyn Source>,
@@ -42,7 +43,7 @@ impl Keeper {
         Ok(Self { stop, thread: Some(thread) })
     }
 
-    /// Ends it. `until`: it may write a last snapshot, of streams that it can copy before then.
+    /// Stops the thread. `until`: deadline for copying streams for a last snapshot; none to write no snapshot.
     pub(crate) fn stop(mut self, until: Option<Instant>) {
         let _ = self.stop.send(until);
         if self.thread.take().is_some_and(|thread| thread.join().is_err()) {
@@ -53,7 +54,7 @@ impl Keeper {
 
 impl Drop for Keeper {
     fn drop(&mut self) {
-        // Without a word, it ends by itself.
+        // Without waiting for the thread.
         let _ = self.stop.send(None);
     }
 }
@@ -122,16 +123,16 @@ fn write(snapshots: &Snapshots, source: &dyn Source, directory: &Directory, unti
     }
 }
 
-/// The words said where something panicked.
+/// Message in place of a panic's.
 const FAULT: &str = "an internal error, whose place is in the log";
 
-/// The result; none if it panicked, which the panic itself has said.
+/// Result of `work`; none if it panicked, which is logged by the panic itself.
 fn guarded<T>(work: impl FnOnce() -> T) -> Option<T> {
     catch_unwind(AssertUnwindSafe(work)).ok()
 }
 
 impl Snapshots {
-    /// Writes all streams as they are now, and what waits for streams that may still come.
+    /// Writes all streams as they are now, and the loaded streams that still wait to be registered.
     pub(super) fn write<W: Write>(
         &self,
         source: &dyn Source,

@@ -1,62 +1,53 @@
-//! Snapshots: what the index holds, kept over a restart of the service, or taken over from another one.
+//! Snapshots: the holdings of all streams, kept over a restart of the service, or taken over from another one.
 //!
-//! A snapshot has, for each stream, what its ranks hold and its *mark*: the last batch that is in it, by number and hash.
-//! Each stream is as it was at one moment of its own, different streams at different moments: every one goes on from its
-//! own mark. A stream that is followed anew asks its engine for the batches from the mark on. The first of them must be the
-//! marked one, byte for byte; only then what the snapshot had is trusted.
+//! A snapshot has, for each stream, the holdings of its ranks and its *mark*: the last batch included, by number and hash.
+//! Each stream was copied at a moment of its own, and goes on from its own mark: a stream that is followed anew asks its engine
+//! for the batches from the mark on. The first of them must be the marked one, byte for byte; only then the restored
+//! holdings are trusted.
 //!
 //! ```text
-//! stream tasks ──copies──▶ keeper (every so often) ─▶ encode ─▶ disk
-//!                          spool  (GET /snapshot)  ─▶ encode ─▶ zstd ─▶ another service
-//! disk, or another service ─▶ decode ─▶ pending ──▶ stream tasks: each takes its own when it begins
+//! stream tasks ──copies──▶ keeper (at each interval) ─▶ format ─▶ disk
+//!                          served (GET /snapshot)    ─▶ format ─▶ zstd ─▶ another service
+//! disk, or another service ─▶ unpack ─▶ format ─▶ pending ──▶ stream tasks: each takes its own when it begins
 //! ```
 //!
-//! `stream/copier.rs` and `stream/restore.rs` have the stream tasks' part.
+//! `stream/copier.rs` and `stream/restore.rs` have the part of the stream tasks.
 
 mod compare;
-mod config;
-mod counts;
-mod decode;
 mod disk;
-mod encode;
+mod format;
 mod keeper;
-mod meanings;
-mod offer;
 mod pending;
-mod saved;
-mod source;
-mod spool;
+mod served;
 #[cfg(test)]
 mod tests;
 mod unpack;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering::Relaxed;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::time::{Duration, Instant, SystemTime};
 
+use kvatlas_stream::Skip;
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
 pub use self::compare::compare;
-pub use self::config::SnapshotConfig;
-pub(crate) use self::counts::{Counts, LastWrite};
 pub(crate) use self::disk::Directory;
 pub(crate) use self::keeper::Keeper;
-pub(crate) use self::meanings::Meanings;
 pub(crate) use self::pending::{Origin, StreamRestore};
-pub(crate) use self::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
-pub(crate) use self::source::Source;
-pub use self::spool::SnapshotFile;
-pub(crate) use self::spool::Spool;
+pub use self::served::PackedSnapshot;
 pub(crate) use self::unpack::{read_all, read_file};
 pub use kvatlas_stream::Outcome;
 
-use self::decode::decode;
+use self::format::{SnapshotSize, decode};
 use self::pending::{PendingRestores, RestoreFailure};
+use self::served::SnapshotCache;
 use self::unpack::unpack;
+use crate::config::SnapshotConfig;
 use crate::error::Error;
 use crate::state::{Keyspace, Stream};
 
-/// The name of what readiness waits for while a snapshot is loaded.
+/// Name of the hold on readiness while a snapshot is loaded.
 pub(crate) const HOLD: &str = "snapshot";
 
 /// The snapshots of a service.
@@ -65,10 +56,10 @@ pub struct Snapshots {
     pub(crate) config: SnapshotConfig,
     pub(crate) counts: Counts,
     pending: Mutex<PendingRestores>,
-    /// Number of snapshots that are being loaded still.
+    /// Number of snapshots that are still being loaded.
     loading: watch::Sender<usize>,
-    spool: Spool,
-    /// One copy of all streams at a time.
+    cache: SnapshotCache,
+    /// Lock for copying all streams, by one snapshot at a time.
     copying: Mutex<()>,
 }
 
@@ -86,18 +77,18 @@ impl Snapshots {
             counts: Counts::default(),
             pending: Mutex::default(),
             loading: watch::Sender::new(loading),
-            spool: Spool::default(),
+            cache: SnapshotCache::default(),
             copying: Mutex::default(),
         }
     }
 
-    /// Snapshots written to disk since the service began.
+    /// Number of snapshots written to disk since the service began.
     #[must_use]
     pub fn writes(&self) -> u64 {
         self.counts.writes.load(Relaxed)
     }
 
-    /// Streams of which a snapshot had blocks, and of which this became.
+    /// Number of restored streams that ended in `outcome`.
     #[must_use]
     pub fn outcome(&self, outcome: Outcome) -> u64 {
         self.counts.outcome(outcome)
@@ -107,7 +98,7 @@ impl Snapshots {
         *self.loading.borrow() > 0
     }
 
-    /// One of those that are waited for is loaded, or there is none.
+    /// Counts one of the awaited snapshots as loaded, or missing.
     pub(crate) fn loaded(&self, source: &dyn Source) {
         self.loading.send_modify(|left| *left = left.saturating_sub(1));
         if !self.is_loading() {
@@ -115,10 +106,10 @@ impl Snapshots {
         }
     }
 
-    /// Reads a snapshot, whose streams then wait to be taken.
+    /// Reads a snapshot. Its streams then wait to be taken. Returns their number.
     ///
     /// # Errors
-    /// [`Error::Snapshot`]: what is wrong with it.
+    /// [`Error::Snapshot`] says what is wrong with the snapshot.
     pub(crate) fn read(&self, bytes: &[u8], origin: Origin) -> Result<u64, Error> {
         let file = origin.file.clone();
         let wrong = |what| Error::Snapshot { message: format!("{file}: {what}") };
@@ -129,7 +120,8 @@ impl Snapshots {
         Ok(streams)
     }
 
-    /// Takes what a snapshot has of a stream that begins, once all are loaded. What cannot be used is counted and said.
+    /// Takes the saved state of a stream that begins, once all snapshots are loaded. A state that cannot be used is counted and
+    /// logged.
     pub(crate) async fn take(&self, keyspace: &Keyspace, stream: &Stream) -> Option<StreamRestore> {
         let mut loading = self.loading.subscribe();
         // The sender is there as long as this is.
@@ -148,13 +140,14 @@ impl Snapshots {
         }
     }
 
-    /// The places up to which a log was read for each stream of a snapshot that came by it. Waits until all are loaded.
+    /// Sequence numbers up to which the log was read for each saved stream that was read from it. Waits until all snapshots are
+    /// loaded.
     pub(crate) async fn sequences(&self) -> Vec<u64> {
         let _ = self.loading.subscribe().wait_for(|left| *left == 0).await;
         self.pending.lock().sequences()
     }
 
-    /// Drops what no stream has come for, after the time that it is kept.
+    /// Drops saved streams that were not registered within `snapshot.keep`.
     pub(crate) async fn expire(self: Arc<Self>) {
         let mut loading = self.loading.subscribe();
         let _ = loading.wait_for(|left| *left == 0).await;
@@ -173,5 +166,67 @@ impl Snapshots {
             seconds = self.config.keep.as_secs_f64(),
             "dropped what snapshots had of streams that were not registered in time (snapshot.keep)"
         );
+    }
+}
+
+/// Source of the streams in a snapshot; the fleet, which is above this module.
+pub(crate) trait Source: Send + Sync {
+    /// The keyspaces that the streams feed, by model and routing group.
+    fn keyspaces(&self) -> Vec<Arc<Keyspace>>;
+
+    /// Releases a hold on readiness. False if there was none.
+    fn release(&self, hold: &str) -> bool;
+}
+
+/// Record of the last snapshot written to disk.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LastWrite {
+    pub(crate) written: SnapshotSize,
+    /// Streams left out, by reason.
+    pub(crate) skipped: [u64; Skip::ALL.len()],
+    pub(crate) took: Duration,
+    pub(crate) ended: Instant,
+    pub(crate) at: SystemTime,
+}
+
+/// Counts of snapshots since the service began.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    outcomes: [AtomicU64; Outcome::ALL.len()],
+    pub(crate) writes: AtomicU64,
+    pub(crate) failed_writes: AtomicU64,
+    /// Snapshots that could not be loaded.
+    pub(crate) refused: AtomicU64,
+    last: Mutex<Option<LastWrite>>,
+    /// Present trouble with the directory, in words.
+    error: Mutex<Option<String>>,
+}
+
+impl Counts {
+    pub(crate) fn ended(&self, outcome: Outcome) {
+        self.outcomes[outcome as usize].fetch_add(1, Relaxed);
+    }
+
+    pub(crate) fn outcome(&self, outcome: Outcome) -> u64 {
+        self.outcomes[outcome as usize].load(Relaxed)
+    }
+
+    pub(crate) fn wrote(&self, last: LastWrite) {
+        self.writes.fetch_add(1, Relaxed);
+        *self.last.lock() = Some(last);
+        *self.error.lock() = None;
+    }
+
+    pub(crate) fn failed(&self, error: String) {
+        self.failed_writes.fetch_add(1, Relaxed);
+        *self.error.lock() = Some(error);
+    }
+
+    pub(crate) fn last(&self) -> Option<LastWrite> {
+        *self.last.lock()
+    }
+
+    pub(crate) fn error(&self) -> Option<String> {
+        self.error.lock().clone()
     }
 }

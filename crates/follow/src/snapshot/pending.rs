@@ -1,29 +1,28 @@
-//! Streams of snapshots that were loaded and wait to be registered.
+//! Streams of loaded snapshots that wait to be registered.
 
 use std::sync::Arc;
 
 use hashbrown::HashMap;
 use kvatlas_index::snapshot::Dictionary;
 
-use super::decode::Snapshot;
-use super::saved::{SavedKeyspace, SavedStream, StreamCopy};
-use crate::state::{Keyspace, Stream};
+use super::format::Snapshot;
+use crate::state::{Keyspace, SavedKeyspace, SavedStream, Stream, StreamCopy};
 use kvatlas_stream::Outcome;
 
-/// The place that a snapshot comes from.
+/// Origin of a snapshot.
 #[derive(Debug, Clone)]
 pub(crate) struct Origin {
-    /// `disk`, `peer`, or `store` for a log's.
+    /// `disk`, `peer`, or `store` for the log's object store.
     pub(crate) kind: &'static str,
-    /// The file or URL.
+    /// Path of the file, or URL.
     pub(crate) file: String,
 }
 
-/// A stream of a snapshot, taken by the stream that begins.
+/// A stream of a snapshot, taken by the task of the stream.
 #[derive(Debug)]
 pub(crate) struct StreamRestore {
     pub(crate) kind: &'static str,
-    /// Seconds since 1970 when the snapshot was made.
+    /// Time of the snapshot, in seconds since 1970.
     pub(crate) created: f64,
     pub(crate) dictionary: Arc<Dictionary>,
     pub(crate) stream: SavedStream,
@@ -34,7 +33,7 @@ pub(crate) struct StreamRestore {
 pub(super) struct RestoreFailure {
     /// The reason why it cannot be used.
     pub(super) outcome: Outcome,
-    /// The meanings of its names, if they are as they were.
+    /// Meanings of the names, if contents are still hashed in the same way.
     pub(super) dictionary: Option<Arc<Dictionary>>,
 }
 
@@ -50,12 +49,12 @@ struct KeyspaceRestore {
     streams: HashMap<(String, u32), SavedStream>,
 }
 
-/// All keyspaces of all snapshots that were loaded, the newest first.
+/// Keyspaces of all loaded snapshots, the newest first.
 #[derive(Debug, Default)]
 pub(super) struct PendingRestores(Vec<KeyspaceRestore>);
 
 impl PendingRestores {
-    /// Adds a snapshot: how many streams and blocks are in it.
+    /// Adds a snapshot. Returns its numbers of streams and blocks.
     pub(super) fn add(&mut self, snapshot: Snapshot, origin: Origin) -> (u64, u64) {
         let (mut streams, mut blocks) = (0, 0);
         for keyspace in snapshot.keyspaces {
@@ -76,7 +75,7 @@ impl PendingRestores {
         (streams, blocks)
     }
 
-    /// Takes the newest that there is of a stream. Nothing of it waits any more.
+    /// Takes the newest state of a stream, and drops older ones.
     pub(super) fn take(
         &mut self,
         keyspace: &Keyspace,
@@ -94,7 +93,7 @@ impl PendingRestores {
         taken
     }
 
-    /// The places up to which a log was read for each stream that came by one, by what a stream will take: the newest.
+    /// Sequence numbers up to which the log was read, one for each stream that was read from it, by its newest state.
     pub(super) fn sequences(&self) -> Vec<u64> {
         let mut newest = HashMap::new();
         for waiting in &self.0 {
@@ -105,7 +104,7 @@ impl PendingRestores {
         newest.into_values().flatten().collect()
     }
 
-    /// Takes all: workers, with the blocks of each stream.
+    /// Takes all streams: the worker and the number of blocks of each.
     pub(super) fn drain(&mut self) -> Vec<(String, u64)> {
         let streams = self.0.drain(..).flat_map(|waiting| waiting.streams.into_values());
         streams.map(|stream| (stream.head.worker.clone(), stream.blocks())).collect()
@@ -116,7 +115,7 @@ impl PendingRestores {
         self.0.iter().map(|it| (it.model.clone(), it.routing_group.clone(), it.block_size)).collect()
     }
 
-    /// Copies of what waits of a keyspace, as it was loaded: to go into the next snapshot as well.
+    /// Copies of a keyspace's waiting streams, for the next snapshot.
     pub(super) fn copies(&self, model: &str, routing_group: &str, block_size: u32) -> Vec<StreamCopy> {
         let of = |it: &&KeyspaceRestore| {
             (&*it.model, &*it.routing_group, it.block_size) == (model, routing_group, block_size)

@@ -11,10 +11,9 @@ use kvatlas_index::snapshot::{SectionWriter, Sections};
 use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, RankCopy, UniformChain};
 use kvatlas_wire::SaltedBlock;
 
-use super::decode::{Snapshot, decode};
 use super::disk::Directory;
-use super::encode::{Encoder, Head, KeyspaceCopy};
-use super::saved::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
+use super::format::{Encoder, Head, KeyspaceCopy, Snapshot, decode};
+use crate::state::{RankBlocks, RankHead, SavedRank, StreamCopy, StreamHead, UnnamedProofs};
 use kvatlas_stream::Mark;
 
 /// The first layout, as it was released: it must be read for as long as files of it may be there.

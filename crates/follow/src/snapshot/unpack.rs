@@ -1,5 +1,5 @@
-//! The one way in for the bytes of a snapshot, wherever they come from: a file, another service, an object store. Nothing
-//! takes more memory than `snapshot.max_bytes` allows, and little input never becomes much.
+//! Bounded reading of a snapshot's bytes, from a file, another service or an object store: they take no more memory than
+//! `snapshot.max_bytes` allows, and a small input is not unpacked into a large one.
 
 use std::borrow::Cow;
 use std::fs::File;
@@ -8,21 +8,21 @@ use std::path::Path;
 
 use tokio::io::{AsyncRead, AsyncReadExt as _};
 
-/// The first bytes of what zstd has compressed.
+/// First bytes of zstd's format.
 const ZSTD: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
-/// Bytes that a compressed snapshot may become in any case, and for each of its own. Hashes do not become smaller, and
-/// they are most of it: a fleet whose engines hold the same comes to a tenth of this.
+/// Bytes that any compressed snapshot may unpack to, and bytes for each compressed byte besides. Most of a snapshot is hashes,
+/// which cannot be compressed: a fleet whose engines hold the same blocks comes to a tenth of this.
 const FREE: u64 = 4 << 20;
 const RATIO: u64 = 64;
-/// Bytes of memory at most that are made ready for what is only announced.
+/// Most bytes allocated for an announced size.
 const ANNOUNCED: u64 = 1 << 20;
 
-/// Words for what has more bytes than it may have.
+/// Message for a snapshot of more than `most` bytes.
 pub(crate) fn too_large(most: u64) -> String {
     format!("it has more than {most} bytes: raise snapshot.max_bytes if that is right")
 }
 
-/// Reads a file of `most` bytes at most.
+/// Reads a file of up to `most` bytes.
 pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let file = File::open(path)?;
     let size = file.metadata()?.len();
@@ -34,10 +34,10 @@ pub(crate) fn read_file(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// Reads to the end of something whose sender says that it has `announced` bytes.
+/// Reads up to `most` bytes to their end; their sender has announced `announced`.
 ///
 /// # Errors
-/// Words for why it cannot be read; it may have `most` bytes.
+/// A message if there are more bytes, or they cannot be read.
 pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most: u64) -> Result<Vec<u8>, String> {
     if announced > most {
         return Err(too_large(most));
@@ -47,10 +47,10 @@ pub(crate) async fn read_all(from: impl AsyncRead + Unpin, announced: u64, most:
     if bytes.len() as u64 > most { Err(too_large(most)) } else { Ok(bytes) }
 }
 
-/// A snapshot of `most` bytes at most, out of its compressed form if it is in that.
+/// A snapshot of up to `most` bytes, unpacked if it is compressed.
 ///
 /// # Errors
-/// Words for why there is none.
+/// A message if the snapshot is too large, or cannot be unpacked.
 pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     if bytes.len() as u64 > most {
         return Err(too_large(most));
@@ -71,7 +71,7 @@ pub(crate) fn unpack(bytes: &[u8], most: u64) -> Result<Cow<'_, [u8]>, String> {
     Ok(Cow::Owned(out))
 }
 
-/// Reads to the end, which comes after `most` bytes at most.
+/// Reads to the end, up to `most` bytes.
 fn bounded(from: impl Read, out: &mut Vec<u8>, most: u64) -> io::Result<()> {
     let read = from.take(most + 1).read_to_end(out)?;
     if read as u64 > most { Err(io::Error::new(io::ErrorKind::FileTooLarge, too_large(most))) } else { Ok(()) }

@@ -1,4 +1,4 @@
-//! The ranks of a keyspace whose engines have hybrid models: what their cache groups beside the indexed one hold.
+//! Ranks with hybrid models, and the blocks of their cache groups besides the indexed one.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,7 +6,7 @@ use std::sync::Arc;
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_wire::Hybrid;
 
-/// Hybrids by worker and rank.
+/// Cache groups of hybrid models, by worker and rank.
 #[derive(Debug, Default, Clone)]
 pub struct HybridRanks(HashMap<Arc<str>, Vec<(u32, Arc<Hybrid>)>>);
 
@@ -19,7 +19,7 @@ impl HybridRanks {
         self.0.get(worker)?.iter().find(|(of, _)| *of == rank).map(|(_, hybrid)| hybrid)
     }
 
-    /// The ranks of a worker, with their hybrids.
+    /// Ranks of a worker, with their cache groups.
     pub(crate) fn of_worker(&self, worker: &str) -> &[(u32, Arc<Hybrid>)] {
         self.0.get(worker).map_or(&[], Vec::as_slice)
     }
@@ -38,7 +38,7 @@ impl HybridRanks {
     }
 }
 
-/// Read by every query, written when an engine turns out to have a hybrid model and when it begins anew.
+/// The present [`HybridRanks`]: read by every query, written when an engine proves to have a hybrid model or begins anew.
 #[derive(Debug, Default)]
 pub struct Hybrids(ArcSwap<HybridRanks>);
 
@@ -49,7 +49,7 @@ impl Hybrids {
         self.0.load()
     }
 
-    /// A rank's groups are followed here, or not any more.
+    /// Sets or removes the cache groups of a rank.
     pub(crate) fn set(&self, worker: &Arc<str>, rank: u32, hybrid: Option<&Arc<Hybrid>>) {
         let known = self.0.load();
         if known.get(worker, rank).map(Arc::as_ptr) == hybrid.map(Arc::as_ptr) {

@@ -1,4 +1,4 @@
-//! A keyspace, in which blocks may be shared: a model under a routing group, with one block size, one index, and the
+//! Keyspace: one model under one routing group, whose engines may share blocks. It has one block size, one index, and the
 //! streams that fill it.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,17 +15,15 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use super::hybrids::Hybrids;
-use super::members::Members;
-use super::reservations::Reservations;
+use super::members::{Members, Reservations};
+use super::prompt_queue::PromptQueue;
 use super::stream::Stream;
-use crate::adopt::prompt_queue::PromptQueue;
 use crate::error::Error;
 
-/// Number of times that a question is put because streams came to be untrusted under it. Once in a while one does; if
-/// one did each time, they have to wait for the last.
+/// Most repetitions of a look-up during which a stream lost its trust. After these, trust cannot change during the last one.
 const TRIES: usize = 8;
 
-/// One index, who fills it, and who is not to be trusted in it.
+/// One index, the streams that fill it, and the reservations about them.
 pub struct Keyspace {
     /// The model's name.
     pub model: Box<str>,
@@ -33,30 +31,30 @@ pub struct Keyspace {
     pub routing_group: Box<str>,
     /// Tokens in a block.
     pub block_size: u32,
-    /// The index of who holds what. Another one takes its place, under the lock, when a change of it has failed.
+    /// The index. An empty one takes its place, under the lock, after a change has failed.
     index: ArcSwap<BlockIndex>,
-    /// Number of times that another index has taken its place.
+    /// Number of replacements of the index.
     rebuilds: watch::Sender<u64>,
-    /// The streams, and whom not to trust. Changes only under the lock; queries read it without.
+    /// The streams, with the reservations about them. Changed only under the lock; read by queries without it.
     members: ArcSwap<Members>,
     changes: Mutex<()>,
-    /// Goes up whenever there is more to be said against the answers.
+    /// Counter of new reservations.
     losses: AtomicU64,
-    /// The identity of blocks: what they are called in the index.
+    /// Identity of blocks in the index: content hashes, or words that depend on a key.
     identity: Arc<Identity>,
-    /// The queue where prompts are left that may tell what was never announced.
+    /// Queue of prompts from which blocks may be adopted.
     prompt_queue: Arc<PromptQueue<Self>>,
-    /// True if a stream has proved something without saying what it is.
+    /// True if a stream has proved names of unknown blocks.
     waiting: AtomicBool,
-    /// True if the tokens of a prompt might say what a stream has proved.
+    /// True if the tokens of a prompt may identify the proved names.
     nameable: AtomicBool,
-    /// True if the last who asked meanwhile had content hashes, which cannot.
+    /// True if the last query since then had content hashes, which cannot identify names.
     hashed: AtomicBool,
-    /// Dictionaries of snapshots, of blocks that nobody could prove to be held, for whoever learns from them.
+    /// Dictionaries of snapshots whose blocks could not be proved, for adoption.
     taught: Mutex<Vec<Arc<Dictionary>>>,
-    /// The ranks whose depths are cut to what all cache groups can serve.
+    /// Ranks of hybrid models, whose depths are limited to the blocks that all cache groups can serve.
     hybrids: Hybrids,
-    /// True if the next change is to fail.
+    /// True if the next change is to fail, in tests.
     #[cfg(test)]
     pub(crate) fail: std::sync::atomic::AtomicBool,
 }
@@ -85,13 +83,12 @@ impl Keyspace {
         })
     }
 
-    /// The same, of a service with this queue, where blocks are called so.
+    /// This keyspace with a service's queue and identity of blocks.
     pub(crate) fn of_service(self, prompt_queue: Arc<PromptQueue<Self>>, identity: Arc<Identity>) -> Self {
         Self { prompt_queue, identity, ..self }
     }
 
-    /// The identity of blocks, by which they are called in the index: what to compute of a prompt's tokens before it is
-    /// asked.
+    /// Identity of blocks in the index, by which a prompt's tokens become the words of a query.
     #[must_use]
     pub fn identity(&self) -> &Arc<Identity> {
         &self.identity
@@ -101,7 +98,7 @@ impl Keyspace {
         &self.prompt_queue
     }
 
-    /// True if a stream may have proved something without saying what it is.
+    /// True if a stream may have proved names of unknown blocks.
     #[must_use]
     pub fn is_waiting(&self) -> bool {
         self.waiting.load(Relaxed)
@@ -113,8 +110,8 @@ impl Keyspace {
         }
     }
 
-    /// True if the tokens of a prompt may say what a stream has proved: not of one whose names nobody can compute. It
-    /// is as it was when that was looked at last.
+    /// True if the tokens of a prompt may identify the proved names, which is not so for names that cannot be computed. As of
+    /// the last check.
     pub(crate) fn is_nameable(&self) -> bool {
         self.nameable.load(Relaxed)
     }
@@ -125,19 +122,19 @@ impl Keyspace {
         }
     }
 
-    /// Somebody has asked, while a stream waited for its blocks to be named, by content hashes or by tokens.
+    /// Records a query, by content hashes or by tokens, while names of unknown blocks are proved.
     pub(crate) fn was_asked(&self, by_hashes: bool) {
         if by_hashes != self.hashed.load(Relaxed) {
             self.hashed.store(by_hashes, Relaxed);
         }
     }
 
-    /// True if what streams wait for could be learnt if those who ask sent tokens, and the last one did not.
+    /// True if queries by tokens might identify proved names, and the last query was by content hashes.
     pub(crate) fn misses_tokens(&self) -> bool {
         self.is_nameable() && self.hashed.load(Relaxed)
     }
 
-    /// The names of a snapshot mean what they meant, even if it is not known who holds their blocks.
+    /// Adds the dictionary of a snapshot whose blocks could not be proved: its names keep their meanings.
     pub(crate) fn teach(&self, dictionary: &Arc<Dictionary>) {
         let mut taught = self.taught.lock();
         if self.prompt_queue.is_open() && !taught.iter().any(|known| Arc::ptr_eq(known, dictionary)) {
@@ -145,12 +142,12 @@ impl Keyspace {
         }
     }
 
-    /// Takes what was taught since this was asked last.
+    /// Drains the dictionaries added since the last call.
     pub(crate) fn take_taught(&self) -> Vec<Arc<Dictionary>> {
         std::mem::take(&mut self.taught.lock())
     }
 
-    /// Calls `f` with what each rank of each stream has proved, and the index that it feeds. The stream waits meanwhile.
+    /// Calls `f` with the proofs of each rank of each stream, and the index that it feeds. The stream waits meanwhile.
     pub(crate) fn each_late(&self, mut f: impl FnMut(&Stream, &Arc<BlockIndex>, u32, &mut RankAdoption)) {
         for stream in self.members.load_full().all() {
             stream.proven_blocks().each(|index, rank, late| f(stream, index, rank, late));
@@ -162,7 +159,7 @@ impl Keyspace {
         self.members.load().all().to_vec()
     }
 
-    /// The index of who holds what.
+    /// The index.
     #[must_use]
     pub fn index(&self) -> Guard<Arc<BlockIndex>> {
         self.index.load()
@@ -174,18 +171,18 @@ impl Keyspace {
         &self.hybrids
     }
 
-    /// Number of times that the index was made anew.
+    /// Number of replacements of the index.
     #[must_use]
     pub fn rebuilds(&self) -> u64 {
         *self.rebuilds.borrow()
     }
 
-    /// News of that.
+    /// Watches the number of replacements.
     pub(crate) fn watch_rebuilds(&self) -> watch::Receiver<u64> {
         self.rebuilds.subscribe()
     }
 
-    /// Changes the index. If that fails, the index is made anew, and there is nothing in it to be changed.
+    /// Changes the index. If the change panics, an empty index takes its place.
     pub(crate) fn change(&self, change: impl FnOnce(&BlockIndex)) {
         let index = self.index.load_full();
         if self.try_change(&index, change).is_err() {
@@ -193,11 +190,11 @@ impl Keyspace {
         }
     }
 
-    /// Changes an index that is or was this keyspace's. A failure inside leaves nobody's blocks certain in it. So an
-    /// empty one takes its place, no stream is trusted, and each begins anew.
+    /// Changes an index that is or was this keyspace's. After a panic inside, no block in it is certain: an empty index takes
+    /// its place, no stream is trusted, and each begins anew.
     ///
     /// # Errors
-    /// What the change panicked with.
+    /// The panic of the change.
     pub(crate) fn try_change<T>(
         &self,
         index: &Arc<BlockIndex>,
@@ -234,17 +231,17 @@ impl Keyspace {
         tracing::error!(model, routing_group, "the index failed and is being rebuilt from its streams");
     }
 
-    /// A stream, which feeds this index, came to be trusted or not to be. Whoever feeds one that is replaced is not.
+    /// Sets the trust in a stream that feeds `index`. A stream that feeds a replaced index is not trusted.
     pub(crate) fn set_trusted(&self, stream: &Stream, index: &Arc<BlockIndex>, trusted: bool) {
         let _lock = self.changes.lock();
         stream.status.set_trusted(trusted && Arc::ptr_eq(index, &self.index.load()));
         self.update(&self.members.load(), stream);
     }
 
-    /// Looks into the index, and tells `look` whom not to trust in what it finds.
+    /// Calls `look` with the reservations that apply to what it finds in the index.
     ///
-    /// A stream is untrusted before what it holds is cleared. So what `look` found is put down to the right streams if
-    /// none came to be untrusted meanwhile; else it is called again. `look` must not change who is trusted.
+    /// A stream loses its trust before its blocks are cleared. So the answer of `look` is consistent if no stream has lost its
+    /// trust meanwhile; else it is called again. `look` must not change the trust in a stream.
     pub fn steady<T>(&self, mut look: impl FnMut(&Reservations) -> T) -> T {
         for _ in 1..TRIES {
             let losses = self.losses.load(Acquire);
@@ -267,7 +264,7 @@ impl Keyspace {
         members.of_worker(worker).iter().map(|stream| (stream.registration.rank, stream.clone())).collect()
     }
 
-    /// The stream that feeds a worker's rank: there is one at most.
+    /// Stream that feeds a worker's rank; at most one does.
     #[must_use]
     pub fn stream(&self, worker: &str, rank: u32) -> Option<Arc<Stream>> {
         self.members.load().feeder(worker, rank).cloned()
@@ -303,8 +300,8 @@ impl Keyspace {
         self.replace(members.without(worker, ranks));
     }
 
-    /// The rank to store a batch under that names `announced`: that one, unless another stream feeds it already or this
-    /// one feeds too many; then the registered one.
+    /// Rank to store a batch under that names `announced`: that rank, or the registered one if another stream feeds it or
+    /// this stream feeds too many.
     pub(crate) fn claim(&self, stream: &Stream, announced: u32) -> u32 {
         let _lock = self.changes.lock();
         if stream.feeds(announced) {
@@ -316,7 +313,7 @@ impl Keyspace {
         announced
     }
 
-    /// To be called when a stream came not to be trusted, to be partial, or its depths came to be upper bounds.
+    /// Updates the reservations about a stream. To be called when its trust or a flag of its status has changed.
     pub(crate) fn trust_changed(&self, stream: &Stream) {
         let _lock = self.changes.lock();
         self.update(&self.members.load(), stream);
@@ -334,7 +331,7 @@ impl Keyspace {
         }
     }
 
-    /// There is more to be said against the answers: who finds what changes after this knows it.
+    /// Counts a new reservation; a query that finds the changes after it sees the count.
     fn lose(&self) {
         self.losses.fetch_add(1, Release);
         fence(SeqCst);

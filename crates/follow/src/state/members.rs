@@ -1,13 +1,14 @@
-//! The streams of a keyspace side by side, with bits that say what is to be said against each.
+//! The streams of a keyspace side by side, with a bit for each reservation about each stream.
 //!
-//! Who is there changes seldom, and makes a new row of members. Trust changes often, at worst that of all at once: it
-//! costs a few bits of the one stream.
+//! A stream that comes or goes is rare, and makes a new list of members. Trust changes often, at worst that of all streams at
+//! once: it costs a few bits of each stream.
 
 use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::{Acquire, Relaxed, Release};
 
+use arc_swap::Guard;
 use hashbrown::HashMap;
 
 use super::stream::Stream;
@@ -17,22 +18,22 @@ use super::stream::Stream;
 pub(super) struct Members {
     /// The streams, by worker and registered rank.
     streams: Vec<Arc<Stream>>,
-    /// The places of a worker's streams.
+    /// Places of each worker's streams.
     workers: HashMap<Arc<str>, Range<usize>>,
     /// Streams that are not trusted.
     pub(super) untrusted: Bits,
-    /// Streams, trusted or not, of which something was lost, so that the engine may hold more.
+    /// Streams, trusted or not, that lost batches, so that the engine may hold more.
     pub(super) partial: Bits,
-    /// Streams of which only a number says that the engine is still the one whose blocks are known.
+    /// Streams whose engine is known only by a sequence number to be the one whose blocks are held.
     pub(super) unverified: Bits,
-    /// Streams whose engine does not tell which blocks have a salt.
+    /// Streams whose engine does not announce which blocks have a salt.
     pub(super) no_salts: Bits,
     /// Streams whose depths are upper bounds only.
     pub(super) upper_bounds: Bits,
 }
 
 impl Members {
-    /// Makes members of streams in order.
+    /// Members of streams that are in order.
     fn of(streams: Vec<Arc<Stream>>) -> Self {
         let mut workers = HashMap::with_capacity(streams.len());
         let mut start = 0;
@@ -56,7 +57,7 @@ impl Members {
         members
     }
 
-    /// The same with one more.
+    /// These members and one more stream.
     pub(super) fn with(&self, stream: &Arc<Stream>) -> Self {
         let key = |stream: &Stream| (stream.worker.clone(), stream.registration.rank);
         let place = self.streams.partition_point(|other| key(other) < key(stream));
@@ -65,7 +66,7 @@ impl Members {
         Self::of(streams)
     }
 
-    /// The same without those streams of a worker that have these registered ranks.
+    /// These members without a worker's streams of these registered ranks.
     pub(super) fn without(&self, worker: &str, ranks: &[u32]) -> Self {
         let goes = |stream: &Stream| *stream.worker == *worker && ranks.contains(&stream.registration.rank);
         Self::of(self.streams.iter().filter(|stream| !goes(stream)).cloned().collect())
@@ -80,13 +81,13 @@ impl Members {
         self.workers.get(worker).map_or(&[], |places| &self.streams[places.clone()])
     }
 
-    /// The one that feeds a worker's rank.
+    /// Stream that feeds a worker's rank.
     pub(super) fn feeder(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
         Some(&self.streams[self.feeder_among(self.workers.get(worker)?, rank)?])
     }
 
-    /// The place of the stream that speaks for whatever is known of a worker's rank: the worker's only one, or else the
-    /// one that feeds the rank.
+    /// Place of the stream whose reservations apply to a worker's rank: the worker's only stream, or else the one that feeds
+    /// the rank.
     pub(super) fn speaker(&self, worker: &str, rank: u32) -> Option<usize> {
         let places = self.workers.get(worker)?;
         if places.len() == 1 { Some(places.start) } else { self.feeder_among(places, rank) }
@@ -101,13 +102,13 @@ impl Members {
         Some(places.start + at)
     }
 
-    /// Brings the bits of a stream up to date. Returns whether there is more to be said against it than before.
+    /// Updates the bits of a stream. True if there is a new reservation about it.
     pub(super) fn update(&self, stream: &Stream) -> bool {
         let Some(places) = self.workers.get(&stream.worker) else { return false };
         let of_worker = &self.streams[places.clone()];
         let rank = stream.registration.rank;
         match of_worker.binary_search_by_key(&rank, |other| other.registration.rank) {
-            // A stream that was replaced by another of its name has nothing to say.
+            // A stream that was replaced by another of its name does not count.
             Ok(at) if std::ptr::eq(&raw const *of_worker[at], stream) => self.tell(places.start + at, stream),
             _ => false,
         }
@@ -118,7 +119,7 @@ impl Members {
         let untrusted = self.untrusted.set(place, !status.is_trusted());
         let partial = self.partial.set(place, status.partial.load(Relaxed));
         let unverified = self.unverified.set(place, status.unverified.load(Relaxed));
-        // What looks like blocks without a salt may be another's with one.
+        // Blocks that seem to have no salt may have one.
         let (has_no_salts, is_upper_bound) = (status.no_salts.load(Relaxed), status.upper_bound.load(Relaxed));
         let no_salts = self.no_salts.set(place, has_no_salts);
         let upper_bound = self.upper_bounds.set(place, has_no_salts || is_upper_bound);
@@ -135,7 +136,7 @@ impl Bits {
         Self((0..members.div_ceil(64)).map(|_| AtomicU64::new(0)).collect())
     }
 
-    /// Returns whether the bit was not set and is now.
+    /// Sets a bit. True if it was not set and is now.
     fn set(&self, place: usize, to: bool) -> bool {
         let (word, bit) = (&self.0[place / 64], 1 << (place % 64));
         let before = if to { word.fetch_or(bit, Release) } else { word.fetch_and(!bit, Release) };
@@ -144,14 +145,14 @@ impl Bits {
 
     /// The bits that are set now.
     pub(super) fn now(&self) -> Set {
-        // What a stream held when it came to be trusted is seen by whoever sees that it is.
+        // A reader that sees a stream as trusted also sees the blocks that it held by then.
         let is_any = self.0.iter().any(|word| word.load(Acquire) != 0);
-        // Usually nothing is to be said against anybody, and that takes no memory.
+        // Usually no bit is set, and that takes no memory.
         Set(if is_any { self.0.iter().map(|word| word.load(Acquire)).collect() } else { Vec::new() })
     }
 }
 
-/// Members, as they were at one time.
+/// Set of members at one moment.
 #[derive(Default)]
 pub(super) struct Set(Vec<u64>);
 
@@ -170,6 +171,85 @@ impl Set {
             let rest = std::iter::successors(Some(*word), |word| Some(word & word.wrapping_sub(1)));
             rest.take_while(|word| *word != 0).map(move |word| at * 64 + word.trailing_zeros() as usize)
         })
+    }
+}
+
+/// Reservations about the streams of a keyspace at one moment: which may hold other blocks than are known.
+pub struct Reservations {
+    members: Guard<Arc<Members>>,
+    untrusted: Set,
+    partial: Set,
+    unverified: Set,
+    no_salts: Set,
+    upper_bounds: Set,
+}
+
+impl Reservations {
+    pub(super) fn among(members: Guard<Arc<Members>>) -> Self {
+        let (untrusted, partial) = (members.untrusted.now(), members.partial.now());
+        let unverified = members.unverified.now();
+        let (no_salts, upper_bounds) = (members.no_salts.now(), members.upper_bounds.now());
+        Self { untrusted, partial, unverified, no_salts, upper_bounds, members }
+    }
+
+    /// Streams that are not trusted, by worker and rank.
+    pub fn streams(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.untrusted.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// Streams, trusted or not, that lost batches, so that the engine may hold more.
+    pub fn partial(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.partial.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// Streams, trusted or not, whose engine is known only by a sequence number to be the one whose blocks are held.
+    pub fn unverified(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.unverified.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// True if the holdings of this rank come from such a stream.
+    #[must_use]
+    pub fn is_unverified(&self, worker: &str, rank: u32) -> bool {
+        !self.unverified.is_empty() && self.is_in(&self.unverified, worker, rank)
+    }
+
+    /// Streams whose engine does not announce which blocks have a salt.
+    pub fn no_salts(&self) -> impl Iterator<Item = &Arc<Stream>> {
+        self.no_salts.iter().map(|place| &self.members.all()[place])
+    }
+
+    /// True if the depths of any rank, trusted or not, are upper bounds only.
+    #[must_use]
+    pub fn has_upper_bounds(&self) -> bool {
+        !self.upper_bounds.is_empty()
+    }
+
+    /// True if the depths of this rank are upper bounds only.
+    #[must_use]
+    pub fn is_upper_bound(&self, worker: &str, rank: u32) -> bool {
+        self.has_upper_bounds() && self.is_in(&self.upper_bounds, worker, rank)
+    }
+
+    /// True if all streams are trusted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.untrusted.is_empty()
+    }
+
+    /// True if the holdings of this rank come from a stream that is not trusted.
+    #[must_use]
+    pub fn contains(&self, worker: &str, rank: u32) -> bool {
+        !self.is_empty() && self.is_in(&self.untrusted, worker, rank)
+    }
+
+    /// Stream that the holdings of a rank come from.
+    #[must_use]
+    pub fn stream_of(&self, worker: &str, rank: u32) -> Option<&Arc<Stream>> {
+        Some(&self.members.all()[self.members.speaker(worker, rank)?])
+    }
+
+    fn is_in(&self, set: &Set, worker: &str, rank: u32) -> bool {
+        self.members.speaker(worker, rank).is_some_and(|place| set.contains(place))
     }
 }
 

@@ -4,21 +4,25 @@
 //! Registration ──▶ Stream (with its StreamStatus) ──▶ Members ──▶ Untrusted ──▶ Keyspace (with its index, and Hybrids)
 //! ```
 
-mod copies;
 mod hybrids;
 mod keyspace;
 mod members;
-mod proven;
+mod prompt_queue;
 mod registration;
-mod reservations;
+mod saved;
 mod status;
 mod stream;
 
-pub(crate) use copies::{CopiedRank, CopiedStream, CopyRequest};
+pub(crate) use self::prompt_queue::{CacheReport, Counts as AdoptCounts, Prompt, time_of};
+pub(crate) use self::saved::{
+    CopiedRank, CopiedStream, CopyRequest, RankBlocks, RankHead, SavedKeyspace, SavedRank, SavedStream, StreamCopy,
+    StreamHead, UnnamedProofs,
+};
 pub use hybrids::{HybridRanks, Hybrids};
 pub use keyspace::Keyspace;
 pub use kvatlas_stream::State;
+pub use members::Reservations;
+pub use prompt_queue::PromptQueue;
 pub use registration::{ModelNames, Registration};
-pub use reservations::Reservations;
 pub use status::{Counters, SnapshotOutcome, StreamStatus};
 pub use stream::Stream;

@@ -1,17 +1,17 @@
-//! The registration of an engine: what somebody says who registers one.
+//! Registration of an engine rank, as given by a client or by discovery.
 
 use crate::endpoint::Endpoint;
 use crate::error::Error;
 
-/// So many other names a model may have, of each kind.
+/// Most aliases, and most adapters, of a model.
 const MOST_NAMES: usize = 1024;
 
 /// Names of a model besides its own.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ModelNames {
-    /// The same model.
+    /// Other names of the model.
     pub aliases: Vec<String>,
-    /// The model with the adapter of this name.
+    /// Names of adapters of the model.
     pub adapters: Vec<String>,
 }
 
@@ -30,37 +30,37 @@ impl ModelNames {
     }
 }
 
-/// An engine rank to follow.
+/// Registration of an engine rank.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Registration {
     /// The worker's name.
     pub worker: String,
     /// The model's name.
     pub model: String,
-    /// The other names that the worker's engine has for it; none to leave them as they are.
+    /// Aliases and adapters at the worker's engine; none to leave them as they are.
     pub names: Option<ModelNames>,
     /// The routing group.
     pub routing_group: String,
     /// Tokens in a block.
     pub block_size: u32,
-    /// The data-parallel rank, unless the batches name another one that no other stream feeds.
+    /// Data-parallel rank, unless batches name another rank that no other stream feeds.
     pub rank: u32,
-    /// The endpoint where the events are published.
+    /// Endpoint of the engine's events.
     pub endpoint: Endpoint,
-    /// The endpoint where the engine answers for lost events.
+    /// Endpoint of the engine's replay socket.
     pub replay_endpoint: Option<Endpoint>,
-    /// The topic of the engine's batches, compared as a whole; empty for any. Of an engine that connects to us, an empty
-    /// one is a topic like others.
+    /// Topic of the engine's batches, compared as a whole; empty for any. For an engine that connects to this service, the
+    /// empty topic is a topic like others.
     pub topic: String,
-    /// True if a block announced n times is held until it is removed n times. Some engines announce a block again
-    /// without holding another copy of it.
+    /// True if a block announced n times is held until it is removed n times. Some engines announce a block again without
+    /// another copy of it.
     pub count_copies: bool,
-    /// The source of the registration: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
+    /// Source of the registration: `zmq` for a client of the HTTP interface, else the engine's URL or `stream`.
     pub source: String,
 }
 
 impl Registration {
-    /// Checks that the registration makes sense by itself.
+    /// Checks the values of the registration.
     pub(crate) fn check(&self) -> Result<(), Error> {
         if self.block_size == 0 {
             let message = "block_size must be at least 1, got 0: it is the engine's number of tokens in a block";
@@ -80,7 +80,7 @@ impl Registration {
         self.names.as_ref().map_or(Ok(()), ModelNames::check)
     }
 
-    /// Checks that another registration for the same rank says the same.
+    /// Checks that another registration of the same rank is equal.
     pub(crate) fn check_same(&self, other: &Self) -> Result<(), Error> {
         let said = |it: &Self| (it.endpoint.clone(), it.replay_endpoint.clone(), it.topic.clone(), it.count_copies);
         if said(self) == said(other) {

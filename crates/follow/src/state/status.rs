@@ -1,6 +1,6 @@
-//! The status of a stream: written by its task alone, read by `/workers`, `/metrics` and readiness.
+//! Status of a stream: written by its task alone, read by `/workers`, `/metrics` and readiness.
 //!
-//! Numbers are atomics without order among them: a reader may see one of them a batch ahead of another.
+//! Numbers are atomics without an order among them: a reader may see one of them a batch ahead of another.
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -20,7 +20,7 @@ macro_rules! counters {
         }
 
         impl Counters {
-            /// Names, with what each counts.
+            /// Names, each with its help text.
             pub const NAMES: &[(&str, &str)] = &[$((stringify!($name), concat!($($doc),*))),*];
 
             /// The counts, in the order of `NAMES`.
@@ -102,12 +102,12 @@ counters! {
     other_relays,
 }
 
-/// The outcome of what a snapshot had of a stream.
+/// Outcome of a stream's restored holdings.
 #[derive(Debug, Clone, Copy)]
 pub struct SnapshotOutcome {
     /// `disk` or `peer`.
     pub kind: &'static str,
-    /// Seconds since 1970 when it was made.
+    /// Time of the snapshot, in seconds since 1970.
     pub created: f64,
     /// Blocks of all ranks.
     pub blocks: u64,
@@ -115,7 +115,7 @@ pub struct SnapshotOutcome {
     pub outcome: Option<Outcome>,
 }
 
-/// The error that is not over, and the last one that is, with their times.
+/// The present error, and the last one that is over, with their times.
 #[derive(Debug, Default)]
 struct Errors {
     last: Option<(String, Instant)>,
@@ -134,15 +134,15 @@ pub struct StreamStatus {
     /// True if the holdings are what the engine announced up to `last_seq`.
     trusted: AtomicBool,
     settled: AtomicBool,
-    /// True if the engine may hold more than is known, because it began or lost something without a replay.
+    /// True if the engine may hold more than is known, because the beginning or lost batches were not replayed.
     pub partial: AtomicBool,
-    /// True if nothing but a number says that the engine, connected anew, is the one whose blocks are held.
+    /// True if only a sequence number shows that the reconnected engine is the one whose blocks are held.
     pub unverified: AtomicBool,
     /// True if depths are upper bounds only, as for hybrid models.
     pub upper_bound: AtomicBool,
-    /// True if the engine does not tell which blocks have a salt.
+    /// True if the engine does not announce which blocks have a salt.
     pub no_salts: AtomicBool,
-    /// The number of the epoch: 0 at first, one more with each restart of the engine.
+    /// Number of noticed restarts of the engine.
     pub epoch: AtomicU64,
     last_seq: AtomicU64,
     heard: AtomicU64,
@@ -150,18 +150,18 @@ pub struct StreamStatus {
     lag_max: AtomicU64,
     /// Batches waiting in the buffer.
     pub buffered: AtomicU64,
-    /// Counts of what happened.
+    /// Counts of events.
     pub counters: Counters,
     refused: Vec<AtomicU64>,
-    /// Tokens in a block of the most frequent size besides the index's, and the blocks of that size.
+    /// Most frequent block size besides the index's, in tokens, and the number of blocks of that size.
     other_size: AtomicU32,
     other_size_blocks: AtomicU64,
     errors: Mutex<Errors>,
-    /// The outcome of what a snapshot had of the stream, if one had anything.
+    /// Outcome of the stream's restored holdings, if a snapshot had any.
     snapshot: Mutex<Option<SnapshotOutcome>>,
-    /// True if there is an error that is not over.
+    /// True if there is a present error.
     failing: AtomicBool,
-    /// The number of the limit reached.
+    /// Number of the reached limit, or [`NO_LIMIT`].
     limit: AtomicU8,
     /// True if the stream's relay has left.
     gone: AtomicBool,
@@ -210,7 +210,7 @@ impl StreamStatus {
         self.trusted.load(Relaxed)
     }
 
-    /// True if the stream's first replay is through or given up.
+    /// True if the stream's first replay has ended or was given up.
     #[must_use]
     pub fn is_settled(&self) -> bool {
         self.settled.load(Relaxed)
@@ -228,7 +228,7 @@ impl StreamStatus {
         self.settled.store(true, Relaxed);
     }
 
-    /// The number of the last batch applied; none in this epoch yet.
+    /// Number of the last batch applied in this epoch.
     #[must_use]
     pub fn last_seq(&self) -> Option<u64> {
         some(self.last_seq.load(Relaxed))
@@ -238,7 +238,7 @@ impl StreamStatus {
         self.last_seq.store(seq.unwrap_or(NEVER), Relaxed);
     }
 
-    /// Time since the engine was heard, by a batch or an answer; none if never.
+    /// Time since the engine's last batch or answer; none if there was none.
     #[must_use]
     pub fn silence(&self) -> Option<Duration> {
         let heard = some(self.heard.load(Relaxed))?;
@@ -249,14 +249,14 @@ impl StreamStatus {
         self.heard.store(self.started.elapsed().as_millis() as u64, Relaxed);
     }
 
-    /// Time from the engine's time in the last live batch to its being visible here. None if the engine's clock is no
-    /// wall clock, or nothing live came.
+    /// Lag of the last live batch: from its time at the engine until queries saw it. None without a live batch, or if the
+    /// engine's clock is not a wall clock.
     #[must_use]
     pub fn lag(&self) -> Option<Duration> {
         some(self.lag.load(Relaxed)).map(Duration::from_micros)
     }
 
-    /// The longest lag so far.
+    /// Longest lag so far.
     #[must_use]
     pub fn lag_max(&self) -> Duration {
         Duration::from_micros(self.lag_max.load(Relaxed))
@@ -294,7 +294,7 @@ impl StreamStatus {
         self.refused()[Reason::PartialBlock as usize]
     }
 
-    /// The size of which the most blocks were left out as it is not the index's, and how many these are.
+    /// Most frequent size of blocks left out because it is not the index's, and the number of these blocks.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {
         let blocks = self.other_size_blocks.load(Relaxed);
@@ -312,7 +312,7 @@ impl StreamStatus {
         self.other_size_blocks.store(blocks, Relaxed);
     }
 
-    /// The limit that the stream has reached: until it begins anew, nothing of it is held.
+    /// Limit that the stream has reached: none of its blocks are held until it begins anew.
     #[must_use]
     pub fn limit(&self) -> Option<Limit> {
         Limit::ALL.get(usize::from(self.limit.load(Relaxed))).copied()
@@ -322,13 +322,13 @@ impl StreamStatus {
         self.limit.store(limit.map_or(NO_LIMIT, |limit| limit as u8), Relaxed);
     }
 
-    /// The trouble with the stream, in words; none if all is well.
+    /// Present error, in words; none if all is well.
     #[must_use]
     pub fn last_error(&self) -> Option<String> {
         Some(self.errors().last.as_ref()?.0.clone())
     }
 
-    /// The last trouble that is over, and how long ago it was noticed.
+    /// Last error that is over, and the time since it was noticed.
     #[must_use]
     pub fn previous_error(&self) -> Option<(String, Duration)> {
         let errors = self.errors();
@@ -341,7 +341,7 @@ impl StreamStatus {
         self.failing.store(true, Relaxed);
     }
 
-    /// Nothing is wrong any more.
+    /// Ends the present error.
     pub(crate) fn recover(&self) {
         if self.failing.load(Relaxed) && self.failing.swap(false, Relaxed) {
             let mut errors = self.errors();
@@ -349,12 +349,12 @@ impl StreamStatus {
         }
     }
 
-    /// True if something is wrong that [`recover`](Self::recover) would end.
+    /// True if there is a present error, which [`recover`](Self::recover) would end.
     pub(crate) fn is_failing(&self) -> bool {
         self.failing.load(Relaxed)
     }
 
-    /// True if the relay that the stream came by has left.
+    /// True if the stream's relay has left.
     pub(crate) fn is_gone(&self) -> bool {
         self.gone.load(Relaxed)
     }
@@ -363,7 +363,7 @@ impl StreamStatus {
         self.gone.store(gone, Relaxed);
     }
 
-    /// The outcome of what a snapshot had of the stream.
+    /// Outcome of the stream's restored holdings.
     #[must_use]
     pub fn from_snapshot(&self) -> Option<SnapshotOutcome> {
         *self.snapshot.lock()

@@ -1,34 +1,35 @@
-//! One engine rank's event stream, as everybody sees it.
+//! Event stream of one engine rank, as its task, queries and snapshots share it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, OnceLock};
 
+use kvatlas_adopt::RankAdoption;
+use kvatlas_index::BlockIndex;
 use parking_lot::{Mutex, MutexGuard};
 
-use super::copies::Copies;
-use super::proven::ProvenBlocks;
 use super::registration::Registration;
+use super::saved::Copies;
 use super::status::StreamStatus;
 use crate::relay::Outlet;
 
 /// Number of ranks that one stream may feed: more than any engine has behind one socket.
 const MOST_RANKS: usize = 1024;
 
-/// One engine rank's events.
+/// Event stream of one engine rank.
 pub struct Stream {
     /// The worker's name.
     pub worker: Arc<str>,
     /// The registration of the stream.
     pub registration: Registration,
-    /// The status of the stream: what is known about it.
+    /// The status of the stream.
     pub status: StreamStatus,
-    /// Ranks that it feeds.
+    /// Ranks that the stream feeds.
     ranks: Mutex<BTreeSet<u32>>,
-    /// Blocks that it has proved without saying what they are.
-    late: Mutex<ProvenBlocks>,
-    /// The channel by which its task is asked for a copy of what it holds.
+    /// Blocks that the stream has proved without announcing them.
+    proven: Mutex<ProvenBlocks>,
+    /// Channel of requests to the task for a copy of the holdings.
     copies: Copies,
-    /// The outlet by which what it brings is published, if it is.
+    /// Queue of the changes to be published, if they are.
     outlet: OnceLock<Arc<Outlet>>,
 }
 
@@ -41,28 +42,28 @@ impl Stream {
             registration,
             status: StreamStatus::default(),
             ranks,
-            late: Mutex::default(),
+            proven: Mutex::default(),
             copies,
             outlet: OnceLock::new(),
         }
     }
 
-    /// The ranks that it feeds: the registered one, and those that its batches name.
+    /// Ranks that the stream feeds: the registered one, and those that its batches name.
     #[must_use]
     pub fn ranks(&self) -> BTreeSet<u32> {
         self.ranks.lock().clone()
     }
 
-    /// The blocks that its ranks have proved. Nothing of it is applied while this is held.
+    /// Blocks that the ranks have proved. No batch of the stream is applied while the guard is held.
     pub(crate) fn proven_blocks(&self) -> MutexGuard<'_, ProvenBlocks> {
-        self.late.lock()
+        self.proven.lock()
     }
 
     pub(crate) fn copies(&self) -> &Copies {
         &self.copies
     }
 
-    /// The outlet by which what it brings is published, if it is.
+    /// Queue of the changes to be published, if they are.
     pub(crate) fn outlet(&self) -> Option<&Arc<Outlet>> {
         self.outlet.get()
     }
@@ -75,7 +76,7 @@ impl Stream {
         self.ranks.lock().contains(&rank)
     }
 
-    /// Feeds one rank more. False if it feeds too many already.
+    /// Feeds one more rank. False if the stream feeds too many already.
     pub(super) fn feed(&self, rank: u32) -> bool {
         let mut ranks = self.ranks.lock();
         let room = ranks.len() < MOST_RANKS;
@@ -85,7 +86,7 @@ impl Stream {
         room
     }
 
-    /// A stream that nobody follows.
+    /// A stream without a task.
     #[cfg(test)]
     pub(crate) fn for_test(worker: &str, rank: u32) -> Arc<Self> {
         let registration = Registration {
@@ -102,5 +103,43 @@ impl Stream {
             source: "zmq".to_owned(),
         };
         Arc::new(Self::new(worker.into(), registration))
+    }
+}
+
+/// Blocks that the ranks of one stream have proved. The stream's task changes them together with the index, under one lock,
+/// so that adoption finds the two consistent.
+#[derive(Default)]
+pub(crate) struct ProvenBlocks {
+    /// Index that the stream feeds, while it is followed.
+    index: Option<Arc<BlockIndex>>,
+    ranks: BTreeMap<u32, RankAdoption>,
+}
+
+impl ProvenBlocks {
+    /// Begins anew with the index of a stream that is followed from now on, or without one.
+    pub(crate) fn begin(&mut self, index: Option<Arc<BlockIndex>>) {
+        *self = Self { index, ranks: BTreeMap::new() };
+    }
+
+    /// Forgets all proofs: the stream's blocks are gone, and perhaps the engine is another one.
+    pub(crate) fn forget(&mut self) {
+        self.ranks.values_mut().for_each(RankAdoption::begin);
+    }
+
+    /// Proofs of one rank.
+    pub(crate) fn of(&mut self, rank: u32) -> &mut RankAdoption {
+        self.ranks.entry(rank).or_default()
+    }
+
+    /// Calls `f` with each rank, if the stream is followed.
+    pub(crate) fn each(&mut self, mut f: impl FnMut(&Arc<BlockIndex>, u32, &mut RankAdoption)) {
+        if let Some(index) = &self.index {
+            self.ranks.iter_mut().for_each(|(rank, proven)| f(index, *rank, proven));
+        }
+    }
+
+    /// Proofs of each rank.
+    pub(crate) fn all(&self) -> impl Iterator<Item = &RankAdoption> {
+        self.ranks.values()
     }
 }

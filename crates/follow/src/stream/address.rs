@@ -1,5 +1,4 @@
-//! Look-up of a name's address before ZMQ sees it: ZMQ would look names up in the thread that serves all connections,
-//! and try one of a name's addresses only.
+//! Addresses of an endpoint whose host is a name: looked up anew for each connection, and tried in turn.
 
 use std::future::Future;
 use std::io;
@@ -14,13 +13,13 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 
 type Lookup = Pin<Box<dyn Future<Output = io::Result<Vec<SocketAddr>>> + Send>>;
 
-/// An endpoint, looked up anew for each connection.
+/// An endpoint, whose name is looked up anew for each connection.
 pub(crate) struct Address {
     endpoint: Endpoint,
     /// Host and port, if the host is a name.
     name: Option<(String, u16)>,
     lookup: Option<Lookup>,
-    /// A name's addresses are tried in turn.
+    /// Number of look-ups: addresses are tried in turn.
     turn: usize,
 }
 
@@ -32,14 +31,14 @@ impl Address {
         Self { endpoint: endpoint.clone(), name, lookup: None, turn: 0 }
     }
 
-    /// An address with the same host as another endpoint, which was found at `at`, if both have the same name.
+    /// Address on the host where another endpoint was found, if both have the same name. `at`: the address of the other.
     pub(crate) fn beside(&self, other: &Self, at: &str) -> Option<String> {
         let ((host, port), (other, _)) = (self.name.as_ref()?, other.name.as_ref()?);
         let (found, _) = at.rsplit_once(':')?;
         (host == other).then(|| format!("{found}:{port}"))
     }
 
-    /// An address as ZMQ takes it.
+    /// Next address, in ZeroMQ's form.
     pub(crate) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<String>> {
         let Some((host, port)) = &self.name else { return Poll::Ready(Ok(self.endpoint.to_string())) };
         let lookup = self.lookup.get_or_insert_with(|| {

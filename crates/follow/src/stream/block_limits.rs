@@ -1,4 +1,4 @@
-//! Limits of how many blocks a stream may bring into the index.
+//! Limits on the blocks of a stream in the index.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -6,34 +6,34 @@ use std::sync::Arc;
 use crate::state::{Keyspace, Stream};
 use kvatlas_stream::limits::{Limit, LimitsConfig, SharedCounts};
 
-/// Blocks stored between two looks at the index, at least: each takes its lock.
+/// Fewest blocks stored between two looks at the index, each of which takes its lock.
 const STEP: u64 = 1024;
 
-/// Looks at what the index holds of a stream, once so much was stored that a limit may be reached.
+/// Limits of one stream. The index is looked at once enough blocks were stored that a limit may be reached.
 pub(crate) struct BlockLimits {
     limits: LimitsConfig,
     shared: Arc<SharedCounts>,
-    /// Number of blocks that may be stored before the index is looked at.
+    /// Blocks that may be stored before the next look at the index.
     room: u64,
 }
 
 impl BlockLimits {
     pub(crate) fn new(limits: LimitsConfig, shared: Arc<SharedCounts>) -> Self {
-        // Other ranks of the worker, and what was there before, are found out with the first look.
+        // The first look finds the blocks of other ranks, and those that were there before.
         Self { limits, shared, room: 0 }
     }
 
-    /// State that all streams share.
+    /// Counts shared by all streams.
     pub(crate) fn shared(&self) -> &SharedCounts {
         &self.shared
     }
 
-    /// Blocks that a rank may hold.
+    /// Most blocks that a rank may hold.
     pub(crate) fn most_of_rank(&self) -> u64 {
         self.limits.blocks_per_rank
     }
 
-    /// Blocks were stored. The limit that is exceeded now, if any.
+    /// Adds stored blocks. Returns the limit that is exceeded now, if any.
     pub(crate) fn add(&mut self, blocks: u64, keyspace: &Keyspace, stream: &Stream) -> Option<Limit> {
         if blocks < self.room || blocks == 0 {
             self.room -= blocks;

@@ -1,27 +1,27 @@
-//! The ranks that an engine's batches name, and those that their blocks are stored under.
+//! Ranks that an engine's batches name, and the ranks that their blocks are stored under.
 
 use std::collections::HashMap;
 use std::sync::atomic::Ordering::Relaxed;
 
 use crate::state::{Keyspace, Stream};
 
-/// Number of announced ranks, at most, that are remembered with the rank that they are stored under.
+/// Most announced ranks that are remembered.
 const MOST_RANKS: usize = 4096;
 
-/// The ranks that one stream stores under.
+/// Ranks that one stream stores under.
 #[derive(Debug, Default)]
 pub(super) struct ClaimedRanks {
-    /// The ranks that are stored under, by those announced. It never changes, whoever else comes and goes: what was
-    /// stored under a rank is removed under it.
+    /// Rank to store under, by announced rank. An entry never changes, even if other streams come and go: blocks stored under a
+    /// rank are removed under it.
     by_announced: HashMap<u32, u32>,
     /// True if a batch has named the registered rank, or none.
     plain: bool,
-    /// The announced rank used last, with the rank that it is stored under.
+    /// Last announced rank, with the rank to store under.
     recent: Option<(u32, u32)>,
 }
 
 impl ClaimedRanks {
-    /// The rank to store under.
+    /// Rank to store a batch under.
     pub(super) fn rank(&mut self, keyspace: &Keyspace, stream: &Stream, announced: Option<u32>) -> u32 {
         let registered = stream.registration.rank;
         let Some(announced) = announced.filter(|rank| *rank != registered) else {
@@ -61,14 +61,14 @@ impl ClaimedRanks {
         claimed + usize::from(is_registered && self.plain) > 1 || is_registered && self.by_announced.len() >= MOST_RANKS
     }
 
-    /// Ranks that batches named with those that they are stored under, and whether any named the registered one or none.
+    /// Announced ranks with the ranks to store under, and whether a batch named the registered rank or none; for a snapshot.
     pub(super) fn saved(&self) -> (Vec<(u32, u32)>, bool) {
         let mut claimed: Vec<_> = self.by_announced.iter().map(|(announced, stored)| (*announced, *stored)).collect();
         claimed.sort_unstable();
         (claimed, self.plain)
     }
 
-    /// Claims the same ranks as a snapshot has them. False if they are to be had no more.
+    /// Claims the ranks of a snapshot. False if one is taken.
     pub(super) fn restore(
         &mut self,
         keyspace: &Keyspace,

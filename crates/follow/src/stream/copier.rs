@@ -1,53 +1,53 @@
-//! A stream's task copies what the stream holds, step by step between its batches.
+//! Copies of a stream's holdings, made by its task step by step between its batches: for a snapshot, or for readers of a log
+//! that do not have the stream.
 //!
-//! The task alone applies the stream's batches. So the moment at which a rank is complete is after a batch whose number the
-//! task knows, and what its reader remembers is of the same moment. Ranks of one stream are copied one after the other;
-//! each has its own last batch. All go on from the mark, which was taken before the first; a rank leaves out the batches
-//! that it has.
+//! The task alone applies the stream's batches. So a rank is complete after a batch whose number the task knows, and its
+//! reader's memory is of the same moment. Ranks are copied one after the other; each is complete after a batch of its own.
+//!
+//! * A snapshot goes on from its mark, which is taken before the first rank; each rank skips the batches that it includes.
+//! * The log has the batches and the copies in the order in which the task made them. So a reader that skips a rank's batches
+//!   until it has the whole copy, and applies those after it, has the holdings of the rank.
 
+use std::collections::BTreeSet;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_adopt::RankAdoption;
-use kvatlas_index::{BlockHash, BlockIndex, CopyState, RankCopier};
-use kvatlas_wire::{ReaderState, SaltedBlock};
+use kvatlas_index::{BlockHash, BlockIndex, CopyDone, CopyState, RankCopier, Tier};
+use kvatlas_wire::ReaderState;
+use kvatlas_wire::compact::Frame;
+use tokio::sync::OwnedSemaphorePermit;
 
 use super::holdings::Holdings;
-use crate::snapshot::{RankHead, StreamHead, UnnamedProofs};
-use crate::state::{CopiedRank, CopiedStream, CopyRequest};
+use crate::relay::Outlet;
+use crate::state::{CopiedRank, CopiedStream, CopyRequest, RankHead, StreamHead, UnnamedProofs};
 use kvatlas_stream::machine::Machine;
 use kvatlas_stream::{Mark, Skip};
 
-/// Time for which steps are made in a row, each with a lock of its own: timers are coarse, and a step is a fraction of
-/// this.
+/// Time for which steps are made in a row, each with the index's lock: timers are coarse, and a step takes a fraction of this.
 const TURN: Duration = Duration::from_micros(800);
-
-/// Pause between two rows of steps, for others who want to change the index, and for the stream's own batches.
-pub(super) const PAUSE: Duration = Duration::from_micros(500);
-
-/// Number of small ranks that are one step.
+/// Pause between two rows of steps, for other writers of the index, and for the stream's own batches.
+const PAUSE: Duration = Duration::from_micros(500);
+/// Small ranks that make one step.
 const RANKS_A_STEP: usize = 64;
+/// Restarts of a copy, after clears, before a snapshot leaves the stream out.
+const MOST_RESTARTS: usize = 3;
+/// Bytes of one piece of a state in the log.
+const PIECE: usize = 96 << 10;
+/// Blocks in a piece that removes the blocks known from answers.
+const ANSWERED: usize = 1 << 14;
+/// Pause until a permit to copy is asked for again.
+const AGAIN: Duration = Duration::from_millis(20);
 
-/// A stream that is cleared so often while it is copied is left out.
-const MOST_AGAIN: usize = 3;
-
-/// A copy that is being made.
-pub(super) struct StreamCopier {
-    request: CopyRequest,
-    begun: CopyProgress,
-    again: usize,
-    /// Time at which the next step is due.
-    due: Instant,
-}
-
-/// State of a stream at one moment, as whoever decides about the stream knows it.
+/// State of a stream at one moment, as its rules know it.
 pub(super) trait Moment {
-    /// The last batch, if all that is held is known to be of its life.
+    /// Last batch, if all holdings are proven to belong to the same life.
     fn mark(&self) -> Result<Mark, Skip>;
-    /// The number of the last batch.
+    /// Number of the last batch.
     fn last(&self) -> Option<u64>;
-    /// The first batch applied since the last clear, and whether the engine may hold more than is known.
+    /// First batch applied since the last clear, and whether the engine may hold more than is known.
     fn reach(&self) -> (u64, bool);
-    /// Position up to which the log is read that the stream comes by, if it comes by one.
+    /// Sequence number up to which the log is read, if the stream is read from one.
     fn sequence(&self) -> Option<u64>;
 }
 
@@ -66,135 +66,159 @@ impl<P: AsRef<[u8]>> Moment for Machine<P> {
     }
 }
 
-struct CopyProgress {
-    mark: Mark,
-    /// Position up to which the log was read when the copy began.
-    sequence: Option<u64>,
-    /// Number of clears when the copy began: what was cleared by then does not come again.
-    clears: u64,
-    ranks: Vec<u32>,
-    copier: Option<RankCopier>,
-    done: Vec<(RankHead, CopiedRank)>,
+/// Destination of a copy.
+pub(super) trait CopySink: Sized {
+    /// Begins, or begins anew after the holdings were cleared. Returns a pause if it cannot begin yet.
+    ///
+    /// # Errors
+    /// The reason why the stream cannot be copied.
+    fn begin(&mut self, holdings: &Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip>;
+
+    /// Adds a rank that is complete.
+    ///
+    /// # Errors
+    /// The reason why the stream cannot be copied.
+    fn add(
+        &mut self,
+        rank: u32,
+        blocks: CopyDone,
+        proven: &mut RankAdoption,
+        holdings: &mut Holdings,
+        rules: &impl Moment,
+    ) -> Result<(), Skip>;
+
+    /// Ends a copy: of all ranks, or without success.
+    fn end(self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment);
+
+    /// True if the copy is not wanted any more.
+    fn is_given_up(&self) -> bool {
+        false
+    }
 }
 
-impl StreamCopier {
-    /// Begins, if there is anything that could be of use to somebody later; else says why not.
-    pub(super) fn begin(request: CopyRequest, holdings: &Holdings, machine: &impl Moment) -> Option<Self> {
-        match CopyProgress::new(holdings, machine) {
-            Ok(begun) => Some(Self { request, begun, again: 0, due: Instant::now() }),
-            Err(why) => {
-                request.answer(Err(why));
-                None
-            }
-        }
+/// A copy that is being made, or waits to begin.
+pub(super) struct Copier<S> {
+    sink: S,
+    progress: Option<CopyProgress>,
+    /// Time at which the next step is due.
+    due: Instant,
+}
+
+/// Progress of a copy since it last began.
+struct CopyProgress {
+    /// Number of clears at the beginning: another clear makes the copy begin anew.
+    clears: u64,
+    copied: BTreeSet<u32>,
+    current: Option<(u32, RankCopier)>,
+}
+
+impl<S: CopySink> Copier<S> {
+    pub(super) fn new(sink: S) -> Self {
+        Self { sink, progress: None, due: Instant::now() }
     }
 
     pub(super) fn due(&self) -> Instant {
         self.due
     }
 
-    /// Goes on, if that is due. None if it is done.
-    pub(super) fn step(mut self, holdings: &mut Holdings, machine: &impl Moment) -> Option<Self> {
+    /// Makes steps, if they are due. None once the copy has ended.
+    pub(super) fn step(mut self, holdings: &mut Holdings, rules: &impl Moment) -> Option<Self> {
         if Instant::now() < self.due {
             return Some(self);
         }
-        if self.request.is_given_up() {
+        if self.sink.is_given_up() {
             return None;
         }
-        if self.begun.clears != holdings.clears() {
-            self.again += 1;
-            let begun =
-                if self.again > MOST_AGAIN { Err(Skip::Changing) } else { CopyProgress::new(holdings, machine) };
-            match begun {
-                Ok(begun) => self.begun = begun,
-                Err(why) => {
-                    self.request.answer(Err(why));
-                    return None;
-                }
+        let ended = match self.steps(holdings, rules) {
+            Ok(Some(pause)) => {
+                self.due = Instant::now() + pause;
+                return Some(self);
             }
-        }
-        let turn = Instant::now();
-        let copied = loop {
-            match self.begun.step(holdings, machine) {
-                Ok(false) if turn.elapsed() < TURN => {}
-                copied => break copied,
+            Ok(None) => Ok(()),
+            Err(why) => Err(why),
+        };
+        self.sink.end(ended, holdings, rules);
+        None
+    }
+
+    /// Makes steps for a turn. Returns the pause after it, or none once all ranks are copied.
+    fn steps(&mut self, holdings: &mut Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip> {
+        let clears = holdings.clears();
+        let progress = match &mut self.progress {
+            Some(progress) if progress.clears == clears => progress,
+            progress => {
+                if let Some(pause) = self.sink.begin(holdings, rules)? {
+                    return Ok(Some(pause));
+                }
+                progress.insert(CopyProgress { clears, copied: BTreeSet::new(), current: None })
             }
         };
-        match copied {
-            Ok(false) => {
-                self.due = Instant::now() + PAUSE;
-                Some(self)
-            }
-            Ok(true) => {
-                let Self { request, begun, .. } = self;
-                request.answer(begun.end(holdings, machine));
-                None
-            }
-            Err(why) => {
-                self.request.answer(Err(why));
-                None
+        let turn = Instant::now();
+        while turn.elapsed() < TURN {
+            if progress.step(&mut self.sink, holdings, rules)? {
+                return Ok(None);
             }
         }
+        Ok(Some(PAUSE))
     }
 }
 
 impl CopyProgress {
-    fn new(holdings: &Holdings, machine: &impl Moment) -> Result<Self, Skip> {
-        // One without a replay socket is copied too: its blocks cannot be proved later, but what they are stays true.
-        if holdings.stream.status.limit().is_some() {
-            return Err(Skip::Nothing);
-        }
-        let mark = machine.mark()?;
-        let (clears, ranks) = (holdings.clears(), holdings.stream.ranks().into_iter().collect());
-        let sequence = machine.sequence();
-        Ok(Self { mark, sequence, clears, ranks, copier: None, done: Vec::new() })
-    }
-
-    /// True when all ranks are copied.
-    fn step(&mut self, holdings: &mut Holdings, machine: &impl Moment) -> Result<bool, Skip> {
+    /// Copies a slice of a rank, or several small ranks. True once all ranks are copied.
+    fn step(&mut self, sink: &mut impl CopySink, holdings: &mut Holdings, rules: &impl Moment) -> Result<bool, Skip> {
         let mut left = BlockIndex::SLICE;
-        // Several small ranks are one step.
-        while let Some(&rank) = self.ranks.last() {
-            let begins = self.copier.is_none();
-            let (worker, index) = (holdings.stream.worker.clone(), holdings.index.clone());
-            let copier = self.copier.take().unwrap_or_else(|| RankCopier::new(index, &worker, rank));
-            // Nobody adopts in between.
-            let stream = holdings.stream.clone();
+        let stream = holdings.stream.clone();
+        for _ in 0..RANKS_A_STEP {
+            let next = || stream.ranks().into_iter().find(|rank| !self.copied.contains(rank));
+            let begins = self.current.is_none();
+            let (rank, copier) = match self.current.take() {
+                Some(current) => current,
+                None => match next() {
+                    Some(rank) => (rank, RankCopier::new(holdings.index.clone(), &stream.worker, rank)),
+                    None => return Ok(true),
+                },
+            };
+            // No block is adopted in between.
             let mut proven_blocks = stream.proven_blocks();
             match copier.step(left) {
                 CopyState::More(copier) => {
                     left = left.saturating_sub(copier.spent());
-                    self.copier = Some(copier);
+                    self.current = Some((rank, copier));
                     if !begins || left == 0 {
                         return Ok(false);
                     }
                 }
-                CopyState::Done(done) => {
-                    let late = proven_blocks.of(rank);
-                    let answered: Vec<BlockHash> = late.answered().collect();
-                    let (seen, reader) = holdings.reader_state(rank, late).ok_or(Skip::Hybrid)?;
-                    let seq = machine.last().unwrap_or(self.mark.seq);
-                    let head = RankHead::new(rank, seq, seen, &reader, UnnamedProofs::of(late.frontier()));
-                    let salts: Vec<SaltedBlock> = reader.salts;
-                    self.done.push((head, CopiedRank { blocks: done, salts, answered }));
-                    self.ranks.pop();
-                    if self.done.len().is_multiple_of(RANKS_A_STEP) {
-                        break;
-                    }
+                CopyState::Done(blocks) => {
+                    sink.add(rank, blocks, proven_blocks.of(rank), holdings, rules)?;
+                    self.copied.insert(rank);
                 }
             }
         }
-        Ok(self.ranks.is_empty())
+        Ok(false)
+    }
+}
+
+/// Copy of a stream for a snapshot.
+pub(super) struct SnapshotSink {
+    request: CopyRequest,
+    begins: usize,
+    /// Last batch when the copy began.
+    mark: Mark,
+    /// Sequence number up to which the log was read when the copy began.
+    sequence: Option<u64>,
+    ranks: Vec<(RankHead, CopiedRank)>,
+}
+
+impl SnapshotSink {
+    pub(super) fn new(request: CopyRequest) -> Self {
+        Self { request, begins: 0, mark: Mark { seq: 0, hash: 0 }, sequence: None, ranks: Vec::new() }
     }
 
-    fn end(self, holdings: &Holdings, machine: &impl Moment) -> Result<CopiedStream, Skip> {
-        // What was doubted meanwhile is not worth much.
-        machine.mark()?;
+    fn head(&self, heads: Vec<RankHead>, holdings: &Holdings, rules: &impl Moment) -> StreamHead {
         let registration = &holdings.stream.registration;
-        let (heads, ranks) = self.done.into_iter().unzip();
         let (claimed, plain) = holdings.claimed.saved();
-        let (first, partial) = machine.reach();
-        let head = StreamHead {
+        let (first, partial) = rules.reach();
+        StreamHead {
             worker: holdings.stream.worker.to_string(),
             rank: registration.rank,
             topic: registration.topic.clone(),
@@ -207,17 +231,114 @@ impl CopyProgress {
             sequence: self.sequence,
             key: holdings.keyspace.identity().key_check(),
             ranks: heads,
-        };
-        Ok(CopiedStream { head, ranks })
+        }
+    }
+}
+
+impl CopySink for SnapshotSink {
+    fn begin(&mut self, holdings: &Holdings, rules: &impl Moment) -> Result<Option<Duration>, Skip> {
+        self.begins += 1;
+        if self.begins > 1 + MOST_RESTARTS {
+            return Err(Skip::Changing);
+        }
+        // A stream without a replay socket is copied too: its blocks cannot be proved later, but their meanings stay true.
+        if holdings.stream.status.limit().is_some() {
+            return Err(Skip::Nothing);
+        }
+        (self.mark, self.sequence) = (rules.mark()?, rules.sequence());
+        self.ranks.clear();
+        Ok(None)
+    }
+
+    fn add(
+        &mut self,
+        rank: u32,
+        blocks: CopyDone,
+        proven: &mut RankAdoption,
+        holdings: &mut Holdings,
+        rules: &impl Moment,
+    ) -> Result<(), Skip> {
+        let answered: Vec<BlockHash> = proven.answered().collect();
+        let (seen, reader) = holdings.reader_state(rank, proven).ok_or(Skip::Hybrid)?;
+        let seq = rules.last().unwrap_or(self.mark.seq);
+        let head = RankHead::new(rank, seq, seen, &reader, UnnamedProofs::of(proven.frontier()));
+        self.ranks.push((head, CopiedRank { blocks, salts: reader.salts, answered }));
+        Ok(())
+    }
+
+    fn end(mut self, copied: Result<(), Skip>, holdings: &Holdings, rules: &impl Moment) {
+        // A stream that was doubted meanwhile is left out.
+        let copied = copied.and_then(|()| rules.mark()).map(|_| {
+            let (heads, ranks) = std::mem::take(&mut self.ranks).into_iter().unzip();
+            CopiedStream { head: self.head(heads, holdings, rules), ranks }
+        });
+        self.request.answer(copied);
+    }
+
+    fn is_given_up(&self) -> bool {
+        self.request.is_given_up()
+    }
+}
+
+/// Copy of a stream for readers of the log, into the stream's outlet.
+pub(super) struct LogSink {
+    outlet: Arc<Outlet>,
+    permit: Option<OwnedSemaphorePermit>,
+}
+
+impl LogSink {
+    pub(super) fn new(outlet: Arc<Outlet>) -> Self {
+        Self { outlet, permit: None }
+    }
+}
+
+impl CopySink for LogSink {
+    fn begin(&mut self, _: &Holdings, _: &impl Moment) -> Result<Option<Duration>, Skip> {
+        if self.permit.is_none() {
+            self.permit = self.outlet.may_copy();
+        }
+        if self.permit.is_none() {
+            return Ok(Some(AGAIN));
+        }
+        self.outlet.state(Frame::StateBegin, None);
+        Ok(None)
+    }
+
+    fn add(
+        &mut self,
+        rank: u32,
+        blocks: CopyDone,
+        proven: &mut RankAdoption,
+        holdings: &mut Holdings,
+        _: &impl Moment,
+    ) -> Result<(), Skip> {
+        if let Some(recorder) = holdings.recorder(rank) {
+            let piece = |changes: Vec<u8>| self.outlet.state(Frame::State { rank, changes: &changes }, None);
+            recorder.state(&blocks.sorted(), PIECE, piece);
+            // A batch may announce blocks again that are known from answers only: then they must not count twice.
+            let answered: Vec<BlockHash> = proven.answered().collect();
+            for some in answered.chunks(ANSWERED) {
+                let changes = recorder.removed(Tier::Gpu, some);
+                self.outlet.state(Frame::State { rank, changes: &changes }, None);
+            }
+        }
+        self.outlet.state(Frame::StateRankEnd { rank }, None);
+        Ok(())
+    }
+
+    fn end(self, copied: Result<(), Skip>, _: &Holdings, _: &impl Moment) {
+        if copied.is_ok() {
+            self.outlet.state(Frame::StateEnd, self.permit);
+        }
     }
 }
 
 impl Holdings {
-    /// Returns whether anything was stored under a rank, and what its reader remembers; none of a hybrid model's.
-    pub(super) fn reader_state(&mut self, rank: u32, late: &mut RankAdoption) -> Option<(bool, ReaderState)> {
+    /// Whether a block was ever stored under a rank, and the state of its reader; none for a hybrid model.
+    fn reader_state(&mut self, rank: u32, proven: &mut RankAdoption) -> Option<(bool, ReaderState)> {
         let seen = self.seen.contains(&rank);
         let Some(reader) = self.readers.get_mut(&rank) else { return Some((seen, ReaderState::default())) };
-        late.tell_salts(reader);
+        proven.tell_salts(reader);
         Some((seen, reader.state()?))
     }
 }

@@ -1,4 +1,4 @@
-//! Holdings of a stream: a batch's bytes go to the index, and what it says about itself to the status.
+//! Holdings of a stream: batches go into the index, and their counts into the status.
 
 use std::cell::RefCell;
 use std::collections::{HashMap, HashSet};
@@ -16,57 +16,50 @@ use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 use super::block_limits::BlockLimits;
 use super::claimed_ranks::ClaimedRanks;
 use super::pending_counts::PendingCounts;
-use crate::adopt::time_of;
+use super::warnings::Warned;
 use crate::context::StreamContext;
-use crate::state::{Keyspace, Stream};
+use crate::state::{Keyspace, Stream, time_of};
 use kvatlas_stream::machine::Verdict;
 
 thread_local! {
-    /// Decoder of a thread and not of a stream: what it keeps is in the thread's cache, and thousands of streams keep
-    /// nothing.
+    /// Decoder of a thread, and not of each of thousands of streams, so that its memory stays in the thread's cache.
     static DECODER: RefCell<Decoder> = RefCell::default();
 }
 
-/// Reasons to leave an event out that are no fault of anybody's.
+/// Reasons to leave out an event that are not errors.
 const EXPECTED: [Reason; 2] = [Reason::OtherGroup, Reason::PartialBlock];
 
-/// Blocks that a stream has brought into the index, and the state of their readers.
+/// Blocks of a stream in the index, and the state of their readers.
 pub(crate) struct Holdings {
     pub(crate) keyspace: Arc<Keyspace>,
     pub(crate) stream: Arc<Stream>,
-    /// The keyspace's index when this began. Should that be replaced, this is too.
+    /// The keyspace's index at the beginning. If it is replaced, the holdings begin anew.
     pub(crate) index: Arc<BlockIndex>,
     /// Readers by the rank that blocks are stored under.
     pub(super) readers: HashMap<u32, Reader>,
-    /// The ranks that anything was stored under, be it forgotten since or not.
+    /// Ranks that blocks were ever stored under.
     pub(super) seen: HashSet<u32>,
     pub(super) claimed: ClaimedRanks,
-    /// True if the engine has shown that its events have a place for salts.
+    /// True if the engine's events have shown a field for salts.
     pub(super) shows_salts: bool,
     pub(super) limits: BlockLimits,
-    /// Schemes by which names may be computed.
+    /// Schemes by which the engine may compute block hashes.
     pub(super) schemes: Arc<[Scheme]>,
-    /// True if the log was told of events of unknown types.
-    pub(super) warned: bool,
-    /// True if the log was told of parents that are no blocks.
-    pub(super) warned_of_parents: bool,
-    /// True if the log was told of topics that are not the stream's.
-    pub(super) warned_of_topics: bool,
-    /// True if the log was told of blocks of another size.
-    pub(super) warned_of_sizes: bool,
-    /// Blocks forgotten since the log was told.
+    /// Warnings that were logged.
+    pub(super) warned: Warned,
+    /// Blocks cleared since the last log line.
     pub(super) forgotten: u64,
-    /// Number of times that all was forgotten.
+    /// Number of clears.
     pub(super) clears: u64,
-    /// The last batch that a snapshot had, by the rank that blocks are stored under.
+    /// Last batch included in restored holdings, by the rank that blocks are stored under.
     pub(super) had: HashMap<u32, u64>,
-    /// Meanings of the names of the snapshot, until it is known whether its blocks are kept.
+    /// Meanings of restored names, until the restored blocks are proved or dropped.
     pub(super) dictionary: Option<Arc<Dictionary>>,
-    /// Counts that the status is not told yet.
+    /// Counts not yet added to the status.
     pub(super) pending: PendingCounts,
-    /// True if the engine was heard since the status was told.
+    /// True if the engine was heard since the status was updated.
     pub(crate) heard: bool,
-    /// Reader of a relay's changes, kept for its memory.
+    /// Reader of a relay's changes, whose memory is reused.
     pub(super) changes: Changes,
 }
 
@@ -74,7 +67,7 @@ impl Holdings {
     pub(crate) fn new(keyspace: Arc<Keyspace>, stream: Arc<Stream>, context: &StreamContext) -> Self {
         let (index, limits) =
             (keyspace.index().clone(), BlockLimits::new(context.config.limits, context.shared.clone()));
-        // What somebody before has left there is of another time.
+        // A former life of the task may have left groups.
         forget_groups(&keyspace, &stream);
         stream.proven_blocks().begin(Some(index.clone()));
         if let Some(outlet) = stream.outlet() {
@@ -90,10 +83,7 @@ impl Holdings {
             shows_salts: false,
             limits,
             schemes: context.schemes.clone(),
-            warned: false,
-            warned_of_parents: false,
-            warned_of_topics: false,
-            warned_of_sizes: false,
+            warned: Warned::default(),
             forgotten: 0,
             clears: 0,
             had: HashMap::new(),
@@ -104,11 +94,9 @@ impl Holdings {
         }
     }
 
-    /// Applies a batch. Stores that are wrong cost themselves, and are counted; if anything else is, nothing is applied.
+    /// Applies a batch. A wrong store is left out and counted; a batch with any other wrong event is not applied.
     pub(crate) fn apply(&mut self, seq: u64, payload: &[u8], live: bool) -> Verdict {
-        self.pending.batches += 1;
-        self.pending.bytes += payload.len() as u64;
-        if self.stream.status.limit().is_some() {
+        if !self.takes(payload.len()) {
             return Verdict::Whole;
         }
         DECODER.with_borrow_mut(|decoder| self.apply_decoded(seq, payload.len(), decoder.decode(payload), live))
@@ -136,7 +124,7 @@ impl Holdings {
         }
         let unknown = batch.refused.iter().rfind(|refused| refused.reason == Reason::UnknownEvent);
         if let Some(unknown) = unknown {
-            self.warn_of(&unknown.detail);
+            self.warn_of_unknown_events(&unknown.detail);
         }
         if batch.refused.iter().any(|refused| refused.may_remove && refused.reason != Reason::UnknownEvent) {
             for refused in &batch.refused {
@@ -144,11 +132,8 @@ impl Holdings {
             }
             return Verdict::Refused;
         }
-        let rank = self.claimed.rank(&self.keyspace, &self.stream, batch.rank);
-        if !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last) {
-            return Verdict::Whole;
-        }
-        // What several ranks of an engine hold as one proves nothing of any.
+        let Some(rank) = self.rank_of(batch.rank, seq) else { return Verdict::Whole };
+        // Blocks that several ranks of an engine share prove nothing about any of them.
         let is_shared = self.claimed.is_shared(rank, stream.registration.rank);
         let keyspace = &*self.keyspace;
         let seen = &mut self.seen;
@@ -166,7 +151,7 @@ impl Holdings {
             if !adopts {
                 return reader.apply(batch, index, &stream.worker, rank, &mut tally);
             }
-            // Nobody adopts between the batch and what it proves.
+            // No block is adopted between the batch and its proofs.
             let mut proven_blocks = stream.proven_blocks();
             let late = proven_blocks.of(rank);
             let at = RankPlace { index, worker: &stream.worker, rank };
@@ -208,11 +193,7 @@ impl Holdings {
         if let Some(reason) = left_out.filter(|_| batch.refused.is_empty() && status.last_error().is_none()) {
             status.set_error(format!("an event is left out: {reason}"));
         }
-        if let Some(limit) = self.limits.add(tally.stored_blocks + tally.group_blocks, &self.keyspace, &stream) {
-            self.clear();
-            status.set_limit(Some(limit));
-            self.keyspace.trust_changed(&self.stream);
-        }
+        self.enforce_limits(tally.stored_blocks + tally.group_blocks);
         if live {
             self.pending.timestamps.push(batch.timestamp);
         }
@@ -228,20 +209,15 @@ impl Holdings {
         }
     }
 
-    /// Applies what a batch has changed in what a rank holds, as a relay says it. `seq`: the message's number.
+    /// Applies a relay's changes to the holdings of a rank. `seq`: the number of their message.
     ///
     /// # Errors
-    /// If it cannot be read; a part of it may be applied.
+    /// If the changes cannot be read; a part of them may be applied.
     pub(crate) fn apply_changes(&mut self, seq: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
-        self.pending.batches += 1;
-        self.pending.bytes += changes.len() as u64;
-        if self.stream.status.limit().is_some() {
+        if !self.takes(changes.len()) {
             return Ok(());
         }
-        let rank = self.claimed.rank(&self.keyspace, &self.stream, Some(rank));
-        if !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last) {
-            return Ok(());
-        }
+        let Some(rank) = self.rank_of(Some(rank), seq) else { return Ok(()) };
         self.seen.insert(rank);
         let stream = self.stream.clone();
         let tally = &mut self.pending.tally;
@@ -250,80 +226,48 @@ impl Holdings {
             let into = &mut index.changes();
             self.changes.read(changes, |change| {
                 tally.note(&change);
-                if change.apply(into, &stream.worker, rank).is_err() {
+                if change.apply(into, &(&*stream.worker, rank)).is_err() {
                     tally.refuse(Reason::IndexFull, 1);
                 }
                 Ok::<(), FormatError>(())
             })
         };
         self.keyspace.try_change(&self.index, apply).unwrap_or_else(|panic| resume_unwind(panic))?;
-        let stored = self.pending.tally.stored_blocks - before;
-        if let Some(limit) = self.limits.add(stored, &self.keyspace, &stream) {
-            self.clear();
-            stream.status.set_limit(Some(limit));
-            self.keyspace.trust_changed(&stream);
-        }
+        self.enforce_limits(self.pending.tally.stored_blocks - before);
         Ok(())
     }
 
-    /// The engine's time of a live batch.
+    /// Counts a batch of `bytes`. False if it is left out because a limit is reached.
+    fn takes(&mut self, bytes: usize) -> bool {
+        self.pending.batches += 1;
+        self.pending.bytes += bytes as u64;
+        self.stream.status.limit().is_none()
+    }
+
+    /// Rank that a batch's blocks are stored under; none if restored holdings include the batch.
+    fn rank_of(&mut self, announced: Option<u32>, seq: u64) -> Option<u32> {
+        let rank = self.claimed.rank(&self.keyspace, &self.stream, announced);
+        let is_included = !self.had.is_empty() && self.had.get(&rank).is_some_and(|last| seq <= *last);
+        (!is_included).then_some(rank)
+    }
+
+    /// Clears the holdings if they exceed a limit with these stored blocks.
+    fn enforce_limits(&mut self, stored: u64) {
+        if let Some(limit) = self.limits.add(stored, &self.keyspace, &self.stream) {
+            self.clear();
+            self.stream.status.set_limit(Some(limit));
+            self.keyspace.trust_changed(&self.stream);
+        }
+    }
+
+    /// Records the engine's time of a live batch.
     pub(super) fn note_timestamp(&mut self, timestamp: f64) {
         if timestamp > 0.0 {
             self.pending.timestamps.push(timestamp);
         }
     }
 
-    /// Notes that blocks of another size than the index's were refused: most of them have this one.
-    fn note_other_size(&mut self, size: u32, blocks: u64) {
-        let status = &self.stream.status;
-        status.set_other_size(size, blocks);
-        let stored = status.counters.stored_blocks.load(Relaxed) + self.pending.tally.stored_blocks;
-        if self.warned_of_sizes || blocks <= stored {
-            return;
-        }
-        self.warned_of_sizes = true;
-        let (worker, rank, indexed) = (&*self.stream.worker, self.stream.registration.rank, self.keyspace.block_size);
-        tracing::warn!(
-            worker,
-            rank,
-            "the engine's events have blocks of {size} tokens, and the size that is set or announced is {indexed}: blocks of \
-             another size than {indexed} are left out"
-        );
-    }
-
-    /// Notes a batch of another topic, which is left out. That is as it should be where several engines publish behind
-    /// one address; if nothing else has come, the topic that is set is likely to be wrong.
-    pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
-        let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
-        if self.warned_of_topics || self.pending.batches > 0 || status.counters.batches.load(Relaxed) > 0 {
-            return;
-        }
-        self.warned_of_topics = true;
-        let its = String::from_utf8_lossy(its);
-        status.set_error(format!(
-            "batches of topic {its:?} are left out: the topic of this stream is {topic:?}, the whole of it"
-        ));
-        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
-        tracing::warn!(
-            worker,
-            rank,
-            "batches of topic {its:?} are left out, and none has come of {topic:?}, the topic of this stream: set it to the \
-             whole topic of the engine, or leave it out"
-        );
-    }
-
-    /// Notes that a stream that takes any topic has brought a second one.
-    pub(crate) fn note_several_topics(&mut self, first: &[u8], second: &[u8]) {
-        let (first, second) = (String::from_utf8_lossy(first), String::from_utf8_lossy(second));
-        let what = format!("batches of several topics come here, such as {first:?} and {second:?}");
-        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
-        if !std::mem::replace(&mut self.warned_of_topics, true) {
-            tracing::warn!(worker, rank, "{what}: set the topic of the engine whose stream this is");
-        }
-        self.stream.status.set_error(what);
-    }
-
-    /// Tells the status what the batches since the last call came to.
+    /// Adds the counts of the batches since the last call to the status.
     pub(crate) fn tell(&mut self) {
         let status = &self.stream.status;
         if std::mem::take(&mut self.heard) {
@@ -332,7 +276,7 @@ impl Holdings {
         self.pending.tell(status, self.limits.shared());
     }
 
-    /// Marks a stream whose engine does not tell salts. One rank that does speaks for all.
+    /// Marks a stream whose engine does not announce salts. One rank that does is enough for all.
     pub(super) fn note_salts(&mut self, shows: Option<bool>) {
         let no_salts = &self.stream.status.no_salts;
         let changed = match shows {
@@ -349,7 +293,7 @@ impl Holdings {
     }
 
     fn verdict<N>(&self, rank: u32, batch: &BatchOf<N>, tally: &Tally) -> Verdict {
-        // A block that is not full is not missed.
+        // A block that is not full is not counted as missed.
         let missed = tally.refused_total() - tally.refused_for(Reason::PartialBlock);
         let is_blind = |reader: &Reader| reader.hybrid().is_some_and(|hybrid| hybrid.is_blind());
         let cleared = batch.events.iter().any(|event| matches!(event, EventOf::Cleared(_)));
@@ -364,9 +308,8 @@ impl Holdings {
         }
     }
 
-    /// Number of stores that continue a block named 0, where the rank holds no such block. Some publishers write that
-    /// where a prompt begins, instead of no parent at all (LMCache/LMCache#2441): what they store is kept, and does not
-    /// count.
+    /// Number of stores whose parent is block 0, which the rank does not hold. Some publishers write 0 at the beginning of a
+    /// prompt instead of no parent (LMCache/LMCache#2441): their blocks are kept, and do not count.
     fn zero_parents(&self, rank: u32, batch: &BatchOf<BlockHash>) -> u64 {
         static ZEROS: LazyLock<[BlockHash; 5]> =
             LazyLock::new(|| [8, 16, 20, 32, 64].map(|length| BlockHash::from_bytes(&vec![0; length])));
@@ -379,31 +322,14 @@ impl Holdings {
         parents.filter(|parent| !is_held(*parent)).count() as u64
     }
 
-    fn warn_of_parents(&mut self) {
-        let status = &self.stream.status;
-        if status.last_error().is_none() {
-            status.set_error("blocks continue a block named 0, which is not held: they do not count".to_owned());
-        }
-        if !std::mem::replace(&mut self.warned_of_parents, true) {
-            let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
-            tracing::warn!(
-                worker,
-                rank,
-                "the engine names block 0 as the parent of blocks, and has no such block: blocks that begin a prompt should \
-                 have no parent. They and what follows them do not count, and the stream is marked as partial; a newer \
-                 version of what publishes the events (LMCache?) may have none"
-            );
-        }
-    }
-
-    /// True if the engine has no other rank that this feeds, as far as it has ever said.
+    /// True if the engine has named no other rank that this stream feeds.
     fn is_only(&self, rank: u32) -> bool {
         let is_other =
             |other: u32| other != rank && (other != self.stream.registration.rank || self.seen.contains(&other));
         !self.stream.ranks().into_iter().any(is_other)
     }
 
-    /// Forgets all that was applied.
+    /// Clears all blocks of the stream.
     pub(crate) fn clear(&mut self) {
         if self.stream.status.is_trusted() {
             self.stream.status.set_trusted(false);
@@ -431,32 +357,32 @@ impl Holdings {
         self.shows_salts = false;
     }
 
-    /// Number of times that all was forgotten.
+    /// Number of clears.
     pub(super) fn clears(&self) -> u64 {
         self.clears
     }
 
-    /// Recorder into which a rank's reader writes down what it changes.
+    /// Recorder of the changes that a rank's reader makes.
     pub(super) fn recorder(&mut self, rank: u32) -> Option<&mut Recorder> {
         self.readers.get_mut(&rank)?.recorder()
     }
 
-    /// True if so many blocks more are too many.
+    /// True if `blocks` more exceed a limit.
     pub(super) fn is_over_limits(&mut self, blocks: u64) -> bool {
         self.limits.add(blocks, &self.keyspace, &self.stream).is_some()
     }
 
-    /// Blocks that a rank may hold.
+    /// Most blocks that a rank may hold.
     pub(super) fn most_blocks(&self) -> u64 {
         self.limits.most_of_rank()
     }
 
-    /// Number of blocks forgotten since this was last asked.
+    /// Takes the number of blocks cleared since the last call.
     pub(crate) fn take_forgotten(&mut self) -> u64 {
         std::mem::take(&mut self.forgotten)
     }
 
-    /// Blocks held by all ranks that this feeds. It takes a while, as a loss does.
+    /// Blocks held by all ranks that the stream feeds. Slow; used only before a clear.
     fn held(&self) -> u64 {
         if self.seen.is_empty() {
             return 0;
@@ -465,24 +391,9 @@ impl Holdings {
         let own = ranks.filter(|held| held.worker == self.stream.worker && self.stream.feeds(held.rank));
         own.map(|held| held.device_blocks + held.offloaded_blocks).sum()
     }
-
-    /// Logs a warning of events of an unknown type, once, with the name of the type.
-    fn warn_of(&mut self, what: &str) {
-        if !std::mem::replace(&mut self.warned, true) {
-            let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
-            tracing::warn!(
-                worker,
-                rank,
-                what,
-                "the engine publishes events of a type that this version does not know and that may remove blocks: \
-                 each time, the stream's blocks are dropped; if more such events follow, the stream is not trusted; \
-                 a newer version of kvatlas may know the type"
-            );
-        }
-    }
 }
 
-/// Forgets what is known of the cache groups of the stream's ranks.
+/// Forgets the cache groups of the stream's ranks.
 fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
     if !keyspace.hybrids().load().is_empty() {
         stream.ranks().into_iter().for_each(|rank| keyspace.hybrids().set(&stream.worker, rank, None));
@@ -491,7 +402,7 @@ fn forget_groups(keyspace: &Keyspace, stream: &Stream) {
 
 impl Drop for Holdings {
     fn drop(&mut self) {
-        // Nothing is adopted any more of what it held.
+        // No block is adopted for the stream any more.
         self.stream.proven_blocks().begin(None);
         self.tell();
     }

@@ -1,27 +1,27 @@
-//! The live connections that an engine's publisher makes to us: one, if all is well.
+//! Live connections made by an engine's publisher to this service; normally one.
 //!
-//! The first that came is read. Another one that comes meanwhile may be the same engine's, which has lost the first without
-//! notice, or somebody else's: nobody can tell by what it says. So it waits, with the newest of what it brings, until the
-//! first is gone, which is asked for a sign of life.
+//! The first connection is read. A second one may be the same engine's, which has lost the first unnoticed, or another
+//! publisher's; its messages do not show which. So it waits, with its newest batches, until the first is gone, which is sent
+//! a PING.
 
 use std::collections::VecDeque;
 use std::task::{Context, Poll};
 
-use super::frames::live_batch;
 use super::publishers::Route;
+use super::topics::live_batch;
 use super::transport::TransportEvent;
 use kvatlas_stream::zmtp::{Connection, Event};
 
-/// Number of connections that wait at most: the newest.
+/// Most connections that wait; the newest are kept.
 const RIVALS: usize = 8;
-/// Batches, and bytes of them, that are kept of each: the newest. What is missing shows by its numbers.
+/// Most batches, and most bytes, kept of each waiting connection; the newest are kept. The numbers show which are missing.
 const BATCHES: usize = 1024;
 const BYTES: usize = 4 << 20;
 
 /// A connection that waits for the first to be gone.
 struct Rival {
     connection: Connection,
-    /// Events that the connection has brought, each with its bytes.
+    /// Events of the connection so far, each with its bytes.
     brought: VecDeque<(TransportEvent<Vec<u8>>, usize)>,
     bytes: usize,
 }
@@ -42,7 +42,7 @@ pub(super) struct InboundStream {
     first: Option<Connection>,
     /// Connections that wait, in the order in which they came.
     rivals: VecDeque<Rival>,
-    /// Events that are still to be told.
+    /// Events to be returned next.
     next: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
@@ -51,7 +51,7 @@ impl InboundStream {
         Self { route, first: None, rivals: VecDeque::new(), next: VecDeque::new() }
     }
 
-    /// Drops the connection with all that is on its way; its publisher comes again. Who waits for its place has it.
+    /// Drops the first connection, whose publisher connects again; a waiting one takes its place.
     pub(super) fn reconnect(&mut self) {
         self.next.clear();
         self.first = None;
@@ -81,7 +81,7 @@ impl InboundStream {
         }
         let (before, topic) = (self.rivals.len(), self.route.topic());
         self.rivals.retain_mut(|rival| {
-            // A few at a time: it waits anyway.
+            // A few at a time, as the connection waits anyway.
             for _ in 0..BATCHES {
                 match rival.connection.poll(cx) {
                     Poll::Pending => return true,
@@ -114,12 +114,12 @@ impl InboundStream {
         TransportEvent::Rival(from)
     }
 
-    /// Gives the place of the first, which is gone, to the one that has waited longest.
+    /// Puts the connection that has waited longest in the place of the first, which is gone.
     fn succeed(&mut self) {
         let Some(Rival { connection, brought, .. }) = self.rivals.pop_front() else { return };
         self.first = Some(connection);
         self.next.push_back(TransportEvent::Connected);
-        // Those that are left are rivals of this one.
+        // The others are rivals of this one.
         self.next.push_back(
             self.rivals.front().map_or(TransportEvent::Alone, |rival| TransportEvent::Rival(rival.connection.peer())),
         );
@@ -127,7 +127,7 @@ impl InboundStream {
     }
 }
 
-/// Returns what a connection has brought: a batch, if its topic is the stream's.
+/// Event of a message: a batch, if its topic is the stream's.
 fn batch(connection: &Connection, topic: &[u8], payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
     match (live_batch(connection.head(), payload), connection.head().back(1)) {
         (TransportEvent::Live { .. }, Some(its)) if its != topic => TransportEvent::OtherTopic(its.into()),

@@ -1,16 +1,16 @@
-//! One engine rank's events: in order, whole, once.
+//! The task of one stream: batches of one engine rank go into the index, each once and in order.
 //!
-//! [`kvatlas_stream::machine`] decides, without sockets or clock; `task` runs it, and `report` tells how it does; `transport`
-//! is what it needs of sockets, and `zmq_transport` has real ones, which speak [`kvatlas_stream::zmtp`]; `publishers` are
-//! engines that connect to us; `holdings` brings batches into the index. `relayed` has the task of a stream that comes by a
-//! relay's log.
+//! `task` is the loop of every stream. `engine` is a source of batches: it runs [`kvatlas_stream::machine`], which decides
+//! without sockets or clock, and `report` keeps the status up to date.
+//! `transport` has the sockets, which speak [`kvatlas_stream::zmtp`]: `outbound` those that this side connects, `inbound` and
+//! `publishers` those of engines that connect. `holdings` applies batches to the index, `copier` copies them, `restore` takes
+//! over a snapshot. `relayed` is the other source: a log.
 
 mod address;
 mod block_limits;
 mod claimed_ranks;
 mod copier;
-mod files;
-mod frames;
+mod engine;
 mod holdings;
 #[cfg(test)]
 mod holdings_tests;
@@ -19,42 +19,38 @@ mod outbound;
 mod pending_counts;
 mod publishers;
 mod relayed;
-mod replay;
 mod report;
 mod restore;
-mod state_copier;
 mod task;
 #[cfg(test)]
 mod task_tests;
 mod topics;
 mod transport;
-mod zmq_transport;
 #[cfg(test)]
-mod zmq_transport_tests;
+mod transport_tests;
+mod warnings;
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 use tokio::task::JoinHandle;
 
-pub(crate) use self::address::Address;
 pub(crate) use self::publishers::Publishers;
-use self::task::follow;
-use self::zmq_transport::ZmqTransport;
+use self::transport::ZmqTransport;
 use crate::context::StreamContext;
 use crate::relay::Subject;
 use crate::state::{Keyspace, Stream};
 
-/// A stream's task.
+/// Handle of a stream's task.
 pub(crate) struct StreamHandle {
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
 
 impl StreamHandle {
-    /// Ends the task; when this returns, nothing of the stream will be applied any more.
+    /// Ends the task. Once this returns, no further batch of the stream is applied.
     pub(crate) async fn stop(self) {
         let _ = self.stop.send(());
         let _ = self.task.await;
@@ -75,7 +71,7 @@ pub(crate) fn spawn(
         let task = runtime.spawn(relayed::follow(keyspace, stream, context, inbox, stopped));
         return StreamHandle { stop, task };
     }
-    files::allow_many();
+    allow_many_files();
     if context.relay.publishes() {
         let registration = &stream.registration;
         let subject = Subject {
@@ -90,10 +86,19 @@ pub(crate) fn spawn(
     }
     let (registration, pauses) = (stream.registration.clone(), context.clone());
     let route = move || Some(publishers.route(registration.endpoint.bound_port()?, &registration.topic));
-    // Now, and not when the task runs: what an engine sends meanwhile would be of a topic that nobody has registered.
+    // Now, and not when the task runs: until there is a route, batches of the engine are of an unregistered topic.
     let first = Mutex::new(route());
     let registration = stream.registration.clone();
     let transport = move || ZmqTransport::new(&registration, &pauses, first.lock().take().or_else(&route));
-    let task = runtime.spawn(follow(keyspace, stream, context, transport, stopped));
+    let task = runtime.spawn(engine::follow(keyspace, stream, context, transport, stopped));
     StreamHandle { stop, task }
+}
+
+/// Raises the limit of open files: a stream has two sockets, so the usual limit of 1,024 would allow a few hundred streams.
+fn allow_many_files() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| match rlimit::increase_nofile_limit(1 << 20) {
+        Ok(limit) => tracing::debug!(limit, "open files"),
+        Err(error) => tracing::warn!(%error, "the limit of open files cannot be raised"),
+    });
 }

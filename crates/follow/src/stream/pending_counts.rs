@@ -1,4 +1,4 @@
-//! Counts of a stream's latest batches, until its status is told.
+//! Counts of a stream's latest batches, until they are added to its status.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -8,21 +8,21 @@ use kvatlas_wire::Tally;
 use crate::state::StreamStatus;
 use kvatlas_stream::limits::SharedCounts;
 
-/// A clock further away than this is not the same clock.
+/// Largest plausible difference of the engine's clock, in seconds.
 const PLAUSIBLE: f64 = 86_400.0;
 
-/// Counts of a stream's latest batches, kept where nobody else looks until all that was there to read is read.
+/// Counts of a stream's latest batches, kept in its task until all available messages are read.
 #[derive(Default)]
 pub(super) struct PendingCounts {
     pub(super) batches: u64,
     pub(super) bytes: u64,
     pub(super) tally: Tally,
-    /// The engine's time of each live batch.
+    /// Engine's time of each live batch.
     pub(super) timestamps: Vec<f64>,
 }
 
 impl PendingCounts {
-    /// Tells the status, and begins anew.
+    /// Adds the counts to the status, and begins anew.
     pub(super) fn tell(&mut self, status: &StreamStatus, shared: &SharedCounts) {
         let Self { batches, bytes, tally, timestamps } = self;
         if *batches == 0 {
@@ -54,7 +54,7 @@ impl PendingCounts {
     }
 }
 
-/// Adds to a counter that this stream's task alone writes to: no lock of the memory bus.
+/// Adds to a counter that only this stream's task writes, without an atomic read-modify-write.
 fn add(counter: &AtomicU64, count: u64) {
     if count > 0 {
         counter.store(counter.load(Relaxed) + count, Relaxed);
@@ -66,7 +66,7 @@ fn unix_now() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(f64::NAN, |now| now.as_secs_f64())
 }
 
-/// Time since the engine's timestamp, if its clock is ours.
+/// Time since the engine's timestamp, if its clock is plausible.
 fn lag(now: f64, timestamp: f64) -> Option<Duration> {
     let lag = now - timestamp;
     (lag.abs() < PLAUSIBLE).then(|| Duration::from_secs_f64(lag.max(0.0)))

@@ -1,8 +1,8 @@
 //! Engines that connect their publisher to this service, instead of listening.
 //!
-//! A connection is its stream's from its first batch on: the port it came to and the topic of that batch say which stream
-//! that is. Until there is such a stream, what it brings is counted and dropped; as soon as there is one, it has the
-//! connection, so that it need not wait for the next batch to ask for those before.
+//! A connection is assigned to a stream by its first batch: by the port it came to, and the topic of that batch. Until that
+//! stream is registered, batches are counted and dropped; then the stream gets the connection at once, and can ask for earlier
+//! batches without waiting for the next.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::future::poll_fn;
@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, watch};
 
 use kvatlas_stream::zmtp::{Budget, Connection, Event, Kind, Room, Socket};
 
-/// Number of topics and addresses, at most, that are named in the log, each once.
+/// Most topics and addresses that are named in the log, each once.
 const MOST_NAMED: usize = 1000;
 /// Pause after a connection could not be accepted.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -27,15 +27,15 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// Port and topic.
 type Name = (u16, Box<[u8]>);
 
-/// Routes by which connections of engines come to their streams.
+/// Routes of engines' connections to their streams.
 #[derive(Debug)]
 pub(crate) struct Publishers {
-    /// Permits, one for each connection that there may be.
+    /// Permits for connections.
     places: Arc<Semaphore>,
     most: usize,
     ports: Mutex<BTreeSet<u16>>,
     routes: Mutex<HashMap<Name, (u64, UnboundedSender<Connection>)>>,
-    /// The number of the newest route: whoever has waited for it looks again.
+    /// Number of the newest route: connections without a stream look again when it changes.
     number: watch::Sender<u64>,
     topics_named: Mutex<HashSet<Name>>,
     addresses_named: Mutex<HashSet<IpAddr>>,
@@ -57,7 +57,7 @@ impl Route {
         &self.name.1
     }
 
-    /// The next connection.
+    /// Next connection.
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Connection> {
         match self.receiver.poll_recv(cx) {
             Poll::Ready(Some(connection)) => Poll::Ready(connection),
@@ -77,7 +77,7 @@ impl Drop for Route {
 }
 
 impl Publishers {
-    /// `most`: how many may be connected.
+    /// No routes yet. `most`: most connections at once.
     pub(crate) fn new(most: usize) -> Arc<Self> {
         let most = most.min(Semaphore::MAX_PERMITS);
         Arc::new(Self {
@@ -103,17 +103,17 @@ impl Publishers {
         self.ports.lock().insert(port);
     }
 
-    /// Engines that are connected, whatever their topic.
+    /// Number of connected engines.
     pub(crate) fn connections(&self) -> usize {
         self.most - self.places.available_permits()
     }
 
-    /// Connections refused because of their address, and because there were too many.
+    /// Numbers of connections refused because of their address, and because there were too many.
     pub(crate) fn refused(&self) -> [(&'static str, u64); 2] {
         [("not_allowed", self.not_allowed.load(Relaxed)), ("too_many", self.too_many.load(Relaxed))]
     }
 
-    /// Batches with topics that nobody has registered.
+    /// Number of batches with unregistered topics.
     pub(crate) fn unknown_topics(&self) -> u64 {
         self.unknown_topics.load(Relaxed)
     }
@@ -130,7 +130,7 @@ impl Publishers {
         Route { publishers: self.clone(), name, number, receiver }
     }
 
-    /// Accepts connections for as long as the service lives. `allowed`: whether an address may send events.
+    /// Accepts connections for as long as the service runs. `allowed`: whether an address may send events.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: TcpListener,

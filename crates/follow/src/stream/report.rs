@@ -1,4 +1,4 @@
-//! Tells what is known of one stream: its status, to those who read it from a log, and in lines of the log.
+//! Reports on a stream followed from its engine: the status, the status that readers of a log get, and log lines.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::time::Duration;
@@ -9,12 +9,12 @@ use kvatlas_wire::compact::Status;
 
 use super::holdings::Holdings;
 use crate::context::StreamContext;
-use crate::state::{Counters, SnapshotOutcome, State, Stream, StreamStatus};
+use crate::state::{Counters, Keyspace, SnapshotOutcome, State, Stream, StreamStatus};
 
-/// Text that is told of a stream whose batches keep contradicting each other.
+/// Error of a stream whose batches keep contradicting each other.
 const MIXED: &str = "batches of two publishers are mixed here: each rank of each engine needs its own endpoint";
 
-/// Tells those who read the stream from a log what is known of it, if that is news.
+/// Publishes the status for readers of the log, if it has changed.
 pub(super) fn publish_status(stream: &Stream) {
     let Some(outlet) = stream.outlet() else { return };
     let status = &stream.status;
@@ -29,18 +29,7 @@ pub(super) fn publish_status(stream: &Stream) {
     });
 }
 
-/// Logs that what a snapshot has of the stream is held, and not trusted yet.
-pub(super) fn status_of(stream: &Stream, partial: bool) {
-    let (worker, rank) = (&*stream.worker, stream.registration.rank);
-    tracing::debug!(
-        worker,
-        rank,
-        partial,
-        "a snapshot's blocks are held until the engine has shown that it is the same"
-    );
-}
-
-/// Counts, tells and logs what became of what a snapshot had of the stream.
+/// Counts, reports and logs the outcome of restored holdings.
 pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Outcome) {
     context.snapshots.counts.ended(outcome);
     let Some(it) = stream.status.from_snapshot() else { return };
@@ -50,12 +39,12 @@ pub(super) fn end_restored(stream: &Stream, context: &StreamContext, outcome: Ou
     if outcome == Outcome::Kept.name() {
         tracing::info!(worker, rank, from, blocks, "the engine is the one of the snapshot; its blocks are kept");
     } else {
-        tracing::warn!(worker, rank, from, blocks, outcome, "what a snapshot had of the stream is dropped");
+        tracing::warn!(worker, rank, from, blocks, outcome, "the blocks that a snapshot had of the stream are dropped");
     }
 }
 
-/// True if the status must be told before the next message is read. Counts can wait until there is nothing to read;
-/// whether answers are right cannot, nor can the end of an error, which would end those that come after it too.
+/// True if the status must be updated before the next event. Counts can wait until no event is left; trust cannot, nor can the
+/// end of an error, which would end later errors too.
 pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P>, speaks: bool) -> bool {
     let trusted = machine.trusted() && status.limit().is_none();
     let recovers = || speaks && trusted && !machine.partial() && status.is_failing();
@@ -66,7 +55,7 @@ pub(super) fn is_news<P: AsRef<[u8]>>(status: &StreamStatus, machine: &Machine<P
         || recovers()
 }
 
-/// Tells the status. `speaks`: the engine has just said something that shows whether all is well.
+/// Updates the status. `speaks`: the engine has just sent an event that shows whether all is well.
 pub(super) fn report<P: AsRef<[u8]>>(
     holdings: &mut Holdings,
     context: &StreamContext,
@@ -79,24 +68,19 @@ pub(super) fn report<P: AsRef<[u8]>>(
         end_restored(&holdings.stream, context, outcome);
     }
     let forgotten = holdings.take_forgotten();
-    let Holdings { keyspace, stream, index, .. } = holdings;
+    let Holdings { keyspace, stream, .. } = &*holdings;
     let status = &stream.status;
     let is_limited = status.limit().is_some();
     let state = if is_limited { State::Limited } else { machine.state(now) };
     let changed = state != status.state();
     status.set_state(state);
-    tell(stream, machine, state, changed, forgotten);
+    log_changes(stream, machine, state, changed, forgotten);
     if machine.is_mixed() && machine.counts.contradictions > status.counters.contradictions.load(Relaxed) {
         status.set_error(MIXED.to_owned());
     }
     status.set_last_seq(machine.last());
-    if machine.partial() != status.partial.load(Relaxed) {
-        status.partial.store(machine.partial(), Relaxed);
-        keyspace.trust_changed(stream);
-    }
-    if status.unverified.swap(machine.unverified(), Relaxed) != machine.unverified() {
-        keyspace.trust_changed(stream);
-    }
+    let flags = [(&status.partial, machine.partial()), (&status.unverified, machine.unverified())];
+    set_flags(keyspace, stream, flags);
     status.buffered.store(machine.waiting() as u64, Relaxed);
     for (counter, count) in pairs(&status.counters, &mut machine.counts.clone()) {
         counter.store(*count, Relaxed);
@@ -104,22 +88,39 @@ pub(super) fn report<P: AsRef<[u8]>>(
     status.epoch.store(machine.counts.epochs, Relaxed);
     let trusted = machine.trusted() && !is_limited;
     let recovers = trusted && (speaks || !status.is_trusted());
+    let absent = matches!(state, State::Connecting | State::Stale) && now >= context.config.settle_timeout;
+    settle(holdings, trusted, absent);
+    // A partial stream keeps its error, which explains it.
+    if recovers && !machine.partial() {
+        holdings.stream.status.recover();
+    }
+}
+
+/// Sets flags of the status, and has the keyspace note a change.
+pub(super) fn set_flags<const N: usize>(keyspace: &Keyspace, stream: &Stream, flags: [(&AtomicBool, bool); N]) {
+    let mut changed = false;
+    for (flag, is_set) in flags {
+        changed |= flag.swap(is_set, Relaxed) != is_set;
+    }
+    if changed {
+        keyspace.trust_changed(stream);
+    }
+}
+
+/// Sets the trust in a stream, and ends its hold on readiness: an `absent` engine holds readiness back for a while only.
+pub(super) fn settle(holdings: &Holdings, trusted: bool, absent: bool) {
+    let Holdings { keyspace, stream, index, .. } = holdings;
+    let status = &stream.status;
     if trusted != status.is_trusted() {
         keyspace.set_trusted(stream, index, trusted);
     }
-    // What is `partial` is explained by its error.
-    if recovers && !machine.partial() {
-        status.recover();
-    }
-    // An engine that is not there holds readiness back for a while only.
-    let absent = matches!(state, State::Connecting | State::Stale) && now >= context.config.settle_timeout;
-    if (trusted || absent || is_limited) && !status.is_settled() {
+    if (trusted || absent || status.limit().is_some()) && !status.is_settled() {
         status.settle();
     }
 }
 
-/// A line for each change of state, and one that matters more for each event that costs answers.
-fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool, forgotten: u64) {
+/// Logs each change of state, and each loss of blocks.
+fn log_changes<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, changed: bool, forgotten: u64) {
     let (worker, rank, state, epoch) = (&*stream.worker, stream.registration.rank, state.name(), machine.counts.epochs);
     let (seq, partial, counters) = (machine.last(), machine.partial(), &stream.status.counters);
     let lost = machine.counts.lost_batches.saturating_sub(counters.lost_batches.load(Relaxed));
@@ -146,7 +147,7 @@ fn tell<P: AsRef<[u8]>>(stream: &Stream, machine: &Machine<P>, state: State, cha
     }
 }
 
-/// The machine's counts, taken up again after a panic.
+/// Counts for a new machine: those of the status, which outlive a panic.
 pub(super) fn counts(status: &StreamStatus) -> Counts {
     let mut counts = Counts { epochs: status.epoch.load(Relaxed), ..Counts::default() };
     for (counter, count) in pairs(&status.counters, &mut counts) {

@@ -1,4 +1,4 @@
-//! A stream takes up what a snapshot has of it, before it connects.
+//! Restoring a stream's holdings from a snapshot, before the stream connects.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -11,16 +11,17 @@ use kvatlas_wire::{Reader, SaltedBlock};
 use tokio::task::yield_now;
 
 use super::holdings::Holdings;
-use crate::snapshot::{RankHead, SavedRank, StreamRestore};
+use crate::snapshot::StreamRestore;
+use crate::state::{RankHead, SavedRank};
 use kvatlas_stream::Outcome;
 
-/// Blocks stored before others have the thread: about a millisecond.
+/// Blocks stored before other tasks have their turn: about a millisecond.
 const TURN: usize = 4096;
 
-/// Puts what a snapshot has of a stream into the index. Returns how many blocks that is.
+/// Stores a stream's blocks of a snapshot in the index. Returns their number.
 ///
 /// # Errors
-/// The reason for which the snapshot cannot be used. Nothing of it is held then.
+/// The reason why the snapshot cannot be used. The caller clears the blocks stored by then.
 pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -> Result<u64, Outcome> {
     let StreamRestore { dictionary, stream, .. } = restoring;
     let (head, blocks) = (&stream.head, stream.blocks());
@@ -28,7 +29,7 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -
     if !claimed.restore(keyspace, fed, &head.claimed, head.plain) {
         return Err(Outcome::Ranks);
     }
-    // With all copies: a few bytes say many.
+    // With all copies, as a few bytes may stand for many.
     let steps = stream.ranks.iter().map(|rank| rank.held.copies()).max().unwrap_or(0);
     if steps > holdings.most_blocks() {
         return Err(Outcome::Limit);
@@ -66,11 +67,11 @@ pub(super) async fn restore(holdings: &mut Holdings, restoring: StreamRestore) -
     Ok(blocks)
 }
 
-/// Stores blocks of one chain.
+/// Function that stores blocks of one chain.
 type Store<'a> = dyn FnMut(Tier, Option<BlockHash>, &[BlockHash], &[u64]) -> Result<(), kvatlas_index::Error> + 'a;
 
 impl Holdings {
-    /// Stores what a snapshot has of a rank.
+    /// Stores a rank's blocks of a snapshot.
     ///
     /// # Errors
     /// If the index is full.
@@ -82,12 +83,12 @@ impl Holdings {
         let worker = self.stream.worker.clone();
         let store = |index: &BlockIndex| {
             let changes = &mut index.changes();
-            stores(&mut |tier, parent, names, contents| changes.store(&worker, rank, tier, parent, names, contents))
+            stores(&mut |tier, parent, names, contents| changes.store(&(&*worker, rank), tier, parent, names, contents))
         };
         self.keyspace.try_change(&self.index, store).unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Takes up what a rank's reader remembered.
+    /// Restores the state of a rank's reader.
     pub(super) fn restore_reader(&mut self, head: &RankHead, salts: Vec<SaltedBlock>) {
         if !head.seen {
             return;
@@ -106,19 +107,19 @@ impl Holdings {
         self.keyspace.trust_changed(&self.stream);
     }
 
-    /// Notes that a snapshot's blocks are held, and that it is not known yet whether they may be.
+    /// Keeps the dictionary of restored blocks until they are proved.
     pub(super) fn restores(&mut self, dictionary: Arc<Dictionary>) {
         self.dictionary = Some(dictionary);
     }
 
-    /// Notes whether a snapshot's blocks are kept. If they are not, what their names mean may still be of use.
+    /// Ends the proof of restored blocks. If they are not kept, the meanings of their names may still be of use.
     pub(super) fn restored(&mut self, outcome: Outcome) {
         if let Some(dictionary) = self.dictionary.take().filter(|_| outcome != Outcome::Kept) {
             self.keyspace.teach(&dictionary);
         }
     }
 
-    /// Takes up which of a rank's blocks are known from answers alone, and what it waits for.
+    /// Restores the blocks of a rank that are known from answers alone, and its proved names of unknown blocks.
     pub(super) fn restore_late(&mut self, rank: u32, answered: Vec<BlockHash>, kept: &FrontierState) {
         if self.keyspace.prompt_queue().is_open() {
             self.stream.proven_blocks().of(rank).resume(answered, kept);
@@ -127,7 +128,7 @@ impl Holdings {
             }
             return;
         }
-        // Nobody would notice a store that comes twice.
+        // Without adoption, a second store of such a block would count twice.
         let remove = |index: &BlockIndex| index.remove(&self.stream.worker, rank, Tier::Gpu, &answered);
         self.keyspace.try_change(&self.index, remove).unwrap_or_else(|panic| resume_unwind(panic));
     }

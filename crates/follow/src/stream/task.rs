@@ -1,4 +1,6 @@
-//! Follows one stream: sockets to machine, machine to index, and all that to the report.
+//! The task of one stream: batches of its source go into the index, and its state into the status.
+//!
+//! The source is an engine (`engine`) or the log of a relay (`relayed`): see [`StreamSource`].
 
 use std::future::{Future, poll_fn};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -8,38 +10,86 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use kvatlas_index::snapshot::Dictionary;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::{Instant, sleep_until};
 
-use super::copier::StreamCopier;
+use super::copier::{Copier, LogSink, Moment, SnapshotSink};
 use super::holdings::Holdings;
-use super::report::{counts, end_restored, is_news, publish_status, report, status_of};
+use super::report::{end_restored, publish_status};
 use super::restore::restore;
-use super::state_copier::StateCopier;
-use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
+use crate::log::panic_text;
 use crate::snapshot::StreamRestore;
 use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
-use kvatlas_stream::machine::{Effects, Machine, Verdict};
+use kvatlas_stream::{Mark, Outcome};
 
-/// Text that is told of a stream to which a second publisher has connected.
-const RIVAL: &str = "two publishers with this topic are connected: the second one is not read before the first is gone, \
-                     and the stream is not trusted until then, or until the replay socket has shown that the first is the engine";
-
-/// Number of messages after which others have their turn. Up to as many are taken in at once if they are there: the
-/// clock is read, and counts are told, once for all of them.
-pub(super) const TURN: u32 = 128;
+/// Events after which other tasks have their turn. Up to this number are taken in at once if they are there: the clock is
+/// read, and counts are reported, once for all of them.
+const TURN: u32 = 128;
 /// Pause before a stream begins anew whose task has failed.
-pub(super) const AFTER_PANIC: Duration = Duration::from_secs(1);
+const AFTER_PANIC: Duration = Duration::from_secs(1);
 /// Longest sleep without a look at the clock.
 const LOOK: Duration = Duration::from_secs(3600);
 
-/// Follows a stream until told to stop. A panic costs what it held, and it begins anew.
-pub(crate) async fn follow<T: Transport>(
+/// Source of a stream's batches, with the rules for them.
+pub(super) trait StreamSource: Send {
+    /// Rules for the batches.
+    type Rules: Moment;
+    /// An event, such as a batch.
+    type Event;
+
+    fn rules(&self) -> &Self::Rules;
+
+    /// True if holdings up to this point can be proved by the source.
+    fn can_prove(&self, point: &RestorePoint) -> bool;
+
+    /// Goes on with restored holdings, which are to be proved.
+    fn restored(&mut self, point: RestorePoint, dictionary: Arc<Dictionary>, holdings: &mut Holdings);
+
+    /// Next event.
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
+
+    /// Takes in an event.
+    fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> News;
+
+    /// Time has passed.
+    fn tick(&mut self, now: Duration, holdings: &mut Holdings);
+
+    /// Time at which `tick` is needed next, if no event comes.
+    fn wake(&self, now: Duration) -> Option<Duration>;
+
+    /// Updates the status. `speaks`: the last event shows whether all is well.
+    fn report(&mut self, now: Duration, speaks: bool, holdings: &mut Holdings, context: &StreamContext);
+}
+
+/// Consequences of an event for the status.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct News {
+    /// True if the event shows whether all is well.
+    pub(super) speaks: bool,
+    /// True if the status must be reported before the next event.
+    pub(super) is_urgent: bool,
+}
+
+/// Position in a stream up to which a snapshot has its holdings.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct RestorePoint {
+    pub(super) mark: Mark,
+    /// First batch applied since the last clear.
+    pub(super) first: u64,
+    /// True if the engine may have held more than was known.
+    pub(super) partial: bool,
+    /// Sequence number in the log, if the stream was read from one.
+    pub(super) sequence: Option<u64>,
+}
+
+/// Follows a stream until it is stopped. A panic clears its holdings, and it begins anew.
+pub(super) async fn follow<S: StreamSource>(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
     context: StreamContext,
-    transport: impl Fn() -> T,
+    source: impl Fn() -> S,
     mut stop: oneshot::Receiver<()>,
 ) {
     let mut copies = stream.copies().listen();
@@ -50,7 +100,7 @@ pub(crate) async fn follow<T: Transport>(
     loop {
         let ended = {
             let asked = TaskRequests { stop: &mut stop, copies: &mut copies };
-            let life = pin!(live(&keyspace, &stream, &context, &transport, asked, restoring.take()));
+            let life = pin!(live(&keyspace, &stream, &context, &source, asked, restoring.take()));
             caught(life).await
         };
         let panic = match ended {
@@ -62,10 +112,10 @@ pub(crate) async fn follow<T: Transport>(
             }
             Err(panic) => panic,
         };
-        let what = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+        let what = panic_text(&*panic);
         tracing::error!(worker = &*stream.worker, panic = what, "a stream's task failed and is being restarted");
         stream.status.counters.task_restarts.fetch_add(1, Relaxed);
-        stream.status.set_error(format!("internal error: {}", what.unwrap_or("unknown")));
+        stream.status.set_error(format!("internal error: {what}"));
         stream.status.set_state(State::Connecting);
         stream.status.set_trusted(false);
         keyspace.trust_changed(&stream);
@@ -84,8 +134,8 @@ pub(crate) async fn follow<T: Transport>(
     }
 }
 
-/// Returns what a future comes to, or what it panics with.
-pub(super) async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Output> {
+/// Output of a future, or its panic.
+async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::Result<F::Output> {
     let poll = |cx: &mut Context<'_>| match catch_unwind(AssertUnwindSafe(|| future.as_mut().poll(cx))) {
         Ok(poll) => poll.map(Ok),
         Err(panic) => Poll::Ready(Err(panic)),
@@ -93,50 +143,14 @@ pub(super) async fn caught<F: Future>(mut future: Pin<&mut F>) -> std::thread::R
     poll_fn(poll).await
 }
 
-/// The machine's hands.
-struct TaskEffects<'a, T> {
-    holdings: &'a mut Holdings,
-    transport: &'a mut T,
-    /// True if the hands did anything but apply batches.
-    acted: bool,
-}
-
-impl<'a, T> TaskEffects<'a, T> {
-    fn new(holdings: &'a mut Holdings, transport: &'a mut T) -> Self {
-        Self { holdings, transport, acted: false }
-    }
-}
-
-impl<T: Transport> Effects<T::Payload> for TaskEffects<'_, T> {
-    fn apply(&mut self, seq: u64, payload: &T::Payload, live: bool) -> Verdict {
-        self.holdings.apply(seq, payload.as_ref(), live)
-    }
-    fn clear(&mut self) {
-        self.acted = true;
-        self.holdings.clear();
-    }
-    fn ask(&mut self, from: u64) {
-        self.acted = true;
-        self.transport.ask(from);
-    }
-    fn cancel(&mut self) {
-        self.acted = true;
-        self.transport.cancel();
-    }
-    fn reconnect(&mut self) {
-        self.acted = true;
-        self.transport.reconnect();
-    }
-}
-
-/// Reason why a stream is not followed any more, or not with what was known.
+/// Reason for the end of a life of the task.
 enum End {
     Stopped,
-    /// The index that it fed was replaced by an empty one.
+    /// The index that the stream fed was replaced by an empty one.
     Rebuilt,
 }
 
-/// Channels by which others ask the task to stop, or for a copy.
+/// Requests to the task: to stop, or for a copy.
 struct TaskRequests<'a> {
     stop: &'a mut oneshot::Receiver<()>,
     copies: &'a mut mpsc::Receiver<CopyRequest>,
@@ -144,40 +158,38 @@ struct TaskRequests<'a> {
 
 enum Wakeup {
     End(End),
-    /// Everything that there was to read is taken in. `speaks`: the last of it shows whether all is well.
+    /// All events that were there are taken in. `speaks`: the last of them shows whether all is well.
     Incoming {
         speaks: bool,
     },
     Time,
 }
 
-async fn live<T: Transport>(
+/// One life of the task: from the beginning of its source until it is stopped, or the index is replaced.
+async fn live<S: StreamSource>(
     keyspace: &Arc<Keyspace>,
     stream: &Arc<Stream>,
     context: &StreamContext,
-    transport: impl Fn() -> T,
+    source: &impl Fn() -> S,
     asked: TaskRequests<'_>,
     restoring: Option<StreamRestore>,
 ) -> End {
     let TaskRequests { stop, copies } = asked;
     let start = Instant::now();
     let status = &stream.status;
-    let can_replay = stream.registration.replay_endpoint.is_some();
-    let mut machine =
-        Machine::new((&context.config).into(), context.shared.clone(), can_replay, counts(status), Duration::ZERO);
+    let mut source = source();
     let mut rebuilds = keyspace.watch_rebuilds();
     let mut rebuilt = pin!(rebuilds.changed());
     let mut holdings = Holdings::new(keyspace.clone(), stream.clone(), context);
     if let Some(restoring) = restoring {
-        take_up(restoring, &mut holdings, &mut machine, context).await;
+        take_up(restoring, &mut holdings, &mut source, context).await;
     }
-    let mut copier: Option<StreamCopier> = None;
-    let mut published: Option<StateCopier> = None;
-    if let Some(outlet) = stream.outlet().filter(|_| machine.last().is_some()) {
-        // A snapshot's, of which nobody was told.
+    let mut copier: Option<Copier<SnapshotSink>> = None;
+    let mut published: Option<Copier<LogSink>> = None;
+    if let Some(outlet) = stream.outlet().filter(|_| source.rules().last().is_some()) {
+        // Readers do not have the restored holdings.
         outlet.break_off();
     }
-    let mut transport = transport();
     let mut timer = pin!(sleep_until(start));
     let mut turn = 0;
     let mut now = Duration::ZERO;
@@ -188,35 +200,32 @@ async fn live<T: Transport>(
             }
             let mut taken = None;
             while turn < TURN
-                && let Poll::Ready(incoming) = transport.poll_next(cx)
+                && let Poll::Ready(event) = source.poll_event(cx)
             {
                 if taken.is_none() {
                     now = start.elapsed();
                 }
                 turn += 1;
-                let speaks = speaks(&incoming, can_replay);
-                taken = Some(speaks);
-                let mut hands = TaskEffects::new(&mut holdings, &mut transport);
-                take_in(incoming, now, stream, &mut machine, &mut hands);
-                if hands.acted || is_news(status, &machine, speaks) {
+                let news = source.take_in(event, now, &mut holdings);
+                taken = Some(news.speaks);
+                if news.is_urgent {
                     break;
                 }
             }
             if copier.is_none()
                 && let Poll::Ready(Some(request)) = copies.poll_recv(cx)
             {
-                copier = StreamCopier::begin(request, &holdings, &machine);
+                copier = Some(Copier::new(SnapshotSink::new(request)));
             }
             if published.is_none()
                 && let Some(outlet) = stream.outlet()
                 && outlet.poll_asked(cx).is_ready()
             {
-                published = Some(StateCopier::new(&holdings));
+                published = Some(Copier::new(LogSink::new(outlet.clone())));
             }
             if let Some(speaks) = taken {
                 Poll::Ready(Wakeup::Incoming { speaks })
-            } else if is_due(copier.as_ref().map(StreamCopier::due)) || is_due(published.as_ref().map(StateCopier::due))
-            {
+            } else if is_due(copier.as_ref().map(Copier::due)) || is_due(published.as_ref().map(Copier::due)) {
                 Poll::Ready(Wakeup::Time)
             } else if rebuilt.as_mut().poll(cx).is_ready() {
                 Poll::Ready(Wakeup::End(End::Rebuilt))
@@ -229,33 +238,30 @@ async fn live<T: Transport>(
             Wakeup::Incoming { speaks } => speaks,
             Wakeup::Time => {
                 now = start.elapsed();
-                machine.tick(now, &mut TaskEffects::new(&mut holdings, &mut transport));
+                source.tick(now, &mut holdings);
                 false
             }
         };
-        copier = copier.and_then(|copier| copier.step(&mut holdings, &machine));
-        published = published.and_then(|published| published.step(&mut holdings));
+        copier = copier.and_then(|copier| copier.step(&mut holdings, source.rules()));
+        published = published.and_then(|published| published.step(&mut holdings, source.rules()));
         holdings.tell();
-        report(&mut holdings, context, &mut machine, now, speaks);
+        source.report(now, speaks, &mut holdings, context);
         publish_status(stream);
-        // The timer may go off too early, never too late: it is set anew only then, not for each message.
-        let mut wake = machine.wake(now).unwrap_or(LOOK + now);
+        // The timer may go off too early, never too late: it is set anew only then, not for each event.
+        let mut wake = source.wake(now).unwrap_or(LOOK + now);
         if !status.is_settled() {
             wake = wake.min(context.config.settle_timeout.max(now + Duration::from_millis(10)));
         }
         let mut wake = start + wake;
-        if let Some(copier) = &copier {
-            wake = wake.min(copier.due().into());
-        }
-        if let Some(published) = &published {
-            wake = wake.min(published.due().into());
+        for due in [copier.as_ref().map(Copier::due), published.as_ref().map(Copier::due)].into_iter().flatten() {
+            wake = wake.min(due.into());
         }
         if timer.deadline() > wake || timer.is_elapsed() || timer.deadline() <= start + now {
             timer.as_mut().reset(wake.max(start + now));
         }
         if turn >= TURN {
             turn = 0;
-            // One that is never idle hears no news.
+            // A stream that is never idle does not see that its index was replaced.
             if !Arc::ptr_eq(&holdings.index, &keyspace.index()) {
                 return End::Rebuilt;
             }
@@ -263,8 +269,8 @@ async fn live<T: Transport>(
             // Nor does its timer go off.
             if wake <= Instant::now() {
                 let now = start.elapsed();
-                machine.tick(now, &mut TaskEffects::new(&mut holdings, &mut transport));
-                report(&mut holdings, context, &mut machine, now, false);
+                source.tick(now, &mut holdings);
+                source.report(now, false, &mut holdings, context);
                 publish_status(stream);
             }
         }
@@ -275,85 +281,25 @@ fn is_due(at: Option<std::time::Instant>) -> bool {
     at.is_some_and(|at| at <= Instant::now().into_std())
 }
 
-/// Begins with what a snapshot has of the stream, if that can be used.
-async fn take_up<P: AsRef<[u8]>>(
+/// Restores the holdings that a snapshot has of the stream, if they can be used.
+async fn take_up(
     restoring: StreamRestore,
     holdings: &mut Holdings,
-    machine: &mut Machine<P>,
+    source: &mut impl StreamSource,
     context: &StreamContext,
 ) {
     let head = &restoring.stream.head;
-    let (mark, first, partial) = (head.mark, head.first, head.partial);
+    let point = RestorePoint { mark: head.mark, first: head.first, partial: head.partial, sequence: head.sequence };
     let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
     let stream = holdings.stream.clone();
     stream.status.set_from_snapshot(SnapshotOutcome { kind, created, blocks, outcome: None });
     let dictionary = restoring.dictionary.clone();
-    match restore(holdings, restoring).await {
-        Ok(_) => {
-            holdings.restores(dictionary);
-            machine.restore(mark, first, partial);
-            status_of(&stream, partial);
-        }
+    let restored = if source.can_prove(&point) { restore(holdings, restoring).await } else { Err(Outcome::Settings) };
+    match restored {
+        Ok(_) => source.restored(point, dictionary, holdings),
         Err(outcome) => {
             holdings.clear();
             end_restored(&stream, context, outcome);
-        }
-    }
-}
-
-/// True if the engine says something by `incoming` that shows whether all is well.
-fn speaks<P>(incoming: &TransportEvent<P>, can_replay: bool) -> bool {
-    match incoming {
-        TransportEvent::Reply { .. } | TransportEvent::ReplyEnd => true,
-        TransportEvent::Live { .. } => !can_replay,
-        _ => false,
-    }
-}
-
-/// Takes in one thing that came from the sockets.
-fn take_in<T: Transport>(
-    incoming: TransportEvent<T::Payload>,
-    now: Duration,
-    stream: &Stream,
-    machine: &mut Machine<T::Payload>,
-    hands: &mut TaskEffects<'_, T>,
-) {
-    let status = &stream.status;
-    match incoming {
-        TransportEvent::Live { seq, payload } => {
-            machine.live(now, seq, payload, hands);
-            hands.holdings.heard = true;
-        }
-        TransportEvent::Reply { seq, payload } => {
-            machine.reply(now, seq, payload, hands);
-            hands.holdings.heard = true;
-        }
-        TransportEvent::ReplyEnd => {
-            machine.reply_end(now, hands);
-            hands.holdings.heard = true;
-        }
-        TransportEvent::Connected => machine.connected(now, hands),
-        TransportEvent::Disconnected(why) => {
-            machine.disconnected(hands);
-            tracing::info!(worker = &*stream.worker, rank = stream.registration.rank, why, "disconnected");
-            status.set_error(why);
-        }
-        TransportEvent::Rival(from) => {
-            machine.rival();
-            let (worker, rank) = (&*stream.worker, stream.registration.rank);
-            tracing::warn!(worker, rank, from, "{RIVAL}");
-            status.set_error(RIVAL.to_owned());
-        }
-        TransportEvent::Alone => machine.alone(),
-        TransportEvent::Unreachable(why) => status.set_error(why),
-        TransportEvent::OtherTopic(its) => {
-            status.counters.other_topic_batches.fetch_add(1, Relaxed);
-            hands.holdings.note_other_topic(&its);
-        }
-        TransportEvent::SeveralTopics(first, second) => hands.holdings.note_several_topics(&first, &second),
-        TransportEvent::BadFrames => {
-            status.counters.malformed_messages.fetch_add(1, Relaxed);
-            status.set_error("a message does not consist of topic, 8-byte sequence number and payload".to_owned());
         }
     }
 }

@@ -11,7 +11,7 @@ use kvatlas_index::{View, hash};
 use kvatlas_wire::Cleared;
 use tokio::sync::oneshot;
 
-use super::task::follow;
+use super::engine::follow;
 use super::transport::{Transport, TransportEvent};
 use crate::config::StreamConfig;
 use crate::state::{Keyspace, Registration, State, Stream};

@@ -1,24 +1,23 @@
-//! The topic of a stream's batches. A subscription brings every topic that begins alike, and an address may be a proxy's
-//! with several publishers behind it, so each batch's topic is compared as a whole.
+//! Messages of an engine as batches of a stream: their frames, and their topic. A subscription brings every topic with the
+//! same beginning, and an address may be a proxy's with several publishers behind it, so each topic is compared as a whole.
 //!
-//! Engines have one topic and count their own batches: numbers under another topic are another publisher's. A publisher
-//! that sends under several topics and counts all of them in one row is told by its numbers, which follow each other
-//! over the topics, or by a replay that has both. Its numbers under other topics are then batches without events, or
-//! each of them would look like a gap.
+//! Engines have one topic and count their own batches: sequence numbers under another topic are another publisher's. A publisher
+//! that sends under several topics with one count is recognized by its numbers, which are consecutive over all topics, or by
+//! a replay that has both. Its numbers under other topics then count as batches without events, as each would otherwise
+//! look like a gap.
 
 use std::collections::VecDeque;
 
 use kvatlas_stream::zmtp::Head;
 
-use super::frames::{live_batch, reply};
 use super::transport::TransportEvent;
 
 /// A batch without events, as an engine would send it: a time, events, no rank.
 const NO_EVENTS: [u8; 12] = [0x93, 0xcb, 0, 0, 0, 0, 0, 0, 0, 0, 0x90, 0xc0];
-/// Numbers in a row under other topics that are remembered.
+/// Most consecutive numbers under other topics that are remembered.
 const MOST: u64 = 1 << 16;
 
-/// Consecutive numbers under other topics: the first, and how many.
+/// Consecutive sequence numbers under other topics.
 #[derive(Default)]
 struct NumberRun {
     first: u64,
@@ -26,7 +25,7 @@ struct NumberRun {
 }
 
 impl NumberRun {
-    /// Adds a number: to those before it, if it follows them.
+    /// Appends a number if it is the next one, else begins a new run with it.
     fn add(&mut self, seq: u64) {
         if self.count > 0 && self.count < MOST && self.first.checked_add(self.count) == Some(seq) {
             self.count += 1;
@@ -41,28 +40,28 @@ impl NumberRun {
     }
 }
 
-/// Tells a stream's batches on one live connection from those of other topics.
+/// Filter of one live connection for batches of the stream's topic.
 #[derive(Default)]
 pub(super) struct LiveTopics {
-    /// The topic of the first batch, of a stream that takes any.
+    /// Topic of the first batch, of a stream that takes any topic.
     first: Option<Box<[u8]>>,
-    /// True if it was told that there are several.
+    /// True if several topics were reported.
     is_mixed: bool,
-    /// The number of the last batch, whatever its topic.
+    /// Sequence number of the last batch under any topic.
     last: Option<u64>,
-    /// True if a number did not follow the one before it: then topics have numbers of their own.
+    /// True if numbers are not consecutive over all topics: each topic has a count of its own.
     counts_apart: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl LiveTopics {
-    /// Returns an event that is still to be told.
+    /// Takes the next queued event.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Returns the event that a message is. `topic`: the stream's, empty if it takes any.
+    /// Reads a message. `topic`: the stream's, empty if it takes any.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let its = head.back(1).unwrap_or_default();
         let event = live_batch(head, payload);
@@ -98,22 +97,22 @@ impl LiveTopics {
     }
 }
 
-/// Tells a stream's batches on one replay connection from those of other topics.
+/// Filter of one replay connection for batches of the stream's topic.
 #[derive(Default)]
 pub(super) struct ReplayTopics {
-    /// True if the stream's topic came: what else comes is of the same publisher.
+    /// True if a batch of the stream's topic came: the other topics are the same publisher's.
     is_ours: bool,
     skipped: NumberRun,
     queue: VecDeque<TransportEvent<Vec<u8>>>,
 }
 
 impl ReplayTopics {
-    /// Returns an event that is still to be told.
+    /// Takes the next queued event.
     pub(super) fn next(&mut self) -> Option<TransportEvent<Vec<u8>>> {
         self.queue.pop_front()
     }
 
-    /// Returns the event that an answer is. Answers of older engines have no topic.
+    /// Reads an answer. Answers of older engines have no topic.
     pub(super) fn read(&mut self, topic: &str, head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
         let event = reply(head, payload);
         let TransportEvent::Reply { seq, .. } = event else {
@@ -140,6 +139,27 @@ impl ReplayTopics {
         self.queue.push_back(event);
         first
     }
+}
+
+/// Batch of a live message: topic, sequence number, payload.
+pub(super) fn live_batch(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
+    match (head.frames(), number(head)) {
+        (Some(2), Some(seq)) if seq != u64::MAX => TransportEvent::Live { seq, payload },
+        _ => TransportEvent::BadFrames,
+    }
+}
+
+/// Batch of an answer: an empty frame, topic (not from older engines), sequence number, payload. The number -1 is the end.
+fn reply(head: &Head, payload: Vec<u8>) -> TransportEvent<Vec<u8>> {
+    match (head.frames(), number(head)) {
+        (Some(2 | 3), Some(u64::MAX)) => TransportEvent::ReplyEnd,
+        (Some(2 | 3), Some(seq)) => TransportEvent::Reply { seq, payload },
+        _ => TransportEvent::BadFrames,
+    }
+}
+
+fn number(head: &Head) -> Option<u64> {
+    Some(u64::from_be_bytes(head.back(0)?.try_into().ok()?))
 }
 
 #[cfg(test)]

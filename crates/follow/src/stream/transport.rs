@@ -1,48 +1,178 @@
-//! Sockets as the driver of a stream needs them. A fake does as well: the machine's rules do not depend on ZMQ.
+//! Sockets of a stream, as its task needs them: the trait, which a fake implements as well, and the real ones.
+//!
+//! Both real sockets belong to one engine. They are made anew together, so that a name that now means another host, or an address
+//! that another process has taken, changes for both. If both have the same name, they have the same address.
 
 use std::task::{Context, Poll};
 
-/// Event that comes from the sockets.
+use super::address::Address;
+use super::inbound::InboundStream;
+use super::outbound::{OutboundStream, Replay};
+use super::publishers::Route;
+use crate::context::StreamContext;
+use crate::state::Registration;
+
+/// Event of the sockets.
 #[derive(Debug)]
 pub(crate) enum TransportEvent<P> {
     /// The live socket is connected, and subscribed.
     Connected,
-    /// The live socket was connected, and is not any more; why.
+    /// The live socket has lost its connection, for this reason.
     Disconnected(String),
-    /// Another publisher has connected under the same name; from where. It is not read while the first is connected.
+    /// Another publisher has connected under the same name, from this address. It is not read while the first is connected.
     Rival(String),
     /// No other publisher is connected any more.
     Alone,
-    /// A socket could not be connected, and will be tried again; why.
+    /// A socket cannot be connected, for this reason, and will be tried again.
     Unreachable(String),
-    /// A batch as it was published.
+    /// A batch of the live connection.
     Live { seq: u64, payload: P },
     /// A batch in answer to the question.
     Reply { seq: u64, payload: P },
     /// The answer is complete.
     ReplyEnd,
-    /// A batch of another topic than the stream's, with its topic. It is left out.
+    /// A batch of another topic, which is given, than the stream's. It is left out.
     OtherTopic(Box<[u8]>),
-    /// A second topic on the connection of a stream that takes any, after the first. Batches of both are read.
+    /// Two topics on the connection of a stream that takes any. Batches of both are read.
     SeveralTopics(Box<[u8]>, Box<[u8]>),
-    /// Something that is no batch by its frames alone.
+    /// A message whose frames are not those of a batch.
     BadFrames,
 }
 
-/// A live socket that connects by itself, again and again, and a replay socket.
+/// A live socket, which connects again by itself, and a replay socket.
 pub(crate) trait Transport: Send {
     /// The bytes of a batch.
     type Payload: AsRef<[u8]> + Send;
 
-    /// Returns what comes next. After `Disconnected` nothing of the old connection comes any more.
+    /// Next event. After `Disconnected`, no event of the old connection comes.
     fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Self::Payload>>;
 
-    /// Asks for all batches from a number on.
+    /// Asks the replay socket for all batches from a sequence number on.
     fn ask(&mut self, from: u64);
 
-    /// Forgets the question: no answer to it comes any more.
+    /// Cancels the question: no answer to it comes any more.
     fn cancel(&mut self);
 
-    /// Drops the live connection with all that is on its way, and connects anew. No `Disconnected` comes.
+    /// Drops the live connection with the batches on their way, and connects anew, without a `Disconnected`.
     fn reconnect(&mut self);
+}
+
+/// Live connection, made by this side or by the engine.
+enum LiveConnection {
+    Outbound(Box<OutboundStream>),
+    Inbound(Box<InboundStream>),
+}
+
+impl LiveConnection {
+    fn poll(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+        match self {
+            Self::Outbound(outbound) => outbound.poll(cx),
+            Self::Inbound(inbound) => inbound.poll(cx),
+        }
+    }
+}
+
+/// The real sockets of a stream.
+pub(crate) struct ZmqTransport {
+    live: LiveConnection,
+    replay: Option<Replay>,
+    /// True if the replay socket is read before the live one.
+    replies_first: bool,
+    worker: String,
+    rank: u32,
+    /// Reason for the lack of a connection, as last logged.
+    told: Option<String>,
+}
+
+impl ZmqTransport {
+    /// Sockets that are not connected yet. `route`: the engine's connections, if the engine connects.
+    pub(super) fn new(registration: &Registration, context: &StreamContext, route: Option<Route>) -> Self {
+        let live = match route {
+            None => LiveConnection::Outbound(Box::new(OutboundStream::new(registration, context))),
+            Some(route) => LiveConnection::Inbound(Box::new(InboundStream::new(route))),
+        };
+        let replay = registration
+            .replay_endpoint
+            .as_ref()
+            .map(|endpoint| Replay::new(Address::new(endpoint), &registration.topic, context));
+        Self {
+            live,
+            replay,
+            replies_first: false,
+            worker: registration.worker.clone(),
+            rank: registration.rank,
+            told: None,
+        }
+    }
+
+    fn poll_live(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+        self.live.poll(cx).map(|incoming| match incoming {
+            TransportEvent::Unreachable(why) => self.unreachable("", &why),
+            TransportEvent::Disconnected(why) => {
+                self.cancel();
+                self.told = None;
+                TransportEvent::Disconnected(why)
+            }
+            other => other,
+        })
+    }
+
+    fn poll_replay(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+        let Some(replay) = &mut self.replay else { return Poll::Pending };
+        let live = match &self.live {
+            LiveConnection::Outbound(outbound) => outbound.place(),
+            LiveConnection::Inbound(_) => None,
+        };
+        replay.poll(cx, live).map(|incoming| match incoming {
+            TransportEvent::Unreachable(why) => self.unreachable("replay: ", &why),
+            other => other,
+        })
+    }
+
+    /// Logs why there is no connection, once and not with each attempt. The status does not say why: all clients may read it,
+    /// and could probe with it for open ports.
+    fn unreachable(&mut self, socket: &str, why: &str) -> TransportEvent<Vec<u8>> {
+        if self.told.as_deref() != Some(why) {
+            tracing::info!(worker = self.worker, rank = self.rank, socket, why, "cannot connect");
+            self.told = Some(why.to_owned());
+        }
+        TransportEvent::Unreachable(format!("{socket}cannot connect"))
+    }
+}
+
+impl Transport for ZmqTransport {
+    type Payload = Vec<u8>;
+
+    fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<TransportEvent<Vec<u8>>> {
+        self.replies_first = !self.replies_first;
+        if self.replies_first
+            && let Poll::Ready(incoming) = self.poll_replay(cx)
+        {
+            return Poll::Ready(incoming);
+        }
+        if let Poll::Ready(incoming) = self.poll_live(cx) {
+            return Poll::Ready(incoming);
+        }
+        if self.replies_first { Poll::Pending } else { self.poll_replay(cx) }
+    }
+
+    fn ask(&mut self, from: u64) {
+        if let Some(replay) = &mut self.replay {
+            replay.ask(from);
+        }
+    }
+
+    fn cancel(&mut self) {
+        if let Some(replay) = &mut self.replay {
+            replay.cancel();
+        }
+    }
+
+    fn reconnect(&mut self) {
+        self.cancel();
+        match &mut self.live {
+            LiveConnection::Outbound(outbound) => outbound.reconnect(),
+            LiveConnection::Inbound(inbound) => inbound.reconnect(),
+        }
+    }
 }

@@ -1,6 +1,7 @@
 //! Streams over real sockets, against an engine's sockets with faults.
 
 mod bench;
+mod fleet;
 mod gaps;
 mod impostors;
 mod joining;
@@ -8,8 +9,6 @@ mod limits;
 mod lives;
 mod nodes;
 mod relay;
-mod relay_readers;
-mod relay_zmq;
 mod restarts;
 mod secured;
 mod truth;

@@ -37,7 +37,7 @@ pub(crate) fn all(blocks: u64, all: &mut Times) {
     it.all_at_once();
 }
 
-/// Block hashes that are nobody else's.
+/// Block hashes that no other worker uses.
 fn names(chain: u64, range: std::ops::Range<u64>) -> Vec<BlockHash> {
     range.map(|at| BlockHash(mix(chain << 24 | at))).collect()
 }

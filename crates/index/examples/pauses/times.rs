@@ -1,4 +1,4 @@
-//! The times of events, and what is told of them.
+//! Times of events, and their report.
 
 use std::thread;
 use std::time::{Duration, Instant};

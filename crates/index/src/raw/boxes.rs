@@ -202,7 +202,7 @@ mod loom_tests {
             let (mut retired, mut given_back) = (RetiredList::new(), Vec::new());
             for number in 1..=2 {
                 retired.push(published.replace(thing(number), &mut writer));
-                // Freed as far as readers may know; really when nobody can be mistaken any more.
+                // Freed as far as readers may know; really when no reader can be mistaken any more.
                 retired.advance(&readers, usize::MAX, |old: SharedBox<Thing>| {
                     old.freed.store(true, Ordering::Relaxed);
                     given_back.push(old);

@@ -1,9 +1,9 @@
 //! The table of children: (parent run, fork, first content hash) to the run that continues there.
 //!
-//! **Protocol.** The table holds addresses of runs, and no keys: whoever finds an address looks at the run itself to
+//! **Protocol.** The table holds addresses of runs, and no keys: a reader that finds an address looks at the run itself to
 //! see whether it is the one. Readers do so under a guard, beside the one writer that links, moves and unlinks.
 //!
-//! **Invariants.** Every address in the table is that of a run that is alive, or was retired since the caller came; a
+//! **Invariants.** Every address in the table leads to a run that is alive, or was retired since the caller came; a
 //! run has its first content hash before it is linked, and the head's `parent` and `fork` never change. An empty slot
 //! is never offered (`table.rs`), as what it last held may be freed.
 //!

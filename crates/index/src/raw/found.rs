@@ -79,7 +79,7 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         unsafe { self.who.get(&self.guard) }
     }
 
-    /// The largest depth, 0 if nobody was found.
+    /// The largest depth; 0 if no holder was found.
     #[inline]
     pub(crate) fn deepest(&self) -> u32 {
         self.reaches.last().map_or(0, |reach| reach.depth)
@@ -149,7 +149,7 @@ mod loom_tests {
                 truths.push(truth.replace(SECOND, &mut writer));
             }
             reader.join().unwrap();
-            // Not freed by the model's protocol, which is another's matter: kept until nobody looks.
+            // Not freed by the model's protocol, which is tested elsewhere: kept until no thread looks.
             drop((truths, kept));
         });
     }

@@ -1,13 +1,13 @@
 //! The head of a run: its levels, read under a sequence number.
 //!
-//! **Protocol** (a sequence lock, Boehm 2012, that nobody waits at). A reader copies the levels between two looks at the
+//! **Protocol** (a sequence lock, Boehm 2012, without waiting). A reader copies the levels between two looks at the
 //! version, and comes again if that has changed. Up to [`INLINE`] levels are in the head itself; a longer list is a box of
 //! its own, replaced as a whole. The writer has two ways to change them:
 //!
 //! - *By one word*, which is most changes: one level's end or set, how many levels there are, or another list. What only
 //!   the new word makes visible is written before it, and the next version is told after it. A reader that finds the
 //!   new word under the old version has the levels of after the change, else those of before.
-//! - *By several words*. The levels from before go to a record, of which the index has one ([`super::levels::ChangeRecord`]). Then the
+//! - *By several words*. The levels from before go to the index's one record ([`super::levels::ChangeRecord`]). Then the
 //!   version becomes odd, the words are written, and the version becomes even. A reader that meets an odd version takes
 //!   the levels from the record: the change is not done yet.
 //!
@@ -16,7 +16,8 @@
 //!
 //! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a spilled list
 //! is immutable, and is retired, not freed, when it is replaced, and after its change is done. Whoever sees a word of a
-//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd version, and whoever sees it odd finds the record at that change or a later one.
+//! change sees that the changes before have had their versions. There is one writer, so one head at a time has an odd
+//! version, and a reader that sees it odd finds the record at that change or a later one.
 //!
 //! **Checked by** the test and the loom models below (`make loom`), by Miri (`make miri`), and by `tests/concurrency.rs`
 //! under Valgrind and the address sanitizer (`make sanitize`).
@@ -51,7 +52,7 @@ pub(crate) struct RunHead {
     pub(crate) id: u32,
     /// The run this one continues, 0 for none,
     pub(crate) parent: u32,
-    /// after so many of its blocks.
+    /// after this number of its blocks.
     pub(crate) fork: u32,
     /// Odd while the levels are being written.
     version: AtomicU32,
@@ -261,7 +262,7 @@ mod loom_tests {
         (0..count).map(|i| Level { end: n * 8 + i, set: SetWord::from_raw(u64::from(n * 8 + i) << 2 | 1) }).collect()
     }
 
-    /// A reader that looks so many times at a head, beside a writer that changes it from `counts[0]` levels to
+    /// A reader that looks this number of times at a head, beside a writer that changes it from `counts[0]` levels to
     /// `counts[1]`, and then, if `goes_on`, has the record of another head's change to write.
     fn model(counts: [u32; 2], looks: usize, goes_on: bool) {
         let mut model = loom::model::Builder::new();
@@ -318,8 +319,8 @@ mod loom_tests {
         model([1, 1], 1, true);
     }
 
-    /// A reader that looks so many times while the levels are these, one after the other: what it sees was there at some
-    /// moment, and never goes back.
+    /// A reader that looks this number of times while the levels are these, one after the other: what it sees was there at
+    /// some moment, and never goes back.
     fn history(history: Vec<Vec<Level>>, looks: usize) {
         let mut model = loom::model::Builder::new();
         model.preemption_bound = model.preemption_bound.or(Some(2));

@@ -1,9 +1,9 @@
 //! A run's levels as words that are written one by one, and the record of those that are being changed.
 //!
-//! Both belong to the protocol of `head.rs`, which says in what order the words are written and read. The record lies here, below
-//! the guard of a reader and the token of the writer, since each of them leads to it.
+//! Both belong to the protocol of `head.rs`, which says in what order the words are written and read. The record lies here,
+//! below the guard of a reader and the token of the writer, since each of them leads to it.
 //!
-//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; whoever copies
+//! **Invariants.** All fields are atomics, so a torn copy is a wrong value and never undefined behaviour; a reader that copies
 //! one compares versions before it uses it.
 //!
 //! **Checked by** the tests and the loom models of `head.rs`.

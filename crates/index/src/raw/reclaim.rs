@@ -1,10 +1,10 @@
 //! Reclamation: when memory that readers could still see may be freed.
 //!
 //! **Protocol.** Readers announce themselves in a counter before they follow a pointer and take themselves back after; they wait
-//! for nobody and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been seen at
-//! zero at some moment after that: whoever could have seen the thing has left. This is the idea of sleepable RCU
-//! (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each counter
-//! gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
+//! for no other thread and never free. The writer unlinks a thing, *retires* it, and frees it once every counter has been
+//! seen at zero at some moment after that: every reader that could have seen the thing has left. This is the idea of
+//! sleepable RCU (McKenney 2006): counters come in two parities and new readers are steered to the other one, so that each
+//! counter gets its quiet moment under any load. Counters are striped by thread, each on a cache line of its own, so that
 //! readers do not fight for one.
 //!
 //! **Invariants.** A thing is unlinked before it is retired, so no reader that comes later finds it; a reader is counted
@@ -20,7 +20,7 @@ use std::mem;
 use std::sync::Arc;
 
 use super::levels::ChangeRecord;
-use crate::steps::step;
+use crate::stats::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
 /// Two cache lines, as Intel's spatial prefetcher fetches pairs.
@@ -56,7 +56,7 @@ pub(crate) struct Guard<'r> {
 }
 
 impl Guard<'_> {
-    /// Panics if what is about to be read is of another index, which would free it under this guard.
+    /// Panics if the guard belongs to another index, which would not keep the memory from being freed.
     #[inline]
     pub(super) fn assert_of(&self, index: IndexId) {
         assert!(self.readers.index == index, "a guard of one index, and things of another");
@@ -138,7 +138,7 @@ pub(crate) struct RetiredList<T> {
     fresh: Vec<T>,
     /// Things that were retired before it began.
     waiting: Vec<T>,
-    /// Things that nobody can hold any more.
+    /// Things that no reader can hold any more.
     ready: Vec<T>,
     /// Counters not yet seen at zero since it began: a bit each.
     unseen: u128,
@@ -151,7 +151,7 @@ impl<T> RetiredList<T> {
         Self { fresh: Vec::new(), waiting: Vec::new(), ready: Vec::new(), unseen: 0, flipped_back: false }
     }
 
-    /// True if there is something that nobody can hold any more.
+    /// True if there is something that no reader can hold any more.
     pub(crate) fn is_ready(&self) -> bool {
         !self.ready.is_empty()
     }
@@ -316,7 +316,7 @@ mod loom_tests {
     #[test]
     fn never_frees_under_readers_of_two_stripes() {
         let mut model = loom::model::Builder::new();
-        // All interleavings with so many switches that no thread asked for; without a bound it takes days.
+        // All interleavings up to this number of forced switches; without a bound it takes days.
         model.preemption_bound = model.preemption_bound.or(Some(3));
         model.check(|| {
             const THINGS: usize = 3;

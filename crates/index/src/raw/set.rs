@@ -3,7 +3,7 @@
 //! Most sets are small or the fleet is, so a word holds the members themselves: a mask of the holders below 62, or up
 //! to three holders of any number below 2^20. Any other word is the address of a set in memory of its own ([`SetBox`]).
 //!
-//! **Protocol.** The writer counts the references to such a set and retires it with the last; readers get at it by words
+//! **Protocol.** The writer counts the references to a set and retires it with the last; readers get at it by words
 //! that they found under their guard.
 //!
 //! **Invariants.** Words of objects are made of the address of a [`SetBox`], whose key and members never change. A
@@ -85,7 +85,7 @@ pub(crate) struct Set<'a> {
 }
 
 impl SetHead {
-    /// Of a set of so many members, with one reference.
+    /// Head of a set with `members` members and one reference.
     pub(crate) fn new(key: u64, members: usize, bits: bool) -> Self {
         Self { key, references: AtomicU32::new(1), members: members as u32, bits }
     }
@@ -201,7 +201,7 @@ impl SetWord {
     }
 
     /// # Safety
-    /// The address is that of a set that is not freed for as long as `'a`.
+    /// The address leads to a set that is not freed during `'a`.
     #[inline]
     unsafe fn at<'a>(address: u64) -> Set<'a> {
         let memory = ptr::with_exposed_provenance_mut::<Memory<SetHead, u64>>(address as usize);

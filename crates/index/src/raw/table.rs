@@ -42,7 +42,7 @@ struct Line {
     slots: [AtomicU64; SLOTS],
 }
 
-// SAFETY: it is of atomic integers.
+// SAFETY: it consists of atomic integers.
 #[cfg(not(loom))]
 unsafe impl Zeroable for Line {}
 
@@ -56,7 +56,7 @@ type Lines = ZeroedList<Line>;
 pub(crate) struct Table {
     lines: Lines,
     /// By line, entries that went past it beyond the [`MAX_OVERFLOW`] that its count can say: the writer's own, and
-    /// empty unless somebody has found hashes that meet.
+    /// empty unless equal hashes of different keys were found.
     beyond: Mutex<HashMap<usize, u64>>,
 }
 

@@ -3,10 +3,10 @@
 //! **Protocol.** Whole before it is linked, and never changed after, but by atomics in the header; unlinked and retired
 //! like a box.
 //!
-//! **Invariants.** A [`ThinRef`] points to memory that [`ThinBox::new`] made: a header, the length, and so many items, all
+//! **Invariants.** A [`ThinRef`] points to memory that [`ThinBox::new`] made: a header, the length, and that number of items, all
 //! written. It is followed only while that box lives, or while the reader's guard keeps it from being freed.
 //!
-//! **Checked by** the test below, and with the sets and levels that are kept in such: `tests/random_streams.rs` and
+//! **Checked by** the test below, and with the sets and levels that are kept in them: `tests/random_streams.rs` and
 //! `tests/concurrency.rs` under Valgrind and the address sanitizer (`make sanitize`).
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
@@ -35,7 +35,7 @@ pub(super) struct ThinRef<'p, H, T> {
     owned: PhantomData<&'p Memory<H, T>>,
 }
 
-/// Room is had for so many items more at a time.
+/// Step in which room grows, in items.
 const CLASS: usize = 4;
 
 fn class(len: usize) -> usize {
@@ -53,7 +53,7 @@ impl<H, T: Copy> ThinBox<H, T> {
     }
 
     /// # Safety
-    /// The memory is nobody's, and has the layout of a list of this length.
+    /// The memory is unused, and has the layout of a list of this length.
     unsafe fn write(memory: NonNull<Memory<H, T>>, head: H, items: &[T]) -> Self {
         const { assert!(!std::mem::needs_drop::<H>()) };
         let len = u32::try_from(items.len()).expect("a list is at most a fleet long");
@@ -87,7 +87,7 @@ impl<H, T: Copy> ThinBox<H, T> {
     }
 
     /// # Safety
-    /// The pointer is one that `into_raw` gave, and nobody else makes a box of it.
+    /// The pointer came from `into_raw`, and no other box is made of it.
     pub(super) unsafe fn from_raw(memory: NonNull<Memory<H, T>>) -> Self {
         Self(memory)
     }
@@ -107,7 +107,7 @@ impl<H, T: Copy> Drop for ThinBox<H, T> {
 
 impl<'p, H, T> ThinRef<'p, H, T> {
     /// # Safety
-    /// The pointer is that of a box which is not freed for as long as `'p`.
+    /// The pointer came from a box that is not freed during `'p`.
     #[inline]
     pub(super) unsafe fn of(memory: NonNull<Memory<H, T>>) -> Self {
         Self { memory, owned: PhantomData }
@@ -121,7 +121,7 @@ impl<'p, H, T> ThinRef<'p, H, T> {
 
     #[inline]
     pub(super) fn items(&self) -> &'p [T] {
-        // SAFETY: by contract of `of`; so many items were written behind the header.
+        // SAFETY: by contract of `of`; the header's number of items was written behind it.
         unsafe {
             let memory = self.memory.as_ptr();
             slice::from_raw_parts((&raw const (*memory).items).cast::<T>(), (*memory).len as usize)
@@ -157,7 +157,7 @@ impl<H, T: Copy> Spares<H, T> {
             return ThinBox::new(head, items);
         };
         self.bytes -= spare.bytes();
-        // SAFETY: it was owned, so it is nobody's now; a class has one layout.
+        // SAFETY: it was owned, so it is unused now; a class has one layout.
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 

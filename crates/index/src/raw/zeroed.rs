@@ -1,10 +1,10 @@
 //! A long list that begins as zeros, and whose memory is the system's until it is first written to.
 //!
 //! To write zeros to tens of megabytes takes tens of milliseconds, nearly all of it the system's, for handing them out. What
-//! is asked for as zeros is handed out page by page, to whoever first writes there. Allocators do that only for what needs
+//! is asked for as zeros is handed out page by page, at the first write to each. Allocators do that only for what needs
 //! no special alignment: so this asks for words, and begins at the first that is aligned as it should be.
 //!
-//! **Protocol.** None: whoever may look at the list may look at its elements, whose protocol is their own.
+//! **Protocol.** None: access to the list is access to its elements, which have a protocol of their own.
 //!
 //! **Invariants.** `words` of memory at `memory`, made by a `Box`, all zero at first; `len` elements at `first` lie within,
 //! or it is [`Self::shed`] and has none.
@@ -57,7 +57,7 @@ impl<T: Zeroable> ZeroedList<T> {
     fn take(&mut self) -> Box<[u64]> {
         let words = std::mem::take(&mut self.words);
         self.len = 0;
-        // SAFETY: given by a box of so many words; there are no elements any more.
+        // SAFETY: given by a box of that number of words; there are no elements any more.
         unsafe { Box::from_raw(ptr::slice_from_raw_parts_mut(self.memory.as_ptr(), words)) }
     }
 
@@ -81,7 +81,7 @@ impl<T: Zeroable> Deref for ZeroedList<T> {
 
     #[inline]
     fn deref(&self) -> &[T] {
-        // SAFETY: so many elements are there, all zero at first, which is a value; changed only through `&[T]`.
+        // SAFETY: that number of elements is there, all zero at first, which is a value; changed only through `&[T]`.
         unsafe { std::slice::from_raw_parts(self.first.as_ptr(), self.len) }
     }
 }

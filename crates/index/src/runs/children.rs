@@ -1,16 +1,15 @@
 //! Children of runs: in lists for the writer, in order of their places, and in a table for readers.
 
-use super::next_children::NextChildren;
 use super::{Entry, NO_RUN, Runs};
 use crate::position::{Place, ROOT};
 use crate::raw::Children;
 use crate::retire::{Garbage, Trash};
-use crate::steps::step;
+use crate::stats::step;
 
 /// Number of runs up to which a table of children is made at once.
 const FEW: usize = 1 << 9;
-/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one is
-/// much fuller than it should be.
+/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one
+/// is much fuller than it should be.
 const PACE: usize = 16;
 
 impl Runs {
@@ -129,5 +128,19 @@ impl Runs {
             trash.push(Garbage::Children(self.shown.children.replace(next.table, &mut self.token)));
         }
         is_complete
+    }
+}
+
+/// A table of children that readers are not shown yet.
+pub(super) struct NextChildren {
+    pub(super) table: Children,
+    /// Runs with smaller numbers are in it.
+    pub(super) until: u32,
+}
+
+impl NextChildren {
+    /// The table, if a run of this number is in it.
+    pub(super) fn of(next: Option<&Self>, id: u32) -> Option<&Children> {
+        next.filter(|next| id < next.until).map(|next| &next.table)
     }
 }

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::raw::{CountedToken, MASK_HOLDERS, Members, Set, SetBox, SetHead, SetWord, Spares};
 use crate::spread::Secret;
 
-/// True if so many members are kept as bits: where that takes at most twice the room, as a list is slower to look
+/// True if a set of `members` members is kept as bits: where that takes at most twice the room, as a list is slower to look
 /// through and to change. Only the members decide, so that equal sets have equal bodies.
 fn as_bits(members: usize, highest: u32) -> bool {
     highest as usize / 64 < members

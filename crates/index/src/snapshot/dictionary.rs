@@ -130,7 +130,7 @@ impl DictionaryWriter {
         })
     }
 
-    /// Returns the place of the entry that a chain is the beginning of, or becomes. `elsewhere`: its run is of another
+    /// Returns the place of the entry that begins with a chain, or of a new one. `elsewhere`: its run is of another
     /// index than those of the other chains.
     pub(super) fn entry(&mut self, chain: CopiedChain, elsewhere: bool) -> usize {
         let CopiedChain { run, parent, names, contents, .. } = chain;

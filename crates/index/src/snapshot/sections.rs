@@ -7,8 +7,6 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_64};
 
 const MAGIC: [u8; 8] = *b"KVASNAP\0";
 const VERSION: u32 = 1;
-/// The first bytes of what an earlier version wrote of an index.
-const FORMER: [u8; 8] = *b"KVAINDEX";
 
 /// Kinds of sections.
 pub mod kind {
@@ -140,9 +138,6 @@ impl<'a> Sections<'a> {
             return Err("it is too short for a snapshot".to_owned());
         };
         let (magic, version) = start.split_at(MAGIC.len());
-        if magic == FORMER {
-            return Err("an earlier version of kvatlas wrote it, in a format that is no longer read".to_owned());
-        }
         if magic != MAGIC {
             return Err("it does not begin as a snapshot does".to_owned());
         }

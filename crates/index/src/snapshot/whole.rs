@@ -4,8 +4,8 @@ use std::io;
 
 use kvatlas_codec::{Cursor, ReadError, put_text, put_varint};
 
+use super::SavedBlocks;
 use super::dictionary::{Dictionary, DictionaryWriter};
-use super::held::SavedBlocks;
 use super::sections::{Section, SectionWriter, Sections, kind};
 use crate::copier::{CopyState, RankCopier};
 use crate::error::Error;
@@ -142,7 +142,7 @@ fn restore(
     }
     let mut changes = index.changes();
     for (tier, parent, names, contents) in blocks.stores(dictionary) {
-        changes.store(worker, rank, tier, parent, names, contents)?;
+        changes.store(&(worker, rank), tier, parent, names, contents)?;
     }
     Ok(())
 }

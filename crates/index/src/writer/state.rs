@@ -1,23 +1,21 @@
 //! State of the writer: the parts that it is made of.
 
-use super::departing::{Departures, Table};
-use super::holder::Holder;
+use super::holders::Holder;
+use super::holders::departing::{Departures, Table, Watches};
+use super::holders::workers::{Workers, inner};
 use super::names::NameTable;
-use super::watches::Watches;
-use super::workers::{Workers, inner};
 use crate::raw::{Level, Readers};
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 use crate::runs::Runs;
 use crate::sets::Sets;
-use crate::stats::Counters;
-use crate::steps::step;
+use crate::stats::{Counters, step};
 use crate::types::BlockHash;
 
-/// Room for so many names is kept from one event to the next.
+/// Names for which room is kept from one event to the next.
 pub(super) const MOST_NAMES: usize = 1024;
 
-/// Holders of at most so many blocks get names of their own at once.
+/// Greatest number of blocks of a holder that gets names of its own at once.
 const OWN_AT_ONCE: u64 = 1 << 10;
 
 /// Least number of blocks below a hole that are kept as a branch.
@@ -49,7 +47,7 @@ pub(crate) struct Writer {
     pub(super) roster: Roster,
     /// Holders whose own names come together; some may be done.
     pub(super) gathering: Vec<u32>,
-    /// Holders of at most so many blocks get names of their own at once.
+    /// Greatest number of blocks of a holder that gets names of its own at once.
     pub(crate) most_own_at_once: u64,
     /// Least number of blocks below a hole that are kept as a branch.
     pub(crate) least_branch: u64,
@@ -57,7 +55,7 @@ pub(crate) struct Writer {
     pub(crate) counters: Counters,
     /// The words of names that the event replaces, once for each time that it says them of a block held by then.
     pub(super) replaced_words: u64,
-    /// Ranks of which a dump has a part.
+    /// Ranks that a dump has copied in part.
     pub(super) watches: Watches,
     pub(super) count_copies: bool,
 }

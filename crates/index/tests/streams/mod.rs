@@ -1,8 +1,10 @@
 //! Random streams of events with everything that can go wrong in them, and the comparison with the reference.
 #![allow(unreachable_pub, dead_code, reason = "several tests share this, none uses all of it")]
 
+use std::collections::HashMap;
+
 use kvatlas_index::reference::ReferenceIndex;
-use kvatlas_index::{BlockHash, BlockIndex, Config, Event, Tier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, RankHandle, Tier, View};
 
 use kvatlas_testing::{Random, mix};
 
@@ -164,6 +166,30 @@ impl Difference {
     }
 }
 
+/// Handles of the ranks, each kept from its rank's first event to the end, however often the rank goes and comes.
+type Handles = HashMap<(Box<str>, u32), RankHandle>;
+
+/// Applies every other event by the handle of its rank, the rest by name.
+fn apply(index: &BlockIndex, handles: &mut Handles, number: usize, event: &Event) -> Result<(), Error> {
+    let (Event::Store { worker, rank, .. } | Event::Remove { worker, rank, .. }) = event else {
+        return index.apply(event);
+    };
+    if mix(number as u64).is_multiple_of(2) {
+        return index.apply(event);
+    }
+    let handle = handles.entry((worker.clone(), *rank)).or_insert_with(|| RankHandle::new(worker, *rank));
+    match event {
+        Event::Store { tier, parent, block_hashes, content_hashes, .. } => {
+            index.changes().store(handle, *tier, *parent, block_hashes, content_hashes)
+        }
+        Event::Remove { tier, block_hashes, .. } => {
+            index.changes().remove(handle, *tier, block_hashes);
+            Ok(())
+        }
+        Event::Clear { .. } | Event::Drop { .. } => unreachable!("seen to above"),
+    }
+}
+
 /// Runs a stream through both; `thorough`: with a dump and its replay now and then, too.
 pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), String> {
     let index = BlockIndex::new(plan.config).map_err(|e| e.to_string())?;
@@ -171,8 +197,9 @@ pub fn compare(plan: &Plan, events: &[Event], thorough: bool) -> Result<(), Stri
     index.turn_after(plan.turn_after);
     index.own_names_at_once(plan.own_names_at_once);
     let mut reference = ReferenceIndex::new(plan.config.count_copies);
+    let mut handles = Handles::new();
     for (i, event) in events.iter().enumerate() {
-        index.apply(event).map_err(|e| e.to_string())?;
+        apply(&index, &mut handles, i, event).map_err(|e| e.to_string())?;
         reference.apply(event).map_err(|e| e.to_string())?;
         let every = if events.len() > 64 { 16 } else { 1 };
         if i % every == 0 || i + 1 == events.len() {

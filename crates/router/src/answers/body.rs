@@ -8,16 +8,15 @@ use http_body::{Body, Frame, SizeHint};
 use hyper::header::{CONTENT_TYPE, HeaderValue};
 use hyper::{Response, StatusCode};
 
-use crate::proxy::{AnswerBody, BodyError};
+/// Error of a body that breaks off.
+pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// The body of an answer.
 pub(crate) enum Answer {
-    /// A body that is here.
+    /// A complete body.
     Full(Bytes),
-    /// An engine's body, as it comes.
-    Passing(Box<AnswerBody>),
-    /// Any other body, as it comes.
-    Other(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
+    /// A streamed body.
+    Stream(Pin<Box<dyn Body<Data = Bytes, Error = BodyError> + Send>>),
 }
 
 impl Body for Answer {
@@ -28,29 +27,26 @@ impl Body for Answer {
         match self.get_mut() {
             Self::Full(bytes) if bytes.is_empty() => Poll::Ready(None),
             Self::Full(bytes) => Poll::Ready(Some(Ok(Frame::data(std::mem::take(bytes))))),
-            Self::Passing(passing) => passing.poll(context).map(|data| data.map(|data| data.map(Frame::data))),
-            Self::Other(body) => body.as_mut().poll_frame(context),
+            Self::Stream(body) => body.as_mut().poll_frame(context),
         }
     }
 
     fn is_end_stream(&self) -> bool {
         match self {
             Self::Full(bytes) => bytes.is_empty(),
-            Self::Passing(passing) => passing.is_over(),
-            Self::Other(body) => body.is_end_stream(),
+            Self::Stream(body) => body.is_end_stream(),
         }
     }
 
     fn size_hint(&self) -> SizeHint {
         match self {
             Self::Full(bytes) => SizeHint::with_exact(bytes.len() as u64),
-            Self::Passing(passing) => passing.size_hint(),
-            Self::Other(body) => body.size_hint(),
+            Self::Stream(body) => body.size_hint(),
         }
     }
 }
 
-/// An answer of a type.
+/// Makes an answer with a content type.
 #[must_use]
 pub(crate) fn typed(status: StatusCode, kind: &'static str, body: impl Into<Bytes>) -> Response<Answer> {
     let mut response = Response::new(Answer::Full(body.into()));

@@ -12,19 +12,19 @@ use kvatlas_http::{BodyFault, Denial};
 use crate::answers::body::{Answer, json};
 use crate::answers::observe::{Dialect, error_event};
 
-/// Time after which memory for a body may be free.
+/// Delay after which a client may retry when the memory for bodies is full.
 const AGAIN: Duration = Duration::from_secs(1);
 
 /// A refusal of a request: what was wrong and what would be right.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Refusal {
     pub(crate) status: StatusCode,
-    /// A name for it that stays.
+    /// Stable error code.
     pub(crate) code: &'static str,
     pub(crate) message: Cow<'static, str>,
-    /// The field of the body that it is about, if it is about one.
+    /// Name of the field of the body that caused it, if any.
     param: Option<&'static str>,
-    /// Time after which it is worth trying again.
+    /// Delay for the header `Retry-After`.
     pub(crate) retry_after: Option<Duration>,
     /// True if the connection cannot be used any more.
     pub(crate) closes: bool,
@@ -33,7 +33,7 @@ pub(crate) struct Refusal {
 }
 
 impl Refusal {
-    /// The refusal of a path that there is not.
+    /// Refusal of an unknown path.
     pub(crate) fn unknown_path() -> Self {
         let message = "there is no such path; GET / lists all, and the setting `forward` adds paths of engines";
         Self::new(StatusCode::NOT_FOUND, "unknown_path", message)
@@ -43,7 +43,7 @@ impl Refusal {
         Self { status, code, message: message.into(), param: None, retry_after: None, closes: false, allow: None }
     }
 
-    /// Returns the refusal with the field of the body that it is about.
+    /// Adds the name of the field of the body that caused the refusal.
     pub(crate) fn about(self, field: &'static str) -> Self {
         Self { param: Some(field), ..self }
     }
@@ -52,55 +52,55 @@ impl Refusal {
         Self::new(StatusCode::BAD_REQUEST, code, message)
     }
 
-    /// A path that is there, for other methods: these.
+    /// Refusal of a method that the path does not accept; `allow` lists the accepted ones.
     pub(crate) fn wrong_method(allow: String) -> Self {
         let message = format!("this path accepts only {allow}");
         Self { allow: Some(allow), ..Self::new(StatusCode::METHOD_NOT_ALLOWED, "wrong_method", message) }
     }
 
-    /// A connection that should become a WebSocket, which neither the router nor an engine speaks. Clients that hear so
-    /// ask again over plain HTTP.
+    /// Refusal of a WebSocket, which neither the router nor an engine speaks. Clients that hear so ask again over plain
+    /// HTTP.
     pub(crate) fn no_websocket() -> Self {
         let message = "WebSocket is not spoken here: send the request with POST, and `stream` for a streamed answer";
         Self::new(StatusCode::UPGRADE_REQUIRED, "upgrade_required", message)
     }
 
-    /// A body that a page in somebody's browser could have sent.
+    /// Refusal of a content type that a browser could send across origins without asking.
     pub(crate) fn wrong_content_type() -> Self {
         let message = "send a JSON body with the header \"Content-Type: application/json\"";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong_content_type", message)
     }
 
-    /// A compressed body that cannot be unpacked: what is in it for an engine is not known.
+    /// Refusal of a compressed body that cannot be unpacked.
     pub(crate) fn unreadable() -> Self {
         let message = "the body cannot be unpacked as its Content-Encoding says, within the limit for bodies \
                        (http.max_body): send it as it is, or in one of gzip, deflate, br and zstd";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unreadable_encoding", message)
     }
 
-    /// A body that is compressed more than once.
+    /// Refusal of a body with several content encodings.
     pub(crate) fn several_encodings() -> Self {
         let message = "the body is compressed more than once: send it with one encoding at most in \
                        \"Content-Encoding\" (gzip, deflate, br or zstd)";
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "several_encodings", message)
     }
 
-    /// True if it says that no engine takes requests.
+    /// True if no engine was available.
     pub(crate) fn is_for_want_of_engines(&self) -> bool {
         matches!(self.code, "no_worker" | "no_engines")
     }
 
-    /// Returns the refusal with the connection closed after it.
+    /// Closes the connection after the refusal.
     pub(crate) fn closing(self) -> Self {
         Self { closes: true, ..self }
     }
 
-    /// Returns the refusal with a time after which it is worth trying again.
+    /// Adds a delay for the header `Retry-After`.
     pub(crate) fn again_after(self, pause: Duration) -> Self {
         Self { retry_after: Some(pause), ..self }
     }
 
-    /// A body that could not be read, of which so many bytes would have been fine.
+    /// Refusal of a body that could not be received; `most` is the limit of its size in bytes.
     pub(crate) fn of_body(fault: &BodyFault, most: usize) -> Self {
         let refusal = match fault {
             BodyFault::TooLarge => {
@@ -120,7 +120,7 @@ impl Refusal {
         refusal.closing()
     }
 
-    /// Returns the word for the kind of error in this API.
+    /// Returns the error type in the terms of an API.
     fn kind(&self, dialect: Dialect) -> &'static str {
         let is_message = dialect == Dialect::Messages;
         match self.status.as_u16() {
@@ -137,12 +137,12 @@ impl Refusal {
         }
     }
 
-    /// Makes the event by which a client is told in a stream that has begun, and the end of the stream.
+    /// Makes the events that report the refusal in a stream that has begun, and end the stream.
     pub(crate) fn event(&self, dialect: Dialect) -> Bytes {
         error_event(dialect, self.kind(dialect), self.code, &self.message, 0).into()
     }
 
-    /// Makes the answer, in the form of the errors of this API.
+    /// Makes the HTTP answer in the error format of an API.
     pub(crate) fn response(&self, dialect: Dialect) -> Response<Answer> {
         let kind = self.kind(dialect);
         let mut body = serde_json::json!({

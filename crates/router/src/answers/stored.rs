@@ -1,5 +1,5 @@
-//! Notes of which engine keeps what for a client: one that goes on from an answer, asks for it again or cancels it means
-//! the engine that made it, and so does one that names a file or a batch.
+//! Engines that keep answers, files and batches for clients: a request that continues an answer, reads it, cancels it,
+//! or names a file or a batch has to go to the engine that has it.
 //!
 //! Engines keep such things in their own memory or on their own disk. The router notes which engine made what as the
 //! answers pass. What it has no note of, engines are asked for ([`crate::answers::stored_search`]).
@@ -49,8 +49,8 @@ pub(crate) struct AnswerEngines {
     pub(crate) asked: [AtomicU64; 5],
 }
 
-/// The outcomes of looking for the engine that keeps something: it is known; no engine has it; the one that had it is
-/// gone; an engine that was asked has it; engines were not asked.
+/// Outcomes of the search for the engine that keeps an item: noted before, on no engine, on an engine that has left,
+/// found by asking, or not asked.
 pub(crate) const FOUND: [&str; 5] = ["known", "unknown", "engine_gone", "found", "not_asked"];
 
 #[derive(Default)]
@@ -70,8 +70,8 @@ impl AnswerEngines {
         self.kept.lock().engines.len()
     }
 
-    /// The engine that keeps something: the one that is noted, else one that has it when it is asked. `headers`: those of
-    /// the request.
+    /// Returns the engine that keeps an item: the noted one, else one that has it when asked. `headers` are those of
+    /// the request. `headers`: those of the request.
     pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
         let noted = self.kept.lock().get(item.id, Instant::now());
         let is_gone = match noted {
@@ -125,7 +125,7 @@ impl<'a> KeptItem<'a> {
     }
 }
 
-/// True if an engine keeps what it makes of such a request.
+/// True if engines keep the results of requests with this method and path.
 pub(crate) fn is_kept(method: &Method, path: &str) -> bool {
     *method == Method::POST && COLLECTIONS.contains(&path.strip_suffix('/').unwrap_or(path))
 }
@@ -158,7 +158,7 @@ impl AnswerTable {
     }
 }
 
-/// Looks for an answer's name at its beginning, as it passes.
+/// Search for the id of an answer in its first bytes, as they pass.
 #[derive(Default)]
 pub(crate) struct Name {
     beginning: Vec<u8>,
@@ -182,7 +182,7 @@ impl Name {
     }
 }
 
-/// The first `id` in a text, whether it is the answer itself or the event that says that it was begun.
+/// Returns the first `id` in a text: that of the answer, or of the event that starts it.
 fn named(text: &[u8]) -> Option<String> {
     const KEY: &[u8] = b"\"id\"";
     let rest = text[memmem::find(text, KEY)? + KEY.len()..].trim_ascii_start();

@@ -1,5 +1,5 @@
-//! Looks for the engine that keeps something for a client, where the router has no note of it: the router was restarted,
-//! or the client came by another one. All engines are asked for it, and the one that has it is noted.
+//! Search for the engine that keeps an item that the router has not noted, after a restart or when the client came
+//! through another router. All engines are asked for it, and the one that has it is noted.
 //!
 //! Clients choose names. What no engine has is not looked for again for a while, and of searches that find nothing only
 //! so many are made in a second: a client with names that it makes up does not have all engines work for it.
@@ -17,10 +17,10 @@ use tokio::time::timeout;
 
 use crate::config::Role;
 use crate::engines::fleet::Fleet;
+use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, HealthState};
-use crate::proxy::EngineRequest;
 
-/// Time within which a search must end, and an engine must answer: then the request goes on as it would without.
+/// Time limits of a search, and of each engine's answer; after them the request is sent without a result.
 const PATIENCE: Duration = Duration::from_secs(2);
 const ENGINE_PATIENCE: Duration = Duration::from_secs(1);
 

@@ -29,20 +29,21 @@ pub struct Config {
     pub upstream: UpstreamConfig,
     /// Settings of the checks whether engines work.
     pub health: HealthConfig,
-    /// The service in this process, which follows the engines' events; none if `index` is given or nobody looks.
+    /// Settings of the follower of the engines' events in this process; none if `index` is set or the policy does not
+    /// use the index.
     pub service: Option<Value>,
     /// The address of a service elsewhere, `http://host:port` or `https://host:port`, that is asked what engines hold.
     pub index: Option<String>,
     /// The key to show to the service at `index`.
     pub index_key: Option<Secret>,
-    /// The address of a service above many sites, if the engines are sites: it is asked what each can hold.
+    /// URL of the service above many sites, if the engines are sites.
     pub global_url: Option<String>,
     /// The admin key to show to the service at `global_url`.
     pub global_key: Option<Secret>,
     /// Time within which the service at `global_url` must answer.
     #[serde(with = "seconds")]
     pub global_timeout: Duration,
-    /// The addresses of other routers in front of the same engines, which are told what this one has there.
+    /// URLs of other routers in front of the same engines, to which this one reports its requests.
     pub peers: Vec<String>,
     /// The key to show to the routers in `peers`.
     pub peer_key: Option<Secret>,
@@ -81,13 +82,13 @@ pub struct Config {
     pub comment_after: Duration,
     /// Prompt tokens not in any cache up to which a request needs no prefill engine of its own.
     pub decode_alone: u32,
-    /// True if engines get completions as token ids, where those are the ones that they would make themselves.
+    /// True if engines get completions as token ids, where the router's tokenizer agrees with theirs.
     pub forward_tokens: bool,
     /// True if engines are asked for the usage of streams whose clients do not ask for it.
     pub ask_usage: bool,
     /// The images to which the router gives a `uuid` of its own, where engines call them by it.
     pub image_ids: ImageIds,
-    /// The clients that may send what is between the router and its engines: fields of hand-overs, and ranks.
+    /// Clients that may send fields reserved for the router and its engines: hand-over parameters and ranks.
     pub engine_fields: EngineFields,
     /// Quantile of the times to the first token after which a streamed request is sent to a second engine too; 0 for never.
     pub hedge_after: f64,
@@ -115,14 +116,13 @@ pub struct EngineConfig {
     /// The models and adapters that it serves; asked for at `/v1/models` if empty.
     #[serde(default)]
     pub models: Vec<String>,
-    /// Further names by which clients may ask for its model: the engine gets such requests with its own name for it, unless
-    /// it lists the name itself.
+    /// Further names of its model for clients; the engine gets its own name for it, unless it lists the other one.
     #[serde(default)]
     pub aliases: Vec<String>,
-    /// Adapters that it serves besides those that it lists.
+    /// Adapters beyond those that it lists.
     #[serde(default)]
     pub adapters: Vec<String>,
-    /// The model's name in the index, if it is another one than that which clients use.
+    /// Name of the model in the index, if it differs from the clients' name.
     #[serde(default)]
     pub model: Option<String>,
     /// The engine's role: the work that it does for requests.
@@ -158,7 +158,7 @@ pub struct EngineConfig {
     /// The port at which SGLang's prefill engines meet their decode engines; asked for if not given.
     #[serde(default)]
     pub bootstrap_port: Option<u16>,
-    /// Tokens of a block of its cache, where known: for whoever registers its events.
+    /// Tokens of a block in its cache, for the registration of its events.
     #[serde(default)]
     pub block_size: Option<u32>,
 }
@@ -194,13 +194,13 @@ impl Role {
 pub enum ImageIds {
     /// Images whose bytes are in the request.
     Auto,
-    /// Images that are given by their address as well: whoever sets this says that these never change.
+    /// Images given by URL as well; the operator states that the content of a URL never changes.
     Addresses,
     /// None.
     Off,
 }
 
-/// The clients that may send what is between the router and its engines.
+/// Clients that may send fields reserved for the router and its engines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum EngineFields {
@@ -234,7 +234,7 @@ impl Handover {
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct UpstreamConfig {
-    /// Time within which a connection must be there.
+    /// Time limit for connecting.
     #[serde(with = "seconds")]
     pub connect_timeout: Duration,
     /// The longest time from when a request is sent to the answer's first byte.
@@ -243,8 +243,7 @@ pub struct UpstreamConfig {
     /// The longest time between two bytes of an answer.
     #[serde(with = "seconds")]
     pub stall_timeout: Duration,
-    /// Number of times that a request is tried again, on another engine where there is one, as long as nothing was
-    /// answered: once at most if an engine may have worked on it.
+    /// Number of retries of a request that got no answer; at most one if an engine may have worked on it.
     pub retries: u32,
     /// Connections kept open for the next request, an engine and thread.
     pub idle_connections: usize,
@@ -277,7 +276,7 @@ pub struct HealthConfig {
     /// The longest time for which an engine is left out.
     #[serde(with = "seconds")]
     pub open_max: Duration,
-    /// Time without a byte from an engine that has requests, after which it is left out until one comes; 0 for never.
+    /// Time without a byte from an engine with open requests after which it gets no new ones; 0 for never.
     #[serde(with = "seconds")]
     pub silence: Duration,
     /// Time between two readings of an engine's metrics; 0 to read none.
@@ -347,7 +346,7 @@ impl Config {
 }
 
 impl EngineConfig {
-    /// An engine at a URL, all else as it is by default.
+    /// An engine at a URL with default settings.
     #[must_use]
     pub fn at(url: &str) -> Self {
         Self {

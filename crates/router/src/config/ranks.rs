@@ -67,7 +67,7 @@ impl Ranks {
             }
     }
 
-    /// The number by which a request names the rank of this number; none where there is no choice.
+    /// Value of the header that selects a rank; none if the engine has no choice of ranks.
     pub(crate) fn header(&self, number: u32, header: RankHeader) -> Option<u32> {
         if self.count() < 2 {
             return None;

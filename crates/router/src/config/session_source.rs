@@ -10,7 +10,7 @@ pub enum Source {
     OwnHeader,
     /// Dynamo's header.
     Dynamo,
-    /// Claude Code's headers: a session, and an agent of it.
+    /// Claude Code's headers for a session and its agent.
     ClaudeCode,
     /// Codex's headers: a thread, or a session.
     Codex,
@@ -22,7 +22,7 @@ pub enum Source {
     Metadata,
     /// The body's `prompt_cache_key`.
     CacheKey,
-    /// The last prompt of which this one is the continuation.
+    /// A longer prompt that begins with the session's last one.
     Prefix,
 }
 

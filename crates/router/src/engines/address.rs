@@ -62,8 +62,8 @@ impl FromStr for Address {
     }
 }
 
-/// Returns the path before those of an engine's API. Clients of OpenAI's API call the address with `/v1` the base URL: it
-/// is understood, and any other path of the API is refused.
+/// Returns the path prefix of an engine's API. Clients of OpenAI's API call the address with `/v1` the base URL: it is
+/// understood, and any other path of the API is refused.
 fn base(path: &str) -> Result<&str, String> {
     let bare = path.trim_end_matches('/');
     let bare = bare.strip_suffix("/v1").unwrap_or(bare).trim_end_matches('/');

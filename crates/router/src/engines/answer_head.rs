@@ -21,7 +21,7 @@ pub(crate) struct Head {
     pub(crate) framing: Framing,
 }
 
-/// Takes the head at the beginning of `rest` out of it, and says whether another one follows; None if it is not whole.
+/// Parses the head at the beginning of `rest` and removes it; none if it is incomplete.
 pub(super) fn parse(rest: &mut BytesMut, method: &Method) -> Result<Option<(Head, bool)>, Fault> {
     let mut few = [httparse::EMPTY_HEADER; FEW_HEADERS];
     let mut answer = httparse::Response::new(&mut few);

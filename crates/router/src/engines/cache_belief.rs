@@ -14,7 +14,7 @@ use kvatlas_routing::Belief;
 
 /// Reports in a row that lack the same number of blocks, until that is expected.
 const LEARN: u32 = 5;
-/// Reports in a row that lack another number, until it is not any more.
+/// Consecutive reports with another shortfall after which the learnt one is dropped.
 const UNLEARN: u32 = 3;
 /// Reports whose sum says whether the engine has what it should hold.
 const RECENT: usize = 8;
@@ -25,7 +25,7 @@ const MUCH: u32 = 2;
 /// Blocks that may lack always, at most: more of them are a denial.
 const MOST: u32 = 8;
 
-/// One report: blocks that were held, and blocks that there were.
+/// One report: blocks held, and blocks of the prompt.
 #[derive(Debug, Clone, Copy)]
 struct Report {
     held: u32,
@@ -72,7 +72,7 @@ impl CacheBelief {
         }
     }
 
-    /// Blocks that there were in the last reports, and that were expected.
+    /// Sums over the last reports: blocks held, and blocks expected.
     fn sums(&self) -> (u32, u32) {
         let sum = |(all_had, all): (u32, u32), report: &Report| {
             let expected = report.held.saturating_sub(self.shortfall);
@@ -81,8 +81,8 @@ impl CacheBelief {
         self.recent.iter().fold((0, 0), sum)
     }
 
-    /// Returns what the engine had of the last prompts and should have had, in blocks, and how many prompts these are; None
-    /// if it has half or more of it.
+    /// Returns the blocks held and expected in the last prompts, and the number of prompts; none if half or more were
+    /// held.
     pub(crate) fn denied(&self) -> Option<(u32, u32, usize)> {
         let (had, expected) = self.sums();
         let is_denied = self.recent.len() >= ENOUGH && had < expected.div_ceil(2);

@@ -7,7 +7,7 @@ const MAX_EXTRA: u32 = 16 << 10;
 /// Place in the coding that has been reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
-    /// The digits of a size, so many of them so far.
+    /// Digits of a chunk size, and how many were read.
     Size(u8),
     /// The text that follows a size.
     Extension,

@@ -29,13 +29,13 @@ const READ: usize = 64 << 10;
 /// Bytes of an answer's head at most.
 const MAX_HEAD: usize = 256 << 10;
 
-/// Bytes of a head's beginning up to which it is looked at with each read: what is no HTTP is known by then.
+/// Bytes at the start of a head that are examined on every read, so that anything other than HTTP is refused early.
 const BEGINNING: usize = 1 << 10;
 
 /// Bytes that are read before others have their turn: an engine that sends without end must not have a thread to itself.
 const TURN: usize = 64 << 10;
 
-/// Heads before that of the answer at most, such as `100 Continue`.
+/// Most interim heads before that of the answer, such as `100 Continue`.
 const MAX_INTERIM: u8 = 16;
 
 thread_local! {
@@ -54,7 +54,7 @@ pub(crate) struct Connection {
     rest: BytesMut,
     /// Bytes that were read since others had their turn.
     in_turn: usize,
-    /// Heads that came before that of the answer.
+    /// Number of interim heads so far.
     interim: u8,
     /// The part of the request that had not been sent when the head of the answer came.
     unsent: SendFailure,
@@ -64,9 +64,9 @@ pub(crate) struct Connection {
     pub(crate) served: u32,
 }
 
-/// The end of a request that an engine answered before it had all of it.
+/// Reason why the rest of a request was not sent.
 enum SendFailure {
-    /// There is no rest: the engine has the whole request.
+    /// Nothing is left: the engine has the whole request.
     Nothing,
     /// The rest of the request, which is sent while the answer is read.
     Rest(Bytes),
@@ -102,7 +102,7 @@ impl Connection {
         Ok(Self { stream, rest, in_turn: 0, interim: 0, unsent, idle_since: Instant::now(), served: 0 })
     }
 
-    /// True if a connection on which nothing runs can take a request: nothing came, and it is not closed.
+    /// True if an idle connection can take a request: nothing was received on it, and it is open.
     pub(crate) fn is_quiet(&mut self) -> bool {
         if !self.rest.is_empty() {
             return false;
@@ -140,7 +140,7 @@ impl Connection {
         .await
     }
 
-    /// Sends what is not sent of a request's `pieces`.
+    /// Sends the rest of a request's `pieces`.
     fn poll_send(
         &mut self,
         context: &mut Context<'_>,
@@ -266,7 +266,7 @@ impl Connection {
         })
     }
 
-    /// Reads, and lets others have their turn after so many bytes.
+    /// Reads, and yields to other tasks after a number of bytes.
     fn poll_read_in_turn(&mut self, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.in_turn >= TURN {
             self.in_turn = 0;

@@ -1,4 +1,4 @@
-//! The worst thing that is known of an engine: in a word, with the figures, and with what to do about it.
+//! The worst known condition of an engine: a word, figures, and advice.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -41,7 +41,7 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
     of_events
 }
 
-/// Returns what is wrong with what an engine has cached, by its own reports.
+/// Returns the trouble with an engine's cache, by its own reports.
 fn of_cache(engine: &Engine) -> Option<Condition> {
     let beliefs = engine.beliefs.lock();
     let (had, expected, prompts) = beliefs.values().find_map(CacheBelief::denied)?;

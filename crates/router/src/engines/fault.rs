@@ -2,12 +2,12 @@
 
 use std::fmt;
 
-/// Reason why an engine gave no answer, or not all of it.
+/// Reason for a missing or incomplete answer of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Fault {
-    /// There is no connection to be had.
+    /// Connecting failed.
     Connect(String),
-    /// A connection was not there in time: the engine may be too busy to take it.
+    /// Connecting took too long: the engine may be overloaded.
     ConnectTimeout,
     /// The connection ended before the answer began.
     Closed,
@@ -29,7 +29,7 @@ pub(crate) enum Fault {
     Busy(u16),
     /// The engine answered with an error under a status that says that all is well: the error says this status.
     Error(u16),
-    /// The engine answered that it has no such model.
+    /// The engine does not have the requested model.
     NoModel,
     /// The engine that should have computed the prompt has failed; `sent`: after it had been asked.
     Prefill {
@@ -44,7 +44,7 @@ impl Fault {
         NAMES[self.number()]
     }
 
-    /// True if the engine may have acted on the request, and nobody knows what came of it.
+    /// True if the engine may have acted on the request, with an unknown result.
     pub(crate) fn may_have_been_sent(&self) -> bool {
         match self {
             // Of one that answered it is known what came of it.
@@ -62,7 +62,7 @@ impl Fault {
         }
     }
 
-    /// True if there was no connection to the engine.
+    /// True if connecting failed.
     pub(crate) fn is_of_connecting(&self) -> bool {
         matches!(self, Self::Connect(_) | Self::ConnectTimeout)
     }

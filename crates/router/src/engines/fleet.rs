@@ -1,4 +1,4 @@
-//! The engines that there are.
+//! The fleet: all engines, by name.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,7 +19,7 @@ use crate::error::Error;
 /// The engines that there are, in order of their names.
 pub(crate) struct Fleet {
     engines: ArcSwap<Vec<Arc<Engine>>>,
-    /// The dialect of all engines, if they have one: then nobody has to look which engines serve a model.
+    /// Dialect that all engines have, if it is the same; then models need not be compared.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
@@ -37,18 +37,19 @@ pub(crate) struct Dialects {
 
 /// The engines to ask about a prompt.
 pub(crate) struct ToAsk {
-    /// The one with the fewest requests of those whose route is of use.
+    /// The least loaded engine whose route can be used.
     pub(crate) now: Option<Arc<Engine>>,
-    /// Engines that are asked beside the request, to see whether their route is of use again.
+    /// Engines that are asked in the background, to test whether their route works again.
     pub(crate) due: Vec<Arc<Engine>>,
 }
 
-/// The one that adds an engine.
+/// Origin of a new engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Adder {
-    /// Whoever runs the router.
+    /// The operator of the router.
     Operator,
-    /// A client: it can take no name from another engine, gets a key only if it asks for that, and adds so many.
+    /// A client over HTTP: it cannot replace an engine at another URL, gets the key of all engines only on request, and
+    /// adds a limited number.
     Client,
 }
 
@@ -60,7 +61,7 @@ pub(crate) struct FleetChange {
 }
 
 impl ToAsk {
-    /// True if there is none.
+    /// True if no engine is to be asked.
     pub(crate) fn is_empty(&self) -> bool {
         self.now.is_none() && self.due.is_empty()
     }
@@ -84,7 +85,7 @@ impl Fleet {
         self.engines.load()
     }
 
-    /// The engine of a name.
+    /// Returns the engine with a name.
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
         let engines = self.engines.load();
@@ -105,7 +106,7 @@ impl Fleet {
         self.dialect.store(Arc::new(is_one.then_some(first)));
     }
 
-    /// The dialects of the engines that serve a model: that of most of them, then the others.
+    /// Dialects of the engines that serve a model, the most frequent one first.
     pub(crate) fn dialects(&self, model: Option<&str>) -> Dialects {
         let only_model = if model.is_none() { self.only_model() } else { None };
         if let Some(one) = **self.dialect.load() {
@@ -158,7 +159,7 @@ impl Fleet {
         engine.models.load().own_name(model).map(str::to_owned)
     }
 
-    /// The one of these engines to ask at a path, if it is not `other`, and those whose route there is due to be tried.
+    /// Returns the engine to ask at a path, other than `other`, and those whose route is due for a test.
     pub(crate) fn to_ask(
         &self,
         model: Option<&str>,
@@ -188,8 +189,8 @@ impl Fleet {
         self.engines.load().iter().any(|engine| engine.config.role == Role::Prefill)
     }
 
-    /// True if a request could be sent anywhere, and it is known for which models, and how those that compute prompts
-    /// hand them over.
+    /// True if a request could be sent: an engine is up, its models are known, and so is how prefill engines hand
+    /// blocks over.
     #[must_use]
     pub(crate) fn has_any_up(&self) -> bool {
         // Silence may be a few requests' doing: one client must not take the whole router out of service.
@@ -204,8 +205,8 @@ impl Fleet {
         engines.iter().any(is_up) && is_settled(Role::Prefill) && is_settled(Role::Decode)
     }
 
-    /// Adds an engine, in the place of the one of its name if there is one. `before` is called with both, while requests
-    /// still find the old one.
+    /// Adds an engine, or replaces the one with its name. `before` is called with both, while requests still find the
+    /// old one.
     pub(crate) fn set(
         &self,
         mut config: EngineConfig,
@@ -287,7 +288,7 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// The decision core's number for a worker's rank.
+/// Returns the decision core's number of a rank.
 pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
     let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
     engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)

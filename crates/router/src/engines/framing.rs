@@ -7,9 +7,9 @@ use super::chunked::ChunkDecoder;
 /// Way in which the end of a body is known.
 #[derive(Debug)]
 pub(crate) enum Framing {
-    /// There is no body, or it is over.
+    /// No body, or its end.
     Done,
-    /// The body has so many bytes to come.
+    /// Number of bytes still to come.
     Length(u64),
     /// The body ends with its last chunk.
     Chunked(ChunkDecoder),
@@ -24,7 +24,7 @@ pub(super) enum BodyPart {
     End,
 }
 
-/// Takes the body's part of `read`; what is behind its end goes to `rest`.
+/// Returns the part of `read` that belongs to the body; the bytes after its end go to `rest`.
 pub(super) fn take_from(framing: &mut Framing, read: &[u8], rest: &mut BytesMut) -> Result<BodyPart, &'static str> {
     if read.is_empty() {
         return Ok(BodyPart::End);

@@ -16,17 +16,17 @@ use crate::config::HealthConfig;
 pub(crate) enum HealthState {
     /// Nothing stands against it.
     Up,
-    /// The engine does not answer when asked how it is.
+    /// The health check is not answered.
     Down,
     /// Requests failed in a row; the engine is left alone for a while.
     Failing,
     /// The engine has requests and has not said a byte for long.
     Silent,
-    /// The engine works, and does not answer when asked how it is.
+    /// The engine works, but does not answer the health check.
     Busy,
     /// The engine asked to be left alone for a while.
     Paused,
-    /// The engine has put its weights away until it is woken.
+    /// The engine sleeps: its weights are offloaded until it is woken.
     Asleep,
     /// An operator takes the engine out.
     Draining,
@@ -52,14 +52,14 @@ impl HealthState {
     }
 }
 
-/// The outcome of a question to an engine how it is.
+/// Outcome of a health check.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Finding {
     /// The engine is well.
     Well,
     /// The engine works, and did not answer in time. That is no reason to take away what it works on.
     Busy(String),
-    /// The engine said that it is not well, or could not be reached: twice in a row, that is death.
+    /// The health check failed or could not connect; twice in a row means down.
     Unwell(String),
     /// The engine is dead.
     Dead(String),
@@ -83,11 +83,11 @@ pub(crate) struct Health {
     failures: AtomicU32,
     /// Requests that got no answer in a row, for which they themselves may be the cause.
     doubts: AtomicU32,
-    /// Wakes whoever asks the engine how it is.
+    /// Wakes the task of the health check.
     doubted: Notify,
     /// Number of times in a row that the engine was left alone.
     opened: AtomicU32,
-    /// Time until which the engine is left alone; 0 if it is not.
+    /// Time until which the engine gets no requests; 0 if it gets them.
     open_until: AtomicU64,
     /// True if a request is out to see if the engine works again.
     trial: AtomicBool,
@@ -182,7 +182,7 @@ impl Health {
         }
     }
 
-    /// Notes that a request has failed there. True if the engine is left alone from now on.
+    /// Records a failed request. True if the engine is left alone from now on.
     pub(crate) fn note_failure(&self) -> bool {
         let failures = self.failures.fetch_add(1, Relaxed) + 1;
         let was_trial = self.trial.swap(false, Relaxed);
@@ -202,8 +202,8 @@ impl Health {
         self.open_until.store(millis() + (pause.as_millis() as u64).max(1), Relaxed);
     }
 
-    /// Notes that a request got no answer there, which may be its own fault: after some of them in a row the engine is
-    /// asked how it is, and that decides.
+    /// Records a request without an answer, which may be the request's own fault: several in a row cause a health
+    /// check, which decides.
     pub(crate) fn doubt(&self) {
         if self.trial.swap(false, Relaxed) {
             // No success: that it has failed before is all that is known.
@@ -214,7 +214,7 @@ impl Health {
         }
     }
 
-    /// Waits until requests give reason to ask the engine how it is.
+    /// Waits until requests give a reason for a health check.
     pub(crate) async fn wait_for_doubt(&self) {
         self.doubted.notified().await;
     }

@@ -1,4 +1,4 @@
-//! A question to an engine how it is, and what may be made of the answer, or of none.
+//! Health check of an engine, and what follows from its answer or silence.
 //!
 //! SGLang answers at `/health` when its scheduler has put something out, and with 503 after 20 s without; an engine whose
 //! process has much to do answers late. So a question stays open beyond its time-out, and as long as anything of the
@@ -7,9 +7,8 @@
 use std::pin::pin;
 use std::time::{Duration, Instant};
 
-use crate::app::App;
 use crate::clock::millis;
-use crate::config::Handover;
+use crate::config::{Handover, HealthConfig};
 use crate::engines::{Engine, Fault, Finding, Kind, status};
 
 /// The path at which SGLang answers without its scheduler.
@@ -21,13 +20,12 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Times in a row that a connection beside a question is refused before the engine counts as gone.
 const REFUSALS: u32 = 2;
 
-/// Asks an engine how it is, and waits for as long as it may need to say.
-pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
-    let health = &app.config.health;
+/// Sends a health check, and waits for the answer as long as the engine shows signs of life.
+pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
     let (started, started_at) = (Instant::now(), millis());
     let mut answer = pin!(status(engine, &health.path));
     if let Ok(answer) = tokio::time::timeout(health.timeout, answer.as_mut()).await {
-        return judge(app, engine, answer, started.elapsed());
+        return judge(health, engine, answer, started.elapsed());
     }
     let late = || {
         let waited = started.elapsed().as_secs_f64();
@@ -51,7 +49,7 @@ pub(crate) async fn ask(app: &App, engine: &Engine) -> Finding {
         };
         tokio::select! {
             biased;
-            answer = answer.as_mut() => return judge(app, engine, answer, started.elapsed()),
+            answer = answer.as_mut() => return judge(health, engine, answer, started.elapsed()),
             asked = beside => match asked {
                 Ok(Ok(status)) => {
                     refusals = 0;
@@ -99,9 +97,8 @@ fn alive_path(engine: &Engine) -> &'static str {
     if engine.handover() == Some(Handover::Sglang) { SGLANG_ALIVE } else { Kind::VERSION_PATH }
 }
 
-/// Judges an answer, or the lack of one, that took so long.
-fn judge(app: &App, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
-    let health = &app.config.health;
+/// Judges the answer to a health check, or its failure, by the time it took.
+fn judge(health: &HealthConfig, engine: &Engine, answer: Result<u16, Fault>, took: Duration) -> Finding {
     let is_late = took > health.timeout;
     let is_moving = || engine.is_at_work() && engine.stillness().0 <= engine.signs.limit_at_work(health.timeout);
     match answer {

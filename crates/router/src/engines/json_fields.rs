@@ -1,4 +1,4 @@
-//! The few fields that are needed of an object in JSON, each as it came: nothing is made of the others.
+//! Single fields of a JSON object as raw text, without parsing the others.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -7,7 +7,8 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Picks these fields out of an object; of several of one name the last. None if the text is no object in JSON.
+/// Returns the fields of these names; of several with one name the last. None if the text is no JSON object. None if
+/// the text is no object in JSON.
 pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
     let mut found = [None; N];
     each_field(text, |name, value| {
@@ -18,14 +19,14 @@ pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Opti
     Some(found)
 }
 
-/// Shows the fields of an object one after another. None if the text is no object in JSON.
+/// Calls `see` with each field of an object. None if the text is no JSON object. None if the text is no object in JSON.
 pub(crate) fn each_field<'a>(text: &'a [u8], see: impl FnMut(&str, &'a RawValue)) -> Option<()> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     reader.deserialize_map(Fields(see)).ok()?;
     reader.end().ok()
 }
 
-/// Shows the items of a list one after another. None if the text is no list in JSON.
+/// Calls `see` with each item of a list. None if the text is no JSON list. None if the text is no list in JSON.
 pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -> Option<()> {
     struct Items<F>(F);
 
@@ -47,7 +48,7 @@ pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -
     serde_json::Deserializer::from_str(list.get()).deserialize_seq(Items(see)).ok()
 }
 
-/// Reads a value of this type; none if it is another one.
+/// Parses a raw value; none if it is of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }

@@ -1,4 +1,4 @@
-//! Tells which engine's server it is, by what it says of itself.
+//! Recognition of the engine behind a server, vLLM or SGLang, by its answers.
 
 use kvatlas_prompt::Dialect;
 
@@ -15,7 +15,7 @@ pub(crate) struct Kind {
     pub(crate) takes_image_ids: bool,
     /// The port at which SGLang's prefill engines meet their decode engines.
     pub(crate) bootstrap_port: Option<u16>,
-    /// Tokens of the longest prompt with its answer, where SGLang was told them.
+    /// Context length in tokens, where SGLang states it.
     pub(crate) max_len: Option<u32>,
     /// True if SGLang cuts prompts that are too long (`--allow-auto-truncate`).
     pub(crate) cuts_prompts: bool,
@@ -29,7 +29,7 @@ impl Kind {
     /// The path at which vLLM tells its version.
     pub(crate) const VERSION_PATH: &str = "/version";
 
-    /// The kind of an engine that says at none of these paths that it is SGLang's, by what it said of its version.
+    /// Makes the kind of an engine that is not SGLang, by its answer about its version.
     pub(crate) fn vllm(answer: &[u8]) -> Self {
         let version = pick(answer, ["version"]).and_then(|[version]| read::<String>(version));
         let dialect = Dialect::of(kvatlas_prompt::Engine::Vllm, version.as_deref());
@@ -54,7 +54,7 @@ impl Kind {
     }
 }
 
-/// True if vLLM of a version, such as `0.31.1`, calls images by the `uuid` that a request has for them: all do since 0.11.
+/// True if this version of vLLM identifies images by the `uuid` in a request: all since 0.11.
 pub(crate) fn takes_image_ids(version: &str) -> bool {
     let mut numbers = version.trim_start_matches('v').split('.').map_while(|number| number.parse::<u32>().ok());
     let release = (numbers.next(), numbers.next());

@@ -17,8 +17,8 @@ mod kind;
 mod models;
 mod pool;
 mod questions;
-mod recent;
 mod reported;
+pub(crate) mod request_head;
 mod side_route;
 mod signs;
 mod sleep;
@@ -41,7 +41,7 @@ pub(crate) use self::address::Address;
 pub(crate) use self::answer_head::Head;
 pub(crate) use self::cache_belief::CacheBelief;
 pub(crate) use self::connection::Connection;
-pub(crate) use self::counts::Counts;
+pub(crate) use self::counts::{Counts, Recent};
 pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::framing::Framing;
 pub(crate) use self::health::HealthState;
@@ -52,7 +52,6 @@ pub(crate) use self::models::{MAX_MODELS, MAX_NAME, Serving, denies_model};
 pub(crate) use self::models::{Model, Models};
 pub(crate) use self::pool::Pool;
 pub(crate) use self::questions::{LIST, SHORT, ask, get, lines, status, whole};
-pub(crate) use self::recent::Recent;
 pub(crate) use self::reported::EngineMetrics;
 pub(crate) use self::side_route::{Outcome, SideRoutes, Turn};
 pub(crate) use self::signs::Signs;
@@ -74,32 +73,32 @@ pub(crate) struct Engine {
     pub(crate) side_routes: Arc<SideRoutes>,
     /// The models that the engine serves.
     pub models: ArcSwap<Models>,
-    /// True if the engine has been asked what it serves, whatever came of it, or that was said of it.
+    /// True if the engine was asked for its models, with or without success.
     pub(crate) is_known: AtomicBool,
     /// True once the engine has counted other tokens of a prompt than the router.
     pub(crate) makes_other_tokens: AtomicBool,
-    /// The kind of engine that it says it is, once it has been asked.
+    /// Kind of the engine, once it has answered.
     pub(crate) kind: ArcSwapOption<Kind>,
     pub(crate) health: Arc<Health>,
-    /// True if the engine may hold nothing of what is known of it, as only a number says that it has not restarted.
+    /// True if the blocks known of the engine may be gone, as only a sequence number says that it has not restarted.
     pub(crate) is_unverified: AtomicBool,
     pub(crate) counts: Arc<Counts>,
     /// Counts of how the engine's last requests ended.
     pub(crate) recent: Arc<Recent>,
     pub(crate) signs: Arc<Signs>,
-    /// Reason why the engine is down or busy, if it is.
+    /// Reason for being down or busy.
     pub(crate) why_not: Arc<Mutex<Option<String>>>,
     /// The worst thing that is known of the engine, as seen last.
     pub(crate) condition: Mutex<Option<Condition>>,
     pub(crate) refused: Mutex<RefusedEvents>,
-    /// Belief in what each rank is said to hold, by its number, as far as it has reported.
+    /// Belief in the blocks of each rank, by its number, once it has reported cached tokens.
     pub(crate) beliefs: Mutex<BTreeMap<WorkerId, CacheBelief>>,
     pub(crate) pool: Pool,
     tls: Option<Arc<ClientConfig>>,
     connect_timeout: Duration,
     /// The value of the `Authorization` header that the engine wants.
     pub(crate) authorization: Option<String>,
-    /// The decision core's ids of the engine's ranks, once the engine is there.
+    /// Ids of the engine's ranks in the decision core, once it is registered.
     pub(crate) ids: OnceLock<Box<[WorkerId]>>,
     /// The engine's name, as a header's value.
     pub(crate) header: HeaderValue,
@@ -178,12 +177,12 @@ impl Engine {
         single.into_iter().filter_map(|(setting, name)| Some((setting, name?))).chain(listed)
     }
 
-    /// True if it is shown the key of all engines, if it has none of its own.
+    /// True if it gets the key of all engines, unless it has its own.
     pub(crate) fn uses_key(&self) -> bool {
         self.config.use_key != Some(false)
     }
 
-    /// Takes over what is known of `old`, which is the same engine with other settings.
+    /// Takes over the state of `old`, the same engine with other settings.
     pub(crate) fn goes_on_from(&mut self, old: &Self) {
         self.health = old.health.clone();
         self.counts = old.counts.clone();
@@ -203,12 +202,12 @@ impl Engine {
         }
     }
 
-    /// The engine's way of handing blocks over; None until it is known.
+    /// Protocol for handing blocks over; none until it is known.
     pub(crate) fn handover(&self) -> Option<Handover> {
         self.config.handover.or_else(|| self.kind.load().as_ref().map(|kind| kind.handover))
     }
 
-    /// The engine's way of preparing chats; that of the newest vLLM until its kind is known.
+    /// Dialect of chat prompts; that of the newest vLLM until the kind is known.
     pub(crate) fn dialect(&self) -> Dialect {
         let Some(handover) = self.handover() else { return Dialect::default() };
         match (&self.config.version, self.kind.load().as_ref()) {
@@ -217,8 +216,7 @@ impl Engine {
         }
     }
 
-    /// True if it can be asked what its like make of prompts for a model: it is up, prepares chats in this way, and does
-    /// more than computing prompts.
+    /// True if it can tokenize prompts for engines of a dialect: it is up, has this dialect, and is no prefill engine.
     pub(crate) fn prepares(&self, model: Option<&str>, dialect: Dialect) -> bool {
         self.config.role != Role::Prefill
             && self.dialect() == dialect
@@ -231,8 +229,7 @@ impl Engine {
         model.is_none_or(|model| self.models.load().serving(model) == Serving::Listed)
     }
 
-    /// True if it calls images by the `uuid` that a request has for them, by the version that it says it is, or that it is
-    /// configured to be.
+    /// True if it identifies images by the `uuid` in a request, by its stated or configured version.
     pub(crate) fn takes_image_ids(&self) -> bool {
         match (&self.config.version, self.config.handover, self.kind.load().as_ref()) {
             (None, _, Some(kind)) => kind.takes_image_ids && self.handover() == Some(kind.handover),
@@ -252,13 +249,12 @@ impl Engine {
         is_new
     }
 
-    /// Notes that the engine has answered that it has no such model.
+    /// Records that the engine denied having a model.
     pub(crate) fn note_denied(&self, model: &str) {
         self.models.rcu(|before| before.denying(model));
     }
 
-    /// Tokens of the longest prompt with its answer that the engine takes for a model; None if it has not said, or cuts
-    /// what is too long.
+    /// Context length for a model in tokens; none if unknown, or if the engine cuts longer prompts.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         let kind = self.kind.load();
         if kind.as_ref().is_some_and(|kind| kind.cuts_prompts) {
@@ -273,7 +269,7 @@ impl Engine {
         room == 0 || self.makes_other_tokens.load(Relaxed) || self.max_len(model).is_none_or(|most| room <= most)
     }
 
-    /// The port at which it meets decode engines, if it is SGLang's.
+    /// Bootstrap port of an SGLang engine.
     pub(crate) fn bootstrap_port(&self) -> Option<u16> {
         self.config.bootstrap_port.or_else(|| self.kind.load().as_ref().and_then(|kind| kind.bootstrap_port))
     }
@@ -301,7 +297,7 @@ impl Engine {
         }
     }
 
-    /// Notes that a request has failed there, and that the request is not the cause.
+    /// Records a failed request that is the engine's fault.
     pub(crate) fn blame(&self) {
         if self.health.note_failure() {
             self.counts.opened.fetch_add(1, Relaxed);

@@ -16,14 +16,14 @@ const DENIED_FOR: u64 = 30_000;
 /// Denied models that are kept in mind: clients make names up.
 const MOST_DENIED: usize = 64;
 
-/// Degree to which it is sure that an engine serves a model.
+/// Certainty that an engine serves a model.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Serving {
     /// The engine lists it, or its configuration does.
     Listed,
     /// The engine has not said which models it serves.
     Unknown,
-    /// The engine has answered a request a short while ago that it has no such model.
+    /// The engine recently answered that it does not have the model.
     Denied,
     /// The engine serves others.
     Not,
@@ -32,7 +32,7 @@ pub(crate) enum Serving {
 /// The models and adapters that an engine serves.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Models {
-    /// Models and adapters in the engine's own order, then those that its configuration adds.
+    /// Models and adapters in the engine's order, then those from its configuration.
     pub names: Vec<Model>,
     /// True if these are all that it serves.
     is_whole: bool,
@@ -199,13 +199,13 @@ impl Models {
         self.find(model)?.own_name.as_deref()
     }
 
-    /// True if so many tokens fit into the context of each of them.
+    /// True if `tokens` fit into the context of every model.
     pub(crate) fn have_room(&self, tokens: u32) -> bool {
         tokens <= self.least_len
     }
 
-    /// Tokens of the longest prompt with its answer; that of its first model for a request that names none. None if the
-    /// engine has not said.
+    /// Context length for a model in tokens; that of the first model if a request names none. None if the engine has
+    /// not said.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
     }

@@ -15,11 +15,11 @@ pub(crate) const SHORT: usize = 256 << 10;
 /// SGLang.
 pub(crate) const LIST: usize = 1 << 20;
 
-/// The longest metrics of an engine, and the longest line of them, of which one at a time is held.
+/// Most bytes of an engine's metrics, and of one line, which are read one at a time.
 const METRICS: usize = 16 << 20;
 const LINE: usize = 16 << 10;
 
-/// The status and body of what an engine answers to a question about itself, if it is no longer than this.
+/// Returns the status and body of an engine's answer about itself, of at most `most` bytes.
 pub(crate) async fn get(engine: &Engine, path: &str, most: usize) -> Result<(u16, Vec<u8>), String> {
     let (connection, answer) = begin(engine, hyper::Method::GET, path, b"").await.map_err(|fault| fault.to_string())?;
     let mut body = Vec::new();
@@ -72,7 +72,7 @@ async fn begin(engine: &Engine, method: hyper::Method, path: &str, body: &[u8]) 
     Ok((connection, answer))
 }
 
-/// Shows the pieces of a body, and counts it where it is longer than this.
+/// Calls a function with the pieces of a body; counts a body that is too long.
 async fn read(
     engine: &Engine,
     mut connection: Connection,

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use kvatlas_routing::Load;
 
-/// Ranks of which an engine may speak.
+/// Most ranks in an engine's metrics.
 const MAX_RANKS: usize = 1024;
 
 /// An engine's words on itself in its metrics, read line by line.

@@ -15,7 +15,7 @@ use crate::clock::millis;
 /// Milliseconds after which a route that is left alone is tried again.
 const PAUSE: u64 = 10_000;
 
-/// Answers in a row without tokens, each of which may have been chance, after which a route is left alone.
+/// Consecutive answers without tokens, each possibly by chance, after which a route is no longer used.
 const CHANCES: u64 = 3;
 
 /// Outcomes of asking a route, for metrics.
@@ -25,7 +25,7 @@ pub(crate) const OUTCOMES: [&str; 5] = ["tokens", "refused", "rejected", "failed
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Outcome {
     Tokens,
-    /// The engine has no such route, does not let the router use it, or answers something else there.
+    /// The engine lacks the route, refuses it, or answers with something else.
     Refused,
     /// The engine does not take this request, which says nothing of the route.
     Rejected,
@@ -38,9 +38,9 @@ pub(crate) enum Outcome {
 /// Answer to whether a route is to be asked now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Turn {
-    /// The route is of use.
+    /// The route works.
     Now,
-    /// The route was of no use and has been left alone for long enough: whoever gets this answer tries it.
+    /// The route failed, and is due for a test by the caller.
     Trial,
     No,
 }
@@ -48,11 +48,11 @@ pub(crate) enum Turn {
 /// A route of an engine that is asked about prompts.
 #[derive(Debug)]
 pub(crate) struct SideRoute {
-    /// Time at which it is tried again; 0 while it is of use.
+    /// Time of the next test; 0 while the route works.
     again_at: AtomicU64,
     /// Answers in a row without tokens that may have been chance.
     misses: AtomicU64,
-    /// Number of such answers after which it is left alone.
+    /// Number of answers without tokens after which the route is no longer used.
     chances: u64,
     outcomes: [AtomicU64; OUTCOMES.len()],
 }

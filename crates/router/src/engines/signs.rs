@@ -1,4 +1,4 @@
-//! Signs of life of an engine: whatever came from it, and for how long it was ever without any.
+//! Signs of life of an engine, and its longest silence.
 //!
 //! An engine that computes may answer no question for as long as that takes: SGLang's `/health` waits until the scheduler
 //! has put something out. How long is long for one engine is learnt from what it did before.
@@ -13,7 +13,7 @@ use crate::clock::millis;
 const TIMEOUTS: u32 = 20;
 const LEAST: Duration = Duration::from_secs(10);
 
-/// A silence is too long if it is so many times the longest one that ended.
+/// A silence is too long if it exceeds the longest one that ended by this factor.
 const TIMES: u32 = 2;
 
 /// Signs of life of an engine other than bytes of its answers to requests, which its counts have.
@@ -28,7 +28,7 @@ pub(crate) struct Signs {
     silence: AtomicU64,
     /// The longest silence of the engine at work that a sign ended.
     longest: AtomicU64,
-    /// The longest time that it took to say that it is well.
+    /// Longest time of a successful health check.
     slowest: AtomicU64,
     /// The longest question that was given up since it last said so.
     given_up: AtomicU64,
@@ -64,7 +64,7 @@ impl Signs {
         self.reported.load(Relaxed)
     }
 
-    /// Notes that the engine took so long to say that it is well.
+    /// Records the time of a successful health check.
     pub(crate) fn note_answer(&self, took: Duration) {
         self.note();
         self.slowest.fetch_max(took.as_millis() as u64, Relaxed);

@@ -13,7 +13,7 @@ const UNKNOWN: u8 = 0;
 const AWAKE: u8 = 1;
 const ASLEEP: u8 = 2;
 
-/// The words of an engine on whether it is asleep.
+/// An engine's statements on whether it sleeps.
 #[derive(Debug, Default)]
 pub(crate) struct Sleep {
     by_route: AtomicU8,
@@ -21,7 +21,7 @@ pub(crate) struct Sleep {
 }
 
 impl Sleep {
-    /// True if the engine says that it is asleep.
+    /// True if the engine states that it sleeps.
     pub(crate) fn is_asleep(&self) -> bool {
         match self.by_route.load(Relaxed) {
             UNKNOWN => self.by_metrics.load(Relaxed) == ASLEEP,
@@ -29,7 +29,7 @@ impl Sleep {
         }
     }
 
-    /// The place where the engine says that it is asleep.
+    /// The route or metric by which the engine states that it sleeps.
     pub(crate) fn source(&self) -> &'static str {
         if self.by_route.load(Relaxed) == ASLEEP { "GET /is_sleeping" } else { "vllm:engine_sleep_state" }
     }

@@ -28,7 +28,7 @@ pub(crate) enum Trouble {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,
-    /// The reason in words, with figures where there are any.
+    /// Reason in words, with figures.
     pub(crate) reason: String,
 }
 
@@ -103,7 +103,7 @@ impl Condition {
 }
 
 impl RefusedEvents {
-    /// True if some were refused lately, of so many in all.
+    /// True if the number of refused events, now `refused`, has grown lately.
     pub(crate) fn is_new(&mut self, refused: u64) -> bool {
         if refused > self.0 {
             *self = Self(refused, Some(Instant::now()));

@@ -14,17 +14,17 @@ use crate::requests::facts::RequestFacts;
 
 use crate::requests::task::Task;
 
-/// The ranks of engines that may take a request, at least one.
+/// Returns the ranks that may take a request, at least one.
 pub(super) fn candidates(
     fleet: &Fleet,
-    known: &RequestFacts,
+    facts: &RequestFacts,
     task: Task,
     tried: &[Arc<Engine>],
 ) -> Result<Vec<core::WorkerId>, Refusal> {
     let engines = fleet.engines();
-    let model = known.model.as_deref();
-    let may = |engine: &Engine| known.only.as_ref().is_none_or(|only| *only == engine.name);
-    let room = known.room(task.is_prefill());
+    let model = facts.body.model.as_deref();
+    let may = |engine: &Engine| facts.hints.only_engine.as_ref().is_none_or(|only| *only == engine.name);
+    let room = facts.room(task.is_prefill());
     let has_room = |engine: &Engine| engine.models.load().have_room(room) || engine.has_room(model, room);
     let serving = |engine: &Engine| match model {
         _ if !may(engine) || !engine.is_for(task) || !has_room(engine) => Serving::Not,
@@ -73,7 +73,7 @@ pub(super) fn candidates(
         let serves = |engine: &Engine| may(engine) && engine.models.load().may_serve(model);
         let lacking = engines.iter().filter(|engine| serves(engine) && engine.is_for(task));
         if let Some(most) = lacking.filter_map(|engine| engine.max_len(model)).max() {
-            return Err(too_long(known, task, most));
+            return Err(too_long(facts, task, most));
         }
         if engines.iter().any(|engine| serves(engine)) {
             let message = "all engines that could take this request only compute prompts (prefill) or only go on from \
@@ -99,21 +99,21 @@ pub(super) fn candidates(
 }
 
 /// True if an engine that has not been asked may serve a request's model.
-pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, known: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
-    let (Some(model), None) = (known.model.as_deref(), &known.only) else { return false };
+pub(crate) fn may_be_served_elsewhere(fleet: &Fleet, facts: &RequestFacts, task: Task, asked: &[&Arc<Engine>]) -> bool {
+    let (Some(model), None) = (facts.body.model.as_deref(), &facts.hints.only_engine) else { return false };
     fleet.engines().iter().any(|engine| {
         let is_new =
             !asked.iter().any(|other| Arc::ptr_eq(engine, other)) && engine.is_for(task) && engine.can_do(task);
         is_new
             && engine.health.standing() != HealthState::Draining
-            && engine.has_room(known.model.as_deref(), known.room(task.is_prefill()))
+            && engine.has_room(facts.body.model.as_deref(), facts.room(task.is_prefill()))
             && matches!(engine.models.load().serving(model), Serving::Listed | Serving::Unknown)
     })
 }
 
-/// The refusal of a request for which the context of no engine has room, that of the largest so many tokens.
-fn too_long(known: &RequestFacts, task: Task, most: u32) -> Refusal {
-    let (prompt, answer) = (known.tokens, known.room(task.is_prefill()) - known.tokens);
+/// Refusal of a request that fits into no engine's context; `most` is the longest, in tokens.
+fn too_long(facts: &RequestFacts, task: Task, most: u32) -> Refusal {
+    let (prompt, answer) = (facts.prompt.tokens, facts.room(task.is_prefill()) - facts.prompt.tokens);
     // The words by which clients of both APIs know it, and shorten the prompt or the answer.
     let message = if prompt.saturating_add(answer.min(1)) > most {
         format!(
@@ -128,19 +128,19 @@ fn too_long(known: &RequestFacts, task: Task, most: u32) -> Refusal {
             u64::from(prompt) + u64::from(answer)
         )
     };
-    Refusal::bad("context_length_exceeded", message).about(known.prompt_field)
+    Refusal::bad("context_length_exceeded", message).about(facts.body.prompt_field)
 }
 
-/// A rank of the one engine that can take a request, if that is being drained: it still answers for what it keeps.
-pub(super) fn keeper(fleet: &Fleet, known: &RequestFacts) -> Option<core::WorkerId> {
-    let engine = fleet.engine(known.only.as_deref()?)?;
+/// Returns a rank of the only engine that can take the request, if it is draining.
+pub(super) fn keeper(fleet: &Fleet, facts: &RequestFacts) -> Option<core::WorkerId> {
+    let engine = fleet.engine(facts.hints.only_engine.as_deref()?)?;
     if engine.health.standing() != HealthState::Draining {
         return None;
     }
     engine.ids.get()?.first().copied()
 }
 
-/// Makes the refusal that a client gets whose request SGLang's pairs of engines cannot share, where there are no others.
+/// Makes the refusal of a request that SGLang's pairs of prefill and decode engines cannot handle.
 fn cannot_be_split() -> Refusal {
     let message = "the engines are pairs of SGLang's, which compute only what a prefill and a decode engine can share: \
                    chats, completions, Messages, Responses and /generate, as uncompressed JSON with the whole \
@@ -148,7 +148,7 @@ fn cannot_be_split() -> Refusal {
     Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message)
 }
 
-/// Makes the refusal that a client gets when the decision core places its request nowhere.
+/// Makes the refusal of a request that the decision core did not place.
 pub(super) fn refused(why: core::Refusal) -> Refusal {
     let message = match why {
         core::Refusal::NoWorker => "no engine takes requests at present",

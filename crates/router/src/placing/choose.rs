@@ -1,4 +1,4 @@
-//! An engine for a request: what is held is looked up, and what the core decides is reserved in the same step.
+//! Choice of an engine for a request: the lookup of its blocks, the decision, and the reservation in one step.
 
 use std::cell::RefCell;
 use std::sync::{Arc, OnceLock};
@@ -10,12 +10,11 @@ use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::candidates::{candidates, keeper, refused};
-use super::held_then::HeldThen;
-use super::holding::look_up;
+use super::holdings::HeldThen;
+use super::holdings::look_up;
 use super::waiter::{News, Waiter};
 use super::{Core, Placement, Places};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::clock::seconds;
 use crate::config::Role;
 use crate::engines::Engine;
@@ -32,17 +31,17 @@ thread_local! {
     static HELD: RefCell<Vec<RankDepths>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Engines go while requests are placed on them: those are placed again, so many times with a pause in between.
+/// Attempts to place a request whose chosen engine has left meanwhile, and the pause between them.
 const TRIES: usize = 5;
 const PAUSE: Duration = Duration::from_millis(2);
 
 /// A decision, what was weighed for it, and what the service above sites said.
 type ExplainedDecision = (core::Decision, Option<Explanation>, Option<Arc<Bounds>>);
 
-/// The candidates for a request that is not sent.
+/// Explanation of the candidates for a request.
 pub(crate) struct Outlook {
     pub(crate) explained: Explanation,
-    /// Blocks that each candidate holds, if there was an index to ask.
+    /// Blocks that each candidate holds; none without an index.
     pub(crate) held: Option<Vec<core::Depth>>,
     /// The words of the service above sites on them.
     pub(crate) bounds: Option<Arc<Bounds>>,
@@ -72,33 +71,34 @@ impl Drop for Ticket<'_> {
 }
 
 impl Places {
-    /// Chooses an engine for a request, not one of `tried` if there is another.
+    /// Chooses an engine for a request, other than `tried` if possible.
     pub(crate) async fn choose(
         &self,
-        app: &App,
         shard: usize,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
     ) -> Result<Placement, Refusal> {
         let started = Instant::now();
         for _ in 0..TRIES {
-            let decided = match keeper(&app.fleet, known) {
-                Some(rank) => self.place_at(app, known, rank).map(|decision| (decision, None, None)),
+            let decided = match keeper(&self.fleet, facts) {
+                Some(rank) => self.place_at(facts, rank).map(|decision| (decision, None, None)),
                 None => {
-                    let allowed = candidates(&app.fleet, known, task, tried)?;
-                    match self.choose_or_wait(app, shard, known, &allowed).await? {
+                    let allowed = candidates(&self.fleet, facts, task, tried)?;
+                    match self.choose_or_wait(shard, facts, &allowed).await? {
                         ChoiceResult::Placed(decided) => Some(decided),
-                        ChoiceResult::Waits(id, news) => self.wait(app, known, task, tried, allowed, id, news).await?,
+                        ChoiceResult::Waits(id, news) => {
+                            Box::pin(self.wait(facts, task, tried, allowed, id, news)).await?
+                        }
                         ChoiceResult::NoWorker => None,
                     }
                 }
             };
             if let Some(decided) = decided
-                && let Some(placement) = self.placement(app, decided, known, started)
+                && let Some(placement) = self.placement(decided, facts, started)
             {
-                if let Some(telling) = &known.telling {
-                    telling.note_query();
+                if let Some(evidence) = &facts.prompt.evidence {
+                    evidence.note_query();
                 }
                 return Ok(placement);
             }
@@ -109,47 +109,44 @@ impl Places {
         Err(refused(core::Refusal::NoWorker))
     }
 
-    /// Places a request at the rank of an engine that is being drained, and keeps what the request goes on from.
-    fn place_at(&self, app: &App, known: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
+    /// Places a request at a draining engine that keeps what the request continues.
+    fn place_at(&self, facts: &RequestFacts, rank: core::WorkerId) -> Option<core::Decision> {
         HELD.with_borrow_mut(|held| {
-            let looked = self.look_up(&app.fleet, known, held);
+            let looked = self.look_up(facts, held);
             let mut core = self.core();
             let now = seconds();
             let Core { router, depths, unheard, .. } = &mut *core;
             fill(depths, looked.then_some(&*held));
-            let decision = router.place_at_keeper(&request(known), depths, rank, now)?;
-            placed(router, unheard.as_mut(), &decision, known, now);
+            let decision = router.place_at_keeper(&request(facts), depths, rank, now)?;
+            placed(router, unheard.as_mut(), &decision, facts, now);
             Some(decision)
         })
     }
 
     async fn choose_or_wait(
         &self,
-        app: &App,
         shard: usize,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         allowed: &[core::WorkerId],
     ) -> Result<ChoiceResult, Refusal> {
-        match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        match self.external_index.as_ref().filter(|_| self.wants.hashes && !facts.prompt.hashes.is_empty()) {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, app, shard, known).await;
+                let looked = Box::pin(ask(elsewhere, &self.fleet, shard, facts)).await;
                 let (held, bounds) = looked.map_or((None, None), |looked| (Some(looked.held), looked.bounds));
-                self.decide(known, allowed, held.as_ref(), bounds)
+                self.decide(facts, allowed, held.as_ref(), bounds)
             }
             None => HELD.with_borrow_mut(|held| {
-                let looked = self.look_up(&app.fleet, known, held);
-                self.decide(known, allowed, looked.then_some(&*held), None)
+                let looked = self.look_up(facts, held);
+                self.decide(facts, allowed, looked.then_some(&*held), None)
             }),
         }
     }
 
-    /// Waits in the router until an engine has room. A client that goes away gives the place back. None: all that might
+    /// Waits in the queue until an engine has room. A client that goes away gives the place back. None: all that might
     /// have taken it are gone, before it could be told of others.
-    #[expect(clippy::too_many_arguments, reason = "a request, and its place in the queue")]
     async fn wait(
         &self,
-        app: &App,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
         mut allowed: Vec<core::WorkerId>,
@@ -159,7 +156,7 @@ impl Places {
         let mut ticket = Ticket { places: self, id: Some(id) };
         let (outcome, bounds) = loop {
             // The fleet may have changed before it was in the queue, too.
-            let now_allowed = candidates(&app.fleet, known, task, tried)?;
+            let now_allowed = candidates(&self.fleet, facts, task, tried)?;
             if now_allowed != allowed {
                 allowed = now_allowed;
                 let mut core = self.core();
@@ -177,7 +174,7 @@ impl Places {
             core::Outcome::Placed(decision) => {
                 let mut core = self.core();
                 let Core { router, unheard, .. } = &mut *core;
-                placed(router, unheard.as_mut(), &decision, known, seconds());
+                placed(router, unheard.as_mut(), &decision, facts, seconds());
                 Ok(Some((decision, None, bounds)))
             }
             core::Outcome::Refused(core::Refusal::NoWorker) | core::Outcome::Waits(_) => Ok(None),
@@ -186,36 +183,36 @@ impl Places {
     }
 
     /// Looks up which engines hold a prompt. True if there was an index to ask.
-    fn look_up(&self, fleet: &Fleet, known: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
-        let Some(keyspace) = known.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
-        let engines = fleet.engines();
-        look_up(keyspace, &known.hashes, &known.others, &engines, held);
+    fn look_up(&self, facts: &RequestFacts, held: &mut Vec<RankDepths>) -> bool {
+        let Some(keyspace) = facts.prompt.keyspace.as_ref().filter(|_| self.wants.hashes) else { return false };
+        let engines = self.fleet.engines();
+        look_up(keyspace, &facts.prompt.hashes, &facts.prompt.others, &engines, held);
         true
     }
 
     fn decide(
         &self,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         allowed: &[core::WorkerId],
         held: Option<&Vec<RankDepths>>,
         bounds: Option<Arc<Bounds>>,
     ) -> Result<ChoiceResult, Refusal> {
-        let request = request(known);
+        let request = request(facts);
         let mut core = self.core();
         let now = seconds();
         let Core { router, depths, unheard, tickets } = &mut *core;
         fill(depths, held);
         if let Some(unheard) = unheard.as_mut() {
-            unheard.look_up(&known.hashes, now, depths);
+            unheard.look_up(&facts.prompt.hashes, now, depths);
         }
         let terms = self.decisions.are_watched().then(|| explain(router, &request, depths, allowed, now));
         let chosen = match router.choose_or_wait(&request, depths, Some(allowed), now) {
             core::Outcome::Placed(decision) => {
-                placed(router, unheard.as_mut(), &decision, known, now);
+                placed(router, unheard.as_mut(), &decision, facts, now);
                 Ok(ChoiceResult::Placed((decision, terms, bounds)))
             }
             core::Outcome::Waits(id) => {
-                let (waiter, hears) = Waiter::new(known, bounds);
+                let (waiter, hears) = Waiter::new(facts, bounds);
                 tickets.insert(id.0, waiter);
                 Ok(ChoiceResult::Waits(id, hears))
             }
@@ -229,25 +226,26 @@ impl Places {
         chosen
     }
 
-    /// Tells how the candidates for a request look, without any effect.
-    pub(crate) async fn explain(&self, app: &App, shard: usize, known: &RequestFacts) -> Result<Outlook, Refusal> {
-        let allowed = candidates(&app.fleet, known, Task::Generate, &[])?;
+    /// Explains the candidates for a request, without effect.
+    pub(crate) async fn explain(&self, shard: usize, facts: &RequestFacts) -> Result<Outlook, Refusal> {
+        let allowed = candidates(&self.fleet, facts, Task::Generate, &[])?;
         let (mut held, mut bounds) = (Vec::new(), None);
-        let looked = match app.external_index.as_ref().filter(|_| self.wants.hashes && !known.hashes.is_empty()) {
+        let looked = match self.external_index.as_ref().filter(|_| self.wants.hashes && !facts.prompt.hashes.is_empty())
+        {
             Some(elsewhere) => {
-                let looked = ask(elsewhere, app, shard, known).await;
+                let looked = Box::pin(ask(elsewhere, &self.fleet, shard, facts)).await;
                 let is_known = looked.is_some();
                 if let Some(looked) = looked {
                     (held, bounds) = (looked.held, looked.bounds);
                 }
                 is_known
             }
-            None => self.look_up(&app.fleet, known, &mut held),
+            None => self.look_up(facts, &mut held),
         };
         let mut core = self.core();
         let Core { router, depths, .. } = &mut *core;
         fill(depths, looked.then_some(&held));
-        let found = router.explain(&request(known), depths, Some(&allowed), seconds());
+        let found = router.explain(&request(facts), depths, Some(&allowed), seconds());
         let held = looked.then(|| found.workers.iter().map(|id| depths.get(id.0)).collect());
         Ok(Outlook { explained: named(router, found), held, bounds })
     }
@@ -255,33 +253,32 @@ impl Places {
     /// Makes the placement that was decided. None: the engine has gone meanwhile.
     fn placement(
         &self,
-        app: &App,
         (decision, terms, said): ExplainedDecision,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         started: Instant,
     ) -> Option<Placement> {
-        let Some(engine) = app.fleet.engine(&decision.name) else {
+        let Some(engine) = self.fleet.engine(&decision.name) else {
             self.core().router.fail(decision.id, seconds());
             return None;
         };
         let bounds = said.as_ref().and_then(|said| said.of(&engine.name));
-        let global = app.external_index.as_ref().and_then(ExternalIndex::global);
+        let global = self.external_index.as_deref().and_then(ExternalIndex::global);
         let is_at_site = global.is_some();
         let claim = global.zip(said).map(|(global, said)| Claim::new(global, &said.model, &engine.name, bounds));
         let took = started.elapsed();
-        app.counts.decision.add(took);
+        self.counts.decision.add(took);
         let why = decision.why.as_str();
         let micros = u32::try_from(took.as_micros()).unwrap_or(u32::MAX);
         // A prompt that is computed for another engine has no answer of its own.
-        let turn = known.turn.as_ref().filter(|_| engine.config.role != Role::Prefill);
+        let turn = facts.hints.turn.as_ref().filter(|_| engine.config.role != Role::Prefill);
         let record = (self.decisions.are_kept() || self.recorder.is_some()).then(|| {
             let record = Arc::new(Record {
                 number: decision.id.0,
                 at: unix_seconds(),
-                model: known.model.clone(),
-                tokens: known.tokens,
-                block_size: known.block_size,
-                hashes: known.hashes.clone(),
+                model: facts.body.model.clone(),
+                tokens: facts.prompt.tokens,
+                block_size: facts.prompt.block_size,
+                hashes: facts.prompt.hashes.clone(),
                 worker: decision.name.clone(),
                 rank: decision.rank,
                 cached: decision.cached_tokens,
@@ -298,19 +295,22 @@ impl Places {
         });
         let is_held = decision.cached_tokens > 0 || decision.held_blocks.is_some_and(|blocks| blocks > 0);
         let held_then =
-            known.keyspace.as_ref().filter(|_| is_held && engine.config.role == Role::Both).and_then(|keyspace| {
-                // What is on its way may be there or not.
-                let blocks = decision.held_blocks.filter(|_| decision.predicted_tokens == 0);
-                HeldThen::new(keyspace, &engine.name, decision.rank, blocks)
-            });
+            facts.prompt.keyspace.as_ref().filter(|_| is_held && engine.config.role == Role::Both).and_then(
+                |keyspace| {
+                    // What is on its way may be there or not.
+                    let blocks = decision.held_blocks.filter(|_| decision.predicted_tokens == 0);
+                    HeldThen::new(keyspace, &engine.name, decision.rank, blocks)
+                },
+            );
         Some(Placement {
             rank: engine.config.ranks.header(decision.rank, engine.config.rank_header),
             // What one engine has written for another is in nobody's cache yet.
-            sent: known
-                .telling
+            sent: facts
+                .prompt
+                .evidence
                 .as_ref()
                 .filter(|_| engine.config.role == Role::Both)
-                .and_then(|telling| telling.sent(&engine.name, decision.rank)),
+                .and_then(|evidence| evidence.sent(&engine.name, decision.rank)),
             engine,
             id: decision.id,
             worker: decision.worker,
@@ -322,9 +322,9 @@ impl Places {
             why,
             decided: Instant::now(),
             micros,
-            block_size: known.block_size,
-            tokens: known.is_counted.then_some(known.tokens),
-            media: known.media.clone(),
+            block_size: facts.prompt.block_size,
+            tokens: facts.prompt.is_counted.then_some(facts.prompt.tokens),
+            media: facts.prompt.media.clone(),
             turn: turn.cloned(),
             first_token: OnceLock::new(),
             bounds,
@@ -335,32 +335,32 @@ impl Places {
 }
 
 /// Asks another process what engines hold of a prompt.
-async fn ask(elsewhere: &ExternalIndex, app: &App, shard: usize, known: &RequestFacts) -> Option<LookupResult> {
-    let engines = app.fleet.engines().clone();
-    let model = known.model.as_deref().unwrap_or_default();
-    let question = Question { model, block_size: known.block_size, hashes: &known.hashes };
+async fn ask(elsewhere: &ExternalIndex, fleet: &Fleet, shard: usize, facts: &RequestFacts) -> Option<LookupResult> {
+    let engines = fleet.engines().clone();
+    let model = facts.body.model.as_deref().unwrap_or_default();
+    let question = Question { model, block_size: facts.prompt.block_size, hashes: &facts.prompt.hashes };
     elsewhere.look_up(shard, question, &engines).await
 }
 
-fn request(known: &RequestFacts) -> core::Request<'_> {
+fn request(facts: &RequestFacts) -> core::Request<'_> {
     core::Request {
-        tokens: known.tokens,
-        block_size: known.block_size,
-        content_hashes: &known.hashes,
-        text: known.text.as_deref(),
-        session: known.session.map(|name| name.key),
-        parent: known.session.and_then(|name| name.parent),
-        kind: known.turn.as_ref().map(|turn| turn.kind),
-        max_tokens: known.max_tokens,
-        priority: known.priority,
-        at_once: !known.generates,
-        answers: known.answers,
+        tokens: facts.prompt.tokens,
+        block_size: facts.prompt.block_size,
+        content_hashes: &facts.prompt.hashes,
+        text: facts.prompt.text.as_deref(),
+        session: facts.hints.session.map(|name| name.key),
+        parent: facts.hints.session.and_then(|name| name.parent),
+        kind: facts.hints.turn.as_ref().map(|turn| turn.kind),
+        max_tokens: facts.body.max_tokens,
+        priority: facts.hints.priority,
+        at_once: !facts.body.generates,
+        answers: facts.body.answers,
         number: 0,
         waited: 0.0,
     }
 }
 
-/// Fills in what was found, in the form that the core takes. None: nobody looked.
+/// Fills the depths found by the index into the core's form; unknown if there was no index. None: nobody looked.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();
@@ -392,14 +392,14 @@ fn placed(
     router: &mut core::Router,
     unheard: Option<&mut core::PredictedIndex>,
     decision: &core::Decision,
-    known: &RequestFacts,
+    facts: &RequestFacts,
     now: f64,
 ) {
     // Nobody will tell of its first token.
-    if !known.streams {
+    if !facts.body.streams {
         router.comes_whole(decision.id, now);
     }
     if let Some(unheard) = unheard {
-        unheard.sent(decision.id.0, decision.worker.0, &known.hashes, now);
+        unheard.sent(decision.id.0, decision.worker.0, &facts.prompt.hashes, now);
     }
 }

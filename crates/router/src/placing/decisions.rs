@@ -1,4 +1,4 @@
-//! The last decisions, to be looked at.
+//! The last decisions, for operators.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -13,7 +13,7 @@ use crate::answers::observe::Stop;
 use crate::clock::millis;
 use crate::requests::sessions::Turn;
 
-/// Time after somebody looked for which the terms of decisions are kept too.
+/// Time after the last view of decisions for which their terms are kept.
 const WATCHED: Duration = Duration::from_secs(10);
 
 /// One decision, and what became of the request.
@@ -45,7 +45,7 @@ pub(crate) struct Record {
     pub micros: u32,
     /// Prompt tokens that the service above sites said the engine, a site, had at least and at most.
     pub bounds: Option<(u32, u32)>,
-    /// The candidates and their terms, while somebody looks.
+    /// Candidates with their terms, if decisions were viewed lately.
     pub terms: Option<Explanation>,
     /// The request as a part of its session, if that is known.
     pub(crate) turn: Option<Arc<Turn>>,
@@ -100,7 +100,7 @@ impl Decisions {
         self.most > 0
     }
 
-    /// True if somebody has looked lately, so that terms are worth their making.
+    /// True if decisions were viewed lately.
     #[must_use]
     pub(crate) fn are_watched(&self) -> bool {
         self.watched_until.load(Relaxed) > millis()

@@ -10,7 +10,6 @@ use tokio::time::timeout_at;
 use super::Places;
 use super::no_engine::{EngineWait, FULL, TIMEOUT};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::engines::fleet::Fleet;
 use crate::engines::{Engine, HealthState};
 use crate::requests::facts::RequestFacts;
@@ -28,34 +27,34 @@ impl Places {
         !self.no_engine.patience.is_zero()
     }
 
-    /// Waits until an engine may take a request, for which there was none because of `why`. `place`: its place in the
-    /// queue, which it gets here the first time; `tried`: engines that did not take it.
+    /// Waits until an engine may take a request. `place`: its place in the queue, assigned by the first call; `tried`:
+    /// engines that failed; `why`: the refusal without a wait. `place`: its place in the queue, which it gets here the
+    /// first time; `tried`: engines that did not take it.
     ///
     /// # Errors
     /// The request is not to wait, or has waited for as long as it may: this is its refusal.
     pub(crate) async fn wait_for_engine<'a>(
         &'a self,
         place: &mut Option<EngineWait<'a>>,
-        app: &App,
-        known: &RequestFacts,
+        facts: &RequestFacts,
         task: Task,
         tried: &[Arc<Engine>],
         why: Refusal,
     ) -> Result<(), Refusal> {
-        let (room, fleet) = (&self.no_engine, &app.fleet);
+        let (room, fleet) = (&self.no_engine, &*self.fleet);
         let mut has_others = false;
         if place.is_none() {
             // They have said when to come back.
-            if availability(fleet, known, task, &[]) == Availability::Paused {
+            if availability(fleet, facts, task, &[]) == Availability::Paused {
                 return Err(why);
             }
-            let is_outage = tried.is_empty() || availability(fleet, known, task, tried) != Availability::Up;
+            let is_outage = tried.is_empty() || availability(fleet, facts, task, tried) != Availability::Up;
             if is_outage {
-                room.outage.begin(room.patience, || states(fleet, known, task));
+                room.outage.begin(room.patience, || states(fleet, facts, task));
             }
             if room.patience.is_zero() {
                 room.outage.refuse();
-                return Err(if all_asleep(fleet, known, task) { refusal(fleet, known, task, "") } else { why });
+                return Err(if all_asleep(fleet, facts, task) { refusal(fleet, facts, task, "") } else { why });
             }
             *place = room.enter();
             has_others = !is_outage;
@@ -64,7 +63,7 @@ impl Places {
             room.ended[FULL].fetch_add(1, Relaxed);
             room.outage.refuse();
             let more = format!("; {} requests wait for one already, and no more may (router.queue)", room.most);
-            return Err(refusal(fleet, known, task, &more));
+            return Err(refusal(fleet, facts, task, &more));
         };
         let until = place.started + room.patience;
         place.stand_in_line();
@@ -78,9 +77,9 @@ impl Places {
                 place.outcome = TIMEOUT;
                 room.outage.refuse();
                 let more = format!("; the request waited for {:?} (router.wait_for_engine)", room.patience);
-                return Err(refusal(fleet, known, task, &more));
+                return Err(refusal(fleet, facts, task, &more));
             }
-            match availability(fleet, known, task, &[]) {
+            match availability(fleet, facts, task, &[]) {
                 Availability::Up => break,
                 Availability::Doubtful if room.may_scout(place.number) => break,
                 _ => place.pass_on(),
@@ -91,11 +90,11 @@ impl Places {
     }
 }
 
-/// Makes the refusal of a request that no engine is up for: it says what is wrong with each.
-fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refusal {
-    let (code, message) = match states(fleet, known, task) {
+/// Makes the refusal of a request without an available engine, with the state of each.
+fn refusal(fleet: &Fleet, facts: &RequestFacts, task: Task, more: &str) -> Refusal {
+    let (code, message) = match states(fleet, facts, task) {
         None => ("no_engines", format!("the router has no engines{more}")),
-        Some(states) if all_asleep(fleet, known, task) => {
+        Some(states) if all_asleep(fleet, facts, task) => {
             ("engines_asleep", format!("all engines that could take the request are asleep: {states}{more}"))
         }
         Some(states) => ("no_engine_available", format!("no engine is up: {states}{more}")),
@@ -104,9 +103,9 @@ fn refusal(fleet: &Fleet, known: &RequestFacts, task: Task, more: &str) -> Refus
 }
 
 /// The states of the engines that could take a request, in words. None: there are none.
-fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
+fn states(fleet: &Fleet, facts: &RequestFacts, task: Task) -> Option<String> {
     let engines = fleet.engines();
-    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, known, task)).collect();
+    let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, facts, task)).collect();
     let words = |engine: &&Arc<Engine>| {
         let (name, standing) = (&engine.name, engine.health.standing());
         match engine.why_not.lock().as_deref() {
@@ -125,16 +124,16 @@ fn states(fleet: &Fleet, known: &RequestFacts, task: Task) -> Option<String> {
     (!serving.is_empty()).then_some(said)
 }
 
-fn all_asleep(fleet: &Fleet, known: &RequestFacts, task: Task) -> bool {
+fn all_asleep(fleet: &Fleet, facts: &RequestFacts, task: Task) -> bool {
     let engines = fleet.engines();
-    let mut serving = engines.iter().filter(|engine| could_take(engine, known, task)).peekable();
+    let mut serving = engines.iter().filter(|engine| could_take(engine, facts, task)).peekable();
     serving.peek().is_some() && serving.all(|engine| engine.health.standing() == HealthState::Asleep)
 }
 
 /// Engines that could take a request, by the best of them.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Availability {
-    /// There is one that works, as far as is known.
+    /// An engine is available.
     Up,
     /// All of them stand down, or failed the last time: one may be back.
     Doubtful,
@@ -144,11 +143,11 @@ enum Availability {
     None,
 }
 
-/// The availability of engines that could take a request, without those that were tried.
-fn availability(fleet: &Fleet, known: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
+/// Returns the best availability among engines that could take a request, except `tried`.
+fn availability(fleet: &Fleet, facts: &RequestFacts, task: Task, tried: &[Arc<Engine>]) -> Availability {
     let engines = fleet.engines();
     let is_other = |engine: &Arc<Engine>| !tried.iter().any(|other| Arc::ptr_eq(engine, other));
-    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, known, task));
+    let serving = engines.iter().filter(|engine| is_other(engine) && could_take(engine, facts, task));
     serving.map(|engine| availability_of(engine, task)).min_by_key(|it| *it as u8).unwrap_or(Availability::None)
 }
 
@@ -165,6 +164,6 @@ fn availability_of(engine: &Engine, task: Task) -> Availability {
     }
 }
 
-fn could_take(engine: &Engine, known: &RequestFacts, task: Task) -> bool {
-    engine.is_for(task) && engine.models.load().may_serve(known.model.as_deref())
+fn could_take(engine: &Engine, facts: &RequestFacts, task: Task) -> bool {
+    engine.is_for(task) && engine.models.load().may_serve(facts.body.model.as_deref())
 }

@@ -1,4 +1,4 @@
-//! Engines come, go, and say how they do.
+//! Changes of the fleet in the decision core, engines' load reports, and requests of other routers.
 
 use std::sync::Arc;
 
@@ -7,13 +7,44 @@ use kvatlas_routing as core;
 use super::waiter::News;
 use super::{Core, Places};
 use crate::clock::{self, seconds};
+use crate::config::EngineConfig;
+use crate::engines::fleet::Adder;
 use crate::engines::{Engine, HealthState};
+use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
 impl Places {
-    /// Adds an engine, in the place of `replaced`, which takes requests once they can find it ([`Self::is_back`]). If
-    /// `replaced` is the same engine with other settings, the requests there and all that was learnt of it stay.
-    pub(crate) fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
+    /// Adds an engine, or replaces the one with its name.
+    pub(crate) fn set_engine(&self, config: EngineConfig, adds: Adder) -> Result<Arc<Engine>, Error> {
+        // The decision core knows it before requests can find it: at no moment is there nobody of its name.
+        let changed = self.fleet.set(config, adds, |replaced, added| self.add(replaced, added))?;
+        self.is_back();
+        if let Some(replaced) = changed.replaced {
+            replaced.pool.clear();
+        }
+        Ok(changed.added)
+    }
+
+    /// Removes an engine. What runs there goes on.
+    pub(crate) fn remove_engine(&self, name: &str) -> Result<Arc<Engine>, Error> {
+        let removed = self.fleet.remove(name)?;
+        self.remove(&removed);
+        Ok(removed)
+    }
+
+    /// Sends an engine no new requests, or new ones again.
+    pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
+        let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
+        engine.health.set_draining(drain);
+        self.drain(&engine, drain);
+        tracing::info!(engine = name, drain, "an engine was drained, or taken back");
+        Ok(engine)
+    }
+
+    /// Adds an engine to the decision core, in the place of `replaced`. If that is the same engine with other settings,
+    /// its requests and what was learnt of it stay. If `replaced` is the same engine with other settings, the requests
+    /// there and all that was learnt of it stay.
+    fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
         if let Some(replaced) = replaced {
@@ -40,19 +71,19 @@ impl Places {
         let _ = engine.ids.set(ids);
     }
 
-    /// Tells those who wait that an engine that requests can find now is new, or can be used again.
+    /// Tells waiting requests that an engine is new or available again.
     pub(crate) fn is_back(&self) {
         self.core().fleet_changed();
         self.no_engine.call();
     }
 
     /// Removes an engine that is gone.
-    pub(crate) fn remove(&self, engine: &Engine) {
+    fn remove(&self, engine: &Engine) {
         self.core().leave(engine, seconds(), |_| false);
     }
 
     /// Makes an engine take nothing new, or lets it do so again.
-    pub(crate) fn drain(&self, engine: &Engine, drain: bool) {
+    fn drain(&self, engine: &Engine, drain: bool) {
         let mut core = self.core();
         for id in engine.ids.get().into_iter().flatten() {
             if drain {
@@ -65,7 +96,7 @@ impl Places {
         self.no_engine.call();
     }
 
-    /// Takes in what an engine says of the load of its rank at this place.
+    /// Reports the load of an engine's rank, by its position.
     pub(crate) fn report(&self, engine: &Engine, place: usize, load: &core::Load) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             let mut core = self.core();
@@ -76,7 +107,7 @@ impl Places {
         }
     }
 
-    /// Sets whether what the index says of an engine's rank at this place can be trusted.
+    /// Sets whether the index can be trusted about an engine's rank, by its position.
     pub(crate) fn set_trusted(&self, engine: &Engine, place: usize, trusted: bool) {
         if let Some(id) = engine.ids.get().and_then(|ids| ids.get(place)) {
             self.core().router.set_trusted(*id, trusted);
@@ -128,7 +159,7 @@ impl SharedRequests for Places {
 }
 
 impl Core {
-    /// Removes an engine's ranks, except those whose number `stays`.
+    /// Removes an engine's ranks, except the numbers for which `stays` is true.
     fn leave(&mut self, engine: &Engine, now: f64, stays: impl Fn(u32) -> bool) {
         let ids = engine.ids.get().into_iter().flatten();
         for (id, _) in ids.zip(engine.config.ranks.numbers()).filter(|(_, rank)| !stays(*rank)) {
@@ -141,7 +172,7 @@ impl Core {
 }
 
 impl Core {
-    /// Lets all who wait find out who may take them: each knows only the engines that there were when it came.
+    /// Has all waiting requests determine their candidates anew.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
             // Whoever does not listen any more gives its place back.

@@ -1,4 +1,4 @@
-//! Follows a request at its engine.
+//! Progress and end of a request at its engine.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
@@ -20,12 +20,12 @@ impl Places {
         self.call(&core);
     }
 
-    /// Notes that so many tokens more have come.
+    /// Records `tokens` more generated tokens.
     pub(crate) fn progress(&self, placement: &Placement, tokens: u32) {
         self.core().router.progress(placement.id, tokens, seconds());
     }
 
-    /// Notes that a request is over, and well.
+    /// Records the successful end of a request.
     pub(crate) fn finish(&self, placement: &Placement, seen: AnswerFacts) {
         let output = seen.usage.output.or((seen.events > 0).then_some(seen.events));
         let usage = core::Usage { cached_tokens: seen.usage.cached, output_tokens: output };

@@ -1,12 +1,11 @@
-//! Decides where a request goes: the decision core, and what it has to be told.
+//! Placing of requests: the decision core, and the state around it.
 //!
 //! | file | what |
 //! |---|---|
-//! | `candidates.rs`, `task.rs` | who may take a request |
+//! | `candidates.rs` | who may take a request |
 //! | `choose.rs` | an engine for a request: looked up, decided, reserved |
-//! | `holding.rs` | which engines hold a prompt |
+//! | `holdings.rs` | which engines hold a prompt, and held it when it was placed |
 //! | `waiter.rs`, `waiting.rs` | requests that wait in the router |
-//! | `held_then.rs` | the engine's holdings when it was placed |
 //! | `placement.rs` | a request's place at an engine |
 //! | `no_engine.rs`, `engine_wait.rs`, `outage.rs` | requests that wait because no engine is up: their queue, the wait of one, and what the log says of that |
 //! | `life.rs` | what becomes of it there |
@@ -17,8 +16,7 @@ mod choose;
 pub(crate) mod decisions;
 mod engine_wait;
 mod engines;
-mod held_then;
-mod holding;
+mod holdings;
 mod life;
 mod no_engine;
 mod outage;
@@ -40,11 +38,14 @@ use tokio::sync::Notify;
 
 use crate::clock::seconds;
 use crate::config::Config;
+use crate::counts::Counts;
 use crate::engines::Engine;
+use crate::engines::fleet::Fleet;
 use crate::error::Error;
 use crate::placing::decisions::Decisions;
 use crate::placing::record::Recorder;
 use crate::placing::reuse::ReuseMeter;
+use crate::remote::external_index::ExternalIndex;
 use crate::requests::prompts::PromptForms;
 
 use waiter::Waiter;
@@ -60,14 +61,18 @@ const UNKNOWN_CACHE: usize = 16_384;
 /// Decides where requests go.
 pub(crate) struct Places {
     core: Mutex<Core>,
-    /// Calls the task that places those who wait.
+    pub(super) fleet: Arc<Fleet>,
+    /// Another process that is asked what engines hold, if one is.
+    external_index: Option<Arc<ExternalIndex>>,
+    counts: Arc<Counts>,
+    /// Wakes the task that places waiting requests.
     room: Notify,
     /// Requests for which no engine is up.
     pub(crate) no_engine: NoEngine,
     pub(crate) decisions: Decisions,
-    /// The file that decisions are written to, if there is one.
+    /// File for records of decisions.
     pub(crate) recorder: Option<Recorder>,
-    /// Engines of which it was said that they make other tokens of prompts than the router.
+    /// Engines whose different tokenizer was logged.
     mismatched: Mutex<HashSet<Arc<str>>>,
     /// Share of prompts that caches could hold.
     reuse: ReuseMeter,
@@ -102,7 +107,13 @@ pub(crate) struct Summary {
 }
 
 impl Places {
-    pub(crate) fn new(config: &Config, policy: core::BoxedPolicy) -> Result<Self, Error> {
+    pub(crate) fn new(
+        config: &Config,
+        policy: core::BoxedPolicy,
+        fleet: Arc<Fleet>,
+        external_index: Option<Arc<ExternalIndex>>,
+        counts: Arc<Counts>,
+    ) -> Result<Self, Error> {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
@@ -120,6 +131,9 @@ impl Places {
                     .then(|| core::PredictedIndex::new(core::Retention::Mock { blocks: UNKNOWN_CACHE })),
                 tickets: HashMap::new(),
             }),
+            fleet,
+            external_index,
+            counts,
             room: Notify::new(),
             no_engine: NoEngine::new(config.wait_for_engine, config.routing.queue_limit),
             decisions: Decisions::new(config.decisions),
@@ -132,7 +146,12 @@ impl Places {
         })
     }
 
-    /// The parts of a prompt that are looked at.
+    /// The engines that requests are placed at.
+    pub(crate) fn fleet(&self) -> &Fleet {
+        &self.fleet
+    }
+
+    /// Parts of a prompt that the policy uses.
     pub(crate) fn wants(&self) -> PromptForms {
         self.wants
     }
@@ -213,7 +232,7 @@ fn open_record(path: &Path) -> Result<Recorder, Error> {
         .map_err(|error| Error::start(format!("cannot record decisions in {}: {error}", path.display())))
 }
 
-/// The number as JSON can say it; None if it is not finite.
+/// Returns a finite number for JSON; none for others.
 fn number(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }

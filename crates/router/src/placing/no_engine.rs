@@ -18,7 +18,7 @@ use super::outage::Outage;
 /// Time for which the turn stays with a request that is being placed.
 const TURN: Duration = Duration::from_millis(5);
 
-/// Time between two calls of those that wait while nothing is known to have changed.
+/// Interval for trying waiting requests again without a known change.
 const CALLED: Duration = Duration::from_millis(500);
 
 /// Time after which another request may try engines that stand down.
@@ -49,13 +49,14 @@ struct Queue {
     scout: Option<(u64, Instant)>,
 }
 
-/// A request's place among those that wait. It comes back to the place if an engine that it tries cannot be reached.
+/// Place of a request in the queue for an engine; it keeps it if the engine that it tries cannot be reached. It comes
+/// back to the place if an engine that it tries cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,
     pub(super) turn: Arc<Notify>,
     pub(super) started: Instant,
-    /// The outcome that is counted when it is dropped.
+    /// Outcome to count when it is dropped.
     pub(super) outcome: usize,
 }
 
@@ -70,12 +71,12 @@ impl NoEngine {
         self.queue.lock().waiting.len()
     }
 
-    /// Gives the first of those that wait its turn: something has changed, or some time has passed.
+    /// Wakes the first waiting request, after a change or some time.
     pub(crate) fn call(&self) {
         self.call_after(None);
     }
 
-    /// Looks after those that wait, again and again: time may have passed, and the log may have to tell of it.
+    /// Wakes waiting requests periodically, and lets the outage be logged.
     pub(crate) fn look(&self) {
         let is_time = {
             let mut queue = self.queue.lock();

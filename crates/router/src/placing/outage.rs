@@ -8,10 +8,10 @@ use parking_lot::Mutex;
 /// Time between two lines about an outage.
 const EVERY: Duration = Duration::from_secs(60);
 
-/// Time without a request that found no engine after which an outage is over, if one of those that waited was placed.
+/// Time after which an outage is over: no request lacked an engine, and a waiting one was placed.
 const CALM: Duration = Duration::from_secs(1);
 
-/// An outage, if there is one.
+/// State of an outage.
 #[derive(Default)]
 pub(super) struct Outage(Mutex<Option<Numbers>>);
 
@@ -27,7 +27,7 @@ struct Numbers {
 }
 
 impl Outage {
-    /// Notes that a request finds no engine; `states` are those of the engines.
+    /// Records a request without an engine; `states` describes the engines.
     pub(super) fn begin(&self, patience: Duration, states: impl FnOnce() -> Option<String>) {
         let now = Instant::now();
         let mut outage = self.0.lock();
@@ -61,7 +61,7 @@ impl Outage {
         }
     }
 
-    /// Looks whether there is something to tell; `waiting`: requests that wait now.
+    /// Logs an outage when that is due; `waiting`: number of waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
         let mut outage = self.0.lock();

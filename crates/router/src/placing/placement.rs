@@ -1,4 +1,4 @@
-//! A request's place at an engine.
+//! Placement of a request at an engine.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
@@ -8,7 +8,7 @@ use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
 use parking_lot::Mutex;
 
-use super::held_then::HeldThen;
+use super::holdings::HeldThen;
 use crate::answers::observe::{AnswerFacts, Stop, Usage};
 use crate::engines::Engine;
 use crate::placing::decisions::{Outcome, Record};
@@ -54,7 +54,7 @@ pub(crate) struct Placement {
     pub(super) block_size: u32,
     /// Tokens of the prompt that the service above sites said this one had, at least and at most.
     pub(super) bounds: Option<(u32, u32)>,
-    /// Claim that that service is told of after the answer. Whoever ends the request takes it.
+    /// Claim of the site, reported when the request ends. Whoever ends the request takes it.
     pub(super) claim: Mutex<Option<Claim>>,
     /// Knowledge that the index may gain by the answer.
     pub(super) sent: Option<SentPrompt>,
@@ -64,11 +64,11 @@ pub(crate) struct Placement {
     pub(super) is_at_site: bool,
     /// Prompt tokens that the engine must count, if they are known.
     pub(super) tokens: Option<u32>,
-    /// The parts of the prompt that are not text: the answer may tell how many tokens those are.
+    /// Media in the prompt, whose tokens the answer may reveal.
     pub(crate) media: Option<ModelMedia>,
     /// The request as a part of its session.
     pub(super) turn: Option<Arc<Turn>>,
-    /// Prompt tokens that are expected not to be there.
+    /// Prompt tokens expected not to be cached.
     pub(super) uncached: u32,
     pub(super) first_token: OnceLock<Instant>,
     pub(super) record: Option<Arc<Record>>,
@@ -99,8 +99,8 @@ impl Placement {
     }
 
     /// Prompt tokens that the engine is expected to compute; of a prompt without hashes, all of them.
-    pub(crate) fn uncached(&self, known: &RequestFacts) -> u32 {
-        if known.hashes.is_empty() { known.tokens } else { self.uncached }
+    pub(crate) fn uncached(&self, facts: &RequestFacts) -> u32 {
+        if facts.prompt.hashes.is_empty() { facts.prompt.tokens } else { self.uncached }
     }
 
     /// Prompt tokens that the engine counts, if that proves that it makes other tokens of the prompt.

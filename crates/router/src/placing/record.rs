@@ -30,7 +30,7 @@ pub(crate) struct RecordCounts {
     pub failed: AtomicU64,
 }
 
-/// Writes records to a file, in a thread of its own, until it is dropped.
+/// Writer of records to a file, on its own thread.
 #[derive(Debug)]
 pub(crate) struct Recorder {
     queue: Option<SyncSender<Arc<Record>>>,
@@ -39,7 +39,7 @@ pub(crate) struct Recorder {
 }
 
 impl Recorder {
-    /// Appends to the file at `path`, which is made if there is none.
+    /// Opens the file at `path` for appending, or creates it.
     ///
     /// # Errors
     /// It cannot be opened, or there is no thread to be had.

@@ -1,4 +1,4 @@
-//! A request that waits in the router: what is needed to look its prompt up again, and where it hears of the decision.
+//! A waiting request: its prompt for another lookup, and the channel for the decision.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -39,14 +39,14 @@ pub(super) struct Waiter {
 
 impl Waiter {
     /// Returns the waiter, and where it hears of the decision.
-    pub(super) fn new(known: &RequestFacts, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
+    pub(super) fn new(facts: &RequestFacts, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
         let (told, hears) = mpsc::unbounded_channel();
         let prompt = Prompt {
-            model: known.model.clone(),
-            hashes: known.hashes.clone(),
-            others: known.others.clone(),
-            block_size: known.block_size,
-            keyspace: known.keyspace.clone(),
+            model: facts.body.model.clone(),
+            hashes: facts.prompt.hashes.clone(),
+            others: facts.prompt.others.clone(),
+            block_size: facts.prompt.block_size,
+            keyspace: facts.prompt.keyspace.clone(),
         };
         (Self { told, prompt, looked: Instant::now(), bounds }, hears)
     }

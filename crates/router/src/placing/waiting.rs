@@ -1,52 +1,51 @@
-//! Requests that wait in the router until an engine has room.
+//! The queue of requests that wait for room at an engine.
 //!
 //! Whatever may make room calls one task, which places those that wait, one at a time: it notes whose turn may come, looks
 //! their prompts up again without the lock, as what engines hold has changed since they came, and has the core decide.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use kvatlas_routing as core;
 
 use super::choose::fill;
 use super::waiter::{News, Prompt};
-use super::{Core, Places, holding};
-use crate::app::App;
+use super::{Core, Places, holdings};
 use crate::clock::seconds;
 use crate::remote::external_index::LookupResult;
 use crate::remote::service::Question;
 
-/// Time makes room too: requests that nobody tells of end, and those that wait have waited long enough.
+/// Interval for trying again without a known change: requests expire, and waits end.
 const TICK: Duration = Duration::from_millis(20);
 
-/// An index elsewhere is asked again for a prompt after that long, and for so many prompts at once.
+/// Interval for asking an index in another process again, and the number of prompts asked at a time.
 const ASKED_AGAIN: Duration = Duration::from_millis(100);
 const ASKED_AT_ONCE: usize = 8;
 
 impl Places {
-    /// Notes that there may be room for those who wait.
+    /// Wakes the task that places waiting requests.
     pub(super) fn call(&self, core: &Core) {
         if !core.tickets.is_empty() {
             self.room.notify_one();
         }
     }
 
-    /// Places those who wait, for as long as the router lives.
-    pub(crate) async fn bind(&self, app: &Arc<App>) {
+    /// Places waiting requests, as long as the router lives.
+    pub(crate) async fn bind(&self) {
         loop {
             let _ = tokio::time::timeout(TICK, self.room.notified()).await;
             self.core().router.expire(seconds());
-            while self.bind_one(app).await {
+            while self.bind_one().await {
                 // Whoever serves requests wants the lock as well.
                 tokio::task::yield_now().await;
             }
         }
     }
 
-    /// Places the one whose turn it is. False: there is no room, or nobody waits.
-    async fn bind_one(&self, app: &Arc<App>) -> bool {
-        let stale = if app.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
+    /// Places the next waiting request. False if it has no room, or the queue is empty. False: there is no room, or
+    /// nobody waits.
+    async fn bind_one(&self) -> bool {
+        let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
             let mut core = self.core();
             let Core { router, tickets, .. } = &mut *core;
@@ -60,7 +59,7 @@ impl Places {
             };
             router.next_in_turn(seconds()).iter().filter_map(&mut prompt).collect()
         };
-        let found = if self.wants().hashes { look_up(app, next).await } else { HashMap::new() };
+        let found = if self.wants().hashes { self.look_up_all(next).await } else { HashMap::new() };
         let mut core = self.core();
         let now = seconds();
         let Core { router, unheard, tickets, .. } = &mut *core;
@@ -92,33 +91,33 @@ impl Places {
         }
         is_placed
     }
-}
 
-/// Looks up what engines hold of each of these prompts, as far as somebody says.
-async fn look_up(app: &Arc<App>, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
-    let engines = app.fleet.engines().clone();
-    let mut found = HashMap::new();
-    if app.external_index.is_none() {
-        for (number, prompt) in prompts {
-            let Some(keyspace) = prompt.keyspace else { continue };
-            let mut held = Vec::new();
-            holding::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
-            found.insert(number, LookupResult { held, bounds: None });
+    /// Looks up the blocks that engines hold of each prompt.
+    async fn look_up_all(&self, prompts: Vec<(u64, Prompt)>) -> HashMap<u64, LookupResult> {
+        let engines = self.fleet.engines().clone();
+        let mut found = HashMap::new();
+        let Some(elsewhere) = &self.external_index else {
+            for (number, prompt) in prompts {
+                let Some(keyspace) = prompt.keyspace else { continue };
+                let mut held = Vec::new();
+                holdings::look_up(&keyspace, &prompt.hashes, &prompt.others, &engines, &mut held);
+                found.insert(number, LookupResult { held, bounds: None });
+            }
+            return found;
+        };
+        let mut asked = tokio::task::JoinSet::new();
+        for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE)
+        {
+            let (elsewhere, engines) = (elsewhere.clone(), engines.clone());
+            asked.spawn(async move {
+                let model = prompt.model.as_deref().unwrap_or_default();
+                let question = Question { model, block_size: prompt.block_size, hashes: &prompt.hashes };
+                Some((number, elsewhere.look_up(elsewhere.own_shard(), question, &engines).await?))
+            });
         }
-        return found;
+        while let Some(answer) = asked.join_next().await {
+            found.extend(answer.ok().flatten());
+        }
+        found
     }
-    let mut asked = tokio::task::JoinSet::new();
-    for (number, prompt) in prompts.into_iter().filter(|(_, prompt)| !prompt.hashes.is_empty()).take(ASKED_AT_ONCE) {
-        let (app, engines) = (app.clone(), engines.clone());
-        asked.spawn(async move {
-            let elsewhere = app.external_index.as_ref()?;
-            let model = prompt.model.as_deref().unwrap_or_default();
-            let question = Question { model, block_size: prompt.block_size, hashes: &prompt.hashes };
-            Some((number, elsewhere.look_up(elsewhere.own_shard(), question, &engines).await?))
-        });
-    }
-    while let Some(answer) = asked.join_next().await {
-        found.extend(answer.ok().flatten());
-    }
-    found
 }

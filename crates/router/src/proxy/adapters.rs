@@ -2,6 +2,7 @@
 //! may then go to any of these.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::header::{CONTENT_LENGTH, HeaderMap, HeaderValue};
@@ -9,13 +10,13 @@ use hyper::{Method, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use super::exchange::{Patience, exchange};
-use super::headers::{EngineRequest, REQUEST_ID, strip};
 use crate::answers::body::{Answer, json as answer};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::engines::fleet::Fleet;
+use crate::engines::request_head::{EngineRequest, REQUEST_ID, strip};
 use crate::engines::{Engine, Fault, Serving, whole};
 
-/// Bytes of a body that is read for an adapter's name: a longer one goes on as it came.
+/// Size of a body up to which the adapter's name is read.
 const LONGEST: usize = 64 << 10;
 
 /// A change of the adapters that engines have.
@@ -64,7 +65,8 @@ impl AdapterChange {
 /// To load one: all that serve the model which the request names, or all there are. To unload one: all that may have it, or
 /// all there are if none is known to.
 pub(super) async fn change(
-    app: &Arc<App>,
+    fleet: &Fleet,
+    first_byte: Duration,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     what: AdapterChange,
@@ -76,7 +78,7 @@ pub(super) async fn change(
         if is_short { serde_json::from_slice(body).unwrap_or_default() } else { Map::new() };
     let name = asked.get("lora_name").and_then(Value::as_str).map(str::to_owned);
     let base = asked.get("model").and_then(Value::as_str).or(model);
-    let engines = app.fleet.engines().clone();
+    let engines = fleet.engines().clone();
     let concerns = |engine: &&Arc<Engine>| match (what, &name) {
         (AdapterChange::Load, _) => engine.models.load().may_serve(base),
         (AdapterChange::Unload, Some(name)) => engine.models.load().serving(name) != Serving::Not,
@@ -100,7 +102,7 @@ pub(super) async fn change(
             let mut head = Vec::new();
             outgoing.write(&engine, None, body.len(), &mut head);
             // It goes on if the client leaves: an adapter at half of the engines is of no use.
-            tokio::spawn(ask(app.clone(), shard, engine, head, body.clone(), what, name.clone()))
+            tokio::spawn(ask(first_byte, shard, engine, head, body.clone(), what, name.clone()))
         })
         .collect();
     let mut told = Vec::with_capacity(tasks.len());
@@ -118,7 +120,7 @@ pub(super) async fn change(
 }
 
 async fn ask(
-    app: Arc<App>,
+    first_byte: Duration,
     shard: usize,
     engine: Arc<Engine>,
     head: Vec<u8>,
@@ -126,9 +128,9 @@ async fn ask(
     what: AdapterChange,
     name: Option<String>,
 ) -> EngineAnswer {
-    let patience = Patience::new(&app, &engine);
+    let patience = Patience::new(first_byte, &engine);
     let asked = async {
-        let (connection, answer) = exchange(&app, &engine, shard, &head, &body, &Method::POST, true).await?;
+        let (connection, answer) = exchange(first_byte, &engine, shard, &head, &body, &Method::POST, true).await?;
         let (_, body) = whole(connection, answer.framing).await.map_err(Fault::Broken)?;
         Ok((answer.status, answer.headers, body))
     };
@@ -147,7 +149,7 @@ async fn ask(
     EngineAnswer { engine, answer }
 }
 
-/// Makes one answer of those of all engines: theirs, if all say the same, else what each said.
+/// Combines the engines' answers: a common one if all agree, else a list.
 fn sum_up(what: AdapterChange, mut told: Vec<EngineAnswer>) -> Response<Answer> {
     let said = |told: &EngineAnswer| told.answer.as_ref().ok().map(|(status, _, body)| (*status, body.clone()));
     let first = told.first().and_then(said);

@@ -5,11 +5,11 @@ use std::task::{Context, Poll, ready};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use http_body::SizeHint;
+use http_body::{Body, Frame, SizeHint};
 use tokio::time::{Sleep, sleep, sleep_until};
 
-use super::flight::Flight;
-use super::leg::Leg;
+use super::flight::{Flight, Leg};
+use crate::answers::body::BodyError;
 use crate::answers::observe::{Failure, Observer};
 use crate::answers::stored::Name;
 use crate::engines::{Connection, Fault, Framing};
@@ -18,11 +18,8 @@ use crate::placing::Placement;
 /// The comment that is sent.
 pub(super) const COMMENT: &[u8] = b": waiting\n\n";
 
-/// Time for which an answer is held back at most that may turn out to be an error: those come quickly.
+/// Longest time for which a possible error is held back.
 const HOLD: Duration = Duration::from_secs(1);
-
-/// The reason that a body ends before its end.
-pub(crate) type BodyError = Box<dyn std::error::Error + Send + Sync>;
 
 /// A time in which nothing comes from an engine.
 enum Silence {
@@ -68,6 +65,23 @@ pub(crate) struct AnswerBody {
     broken: Option<BodyError>,
 }
 
+impl Body for AnswerBody {
+    type Data = Bytes;
+    type Error = BodyError;
+
+    fn poll_frame(self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
+        self.get_mut().poll(context).map(|data| data.map(|data| data.map(Frame::data)))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.is_over()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.remaining()
+    }
+}
+
 impl AnswerBody {
     pub(crate) fn new(
         connection: Connection,
@@ -106,14 +120,14 @@ impl AnswerBody {
         passing
     }
 
-    /// Returns the same with a search for the answer's name, as the engine keeps the answer.
-    pub(crate) fn kept(self) -> Self {
-        Self { name: Some(Name::default()), ..self }
+    /// Has the answer's name searched for, as the engine keeps the answer.
+    pub(crate) fn is_kept(&mut self) {
+        self.name = Some(Name::default());
     }
 
-    /// Returns the same with comments to a client that waits for the first token, each after this time; 0 for none.
-    pub(crate) fn commented(self, comment: Duration) -> Self {
-        Self { comment, ..self }
+    /// Sends comments to a client that waits for the first token, each after this time; 0 for none.
+    pub(crate) fn comments_after(&mut self, comment: Duration) {
+        self.comment = comment;
     }
 
     /// Notes that a prefill engine works for the answer.
@@ -125,9 +139,9 @@ impl AnswerBody {
         }
     }
 
-    /// Waits until something of the answer can be passed on, or it is over. As long as this has not come to an end
-    /// the client knows nothing of the answer, and another engine can still give one: also if the answer
-    /// [is an error](Self::failure).
+    /// Waits until a part of the answer can be passed on, or it ends. As long as this has not come to an end the client
+    /// knows nothing of the answer, and another engine can still give one: also if the answer [is an
+    /// error](Self::failure).
     ///
     /// # Errors
     /// The answer broke off before. Its flight goes on: [`AnswerBody::into_flight`].
@@ -146,8 +160,8 @@ impl AnswerBody {
         self.flight.answered(status);
     }
 
-    /// Ends an answer that broke off before anything of it could be passed on. True if there is something to pass on in
-    /// case that no other engine answers: events that said that work has begun.
+    /// Ends an answer that broke off before a part of it was passed on. True if there is something to pass on in case
+    /// that no other engine answers: events that said that work has begun.
     pub(crate) fn give_up(&mut self, fault: &Fault) -> bool {
         let has_begun = self.observer.is_holding() && matches!(self.observer, Observer::Events(_));
         self.flight.note_failure(fault);
@@ -171,11 +185,11 @@ impl AnswerBody {
         self.flight
     }
 
-    pub(crate) fn is_over(&self) -> bool {
+    fn is_over(&self) -> bool {
         self.connection.is_none() && self.first.is_none() && self.last.is_none() && self.broken.is_none()
     }
 
-    pub(crate) fn size_hint(&self) -> SizeHint {
+    fn remaining(&self) -> SizeHint {
         let here = [&self.first, &self.last].into_iter().flatten().map(Bytes::len).sum::<usize>() as u64;
         match (&self.connection, &self.framing) {
             (None, _) => SizeHint::with_exact(here),
@@ -187,7 +201,7 @@ impl AnswerBody {
         }
     }
 
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Option<Result<Bytes, BodyError>>> {
         self.goes_out = true;
         if let Some(first) = self.first.take() {
             return Poll::Ready(Some(Ok(first)));

@@ -11,9 +11,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use hyper::header::HeaderValue;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::counts::{Counts, GIVEN_UP};
 use crate::engines::{Engine, Fault};
-use crate::proxy::counts::GIVEN_UP;
 
 /// Engines that a request is tried at because others do not have its model.
 const MOST_WITHOUT: usize = 16;
@@ -30,15 +29,15 @@ pub(crate) enum LastAttempt {
     SentTwice,
     /// The setting allows no more.
     NoRetriesLeft,
-    /// Nobody else could take it.
+    /// No other engine could take it.
     NoOtherEngine,
 }
 
 impl LastAttempt {
     /// Counts and logs a request that gets no answer from an engine. `id`: its name.
-    pub(crate) fn count(self, app: &App, id: Option<&HeaderValue>, why: &Refusal) {
-        app.counts.given_up[self as usize].fetch_add(1, Relaxed);
-        let Some(left_out) = app.counts.given_up_lines[self as usize].take() else { return };
+    pub(crate) fn count(self, counts: &Counts, id: Option<&HeaderValue>, why: &Refusal) {
+        counts.given_up[self as usize].fetch_add(1, Relaxed);
+        let Some(left_out) = counts.given_up_lines[self as usize].take() else { return };
         let id = id.and_then(|id| id.to_str().ok());
         let reason = GIVEN_UP[self as usize];
         tracing::warn!(
@@ -60,10 +59,10 @@ pub(crate) struct Attempts {
     lost: u32,
     /// Number of times that it may be tried again in all.
     retries: u32,
-    /// Engines that were asked in vain, and those of them to which there was no connection.
+    /// Engines that failed, and those of them that could not be reached.
     tried: Vec<Arc<Engine>>,
     unreachable: Vec<Arc<Engine>>,
-    /// True if nothing was sent the last time, or there was none.
+    /// True before the first attempt, and if nothing was sent in the last one.
     is_unsent: bool,
     /// True if another engine works on the request.
     is_beside: bool,
@@ -150,7 +149,7 @@ impl Attempts {
         }
     }
 
-    /// True if the request was sent as often as it may be.
+    /// True if the request may not be sent again.
     pub(crate) fn is_lost(&self) -> bool {
         self.lost >= SENDS
     }
@@ -168,7 +167,7 @@ impl Attempts {
         self.left = self.retries;
     }
 
-    /// Lets the engine that closed a kept connection be asked once more, as nobody else can take the request. False if
+    /// Allows one more attempt at the engine that closed a kept connection, if no other can take the request. False if
     /// there is no such engine.
     pub(crate) fn go_back(&mut self) -> bool {
         let Some(stale) = self.stale.take() else { return false };
@@ -176,7 +175,7 @@ impl Attempts {
         true
     }
 
-    /// Notes that an engine has answered the request: those that did not have failed.
+    /// Records an answer: earlier engines without one have failed.
     pub(crate) fn answered(&mut self) {
         self.suspects.drain(..).for_each(|engine| engine.blame());
     }

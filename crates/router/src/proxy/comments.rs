@@ -17,13 +17,13 @@ use hyper::header::{CACHE_CONTROL, CONTENT_ENCODING, CONTENT_TYPE, HeaderName, H
 use hyper::{Response, StatusCode};
 use tokio::time::{Instant, Sleep, sleep, timeout};
 
-use super::answer_body::{BodyError, COMMENT};
-use super::headers::REQUEST_ID;
-use crate::answers::body::Answer;
+use super::answer_body::COMMENT;
+use crate::answers::body::{Answer, BodyError};
 use crate::answers::observe::Dialect;
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::counts::Counts;
 use crate::engines::json_fields::{pick, read};
+use crate::engines::request_head::REQUEST_ID;
 
 /// Header that has nginx pass on what comes at once.
 const BUFFERING: HeaderName = HeaderName::from_static("x-accel-buffering");
@@ -36,7 +36,7 @@ pub(super) type Work = Pin<Box<dyn Future<Output = Result<Response<Answer>, Refu
 
 /// A stream to a client that has waited long.
 struct EarlyStream {
-    app: Arc<App>,
+    counts: Arc<Counts>,
     dialect: Dialect,
     every: Duration,
     timer: Pin<Box<Sleep>>,
@@ -47,17 +47,17 @@ struct EarlyStream {
 enum State {
     /// Nothing has come from an engine.
     Waiting(Work),
-    /// An engine has refused, in so many words up to now.
+    /// A refusal of an engine, with its text so far.
     Refused(StatusCode, Answer, Vec<u8>),
     /// An engine answers.
     Passing(Answer),
     Over,
 }
 
-/// Returns what comes of the work, or after this time the beginning of a stream in which it will be told.
-/// `id`: the request's name.
+/// Returns the result of `work`; after `every`, a stream that begins with comments and ends with the result. `id`: the
+/// request's id. `id`: the request's name.
 pub(super) async fn run(
-    app: &Arc<App>,
+    counts: &Arc<Counts>,
     mut work: Work,
     every: Duration,
     dialect: Dialect,
@@ -66,11 +66,11 @@ pub(super) async fn run(
     if let Ok(answered) = timeout(every, work.as_mut()).await {
         return answered;
     }
-    app.counts.early_streams.fetch_add(1, Relaxed);
+    counts.early_streams.fetch_add(1, Relaxed);
     // The first comment goes with the head.
     let timer = Box::pin(sleep(Duration::ZERO));
-    let stream = EarlyStream { app: app.clone(), dialect, every, timer, state: State::Waiting(work) };
-    let mut response = Response::new(Answer::Other(Box::pin(stream)));
+    let stream = EarlyStream { counts: counts.clone(), dialect, every, timer, state: State::Waiting(work) };
+    let mut response = Response::new(Answer::Stream(Box::pin(stream)));
     let headers = response.headers_mut();
     headers.insert(CONTENT_TYPE, HeaderValue::from_static("text/event-stream"));
     headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
@@ -83,12 +83,12 @@ pub(super) async fn run(
 }
 
 impl EarlyStream {
-    /// Returns what the work for the request has come to: an event, if there is no answer.
+    /// Takes in the result of the request; returns an event if it is no answer.
     fn take(&mut self, answered: Result<Response<Answer>, Refusal>) -> Option<Bytes> {
         let response = match answered {
             Ok(response) => response,
             Err(refusal) => {
-                self.app.counts.refused.add(refusal.status, refusal.code);
+                self.counts.refused.add(refusal.status, refusal.code);
                 return Some(self.end(&refusal));
             }
         };
@@ -113,7 +113,7 @@ impl EarlyStream {
         refusal.event(self.dialect)
     }
 
-    /// Returns a comment if it is time for one.
+    /// Returns a comment when it is due.
     fn poll_comment(&mut self, context: &mut Context<'_>) -> Poll<Bytes> {
         ready!(self.timer.as_mut().poll(context));
         self.timer.as_mut().reset(Instant::now() + self.every);
@@ -167,7 +167,7 @@ impl Body for EarlyStream {
     }
 }
 
-/// The refusal that an engine has told in this text.
+/// Makes a refusal from an engine's text.
 fn refusal_of(status: StatusCode, said: &[u8]) -> Refusal {
     let code = if status.is_server_error() { "engine_failed" } else { "engine_refused" };
     let message = told(said).unwrap_or_else(|| String::from_utf8_lossy(said).chars().take(1000).collect());

@@ -1,20 +1,24 @@
-//! A request at an engine, from when it is sent there until it has ended, however it ends: what is counted when.
+//! A request at an engine, from when it is sent until it has ended: what is counted when, and the work of a prefill engine
+//! beside it.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
-use crate::answers::observe::{AnswerFacts, Failure, Usage};
-use crate::app::App;
-use crate::engines::{Engine, Fault};
-use crate::placing::Placement;
+use hyper::StatusCode;
+use hyper::header::HeaderMap;
 
-/// Tokens of a stream after which the decision core is told of them.
+use crate::answers::observe::{AnswerFacts, Failure, Usage};
+use crate::engines::{Engine, Fault, denies_model};
+use crate::placing::Placement;
+use crate::proxy::Proxy;
+
+/// Tokens of a stream between two reports to the decision core.
 const PROGRESS: u32 = 32;
 
 /// A request at an engine. If it is dropped before it has ended, the client gave it up.
 pub(crate) struct Flight {
-    app: Arc<App>,
+    proxy: Arc<Proxy>,
     placement: Placement,
     /// True if the engine refused the request.
     refused: bool,
@@ -28,9 +32,9 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// `arrived`: when the request came to the router.
-    pub(crate) fn new(app: Arc<App>, placement: Placement, arrived: Instant) -> Self {
+    pub(crate) fn new(proxy: Arc<Proxy>, placement: Placement, arrived: Instant) -> Self {
         placement.engine.sent();
-        Self { app, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
+        Self { proxy, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
     }
 
     pub(crate) fn engine(&self) -> &Arc<Engine> {
@@ -67,15 +71,15 @@ impl Flight {
         }
     }
 
-    /// Notes that so many tokens of a stream have come, as far as can be seen.
+    /// Records the number of a stream's tokens so far, as far as they can be seen.
     pub(crate) fn note_tokens(&mut self, tokens: u32, now: Instant) {
         if tokens > 0 && !self.has_token {
             self.has_token = true;
-            self.app.counts.first_token.add(now.duration_since(self.arrived));
-            self.app.places.first_token(&self.placement);
+            self.proxy.counts.first_token.add(now.duration_since(self.arrived));
+            self.proxy.places.first_token(&self.placement);
         }
         if tokens >= self.told + PROGRESS {
-            self.app.places.progress(&self.placement, tokens - self.told);
+            self.proxy.places.progress(&self.placement, tokens - self.told);
             self.told = tokens;
         }
     }
@@ -91,12 +95,12 @@ impl Flight {
         }
     }
 
-    /// Notes that the engine keeps its answer under this name.
+    /// Records the id under which the engine keeps its answer.
     pub(crate) fn note_kept_answer(&self, id: &str) {
-        self.app.answer_engines.insert(id, &self.engine().name);
+        self.proxy.answer_engines.insert(id, &self.engine().name);
     }
 
-    /// Notes that the answer is an error, or has come to one.
+    /// Records an answer that is or ends in an error.
     pub(crate) fn note_error(&mut self, failure: Failure) {
         self.refused = true;
         if failure.is_of_the_request() {
@@ -106,7 +110,7 @@ impl Flight {
         if failure.is_first { self.note_failure(&fault) } else { self.broke(&fault) }
     }
 
-    /// Notes that the answer is whole.
+    /// Records the end of a complete answer.
     pub(crate) fn note_end(&mut self, seen: AnswerFacts) {
         if let Some(failure) = seen.failure {
             self.note_error(failure);
@@ -114,7 +118,7 @@ impl Flight {
         if self.end() {
             let Usage { prompt, cached, output } = seen.usage;
             if let (Some(media), Some(prompt)) = (&self.placement.media, prompt) {
-                self.app.prompts.media.learn(media, prompt);
+                self.proxy.reader.prompts.media.learn(media, prompt);
             }
             let counts = &self.placement.engine.counts;
             if let (Some(prompt), Some(cached)) = (prompt, cached) {
@@ -123,29 +127,29 @@ impl Flight {
             }
             counts.output_tokens.fetch_add(u64::from(output.unwrap_or(seen.events)), Relaxed);
             if self.refused {
-                self.app.places.fail(&self.placement);
+                self.proxy.places.fail(&self.placement);
             } else {
-                self.placement.answered(&self.app.sessions, &seen);
-                self.app.places.finish(&self.placement, seen);
+                self.placement.answered(&self.proxy.sessions, &seen);
+                self.proxy.places.finish(&self.placement, seen);
             }
         }
     }
 
-    /// Notes that the answer broke off.
+    /// Records an answer that broke off.
     pub(crate) fn broke(&mut self, fault: &Fault) {
         if self.end() {
             self.engine().counts.broken.fetch_add(1, Relaxed);
             self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             self.hold_against(fault);
-            self.app.places.fail(&self.placement);
-            if let Some(left_out) = self.app.counts.broken_lines.take() {
+            self.proxy.places.fail(&self.placement);
+            if let Some(left_out) = self.proxy.counts.broken_lines.take() {
                 let engine = &*self.engine().name;
                 tracing::warn!(engine, reason = fault.name(), left_out, "an answer broke off: {fault}");
             }
         }
     }
 
-    /// Notes that there is no answer.
+    /// Records a request without an answer.
     pub(crate) fn note_failure(&mut self, fault: &Fault) {
         if self.end() {
             // It is no fault of an engine that it serves other models.
@@ -153,12 +157,12 @@ impl Flight {
                 self.engine().counts.faults[fault.number()].fetch_add(1, Relaxed);
             }
             self.hold_against(fault);
-            self.app.places.fail(&self.placement);
+            self.proxy.places.fail(&self.placement);
             tracing::debug!(engine = &*self.engine().name, reason = fault.name(), "a request failed: {fault}");
         }
     }
 
-    /// Notes in the engine's health what a fault says of it.
+    /// Records a fault in the engine's health.
     fn hold_against(&self, fault: &Fault) {
         let engine = self.engine();
         match fault {
@@ -188,7 +192,85 @@ impl Drop for Flight {
         if self.end() {
             self.engine().counts.cancelled.fetch_add(1, Relaxed);
             self.engine().health.unknown();
-            self.app.places.cancel(&self.placement);
+            self.proxy.places.cancel(&self.placement);
+        }
+    }
+}
+
+/// A prefill engine at work. If it is dropped, the work ends there too.
+pub(crate) struct Leg {
+    pub(crate) engine: Arc<Engine>,
+    pub(super) work: Option<tokio::task::JoinHandle<Result<PrefillResult, Fault>>>,
+}
+
+/// The end of a prefill engine's work.
+pub(super) enum PrefillResult {
+    /// The engine has computed the prompt, and said this.
+    Done(Vec<u8>),
+    /// The engine refused the request itself, as the decode engine would.
+    Refused(Verdict),
+}
+
+/// An answer with status 4xx, which concerns the request, not the engine.
+pub(crate) struct Verdict {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+}
+
+impl Verdict {
+    /// True if it denies the requested model.
+    pub(super) fn denies_model(&self) -> bool {
+        denies_model(self.status.as_u16(), &self.body)
+    }
+}
+
+/// Reason why the decode engine's answer is not waited for any longer.
+pub(crate) enum DecodeFailure {
+    /// A failure of the decode or the prefill engine.
+    Failed(Fault),
+    /// The prefill engine refused the request.
+    Refused(Verdict),
+}
+
+/// Returns what a decode engine answers, unless the prefill engine that it waits for fails first or refuses the
+/// request.
+pub(crate) async fn beside_prefill<T>(
+    answered: impl Future<Output = Result<T, Fault>>,
+    prefill: &mut Option<Leg>,
+) -> Result<T, DecodeFailure> {
+    let mut answered = std::pin::pin!(answered);
+    if let Some(work) = prefill.as_mut().and_then(|leg| leg.work.as_mut()) {
+        tokio::select! {
+            biased;
+            answer = answered.as_mut() => return answer.map_err(DecodeFailure::Failed),
+            done = work => {
+                *prefill = None;
+                match done {
+                    Ok(Ok(PrefillResult::Done(_))) => {}
+                    Ok(Ok(PrefillResult::Refused(verdict))) => return Err(DecodeFailure::Refused(verdict)),
+                    Ok(Err(fault)) => {
+                        return Err(DecodeFailure::Failed(Fault::Prefill { sent: fault.may_have_been_sent() }));
+                    }
+                    Err(_) => return Err(DecodeFailure::Failed(Fault::Prefill { sent: true })),
+                }
+            }
+        }
+    }
+    answered.await.map_err(DecodeFailure::Failed)
+}
+
+impl Leg {
+    /// Lets the prefill engine finish in the background, when the decode engine has started.
+    pub(crate) fn let_finish(mut self) {
+        self.work = None;
+    }
+}
+
+impl Drop for Leg {
+    fn drop(&mut self) {
+        if let Some(work) = &self.work {
+            work.abort();
         }
     }
 }

@@ -1,10 +1,10 @@
-//! Prompts that one engine computes and another goes on from: what each is asked, in vLLM's way and in SGLang's.
+//! Separate prefill and decode: the requests to both engines, in vLLM's and in SGLang's protocol.
 //!
 //! vLLM: the prefill engine is asked first, for one token; what its answer says of its blocks goes to the decode engine.
 //! SGLang: both are asked at once, with a room in which they meet.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::StatusCode;
@@ -14,18 +14,17 @@ use serde_json::value::RawValue;
 use serde_json::{Value, json};
 
 use super::attempts::Attempts;
+use super::body_fields::{Fields, fields, with};
 use super::exchange::{Patience, exchange};
-use super::fields::{Fields, fields, with};
-use super::flight::Flight;
-use super::headers::EngineRequest;
-use super::leg::{Leg, PrefillResult, Verdict};
+use super::flight::{Flight, Leg, PrefillResult, Verdict};
 use crate::answers::observe::{AnswerFacts, AnswerFormat, Observer, error_of};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 use crate::config::{Handover, Role};
 use crate::engines::json_fields::{pick, read};
+use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, Fault, whole};
 use crate::ids;
+use crate::proxy::Proxy;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
@@ -34,23 +33,23 @@ const MAX_PARAMETERS: usize = 4 << 20;
 
 /// The state that prefill has come to before decode is asked.
 pub(crate) enum PrefillState {
-    /// The decode engine gets this.
+    /// The body for the decode engine.
     Body(Bytes),
-    /// The decode engine gets this while the prefill engine is at work: if that fails, so does the request there.
+    /// The body for the decode engine, and the prefill engine's work beside it; if that fails, so does the request.
     Meanwhile(Bytes, Leg),
-    /// No prefill engine has done it: the decode engine computes the prompt itself.
+    /// No prefill engine took part: the decode engine computes the prompt.
     Alone,
-    /// There is none, or it cannot be asked, and the decode engine does nothing without.
+    /// The request needs a prefill engine, and none can take it.
     Refused(Refusal),
 }
 
 /// The way in which an engine takes over the prompt of a request from a prefill engine; none if it computes the prompt
 /// itself.
 ///
-/// `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
+/// `decode_alone`: tokens that a decode engine computes itself; `takes_over`: whether vLLM's engines can for such a request, and there are prefill engines; `uncached`: prompt tokens
 /// that it would have to compute.
 pub(crate) fn prefill_by(
-    app: &App,
+    decode_alone: u32,
     engine: &Engine,
     takes_over: bool,
     uncached: impl FnOnce() -> u32,
@@ -62,18 +61,18 @@ pub(crate) fn prefill_by(
     match engine.handover()? {
         // A half answers nothing without a room in which a prefill engine meets it, and nobody meets one that does both.
         Handover::Sglang => is_half.then_some(Handover::Sglang),
-        Handover::Vllm => (takes_over && uncached() > app.config.decode_alone).then_some(Handover::Vllm),
+        Handover::Vllm => (takes_over && uncached() > decode_alone).then_some(Handover::Vllm),
     }
 }
 
 /// Lets a prefill engine compute a prompt, as the decode engine wants it.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
-    app: &Arc<App>,
+    proxy: &Arc<Proxy>,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: &Bytes,
-    known: &RequestFacts,
+    facts: &RequestFacts,
     handover: Handover,
     arrived: Instant,
     attempts: &mut Attempts,
@@ -90,9 +89,10 @@ pub(crate) async fn prepare(
                        times, or add an engine that does both (--engine)";
         return PrefillState::Refused(Refusal::new(StatusCode::NOT_IMPLEMENTED, "not_in_pairs", message));
     }
+    let first_byte = proxy.config.upstream.first_byte_timeout;
     let mut tried: Vec<Arc<Engine>> = Vec::new();
-    while tried.len() <= app.config.upstream.retries as usize {
-        let placement = match app.places.choose(app, shard, known, Task::Prefill(handover), &tried).await {
+    while tried.len() <= proxy.config.upstream.retries as usize {
+        let placement = match proxy.places.choose(shard, facts, Task::Prefill(handover), &tried).await {
             Ok(placement) => placement,
             Err(refusal) if handover == Handover::Sglang => return PrefillState::Refused(refusal),
             Err(_) => break,
@@ -101,15 +101,15 @@ pub(crate) async fn prepare(
         let rank = placement.rank;
         if engine.config.role != Role::Prefill {
             // One that does both can do it when it is asked to decode.
-            app.places.fail(&placement);
+            proxy.places.fail(&placement);
             break;
         }
-        let flight = Flight::new(app.clone(), placement, arrived);
+        let flight = Flight::new(proxy.clone(), placement, arrived);
         match handover {
             Handover::Vllm => {
                 let Some(asked) = vllm_prefill(&fields) else { return PrefillState::Alone };
                 let fresh = attempts.needs_new_connection();
-                match first(app, shard, outgoing, asked, flight, fresh).await {
+                match first(first_byte, shard, outgoing, asked, flight, fresh).await {
                     // The decode engine gets the request as the client wrote it, and has the last word.
                     Ok(None) => break,
                     Ok(Some(answer)) => {
@@ -137,7 +137,7 @@ pub(crate) async fn prepare(
                 let mut head = Vec::new();
                 outgoing.write(&engine, rank, both.len(), &mut head);
                 let fresh = attempts.needs_new_connection();
-                let work = beside(app.clone(), shard, head, both.clone(), flight, fresh);
+                let work = beside(first_byte, shard, head, both.clone(), flight, fresh);
                 return PrefillState::Meanwhile(both, Leg { engine, work: Some(tokio::spawn(work)) });
             }
         }
@@ -160,8 +160,7 @@ impl PrefillState {
 /// Names of the states that prefill can come to, in order of their numbers.
 pub(crate) const PREPARED: [&str; 4] = ["first", "meanwhile", "alone", "refused"];
 
-/// True if vLLM can go on from blocks of another engine for such a request: it hands over those of one prompt only, and
-/// its beam search asks for each token anew.
+/// True if vLLM can take over the blocks of such a request: one prompt, and no beam search.
 fn can_be_handed_over(fields: &Fields<'_>) -> bool {
     prompts(fields, "prompt").is_none_or(|prompts| prompts <= 1)
         && fields.get("use_beam_search").is_none_or(|raw| raw.get() != "true")
@@ -189,7 +188,7 @@ fn answers(fields: &Fields<'_>) -> usize {
     number(fields.get("n")).or(in_parameters).unwrap_or(1).max(1)
 }
 
-/// The parameters of a request, of which one is looked at.
+/// Sampling parameters, of which `n` is read.
 #[derive(Deserialize)]
 struct Parameters<'a> {
     #[serde(borrow)]
@@ -247,7 +246,7 @@ fn vllm_prefill(fields: &Fields<'_>) -> Option<Bytes> {
 
 /// Asks a prefill engine, and waits for its whole answer. None: it refused the request.
 async fn first(
-    app: &App,
+    first_byte: Duration,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: Bytes,
@@ -256,7 +255,7 @@ async fn first(
 ) -> Result<Option<Value>, Fault> {
     let mut head = Vec::new();
     outgoing.write(flight.engine(), flight.placement().rank, body.len(), &mut head);
-    let answer = legwork(app, shard, &head, &body, &mut flight, fresh).await;
+    let answer = legwork(first_byte, shard, &head, &body, &mut flight, fresh).await;
     let parsed = answer.and_then(|prefilled| match prefilled {
         PrefillResult::Done(body) => {
             let [handed] = pick(&body, ["kv_transfer_params"]).ok_or(Fault::Malformed("its body is not JSON"))?;
@@ -271,16 +270,16 @@ async fn first(
     parsed
 }
 
-/// Asks a prefill engine whose answer nobody reads.
+/// Asks a prefill engine in the background.
 async fn beside(
-    app: Arc<App>,
+    first_byte: Duration,
     shard: usize,
     head: Vec<u8>,
     body: Bytes,
     mut flight: Flight,
     fresh: bool,
 ) -> Result<PrefillResult, Fault> {
-    let answer = legwork(&app, shard, &head, &body, &mut flight, fresh).await;
+    let answer = legwork(first_byte, shard, &head, &body, &mut flight, fresh).await;
     if let Err(fault) = &answer {
         flight.note_failure(fault);
     }
@@ -288,7 +287,7 @@ async fn beside(
 }
 
 async fn legwork(
-    app: &App,
+    first_byte: Duration,
     shard: usize,
     head: &[u8],
     body: &[u8],
@@ -296,8 +295,8 @@ async fn legwork(
     fresh: bool,
 ) -> Result<PrefillResult, Fault> {
     let engine = flight.engine().clone();
-    let patience = Patience::new(app, &engine);
-    let (connection, answer) = exchange(app, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
+    let patience = Patience::new(first_byte, &engine);
+    let (connection, answer) = exchange(first_byte, &engine, shard, head, body, &hyper::Method::POST, fresh).await?;
     let (keep, status, headers) = (answer.keep, answer.status, answer.headers);
     if !status.is_success() {
         flight.answered(status.as_u16());

@@ -9,10 +9,13 @@ use std::time::Duration;
 use hyper::Response;
 
 use super::attempts::Attempts;
-use super::job::{FailedMark, Job};
+use super::job::Job;
+use super::respond::FailedMark;
 use crate::answers::body::Answer;
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::config::Config;
+use crate::counts::Counts;
+use crate::engines::fleet::Fleet;
 
 /// First tokens that must have been seen before anything is unusual.
 const LEAST_SAMPLES: u64 = 100;
@@ -20,21 +23,21 @@ const LEAST_SAMPLES: u64 = 100;
 const EACH: usize = 20;
 
 /// The time after which a request is sent to a second engine; none if that is off, or too little is known.
-pub(super) fn wait(app: &App) -> Option<Duration> {
-    let quantile = app.config.hedge_after;
-    (quantile > 0.0).then(|| app.counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
+pub(super) fn wait(config: &Config, counts: &Counts) -> Option<Duration> {
+    let quantile = config.hedge_after;
+    (quantile > 0.0).then(|| counts.first_token.quantile(quantile, LEAST_SAMPLES)).flatten()
 }
 
-/// A request that is at two engines, as long as it is.
+/// Count of a request at two engines, until it is dropped.
 struct HedgeCount<'a>(&'a AtomicUsize);
 
 impl<'a> HedgeCount<'a> {
-    fn new(app: &'a App) -> Option<Self> {
-        let in_flight: usize = app.fleet.engines().iter().map(|engine| engine.counts.in_flight.load(Relaxed)).sum();
-        Self::take(&app.counts.open_hedges, in_flight)
+    fn new(counts: &'a Counts, fleet: &Fleet) -> Option<Self> {
+        let in_flight: usize = fleet.engines().iter().map(|engine| engine.counts.in_flight.load(Relaxed)).sum();
+        Self::take(&counts.open_hedges, in_flight)
     }
 
-    /// Takes a place among so many requests at engines, of which the open hedges are some.
+    /// Counts one more hedge, unless the open ones exceed their share of the requests in flight.
     fn take(open: &'a AtomicUsize, in_flight: usize) -> Option<Self> {
         let one_more =
             |open: usize| (open.saturating_mul(EACH) < in_flight.saturating_sub(open)).then(|| open.saturating_add(1));
@@ -59,8 +62,8 @@ pub(super) async fn run(job: &Job<'_>, attempts: Attempts, after: Duration) -> R
     }
     // One that still waits in the router is not late because of an engine.
     let Some(engine) = began.get() else { return first.await };
-    let count = |outcome: usize| job.app.counts.hedges[outcome].fetch_add(1, Relaxed);
-    let Some(_second) = HedgeCount::new(job.app) else {
+    let count = |outcome: usize| job.proxy.counts.hedges[outcome].fetch_add(1, Relaxed);
+    let Some(_second) = HedgeCount::new(&job.proxy.counts, &job.proxy.fleet) else {
         count(2);
         return first.await;
     };

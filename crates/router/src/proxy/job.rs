@@ -1,47 +1,46 @@
-//! A request that is sent to an engine, and to others if it fails there, up to the first byte of an answer.
+//! Attempts to have a request answered by engines, up to the first byte of an answer.
 
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 
-use super::answer_body::AnswerBody;
 use super::attempts::{Attempts, LastAttempt};
 use super::exchange::{Patience, exchange};
-use super::flight::Flight;
+use super::flight::{DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
-use super::headers::{EngineRequest, REQUEST_ID, strip};
-use super::leg::{DecodeFailure, Verdict, beside_prefill};
-use super::token_bodies;
+use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
+use super::{Proxy, token_bodies};
 use crate::answers::body::Answer;
-use crate::answers::observe::{AnswerFormat, Observer};
+use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::engines::fleet::Fleet;
+use crate::engines::request_head::{EngineRequest, REQUEST_ID};
 use crate::engines::{Connection, Engine, Fault, Head, whole};
-use crate::placing::{EngineWait, Placement, may_be_served_elsewhere};
+use crate::placing::{EngineWait, may_be_served_elsewhere};
 use crate::requests::facts::RequestFacts;
 use crate::requests::routes::ModelAt;
 use crate::requests::task::Task;
 
-/// The longest that an engine is left alone because it asks for it.
+/// Longest pause that an engine can ask for.
 const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A request that is to be sent to an engine.
 pub(super) struct Job<'a> {
-    pub(super) app: &'a Arc<App>,
+    pub(super) proxy: &'a Arc<Proxy>,
     pub(super) shard: usize,
     pub(super) outgoing: EngineRequest<'a>,
     pub(super) body: Bytes,
-    pub(super) known: RequestFacts,
+    pub(super) facts: RequestFacts,
     pub(super) reading: AnswerFormat,
     pub(super) task: Task,
-    /// True if vLLM goes on from another engine's blocks for such a request, and there are prefill engines.
+    /// True if a vLLM engine can take over the prompt's blocks from a prefill engine.
     pub(super) takes_over: bool,
     pub(super) forwards_ids: bool,
-    /// True if an engine keeps what it makes of it.
+    /// True if the engine keeps the result.
     pub(super) keeps: bool,
     /// Place where the body names the model.
     pub(super) model: ModelAt,
@@ -49,15 +48,15 @@ pub(super) struct Job<'a> {
 }
 
 impl Job<'_> {
-    /// Sends the request to an engine, and to others if it fails there, and returns the first answer with its first byte.
-    /// `began`: gets the first of these engines.
+    /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: gets the
+    /// first engine. `began`: gets the first of these engines.
     pub(super) async fn run(
         &self,
         mut attempts: Attempts,
         began: &OnceLock<Arc<Engine>>,
     ) -> Result<Response<Answer>, Refusal> {
-        let Self { app, shard, outgoing, body, known, reading, takes_over, forwards_ids, keeps, model, .. } = self;
-        let (app, shard, forwards_ids, arrived) = (*app, *shard, *forwards_ids, self.arrived);
+        let Self { proxy, shard, outgoing, body, facts, reading, takes_over, forwards_ids, keeps, model, .. } = self;
+        let (proxy, shard, forwards_ids, arrived) = (*proxy, *shard, *forwards_ids, self.arrived);
         let mut task = self.task;
         let (new_id, headers) = (outgoing.id, outgoing.headers);
         let mut last: Option<Refusal> = None;
@@ -67,11 +66,11 @@ impl Job<'_> {
         // Its place among those that wait because no engine is up, if it did.
         let mut waited: Option<EngineWait<'_>> = None;
         let give_up = |why: LastAttempt, refusal: Refusal| {
-            why.count(app, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
+            why.count(&proxy.counts, new_id.or_else(|| headers.get(REQUEST_ID)), &refusal);
             refusal
         };
         loop {
-            let choosing = app.places.choose(app, shard, known, task, attempts.tried());
+            let choosing = proxy.places.choose(shard, facts, task, attempts.tried());
             let chosen = match &waited {
                 None => choosing.await,
                 Some(place) => place.in_turn(Box::pin(choosing)).await,
@@ -92,29 +91,29 @@ impl Job<'_> {
             };
             let (engine, rank) = (placement.engine.clone(), placement.rank);
             began.get_or_init(|| engine.clone());
-            let mut flight = Flight::new(app.clone(), placement, arrived);
-            let renamed = rename(&engine, known, *model, outgoing.headers, body);
+            let mut flight = Flight::new(proxy.clone(), placement, arrived);
+            let renamed = rename(&engine, facts, *model, outgoing.headers, body);
             let body = renamed.as_ref().unwrap_or(body);
             let prefill_by = match task {
-                Task::Generate => {
-                    handover::prefill_by(app, &engine, *takes_over, || flight.placement().uncached(known))
-                }
+                Task::Generate => handover::prefill_by(proxy.config.decode_alone, &engine, *takes_over, || {
+                    flight.placement().uncached(facts)
+                }),
                 _ => None,
             };
             let prepared = match prefill_by {
                 Some(by) => {
-                    let prepared =
-                        handover::prepare(app, shard, outgoing, body, known, by, arrived, &mut attempts).await;
-                    app.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
+                    let preparing = handover::prepare(proxy, shard, outgoing, body, facts, by, arrived, &mut attempts);
+                    let prepared = Box::pin(preparing).await;
+                    proxy.counts.handovers[prepared.number()].fetch_add(1, Relaxed);
                     prepared
                 }
                 None => PrefillState::Alone,
             };
             if forwards_ids && matches!(prepared, PrefillState::Body(_) | PrefillState::Meanwhile(..)) {
-                app.tokens.goes_apart();
+                proxy.tokens.goes_apart();
             }
             let (asked, mut prefill) = match prepared {
-                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(app, &engine, known, body), None),
+                PrefillState::Alone if forwards_ids => (token_bodies::body_of_ids(proxy, &engine, facts, body), None),
                 PrefillState::Alone => (body.clone(), None),
                 PrefillState::Body(body) => (body, None),
                 PrefillState::Meanwhile(body, prefill) => (body, Some(prefill)),
@@ -131,12 +130,13 @@ impl Job<'_> {
             let mut bytes = Vec::new();
             outgoing.write(&engine, rank, asked.len(), &mut bytes);
             let fresh = attempts.needs_new_connection();
-            let patience = Patience::new(app, &engine);
+            let first_byte = proxy.config.upstream.first_byte_timeout;
+            let patience = Patience::new(first_byte, &engine);
             let answered = async {
                 if attempts.is_lost() {
                     return Err(Fault::Prefill { sent: false });
                 }
-                exchange(app, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
+                exchange(first_byte, &engine, shard, &bytes, &asked, outgoing.method, fresh).await
             };
             let fault = match beside_prefill(answered, &mut prefill).await {
                 Ok((connection, answer)) => {
@@ -159,15 +159,15 @@ impl Job<'_> {
                     }
                     if matches!(answer.status, StatusCode::NOT_FOUND | StatusCode::BAD_REQUEST)
                         && attempts.may_look_further()
-                        && may_be_served_elsewhere(&app.fleet, known, task, &asked_so_far(&engine, attempts.tried()))
+                        && may_be_served_elsewhere(&proxy.fleet, facts, task, &asked_so_far(&engine, attempts.tried()))
                     {
-                        match patience.wait(read_refusal(shard, &engine, connection, answer)).await {
+                        match patience.wait(Box::pin(read_refusal(shard, &engine, connection, answer))).await {
                             Ok(said) if said.denies_model() => {
-                                engine.note_denied(known.model.as_deref().unwrap_or_default());
+                                engine.note_denied(facts.body.model.as_deref().unwrap_or_default());
                                 flight.note_failure(&Fault::NoModel);
                                 Fault::NoModel
                             }
-                            Ok(said) => return Ok(refused(app, said, flight, new_id.cloned(), headers)),
+                            Ok(said) => return Ok(refused(&proxy.config, said, flight, new_id.cloned(), headers)),
                             Err(fault) => {
                                 flight.note_failure(&fault);
                                 fault
@@ -175,21 +175,21 @@ impl Job<'_> {
                         }
                     } else if is_worth_another(answer.status)
                         && attempts.may_go_on_after(&busy)
-                        && has_other(app, &engine, attempts.tried())
+                        && has_other(&proxy.fleet, &engine, attempts.tried())
                     {
                         flight.note_failure(&busy);
                         busy
                     } else {
                         let status = answer.status;
                         let is_kept = *keeps && status.is_success();
-                        let (mut passing, told) = pass(app, shard, connection, answer, *reading, flight);
+                        let (mut passing, told) = pass(&proxy.config, shard, connection, answer, *reading, flight);
                         if is_kept {
-                            passing = passing.kept();
+                            passing.is_kept();
                         }
                         match beside_prefill(patience.wait(passing.begin()), &mut prefill).await {
                             Ok(()) if passing.failure().is_some_and(|failure| !failure.is_of_the_request()) => {
                                 let fault = Fault::Error(passing.failure().map_or(500, |failure| failure.status));
-                                failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                failed = Some(respond_failed(&proxy.config, told, passing, new_id.cloned(), headers));
                                 fault
                             }
                             Ok(()) => {
@@ -202,14 +202,21 @@ impl Job<'_> {
                                 if let Some(prefill) = prefill.take() {
                                     passing.beside(prefill);
                                 }
-                                return Ok(respond(app, told, passing, new_id.cloned(), headers));
+                                return Ok(respond(&proxy.config, told, passing, new_id.cloned(), headers));
                             }
                             Err(DecodeFailure::Refused(verdict)) => {
-                                return Ok(refused(app, verdict, passing.into_flight(), new_id.cloned(), headers));
+                                return Ok(refused(
+                                    &proxy.config,
+                                    verdict,
+                                    passing.into_flight(),
+                                    new_id.cloned(),
+                                    headers,
+                                ));
                             }
                             Err(DecodeFailure::Failed(fault)) => {
                                 if passing.give_up(&fault) {
-                                    failed = Some(respond_failed(app, told, passing, new_id.cloned(), headers));
+                                    failed =
+                                        Some(respond_failed(&proxy.config, told, passing, new_id.cloned(), headers));
                                 }
                                 fault
                             }
@@ -217,7 +224,7 @@ impl Job<'_> {
                     }
                 }
                 Err(DecodeFailure::Refused(verdict)) => {
-                    return Ok(refused(app, verdict, flight, new_id.cloned(), headers));
+                    return Ok(refused(&proxy.config, verdict, flight, new_id.cloned(), headers));
                 }
                 Err(DecodeFailure::Failed(fault)) => {
                     flight.note_failure(&fault);
@@ -234,7 +241,7 @@ impl Job<'_> {
                 None => {}
                 // Nothing was sent: it may be tried again, if not at once.
                 Some(LastAttempt::NoRetriesLeft)
-                    if failed.is_none() && attempts.may_wait() && app.places.may_wait() =>
+                    if failed.is_none() && attempts.may_wait() && proxy.places.may_wait() =>
                 {
                     let why = refusal.clone();
                     self.wait_for_engine(&mut waited, &mut attempts, task, Some(refusal), why).await?;
@@ -249,13 +256,13 @@ impl Job<'_> {
             if fault != Fault::NoModel {
                 last = Some(refusal);
             }
-            app.counts.retries[fault.number()].fetch_add(1, Relaxed);
+            proxy.counts.retries[fault.number()].fetch_add(1, Relaxed);
         }
     }
 }
 
 impl<'a> Job<'a> {
-    /// Waits until an engine is up, as none could be reached; `last`: why the last one failed; `why`: why there is none.
+    /// Waits until an engine is up. `last`: why the last one failed; `why`: why none is available.
     async fn wait_for_engine(
         &self,
         waited: &mut Option<EngineWait<'a>>,
@@ -264,18 +271,16 @@ impl<'a> Job<'a> {
         last: Option<Refusal>,
         why: Refusal,
     ) -> Result<(), Refusal> {
-        let app: &'a App = self.app;
+        let proxy: &'a Proxy = self.proxy;
         let failed = last.is_some();
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
-        let result = match self.known.only {
-            None => {
-                Box::pin(app.places.wait_for_engine(waited, app, &self.known, task, attempts.tried(), refused)).await
-            }
+        let result = match self.facts.hints.only_engine {
+            None => Box::pin(proxy.places.wait_for_engine(waited, &self.facts, task, attempts.tried(), refused)).await,
             Some(_) => Err(refused),
         };
         if result.is_err() && failed {
-            app.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
+            proxy.counts.given_up[LastAttempt::NoOtherEngine as usize].fetch_add(1, Relaxed);
         }
         attempts.start_over();
         result
@@ -298,12 +303,12 @@ async fn read_refusal(shard: usize, engine: &Engine, connection: Connection, ans
 }
 
 /// Makes the body for an engine that knows the model by another name than the client; None if it knows it by the same.
-fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
+fn rename(engine: &Engine, facts: &RequestFacts, at: ModelAt, headers: &HeaderMap, body: &Bytes) -> Option<Bytes> {
     if engine.config.aliases.is_empty() {
         return None;
     }
     let models = engine.models.load();
-    let name = models.own_name(known.model.as_deref()?)?;
+    let name = models.own_name(facts.body.model.as_deref()?)?;
     if headers.contains_key(CONTENT_ENCODING) {
         return None;
     }
@@ -311,10 +316,10 @@ fn rename(engine: &Engine, known: &RequestFacts, at: ModelAt, headers: &HeaderMa
     at.renamed(kind, body, name).map(Bytes::from)
 }
 
-/// True if there is an engine that has not been asked.
-fn has_other(app: &App, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
-    let known = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
-    app.fleet.engines().iter().any(|other| !known(other))
+/// True if an engine has not been asked yet.
+fn has_other(fleet: &Fleet, engine: &Arc<Engine>, tried: &[Arc<Engine>]) -> bool {
+    let is_asked = |other: &Arc<Engine>| Arc::ptr_eq(engine, other) || tried.iter().any(|it| Arc::ptr_eq(it, other));
+    fleet.engines().iter().any(|other| !is_asked(other))
 }
 
 /// True if an answer says nothing of the request, only that this engine does not take it.
@@ -340,107 +345,6 @@ fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
         httpdate::parse_http_date(value).ok()?.duration_since(now).ok()?
     };
     Some(wait.min(MAX_PAUSE))
-}
-
-/// Makes the answer that is passed on, and the head that stands before it.
-fn pass(
-    app: &App,
-    shard: usize,
-    connection: Connection,
-    answer: Head,
-    reading: AnswerFormat,
-    flight: Flight,
-) -> (AnswerBody, (StatusCode, HeaderMap)) {
-    let Head { status, mut headers, keep, framing } = answer;
-    strip(&mut headers);
-    let reading = AnswerFormat { finds_errors: reading.finds_errors && status.is_success(), ..reading };
-    let observer = if headers.contains_key(CONTENT_ENCODING) {
-        Observer::of(None, reading)
-    } else {
-        Observer::of(headers.get(CONTENT_TYPE).map(HeaderValue::as_bytes), reading)
-    };
-    let stall = app.config.upstream.stall_timeout;
-    let passing = AnswerBody::new(connection, framing, keep, shard, observer, flight, stall);
-    (passing.commented(app.config.comment_after), (status, headers))
-}
-
-fn respond(
-    app: &App,
-    (status, mut headers): (StatusCode, HeaderMap),
-    passing: AnswerBody,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    if passing.hides() {
-        headers.remove(CONTENT_LENGTH);
-    }
-    name(app, passing.placement(), new_id, asked, &mut headers);
-    let mut response = Response::new(Answer::Passing(Box::new(passing)));
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
-}
-
-/// Marks an answer of which the router knows that it has failed, although its status says that all is well.
-#[derive(Clone, Copy)]
-pub(super) struct FailedMark;
-
-/// Makes the answer that a client gets if no engine has a better one.
-fn respond_failed(
-    app: &App,
-    told: (StatusCode, HeaderMap),
-    passing: AnswerBody,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    let mut response = respond(app, told, passing, new_id, asked);
-    response.extensions_mut().insert(FailedMark);
-    response
-}
-
-/// Makes the answer of a prefill engine that refused the request: the decode engine, which waits for it, would have
-/// said the same.
-fn refused(
-    app: &App,
-    verdict: Verdict,
-    mut decode: Flight,
-    new_id: Option<HeaderValue>,
-    asked: &HeaderMap,
-) -> Response<Answer> {
-    decode.note_refusal_elsewhere();
-    let Verdict { status, headers: mut its, body } = verdict;
-    strip(&mut its);
-    its.remove(CONTENT_LENGTH);
-    let mut response = Response::new(Answer::Full(body.into()));
-    *response.status_mut() = status;
-    *response.headers_mut() = its;
-    name(app, decode.placement(), new_id, asked, response.headers_mut());
-    response
-}
-
-/// Tells the client which request this answers, and where it was placed.
-fn name(app: &App, placement: &Placement, new_id: Option<HeaderValue>, asked: &HeaderMap, headers: &mut HeaderMap) {
-    if let Some(id) = new_id.or_else(|| asked.get(REQUEST_ID).cloned()) {
-        headers.insert(REQUEST_ID, id);
-    }
-    if app.config.response_headers {
-        placement.tell(headers);
-    }
-}
-
-/// Makes the refusal that a client gets when nobody answered.
-fn refuse_failed(engine: &Engine, fault: &Fault) -> Refusal {
-    let message = format!("engine {}: {fault}", engine.name);
-    match fault {
-        Fault::NoModel => Refusal::new(StatusCode::NOT_FOUND, "model_not_found", message),
-        Fault::FirstByte | Fault::Stalled | Fault::Down => {
-            Refusal::new(StatusCode::GATEWAY_TIMEOUT, "engine_timeout", message)
-        }
-        Fault::Busy(_) => {
-            Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "engine_busy", message).again_after(engine.health.busy_for())
-        }
-        _ => Refusal::new(StatusCode::BAD_GATEWAY, "engine_failed", message),
-    }
 }
 
 #[cfg(test)]

@@ -9,24 +9,44 @@
 mod adapters;
 mod answer_body;
 mod attempts;
+mod body_fields;
 mod comments;
-pub(crate) mod counts;
 mod exchange;
-mod fields;
 mod flight;
 mod forward;
 mod handover;
-mod headers;
 mod hedging;
 mod job;
-mod leg;
-mod log_budget;
+mod respond;
 mod token_bodies;
 mod tokens;
-mod usage;
 
-pub(crate) use self::answer_body::{AnswerBody, BodyError};
-pub(crate) use self::forward::{forward, read};
+use std::sync::Arc;
+
+use kvatlas_http::Gate;
+
+use crate::answers::stored::AnswerEngines;
+use crate::config::Config;
+use crate::counts::Counts;
+use crate::engines::fleet::Fleet;
+use crate::placing::Places;
+use crate::requests::read_body::BodyReader;
+use crate::requests::sessions::Sessions;
+
 pub(crate) use self::handover::PREPARED;
-pub(crate) use self::headers::{EngineRequest, REQUEST_ID};
 pub(crate) use self::tokens::{RESULTS, Tokens};
+
+/// Passes requests on to engines.
+pub(crate) struct Proxy {
+    pub(crate) config: Arc<Config>,
+    pub(crate) gate: Arc<Gate>,
+    pub(crate) reader: Arc<BodyReader>,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) places: Arc<Places>,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) sessions: Sessions,
+    /// Completions that go to engines as token ids.
+    pub(crate) tokens: Tokens,
+    /// The engines that keep answers, by the answers that they made.
+    pub(crate) answer_engines: AnswerEngines,
+}

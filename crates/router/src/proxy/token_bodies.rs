@@ -6,23 +6,21 @@
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
-use kvatlas_prompt::{Endpoint, TOKENIZE_PATH, tokenize_answer};
+use kvatlas_prompt::{TOKENIZE_PATH, tokenize_answer};
 use serde_json::json;
 
-use super::fields::fields;
-use crate::app::App;
-use crate::engines::fleet::Dialects;
+use super::Proxy;
+use super::body_fields::fields;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
-use crate::requests::prompts::PromptLimits;
 
 /// Time within which an engine must say what the probe's tokens are.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// Fields that are about the text itself, or change what of it is used.
+/// Fields that concern the text itself, or change which part of it is used.
 const OF_TEXT: [&str; 4] = ["truncate_prompt_tokens", "echo", "suffix", "prompt_embeds"];
 
 /// Scripts, spaces, digits, signs, and what some models take for tokens of their own: tokenizers that differ at all differ
@@ -33,17 +31,17 @@ const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
 /// Makes the body of a completion for an engine.
-pub(crate) fn body_of_ids(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &Bytes) -> Bytes {
-    let (result, body) = match rewritten(app, engine, known, body) {
+pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
+    let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),
         Err(result) => (result, body.clone()),
     };
-    app.tokens.counts[result].fetch_add(1, Relaxed);
+    proxy.tokens.counts[result].fetch_add(1, Relaxed);
     body
 }
 
 /// Makes the body with ids, or returns the number of the reason why not.
-fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
+fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
         return Err(1);
@@ -51,12 +49,12 @@ fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &
     if OF_TEXT.iter().any(|name| fields.get(*name).is_some_and(|value| !matches!(value.get(), "null" | "false"))) {
         return Err(2);
     }
-    let ids = known.ids.as_ref().ok_or(3usize)?;
-    let model = known.model.as_deref().ok_or(6usize)?;
-    if known.has_adapter() || engine.models.load().base(model) != model {
+    let ids = facts.prompt.ids.as_ref().ok_or(3usize)?;
+    let model = facts.body.model.as_deref().ok_or(6usize)?;
+    if facts.prompt.adapter.is_some() || engine.models.load().base(model) != model {
         return Err(4);
     }
-    if !is_proven(app, engine, model) {
+    if !is_proven(proxy, engine, model) {
         return Err(6);
     }
     let ids = serde_json::value::to_raw_value(&**ids).map_err(|_| 3usize)?;
@@ -64,30 +62,24 @@ fn rewritten(app: &Arc<App>, engine: &Arc<Engine>, known: &RequestFacts, body: &
     serde_json::to_vec(&fields).map(Bytes::from).map_err(|_| 3)
 }
 
-/// True if the engine is known to make the same tokens; it is asked, beside this request, if it is time to.
-fn is_proven(app: &Arc<App>, engine: &Arc<Engine>, model: &str) -> bool {
-    let (is_equal, is_due) = app.tokens.proof(engine, model);
+/// True if the engine's tokenizer was seen to agree; asks it in the background when a check is due.
+fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
+    let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {
-        tokio::spawn(prove(app.clone(), engine.clone(), model.to_owned()));
+        tokio::spawn(prove(proxy.clone(), engine.clone(), model.to_owned()));
     }
     is_equal
 }
 
-/// Asks an engine for the tokens of the probe, and notes whether they are the router's.
-async fn prove(app: Arc<App>, engine: Arc<Engine>, model: String) {
+/// Compares the engine's tokens of the probe with the router's, and records the result.
+async fn prove(proxy: Arc<Proxy>, engine: Arc<Engine>, model: String) {
     let body = json!({ "model": model, "prompt": PROBE }).to_string();
     let asked = tokio::time::timeout(PATIENCE, ask(&engine, "POST", TOKENIZE_PATH, body.as_bytes())).await;
     let theirs = match asked {
         Ok(Ok((200, answer))) => tokenize_answer(&answer),
         _ => None,
     };
-    let body = body.as_bytes();
-    let recalled = app.prompts.recall(Endpoint::Completions, body);
-    // Completions are alike for all engines.
-    let any = |_: Option<&str>| Dialects { main: engine.dialect(), others: Vec::new(), only_model: None };
-    let limits = PromptLimits::until(Instant::now() + PATIENCE);
-    let read = app.prompts.read(app.service.as_ref(), any, |_| false, Endpoint::Completions, body, &recalled, limits);
-    let ours = read.ids;
+    let ours = proxy.reader.completion_tokens(engine.dialect(), body.as_bytes());
     let is_equal = theirs.is_some() && theirs.as_deref() == ours.as_deref();
-    app.tokens.note(&engine, model, is_equal);
+    proxy.tokens.note(&engine, model, is_equal);
 }

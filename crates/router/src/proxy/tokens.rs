@@ -1,4 +1,4 @@
-//! Knowledge of which engines make the same tokens of a text as the router.
+//! Engines whose tokenizers agree with the router's.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -37,7 +37,7 @@ struct Proof {
 }
 
 impl Tokens {
-    /// Forgets what is known of an engine that has gone or come back: it may make other tokens now.
+    /// Forgets an engine that has left or returned, as its tokenizer may differ now.
     pub(crate) fn forget(&self, engine: &Engine) {
         self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
@@ -47,7 +47,7 @@ impl Tokens {
         self.counts[5].fetch_add(1, Relaxed);
     }
 
-    /// True if the engine is known to make the same tokens; and true if it is to be asked now.
+    /// Returns whether the engine's tokenizer agrees, and whether a check is due.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
         let faults = engine.counts.faults.iter().map(|count| count.load(Relaxed)).sum();
         let mut proofs = self.proofs.lock();
@@ -65,7 +65,7 @@ impl Tokens {
         (proof.is_equal, is_due)
     }
 
-    /// Notes whether the engine makes the same tokens.
+    /// Records whether the engine's tokenizer agrees.
     pub(super) fn note(&self, engine: &Engine, model: String, is_equal: bool) {
         if let Some(proof) = self.proofs.lock().get_mut(&(engine.name.clone(), model.clone())) {
             if proof.is_equal != is_equal {

@@ -20,17 +20,17 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::service::{JSON, post, service_at};
 
-/// Prompts that may wait to be told of.
+/// Capacity of the queue of reports.
 const QUEUE: usize = 64;
 /// Time within which a report must be taken; its age is given as that much more, as that is how long it may be on its
 /// way.
 const LIMIT: Duration = Duration::from_secs(2);
-/// Time between two prompts that are told of in any case, in milliseconds.
+/// Interval of reports in any case, in milliseconds.
 const SELDOM: u64 = 1000;
-/// Time for which all prompts are told of after one could be used, in milliseconds.
+/// Time after a useful report for which every prompt is reported, in milliseconds.
 const WANTED: u64 = 30_000;
 
-/// The outcomes of prompts that the index may be told of.
+/// Outcomes of reports.
 pub(crate) const RESULTS: [&str; 5] = ["used", "not_needed", "dropped", "refused", "not_taken"];
 const USED: usize = 0;
 const NOT_NEEDED: usize = 1;
@@ -44,16 +44,16 @@ pub(crate) struct CacheReporter {
     routing_group: String,
     /// Prompts by [`RESULTS`].
     pub(crate) counts: [AtomicU64; RESULTS.len()],
-    /// Time until which all prompts are told of, and time of the next one in any case, in milliseconds.
+    /// Time until which every prompt is reported, and time of the next report in any case, in milliseconds.
     wanted_until: AtomicU64,
     next: AtomicU64,
-    /// True if it was said that the index refuses.
+    /// True if a refusal by the index was logged.
     has_complained: AtomicBool,
     queue: mpsc::Sender<CacheReport>,
     waiting: Mutex<Option<mpsc::Receiver<CacheReport>>>,
 }
 
-/// A prompt of which an engine has said what it had cached.
+/// A prompt with the number of tokens that its engine had cached.
 pub(crate) struct CacheReport {
     pub(crate) worker: String,
     pub(crate) rank: u32,
@@ -96,7 +96,7 @@ impl CacheReporter {
         })))
     }
 
-    /// True if the index is to be told of the next prompt.
+    /// True if the next prompt is to be reported.
     pub(crate) fn wants(&self) -> bool {
         let now = millis();
         if now < self.wanted_until.load(Relaxed) {
@@ -106,7 +106,7 @@ impl CacheReporter {
         now >= next && self.next.compare_exchange(next, now + SELDOM, Relaxed, Relaxed).is_ok()
     }
 
-    /// Queues a prompt, of which the index is told soon. Never waits.
+    /// Queues a report. Never waits.
     pub(crate) fn tell(&self, answered: CacheReport) {
         if self.queue.try_send(answered).is_err() {
             self.counts[DROPPED].fetch_add(1, Relaxed);

@@ -1,5 +1,4 @@
-//! The other process that is asked what engines hold, where it is known there: the index of these engines, or, where
-//! the "engines" are sites, the service above the sites.
+//! An index in another process: that of the engines, or the service above sites if the "engines" are sites.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -40,7 +39,7 @@ impl ExternalIndex {
         })
     }
 
-    /// The shard of its connections for who serves no requests.
+    /// Shard of the connections for tasks that serve no requests.
     pub(crate) fn own_shard(&self) -> usize {
         match self {
             Self::Index(remote) => remote.own_shard,
@@ -56,7 +55,7 @@ impl ExternalIndex {
         }
     }
 
-    /// Asks what these engines hold of a prompt: None if nobody says so in time.
+    /// Looks up the blocks of a prompt that these engines hold. None without a timely answer.
     pub(crate) async fn look_up(
         &self,
         shard: usize,

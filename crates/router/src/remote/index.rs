@@ -20,12 +20,12 @@ const PATIENCE: Duration = Duration::from_millis(50);
 
 /// An index in another process.
 pub(crate) struct RemoteIndex {
-    /// The index's address, and the connections to it, which are kept as those to engines are.
+    /// Address of the index, with a pool of connections.
     at: Engine,
     routing_group: String,
     /// The shard of its connections for who serves no requests.
     pub(crate) own_shard: usize,
-    /// Questions that were answered, and those that were not.
+    /// Numbers of answered and of failed lookups.
     pub(crate) answered: AtomicU64,
     pub(crate) unanswered: AtomicU64,
 }
@@ -76,7 +76,8 @@ impl RemoteIndex {
         Ok(Self { at, routing_group, own_shard: shards, answered: AtomicU64::new(0), unanswered: AtomicU64::new(0) })
     }
 
-    /// Asks what ranks hold of a prompt: None if nobody knows. `number`: the caller's number for a worker's rank.
+    /// Looks up the blocks of a prompt that each rank holds. None without an answer. `number`: the caller's number for
+    /// a worker's rank.
     pub(crate) async fn look_up(
         &self,
         shard: usize,

@@ -41,7 +41,7 @@ pub(crate) struct Name {
 }
 
 impl Name {
-    /// Parses `dns:NAME:PORT`; none if it is something else.
+    /// Parses `dns:NAME:PORT`.
     fn parse(peer: &str) -> Option<Self> {
         let (host, port) = peer.strip_prefix("dns:")?.rsplit_once(':')?;
         let port = port.parse().ok().filter(|port| *port > 0)?;

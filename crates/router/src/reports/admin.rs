@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
-use bytes::Bytes;
 use hyper::{Method, Request, Response, StatusCode};
+use kvatlas_follow::Follower;
 use kvatlas_http::parts::PartRequest;
 use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
@@ -16,14 +16,15 @@ use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::config::EngineConfig;
 use crate::engines::Engine;
-use crate::engines::fleet::Adder;
+use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
-use crate::placing::Outlook;
-use crate::proxy::read;
-use crate::remote::peer_requests::{self, Report};
+use crate::placing::{Outlook, Places};
+use crate::remote::peer_requests::{self, Report, SharedRequests};
+use crate::remote::peers::Peers;
 use crate::reports::state;
-use crate::requests::long_work::{aside, aside_if_long};
-use crate::requests::read_body::look_at;
+use crate::requests::facts::{RequestFacts, RoutingHints};
+use crate::requests::long_work::LongWork;
+use crate::requests::read_body::{BodyReader, BodySource};
 use crate::requests::reading_turns::Client;
 use crate::requests::reserved;
 use crate::requests::routes::ModelAt;
@@ -37,12 +38,11 @@ const MAX_CHANGE: usize = 64 << 10;
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
 
-/// Answers whether requests should come here: from when an engine can take one until the router shuts down. They need
-/// not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
-pub(crate) fn ready(app: &App) -> Response<Answer> {
-    let leaving = app.leaving.load(Relaxed);
-    let any = app.fleet.has_any_up();
-    let index = app.service.as_ref().map(|service| service.fleet().is_ready());
+/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. They
+/// need not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
+pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
+    let any = fleet.has_any_up();
+    let index = follower.map(|follower| follower.fleet().is_ready());
     let body = json!({ "ready": any && !leaving, "leaving": leaving, "engines_up": any, "index_ready": index });
     if any && !leaving {
         return answer(StatusCode::OK, body.to_string());
@@ -54,15 +54,19 @@ pub(crate) fn ready(app: &App) -> Response<Answer> {
 
 /// Answers with a snapshot of this router's index, for another router or service to begin with; in parts, as that one
 /// asks for them.
-pub(crate) async fn snapshot(app: &App, request: Request<RequestBody>) -> Result<Response<Answer>, Refusal> {
+pub(crate) async fn snapshot(
+    follower: Option<&Follower>,
+    patience: Duration,
+    request: Request<RequestBody>,
+) -> Result<Response<Answer>, Refusal> {
     let (head, _) = request.into_parts();
-    let service = app.service.as_ref().ok_or_else(|| {
+    let follower = follower.ok_or_else(|| {
         let message =
             "this router follows no events itself: ask the service that it asks (router.index), if there is one";
         Refusal::new(StatusCode::NOT_FOUND, "no_index", message)
     })?;
     let part = PartRequest::of(&head.headers);
-    let snapshot = service.snapshot(part.wanted, part.fresh, app.config.http.request_timeout).await;
+    let snapshot = follower.snapshot(part.wanted, part.fresh, patience).await;
     let snapshot = snapshot.map_err(|error| {
         let refused = |status| Refusal::new(status, error.code(), error.to_string());
         match &error {
@@ -75,10 +79,10 @@ pub(crate) async fn snapshot(app: &App, request: Request<RequestBody>) -> Result
     Ok(answered.map(Answer::Full))
 }
 
-/// Answers with one model of those that engines serve, by its name.
-pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
+/// Answers with one of the engines' models.
+pub(crate) fn model(fleet: &Fleet, name: &str) -> Result<Response<Answer>, Refusal> {
     let name = decoded(name);
-    let Value::Array(all) = state::models(app)["data"].take() else { return Err(Refusal::unknown_path()) };
+    let Value::Array(all) = state::models(fleet)["data"].take() else { return Err(Refusal::unknown_path()) };
     let found = all.into_iter().find(|card| card["id"] == name);
     let card = found.ok_or_else(|| {
         let message = "no engine serves a model of that name; GET /v1/models lists the models";
@@ -88,19 +92,23 @@ pub(crate) fn model(app: &App, name: &str) -> Result<Response<Answer>, Refusal> 
 }
 
 /// The last decisions, the newest first.
-pub(crate) async fn decisions(app: &Arc<App>, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
+pub(crate) async fn decisions(
+    places: &Places,
+    threads: &LongWork,
+    query: Option<&str>,
+) -> Result<Response<Answer>, Refusal> {
     let limit = query.unwrap_or_default().split('&').find_map(|pair| pair.strip_prefix("limit=")?.parse().ok());
-    let last = app.places.decisions.last(limit.unwrap_or(50));
+    let last = places.decisions.last(limit.unwrap_or(50));
     let is_short = last.len() <= MANY_DECISIONS;
     let write = move || Value::Array(last.iter().map(|record| record.to_json()).collect()).to_string();
     // A router can keep a million of them.
-    let text = if is_short { write() } else { aside(app, &Bytes::new(), move |_, _| write()).await? };
+    let text = if is_short { write() } else { threads.run(write).await? };
     Ok(answer(StatusCode::OK, text))
 }
 
 /// Answers how the candidates look for a prompt, which is not sent.
 pub(crate) async fn explain(
-    app: &Arc<App>,
+    app: &App,
     shard: usize,
     request: Request<RequestBody>,
     until: Instant,
@@ -108,37 +116,41 @@ pub(crate) async fn explain(
 ) -> Result<Response<Answer>, Refusal> {
     // What a session does is not for a client that guesses its name.
     let admitted = app.gate.admit(&request, Access::Admin);
-    let may_write_fields = reserved::may_write_fields(app, admitted.as_ref().map_or(ShownKey::Nothing, |shown| *shown));
+    let may_write_fields =
+        reserved::may_write_fields(&app.config, admitted.as_ref().map_or(ShownKey::Nothing, |shown| *shown));
     let (head, body) = request.into_parts();
-    let body = read(app, body, app.config.http.max_body, until).await?;
+    let body = app.reader.receive(body, app.config.http.max_body, until).await?;
     // Engines are asked for the tokens of such prompts.
-    reserved::check_body(app, may_write_fields, &body).await?;
-    let endpoint = aside_if_long(app, &body, |_, body| Endpoint::of_body(body)).await?;
+    reserved::check_body(&app.reader.threads, may_write_fields, &body).await?;
+    let endpoint = app.reader.threads.run_on(&body, Endpoint::of_body).await?;
     let endpoint = endpoint.ok_or_else(|| Refusal::bad("malformed_json", "the body must be a JSON object"))?;
-    let mut known = look_at(app, client, Some(endpoint), ModelAt::Json, "", &body).await?;
+    let source = BodySource { endpoint: Some(endpoint), model: ModelAt::Json, kind: "", query: None, as_is: false };
+    let (fields, prompt) = app.reader.look_at(client, source, &body).await?;
+    let mut hints = RoutingHints { priority: fields.priority, ..RoutingHints::default() };
     if admitted.is_ok() {
-        let (named, hints) = app.sessions.identify(&head.headers, &known.in_body);
-        known.session = named.map(|identity| identity.name);
-        known.turn = app.sessions.look(named, hints, known.prompt()).map(Arc::new);
+        let (named, shown) = app.proxy.sessions.identify(&head.headers, &fields.session_names);
+        hints.session = named.map(|identity| identity.name);
+        hints.turn = app.proxy.sessions.look(named, shown, prompt.in_session()).map(Arc::new);
     }
-    let Outlook { explained, held, bounds } = app.places.explain(app, shard, &known).await?;
+    let facts = RequestFacts { body: fields, prompt, hints };
+    let Outlook { explained, held, bounds } = app.places.explain(shard, &facts).await?;
     let mut candidates = explained.to_json();
     for (at, depth) in held.iter().flatten().enumerate() {
-        let tokens = |blocks: u32| blocks * known.block_size;
+        let tokens = |blocks: u32| blocks * facts.prompt.block_size;
         candidates[at]["held_tokens"] =
             json!({ "device": tokens(depth.device), "host": tokens(depth.host), "any_tier": tokens(depth.any) });
     }
     let mut said = json!({
         "policy": app.places.policy(),
-        "model": known.model,
-        "tokens": known.tokens,
-        "block_size": known.block_size,
-        "blocks": known.hashes.len(),
+        "model": facts.body.model,
+        "tokens": facts.prompt.tokens,
+        "block_size": facts.prompt.block_size,
+        "blocks": facts.prompt.hashes.len(),
         "terms": explained.term_names(),
         "candidates": candidates,
-        "session": known.turn.as_ref().map(|turn| turn.to_json()),
+        "session": facts.hints.turn.as_ref().map(|turn| turn.to_json()),
     });
-    if let Some(pictured) = &known.pictured {
+    if let Some(pictured) = &facts.prompt.pictured {
         // Their names are between the router and its engines.
         said["images"] = pictured.expanded.lengths().map(|tokens| json!({ "tokens": tokens })).collect();
     }
@@ -156,12 +168,13 @@ pub(crate) async fn explain(
 
 /// `POST /engines`, by a client that has shown a key, or not.
 pub(crate) async fn add_engine(
-    app: &App,
+    reader: &BodyReader,
+    places: &Places,
     request: Request<RequestBody>,
     is_known: bool,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), MAX_CHANGE, until).await?;
+    let body = reader.receive(request.into_body(), MAX_CHANGE, until).await?;
     let config: EngineConfig = serde_json::from_slice(&body)
         .map_err(|error| Refusal::bad("invalid_engine", format!("an engine is {{\"url\": …}}: {error}")))?;
     if config.use_key == Some(true) && !is_known {
@@ -169,26 +182,26 @@ pub(crate) async fn add_engine(
                        for that (http.admin_key_file); give the engine's own key instead";
         return Err(Refusal::new(StatusCode::FORBIDDEN, "forbidden", message));
     }
-    let engine = app.set_engine(config, Adder::Client).map_err(|error| match error {
+    let engine = places.set_engine(config, Adder::Client).map_err(|error| match error {
         Error::Taken { .. } | Error::Full { .. } => Refusal::new(StatusCode::CONFLICT, error.code(), error.to_string()),
         _ => Refusal::bad("invalid_engine", error.to_string()),
     })?;
-    Ok(answer(StatusCode::CREATED, state::worker(app, &engine).to_string()))
+    Ok(answer(StatusCode::CREATED, state::worker(places, &engine).to_string()))
 }
 
 /// `DELETE /engines/NAME`.
-pub(crate) fn remove_engine(app: &App, name: &str) -> Result<Response<Answer>, Refusal> {
-    answer_change(app, app.remove_engine(&decoded(name)))
+pub(crate) fn remove_engine(places: &Places, name: &str) -> Result<Response<Answer>, Refusal> {
+    answer_change(places, places.remove_engine(&decoded(name)))
 }
 
 /// `POST /engines/NAME/drain` and `…/undrain`.
-pub(crate) fn drain_engine(app: &App, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
-    answer_change(app, app.drain_engine(&decoded(name), drain))
+pub(crate) fn drain_engine(places: &Places, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
+    answer_change(places, places.drain_engine(&decoded(name), drain))
 }
 
-fn answer_change(app: &App, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
+fn answer_change(places: &Places, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {
     let engine = done.map_err(|error| Refusal::new(StatusCode::NOT_FOUND, "unknown_engine", error.to_string()))?;
-    Ok(answer(StatusCode::OK, state::worker(app, &engine).to_string()))
+    Ok(answer(StatusCode::OK, state::worker(places, &engine).to_string()))
 }
 
 /// A name out of a path, where `%XX` is a byte.
@@ -198,13 +211,15 @@ fn decoded(name: &str) -> String {
 
 /// Takes in the report of another router.
 pub(crate) async fn hear_report(
-    app: &Arc<App>,
+    reader: &BodyReader,
+    peers: &Peers,
+    requests: &impl SharedRequests,
     request: Request<RequestBody>,
     until: Instant,
 ) -> Result<Response<Answer>, Refusal> {
-    let body = read(app, request.into_body(), peer_requests::MOST_BYTES, until).await?;
-    let report = aside_if_long(app, &body, |_, body| Report::parse(body)).await??;
-    peer_requests::hear(&app.peers, &*app.places, report)
+    let body = reader.receive(request.into_body(), peer_requests::MOST_BYTES, until).await?;
+    let report = reader.threads.run_on(&body, Report::parse).await??;
+    peer_requests::hear(peers, requests, report)
 }
 
 #[cfg(test)]

@@ -18,9 +18,9 @@ use prometheus_client::registry::Registry;
 use crate::answers::stored::FOUND;
 use crate::app::App;
 use crate::config::Source;
+use crate::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
 use crate::engines::{Engine, FAULTS, HealthState, Trouble};
 use crate::placing::{OFF_BY, OFF_WHY, WAIT_OUTCOMES};
-use crate::proxy::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::remote::cache_reports;
 use crate::remote::external_index::ExternalIndex;
@@ -34,7 +34,7 @@ pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     registry.register_collector(Box::new(Scrape(app.clone())));
     let mut out = String::with_capacity(16 << 10);
     encode_registry(&mut out, &registry)?;
-    if let Some(service) = &app.service {
+    if let Some(service) = &app.follower {
         service.write_metrics(&mut out)?;
     }
     write_process(&mut out)?;
@@ -63,7 +63,7 @@ impl Collector for Scrape {
 impl Scrape {
     fn requests(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
         let counts = &self.0.counts;
-        let help = "Requests on any path that is forwarded to engines, by the class of the status that the client got; none: it left before";
+        let help = "Requests on any path that is forwarded to engines, by the class of the status sent to the client; none: it disconnected before a status was sent";
         let mut family = describe(encoder, "requests", help, MetricType::Counter)?;
         for (class, count) in STATUSES.iter().zip(&counts.requests) {
             count_of(&mut family, &[("status", *class)], count.load(Relaxed))?;
@@ -99,16 +99,16 @@ impl Scrape {
         }
         let help = "With forward_tokens, completions by what the engine got: tokens, or the text because of not_a_text (token ids or a list), works_on_text (such as echo), no_tokens (the router has none), adapter, apart (another engine computes the prompt), or not_proven (the engine may make other tokens)";
         let mut family = describe(encoder, "forwarded_completions", help, MetricType::Counter)?;
-        for (result, count) in RESULTS.iter().zip(&self.0.tokens.counts) {
+        for (result, count) in RESULTS.iter().zip(&self.0.proxy.tokens.counts) {
             count_of(&mut family, &[("as", *result)], count.load(Relaxed))?;
         }
         let help = "Requests that continue, read or cancel something that an engine keeps (an answer of /v1/responses, a file, a batch): that engine is known, was found by asking all engines (found), is unknown as no engine has it, is known but gone (engine_gone), or was not looked for as that was done in vain a moment ago or too often (not_asked)";
         let mut family = describe(encoder, "stored_answer_requests", help, MetricType::Counter)?;
-        for (found, count) in FOUND.iter().zip(&self.0.answer_engines.asked) {
+        for (found, count) in FOUND.iter().zip(&self.0.proxy.answer_engines.asked) {
             count_of(&mut family, &[("engine", *found)], count.load(Relaxed))?;
         }
         let help = "Answers of /v1/responses, files and batches whose engine is known";
-        gauge(encoder, "stored_answers", help, self.0.answer_engines.len() as u64)?;
+        gauge(encoder, "stored_answers", help, self.0.proxy.answer_engines.len() as u64)?;
         if !self.0.config.peers.is_empty() {
             let help = "Reports to other routers: told (accepted), or not_taken (failed or refused); requests in reports from other routers: heard, or unknown_engine (at an engine of no name here)";
             let mut family = describe(encoder, "peer_reports", help, MetricType::Counter)?;
@@ -166,29 +166,29 @@ impl Scrape {
         )?;
         let help = "Prompts that could not be tokenized, or only in part, by kind of request and reason; stored: it continues an answer that an engine keeps; skips_cache: the engine computes all of it, such as for prompt_logprobs; not_answered: the engine's /tokenize did not tell the tokens in time";
         let mut family = describe(encoder, "prompts_without_tokens", help, MetricType::Counter)?;
-        for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.prompts.why_not) {
+        for (endpoint, counts) in Endpoint::ALL.iter().zip(&self.0.reader.prompts.why_not) {
             for (why, count) in PromptFailure::ALL.iter().zip(counts) {
                 count_of(&mut family, &[("endpoint", endpoint.word()), ("reason", why.word())], count.load(Relaxed))?;
             }
         }
         let help = "Prompts that the router looked at to learn what is cached of them, by kind of request";
         let mut family = describe(encoder, "prompts_looked_at", help, MetricType::Counter)?;
-        for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.prompts.unread.all) {
+        for (endpoint, count) in Endpoint::ALL.iter().zip(&self.0.reader.prompts.unread.all) {
             count_of(&mut family, &[("endpoint", endpoint.word())], count.load(Relaxed))?;
         }
         let help = "Share of the last prompts that could not be tokenized, for reasons that are not the request's own: not_answered, no_tokenizer, no_template, template_refuses, other_item, took_too_long, no_room";
         let mut family = describe(encoder, "prompts_unread_share", help, MetricType::Gauge)?;
-        family.encode_gauge(&self.0.prompts.unread.share())?;
+        family.encode_gauge(&self.0.reader.prompts.unread.share())?;
         let help =
             "Prompts tokenized once more, as engines of another kind or version make another prompt of the request";
         let mut family = describe(encoder, "prompts_again", help, MetricType::Counter)?;
-        count_of(&mut family, &[], self.0.prompts.again.load(Relaxed))?;
+        count_of(&mut family, &[], self.0.reader.prompts.again.load(Relaxed))?;
         Ok(())
     }
 
-    /// Questions to other processes, and what they are told.
+    /// Metrics of the external index and of reports to it.
     fn external_index(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        match &self.0.external_index {
+        match self.0.external_index.as_deref() {
             None => {}
             Some(ExternalIndex::Index(remote)) => {
                 let help = "Queries to the service at router.index";
@@ -323,7 +323,7 @@ impl Scrape {
     }
 
     fn sessions(&self, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-        let sessions = &self.0.sessions;
+        let sessions = &self.0.proxy.sessions;
         let help = "Prompts by what named their session; none: nothing did";
         let mut family = describe(encoder, "session_prompts", help, MetricType::Counter)?;
         let sources = Source::ALL.iter().map(|source| source.word()).chain(["none"]);

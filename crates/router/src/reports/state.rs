@@ -6,15 +6,17 @@ use std::sync::atomic::Ordering::Relaxed;
 use serde_json::{Value, json};
 
 use crate::app::App;
+use crate::engines::fleet::Fleet;
 use crate::engines::{Condition, Engine};
+use crate::placing::Places;
 
 /// The state of all engines.
-pub(crate) fn workers(app: &App) -> Value {
-    app.fleet.engines().iter().map(|engine| worker(app, engine)).collect()
+pub(crate) fn workers(places: &Places) -> Value {
+    places.fleet().engines().iter().map(|engine| worker(places, engine)).collect()
 }
 
 /// The state of one engine.
-pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
+pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
     let counts = &engine.counts;
     let models = engine.models.load();
     json!({
@@ -26,7 +28,7 @@ pub(crate) fn worker(app: &App, engine: &Engine) -> Value {
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,
-        "ranks": app.places.rows_of(engine),
+        "ranks": places.rows_of(engine),
         "in_flight": counts.in_flight.load(Relaxed),
         "waiting": counts.waiting.load(Relaxed),
         "answers": counts.answers.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
@@ -56,16 +58,16 @@ pub(crate) fn router(app: &App) -> Value {
         "reported_cached_tokens": places.counts.reported_cached,
         "placed": places.counts.placed,
         "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
-        "changing_prompts": app.sessions.habits(),
-        "unread_prompts": app.prompts.unread.condition(),
+        "changing_prompts": app.proxy.sessions.habits(),
+        "unread_prompts": app.reader.prompts.unread.condition(),
     })
 }
 
 /// The models of all engines, each once, in the form in which one engine lists its own, with the longest context that an
 /// engine has for it.
-pub(crate) fn models(app: &App) -> Value {
+pub(crate) fn models(fleet: &Fleet) -> Value {
     let mut seen: BTreeMap<String, Value> = BTreeMap::new();
-    for engine in app.fleet.engines().iter() {
+    for engine in fleet.engines().iter() {
         for model in &engine.models.load().names {
             let shown = seen.entry(model.name.clone()).or_insert_with(|| model.card.clone());
             let lengths = [&*shown, &model.card].map(|card| card["max_model_len"].as_u64());

@@ -1,5 +1,5 @@
-//! The pages of other origins that may read answers (CORS): those of the origins in the setting `http.origins`. What
-//! engines say of that is not passed on.
+//! Cross-origin access (CORS) for pages of the origins in the setting `http.origins`. What engines say of that is not
+//! passed on.
 
 use hyper::Response;
 use hyper::header::{
@@ -15,7 +15,7 @@ use crate::requests::routes::Methods;
 /// Seconds for which a browser need not ask again.
 const MAX_AGE: u32 = 600;
 
-/// The origin of a request, if pages of it may read answers.
+/// Returns the origin of a request, if its pages may read answers.
 pub(crate) fn origin(headers: &HeaderMap, allowed: &[String]) -> Option<HeaderValue> {
     if allowed.is_empty() {
         return None;

@@ -16,12 +16,12 @@ static TURNS: Semaphore = Semaphore::const_new(4);
 /// The longest window of zstd, as a power of two: what RFC 9659 has clients use.
 const WINDOW: u32 = 23;
 
-/// Bytes that unpacking takes beside what comes out of it: a window, and tables.
+/// Memory for unpacking beside the result, in bytes: windows and tables.
 const WITH_BROTLI: usize = 20 << 20;
 const WITH_ZSTD: usize = 10 << 20;
 const WITH_DEFLATE: usize = 128 << 10;
 
-/// Bytes that are unpacked at once, and for which there is room at first.
+/// Bytes unpacked in one step, and the initial capacity.
 const STEP: usize = 64 << 10;
 
 /// A way in which a body is compressed.
@@ -45,7 +45,7 @@ pub(crate) enum Encoding {
     Several,
 }
 
-/// A body as it was before it was compressed. Its memory is reserved as long as this is held.
+/// A decompressed body. Its memory is reserved as long as this is held.
 pub(crate) struct DecodedBody {
     pub(crate) body: Bytes,
 }
@@ -92,12 +92,12 @@ impl Encoding {
 enum UnpackFault {
     /// The body is not of that encoding, or too long.
     Unreadable,
-    /// There is no memory for it.
+    /// No memory is free.
     NoRoom,
 }
 
 impl Coding {
-    /// The body without it, if it can be had, has `most` bytes at most, and there is memory for it.
+    /// Decompresses a body to at most `most` bytes, within the memory for bodies.
     fn unpack(self, body: &[u8], most: usize, memory: &Arc<Memory>) -> Result<UnpackedBody, UnpackFault> {
         match self {
             Self::Gzip => all_of(flate2::read::MultiGzDecoder::new(body), WITH_DEFLATE, most, memory),
@@ -123,7 +123,7 @@ impl Coding {
     }
 }
 
-/// Unpacks a body to be read, on a thread beside those that serve.
+/// Decompresses a body on a thread beside the server's.
 ///
 /// # Errors
 /// If it cannot be unpacked, is longer than `most`, or there is no memory for it.

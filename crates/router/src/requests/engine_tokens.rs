@@ -1,72 +1,99 @@
-//! Prompts whose tokens engines are asked for: by the engine's own rendering of the request where it has one, else by its
-//! `/tokenize`, of the chat that it makes of the request.
+//! Tokens of prompts from engines: their own rendering of the request where they offer it, else their `/tokenize` of
+//! the chat that the router renders.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
+use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, Question, Request, TOKENIZE_PATH, tokenize_answer};
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
-use crate::engines::fleet::{Dialects, ToAsk};
+use crate::engines::fleet::{Dialects, Fleet, ToAsk};
 use crate::engines::{Engine, Outcome, ask};
-use crate::requests::facts::RequestFacts;
-use crate::requests::long_work::aside_if_long;
-use crate::requests::prompts::{EngineTokens, Silence};
+use crate::requests::facts::{BodyFields, DialectBlocks, PromptFacts};
+use crate::requests::long_work::LongWork;
+use crate::requests::prompts::{Prompts, is_given_so};
 
-/// Time within which an engine must say what a prompt's tokens are, and time within which one of those asked for a
-/// prompt must have said it: a request does not wait longer to be placed well.
+/// Time limits for one engine's tokens, and for all engines asked for a prompt.
 const PATIENCE: Duration = Duration::from_millis(500);
 const LONGEST: Duration = Duration::from_secs(1);
 
 /// Number of engines whose `/tokenize` is asked for a prompt, if the first does not tell the tokens.
 const ENGINES: usize = 2;
 
-/// Asks for a prompt's tokens: an engine of the dialect that most engines of the model have, and, if others make
-/// another prompt of it, one of each of these.
-pub(crate) async fn ask_for_tokens(
-    app: &Arc<App>,
-    endpoint: Endpoint,
-    body: &Bytes,
-    known: &mut RequestFacts,
-) -> Result<(), Refusal> {
-    let Dialects { main, others, .. } = app.fleet.dialects(known.model.as_deref());
-    let told = tokens(app, endpoint, body, known, main).await?;
-    app.prompts.take_engine_tokens(endpoint, told, known);
-    if known.is_alike || known.hashes.is_empty() {
-        return Ok(());
-    }
-    for dialect in others {
-        let told = tokens(app, endpoint, body, known, dialect).await?;
-        app.prompts.take_other_dialect(dialect, told.ok().as_ref(), known);
-    }
-    Ok(())
+/// Tokens of a prompt from an engine.
+pub(crate) struct EngineTokens {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) prompts: u32,
+    /// The reason why they end before the prompt does.
+    pub(crate) cut: Option<PromptFailure>,
+    /// True if the engine has made them of the request itself.
+    pub(crate) is_rendered: bool,
 }
 
-/// Asks engines of a dialect: first for what they make of the request itself, then for the tokens of the chat that the
-/// router makes of it.
-async fn tokens(
-    app: &Arc<App>,
+/// Reason for missing tokens, and what engines answered instead.
+pub(crate) struct Silence {
+    pub(crate) why_not: PromptFailure,
+    pub(crate) said: Option<String>,
+}
+
+impl From<PromptFailure> for Silence {
+    fn from(why_not: PromptFailure) -> Self {
+        Self { why_not, said: None }
+    }
+}
+
+/// Returns the prompt with tokens from an engine of the most frequent dialect, and from one of each other dialect that
+/// has another prompt.
+pub(crate) async fn ask_for_tokens(
+    prompts: &Prompts,
+    fleet: &Fleet,
+    threads: &LongWork,
     endpoint: Endpoint,
     body: &Bytes,
-    known: &RequestFacts,
+    fields: &BodyFields,
+    prompt: PromptFacts,
+) -> Result<PromptFacts, Refusal> {
+    let model = fields.model.as_deref();
+    let has_media = prompt.media.is_some();
+    let Dialects { main, others, .. } = fleet.dialects(model);
+    let told = tokens(fleet, threads, endpoint, body, model, has_media, main).await?;
+    let mut prompt = prompts.with_engine_tokens(endpoint, fields, prompt, told);
+    if prompt.is_alike || prompt.hashes.is_empty() {
+        return Ok(prompt);
+    }
+    for dialect in others {
+        let told = tokens(fleet, threads, endpoint, body, model, has_media, dialect).await?;
+        prompt = prompts.with_other_dialect(prompt, dialect, told.ok().as_ref());
+    }
+    Ok(prompt)
+}
+
+/// Asks engines of a dialect for tokens: first for their rendering of the request, then for the tokens of the router's
+/// rendering.
+async fn tokens(
+    fleet: &Fleet,
+    threads: &LongWork,
+    endpoint: Endpoint,
+    body: &Bytes,
+    model: Option<&str>,
+    has_media: bool,
     dialect: Dialect,
 ) -> Result<Result<EngineTokens, Silence>, Refusal> {
-    let own_name = known.model.as_deref().and_then(|model| app.fleet.own_name(model, dialect));
-    let (model, has_media) = (known.model.as_deref(), known.media.is_some());
-    let named = own_name.or_else(|| known.model.clone());
+    let own_name = model.and_then(|model| fleet.own_name(model, dialect));
+    let named = own_name.or_else(|| model.map(str::to_owned));
     let until = Instant::now() + LONGEST;
     let mut said: Vec<String> = Vec::new();
     // What is not text has no tokens there that its blocks are known by.
     if let Some(path) = Question::render_path(endpoint, dialect).filter(|_| !has_media) {
-        let to_ask = app.fleet.to_ask(model, dialect, path, None);
+        let to_ask = fleet.to_ask(model, dialect, path, None);
         if !to_ask.is_empty() {
             let model = named.clone();
-            let question = move |_: &App, body: &[u8]| {
-                Question::rendered(&Request::parse(endpoint, body)?, dialect, model.as_deref())
-            };
-            match aside_if_long(app, body, question).await? {
+            let question =
+                move |body: &[u8]| Question::rendered(&Request::parse(endpoint, body)?, dialect, model.as_deref());
+            match threads.run_on(body, question).await? {
                 Ok(Some(question)) => match put(to_ask, &Arc::new(question), until).await {
                     Some(Ok(tokens)) => return Ok(Ok(tokens)),
                     Some(Err(why)) => said.push(why),
@@ -79,15 +106,15 @@ async fn tokens(
     }
     let question = {
         let model = named.clone();
-        move |_: &App, body: &[u8]| Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
+        move |body: &[u8]| Question::of(&Request::parse(endpoint, body)?, dialect, model.as_deref(), has_media)
     };
-    let question = match aside_if_long(app, body, question).await? {
+    let question = match threads.run_on(body, question).await? {
         Ok(question) => Arc::new(question),
         Err(why_not) => return Ok(Err(Silence { why_not, said: words(said) })),
     };
     let mut asked: Option<Arc<Engine>> = None;
     for _ in 0..ENGINES {
-        let to_ask = app.fleet.to_ask(model, dialect, TOKENIZE_PATH, asked.as_ref());
+        let to_ask = fleet.to_ask(model, dialect, TOKENIZE_PATH, asked.as_ref());
         asked = to_ask.now.clone();
         match put(to_ask, &question, until).await {
             Some(Ok(tokens)) => return Ok(Ok(tokens)),
@@ -96,7 +123,7 @@ async fn tokens(
         }
     }
     if said.is_empty() {
-        let is_any_up = app.fleet.one_for(model, dialect).is_some();
+        let is_any_up = fleet.one_for(model, dialect).is_some();
         let why = if is_any_up { "no engine tells tokens at present" } else { "no engine of the model is up" };
         said.push(why.to_owned());
     }
@@ -108,7 +135,7 @@ fn words(said: Vec<String>) -> Option<String> {
     (!said.is_empty()).then(|| said.join("; "))
 }
 
-/// Asks an engine, and beside the request those whose route may be of use again. None: there is no time, or no engine.
+/// Asks an engine, and in the background those whose route is due for a test. None: there is no time, or no engine.
 async fn put(to_ask: ToAsk, question: &Arc<Question>, until: Instant) -> Option<Result<EngineTokens, String>> {
     for engine in to_ask.due {
         let question = question.clone();
@@ -151,4 +178,57 @@ async fn ask_engine(engine: &Engine, question: &Question, patience: Duration) ->
         tracing::warn!(engine = &*engine.name, path, "{said}: it is tried again later; {advice}");
     }
     Err(said)
+}
+
+impl Prompts {
+    /// Returns the prompt with an engine's tokens, and counts missing ones.
+    pub(crate) fn with_engine_tokens(
+        &self,
+        endpoint: Endpoint,
+        fields: &BodyFields,
+        mut prompt: PromptFacts,
+        told: Result<EngineTokens, Silence>,
+    ) -> PromptFacts {
+        let why_not = match told {
+            Ok(told) => {
+                let counted = u32::try_from(told.tokens.len()).unwrap_or(u32::MAX);
+                // Of one text or chat the engine has counted all; of others, what it has not is estimated.
+                let is_all = told.prompts == 1 && told.cut.is_none();
+                prompt.tokens = if is_all { counted } else { prompt.tokens.max(counted) };
+                prompt.is_exact =
+                    is_all && counted > 0 && !fields.may_be_cut && (told.is_rendered || is_given_so(endpoint));
+                let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
+                    content_hashes(&told.tokens, size as usize, adapter, salt)
+                };
+                let (model, reporter) = (fields.model.as_deref(), self.cache_reporter.as_ref());
+                prompt = prompt.with_blocks(model, hashes, || &told.tokens, reporter);
+                told.cut.map(|cut| (cut, None))
+            }
+            Err(Silence { why_not, said }) => Some((why_not, said)),
+        };
+        prompt.why_not = None;
+        if let Some((why_not, said)) = why_not {
+            self.count_as(endpoint, why_not, said.as_deref());
+        }
+        prompt
+    }
+
+    /// Returns the prompt with its blocks in another dialect; none are known if no engine told the tokens.
+    pub(crate) fn with_other_dialect(
+        &self,
+        mut prompt: PromptFacts,
+        dialect: Dialect,
+        told: Option<&EngineTokens>,
+    ) -> PromptFacts {
+        self.again.fetch_add(1, Relaxed);
+        prompt.is_exact = false;
+        let hashes = told.map_or_else(Arc::default, |told| {
+            let hashes = |size, adapter: Option<&str>, salt: Option<&str>| {
+                content_hashes(&told.tokens, size as usize, adapter, salt)
+            };
+            prompt.block_names(prompt.salts.of(dialect.engine()), hashes, || &told.tokens)
+        });
+        prompt.others.push(DialectBlocks { dialect, hashes });
+        prompt
+    }
 }

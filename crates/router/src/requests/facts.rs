@@ -1,16 +1,17 @@
-//! The facts of a request that are known before it is placed: its model, tokens and blocks.
+//! The facts of a request that decide where it goes, in three values that are made once: what its body asks, its prompt,
+//! and the hints on where and when to send it.
 
+use std::borrow::Cow;
 use std::sync::Arc;
 
 use kvatlas_follow::state::Keyspace;
-use kvatlas_prompt::{Dialect, Endpoint, Pictures, PromptFailure};
+use kvatlas_prompt::{Dialect, Endpoint, Engine, Pictures, PromptFailure, Request};
 use memchr::memmem;
 
 use crate::remote::cache_reports::CacheReporter;
 use crate::requests::evidence::PromptEvidence;
 use crate::requests::media::ModelMedia;
 use crate::requests::pictures::ExpandedPrompt;
-use crate::requests::salts::Salts;
 use crate::requests::sessions::{BodyNames, Name, Prompt, Turn};
 
 /// Tokens that a prompt is taken to have, at most, if they cannot be counted.
@@ -18,78 +19,98 @@ const LONGEST: u32 = 128 << 10;
 /// Tokens that sound, images and whatever else is not text are taken to be, at most.
 const UNREADABLE: u32 = 1_500;
 
-/// A request, as far as it is known before it is placed.
-#[derive(Default)]
+/// Facts of a request.
 pub(crate) struct RequestFacts {
-    /// The model, if the request names one.
+    pub(crate) body: BodyFields,
+    pub(crate) prompt: PromptFacts,
+    pub(crate) hints: RoutingHints,
+}
+
+/// Fields of a request's body, beside its prompt.
+#[derive(Default)]
+pub(crate) struct BodyFields {
+    /// Name of the model: the requested one, else the only one of the fleet.
     pub(crate) model: Option<String>,
-    pub(crate) tokens: u32,
-    pub(crate) block_size: u32,
-    /// The prompt's blocks, as most engines of the model make it.
-    pub(crate) hashes: Arc<[u64]>,
-    /// The prompt's blocks as engines of other dialects make it.
-    pub(crate) others: Vec<DialectBlocks>,
-    pub(crate) text: Option<String>,
-    /// The sessions that fields of the body name.
-    pub(crate) in_body: BodyNames,
-    /// The session that it names.
-    pub(crate) session: Option<Name>,
-    /// The request as a part of its session, if that is known.
-    pub(crate) turn: Option<Arc<Turn>>,
+    /// Sessions named in the body.
+    pub(crate) session_names: BodyNames,
     pub(crate) max_tokens: Option<u32>,
     pub(crate) priority: i32,
+    /// Number of answers to generate for each prompt.
     pub(crate) answers: u32,
     /// True if engines generate an answer to it.
     pub(crate) generates: bool,
-    /// True if the answer comes token by token.
+    /// True if the answer is streamed.
     pub(crate) streams: bool,
-    /// True if it is a stream whose client has not asked how many tokens it has, though it could.
+    /// True for a stream that could report its usage at the end, but was not asked to.
     pub(crate) lacks_usage: bool,
-    /// True if it has `stream_options` at all.
+    /// True if it has `stream_options`.
     pub(crate) has_stream_options: bool,
-    /// The parts of it that are not text.
-    pub(crate) media: Option<ModelMedia>,
-    /// The pictures in it, if engines get it with names for them.
-    pub(crate) pictured: Option<RequestPictures>,
-    /// True if `tokens` is what an engine must count for this prompt, if it makes the same tokens of it.
-    pub(crate) is_counted: bool,
-    /// True if `tokens` is surely what an engine makes of this prompt, and it may not cut it.
-    pub(crate) is_exact: bool,
-    /// True if it lets the engine cut its prompt.
+    /// True if the engine may cut the prompt.
     pub(crate) may_be_cut: bool,
-    /// Tokens that its answer may need beside the prompt; none if it has no answer of tokens.
+    /// Tokens of the context that its answer needs beside the prompt; none if its answer has no tokens.
     pub(crate) answer_room: Option<u32>,
-    /// The field of its body with the prompt.
+    /// Name of the field with the prompt.
     pub(crate) prompt_field: &'static str,
-    /// The answer that it goes on from.
+    /// The stored answer that it continues (`previous_response_id`).
     pub(crate) previous: Option<String>,
-    /// True if an engine goes on with it when the client has left.
+    /// True if an engine continues with it when the client has left.
     pub(crate) in_background: bool,
-    /// True if engines of every dialect make the same of its prompt.
+}
+
+/// Tokens and blocks of a request's prompt.
+#[derive(Default)]
+pub(crate) struct PromptFacts {
+    /// Number of tokens, counted or estimated.
+    pub(crate) tokens: u32,
+    /// Tokens of a block.
+    pub(crate) block_size: u32,
+    /// Content hashes of the blocks, in the dialect of most engines of the model.
+    pub(crate) hashes: Arc<[u64]>,
+    /// Content hashes in the other dialects.
+    pub(crate) others: Vec<DialectBlocks>,
+    /// The prompt as text, for policies that look at it.
+    pub(crate) text: Option<String>,
+    /// Its parts that are not text.
+    pub(crate) media: Option<ModelMedia>,
+    /// Its pictures, if engines get names for them.
+    pub(crate) pictured: Option<RequestPictures>,
+    /// True if an engine that makes the same tokens must count `tokens`.
+    pub(crate) is_counted: bool,
+    /// True if `tokens` is exact for every engine, and the prompt must not be cut.
+    pub(crate) is_exact: bool,
+    /// True if it has the same tokens in every dialect.
     pub(crate) is_alike: bool,
-    /// The one engine that can take it, as it keeps what the request goes on from.
-    pub(crate) only: Option<Arc<str>>,
-    /// The tokens, where they may be forwarded.
+    /// The token ids, if they may be forwarded.
     pub(crate) ids: Option<Vec<u32>>,
-    /// The reason that it has no tokens, or not all, as long as an engine may still tell them.
+    /// Reason for missing tokens, as long as an engine may still tell them.
     pub(crate) why_not: Option<PromptFailure>,
     pub(crate) adapter: Option<Arc<str>>,
     pub(crate) salts: Salts,
-    /// The prompt that the index may learn by.
-    pub(crate) telling: Option<Arc<PromptEvidence>>,
-    /// The keyspace in which the index has the model's blocks.
+    /// The prompt as evidence that an index may learn from.
+    pub(crate) evidence: Option<Arc<PromptEvidence>>,
+    /// The keyspace of the index with the model's blocks.
     pub(crate) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// A request's pictures, by whose names its blocks are known.
+/// Hints on where and when to send a request.
+#[derive(Default)]
+pub(crate) struct RoutingHints {
+    /// The session that it names.
+    pub(crate) session: Option<Name>,
+    /// The request as a turn of its session, if that is known.
+    pub(crate) turn: Option<Arc<Turn>>,
+    pub(crate) priority: i32,
+    /// The only engine that can answer, because it keeps what the request continues.
+    pub(crate) only_engine: Option<Arc<str>>,
+}
+
+/// Pictures of a request, with names by which engines know their blocks.
 pub(crate) struct RequestPictures {
     pub(crate) pictures: Pictures,
     pub(crate) expanded: ExpandedPrompt,
-    /// The blocks before the first of them.
-    before: Arc<[u64]>,
 }
 
-/// A prompt's blocks as engines of a dialect make it.
+/// Content hashes of a prompt's blocks in a dialect.
 #[derive(Debug, Clone)]
 pub(crate) struct DialectBlocks {
     pub(crate) dialect: Dialect,
@@ -97,74 +118,86 @@ pub(crate) struct DialectBlocks {
 }
 
 impl RequestFacts {
-    /// The prompt, as far as it tells which session it continues.
-    pub(crate) fn prompt(&self) -> Prompt<'_> {
-        Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
-    }
-
     /// Tokens that the context of an engine must have room for; 0 if they were not counted. An engine that computes the
     /// prompt for another one (`is_prefill`) generates a token, and one that embeds it none.
     pub(crate) fn room(&self, is_prefill: bool) -> u32 {
-        match self.answer_room {
-            _ if !self.is_exact => 0,
-            Some(tokens) if is_prefill => self.tokens.saturating_add(tokens.min(1)),
-            Some(tokens) => self.tokens.saturating_add(tokens),
-            None => self.tokens,
+        let tokens = self.prompt.tokens;
+        match self.body.answer_room {
+            _ if !self.prompt.is_exact => 0,
+            Some(answer) if is_prefill => tokens.saturating_add(answer.min(1)),
+            Some(answer) => tokens.saturating_add(answer),
+            None => tokens,
+        }
+    }
+}
+
+impl BodyFields {
+    /// Fields of a request at an endpoint. `as_is`: whether engines get the body without changes.
+    pub(crate) fn of(endpoint: Endpoint, request: &Request<'_>, model: Option<String>, as_is: bool) -> Self {
+        let is_response = endpoint == Endpoint::Responses;
+        Self {
+            model,
+            session_names: BodyNames::of(&request.session),
+            max_tokens: request.max_tokens,
+            priority: request.priority,
+            answers: request.answers,
+            generates: endpoint.generates(),
+            streams: request.stream,
+            lacks_usage: !as_is && request.stream && !request.include_usage && endpoint.has_stream_options(),
+            has_stream_options: request.has_stream_options,
+            may_be_cut: request.may_be_cut(),
+            answer_room: match endpoint {
+                Endpoint::Embeddings => None,
+                // vLLM gives such an answer what room there is.
+                Endpoint::Responses => Some(1),
+                _ => Some(request.max_tokens.unwrap_or(1)),
+            },
+            prompt_field: match endpoint {
+                Endpoint::Chat | Endpoint::Messages => "messages",
+                Endpoint::Completions => "prompt",
+                Endpoint::Responses | Endpoint::Embeddings => "input",
+                Endpoint::Generate => "input_ids",
+                Endpoint::Tokens => "token_ids",
+                Endpoint::ChatTokens => "tokens",
+            },
+            previous: request.previous_response.as_deref().filter(|_| is_response).map(str::to_owned),
+            in_background: is_response && request.in_background,
         }
     }
 
-    /// Notes the tokens that a request's answer may have to have, at an endpoint, and the field with its prompt.
-    pub(crate) fn note_lengths(&mut self, endpoint: Endpoint) {
-        self.answer_room = match endpoint {
-            Endpoint::Embeddings => None,
-            // vLLM gives such an answer what room there is.
-            Endpoint::Responses => Some(1),
-            _ => Some(self.max_tokens.unwrap_or(1)),
-        };
-        self.prompt_field = match endpoint {
-            Endpoint::Chat | Endpoint::Messages => "messages",
-            Endpoint::Completions => "prompt",
-            Endpoint::Responses | Endpoint::Embeddings => "input",
-            Endpoint::Generate => "input_ids",
-            Endpoint::Tokens => "token_ids",
-            Endpoint::ChatTokens => "tokens",
-        };
+    /// Fields of a body of which at most the model is known.
+    pub(crate) fn unread(model: Option<String>, generates: bool) -> Self {
+        Self { model, answers: 1, generates, ..Self::default() }
     }
+}
 
-    /// Returns what is known of a request without a prompt that is read: it is work all the same, of some tokens.
-    pub(crate) fn of_work(model: Option<String>, body: &[u8]) -> Self {
+impl PromptFacts {
+    /// Facts of a body whose prompt is not read: an estimated number of tokens.
+    pub(crate) fn of_work(body: &[u8]) -> Self {
         let is_json = body.first().is_some_and(|first| matches!(first, b'{' | b'['));
         let is_text = is_json && memmem::find(body, b";base64,").is_none();
         let most = if is_text { LONGEST } else { UNREADABLE };
-        Self { model, tokens: estimate(body).clamp(1, most), answers: 1, ..Self::default() }
+        Self { tokens: estimate(body).clamp(1, most), ..Self::default() }
     }
 
-    /// True if it is for an adapter, as far as the index knows.
-    pub(crate) fn has_adapter(&self) -> bool {
-        self.adapter.is_some()
+    /// Returns the part of the prompt that identifies the session it continues.
+    pub(crate) fn in_session(&self) -> Prompt<'_> {
+        Prompt { hashes: &self.hashes, tokens: self.tokens, block_size: self.block_size }
     }
 
-    /// Takes the pictures of a chat, of which everything before the first one is known.
-    pub(crate) fn has_pictures(&mut self, pictures: Pictures, expanded: ExpandedPrompt) {
-        let (adapter, salt) = (self.adapter.as_deref(), self.salts.main());
-        let before = std::mem::replace(&mut self.hashes, expanded.content_hashes(self.block_size, adapter, salt));
+    /// Returns the prompt with the tokens and blocks of its pictures.
+    pub(super) fn with_pictures(mut self, pictures: Pictures, expanded: ExpandedPrompt, answers: u32) -> Self {
+        self.hashes = expanded.content_hashes(self.block_size, self.adapter.as_deref(), self.salts.main());
         let counted = u32::try_from(expanded.tokens.len()).unwrap_or(u32::MAX);
         self.tokens = if expanded.is_whole { counted } else { self.tokens.max(counted) };
-        self.is_counted = expanded.is_whole && expanded.is_counted && self.answers == 1;
+        self.is_counted = expanded.is_whole && expanded.is_counted && answers == 1;
         self.is_exact = false;
-        self.pictured = Some(RequestPictures { pictures, expanded, before });
+        self.pictured = Some(RequestPictures { pictures, expanded });
+        self
     }
 
-    /// Notes that engines get the request as it came: its pictures have no names.
-    pub(crate) fn is_passed_as_it_came(&mut self) {
-        self.lacks_usage = false;
-        if let Some(pictured) = self.pictured.take() {
-            self.hashes = pictured.before;
-        }
-    }
-
-    /// The names of the prompt's blocks in the index.
-    pub(crate) fn words<'t>(
+    /// Names of the prompt's blocks in the index.
+    pub(super) fn block_names<'t>(
         &self,
         salt: Option<&str>,
         hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
@@ -179,30 +212,62 @@ impl RequestFacts {
         }
     }
 
-    /// `tokens` are asked for only where the index learns by them, or calls blocks under a key.
-    pub(crate) fn hash<'t>(
-        &mut self,
+    /// Returns the prompt with its blocks. `tokens` are asked for only where the index learns by them, or names blocks
+    /// under a key.
+    pub(super) fn with_blocks<'t>(
+        mut self,
+        model: Option<&str>,
         hashes: impl FnOnce(u32, Option<&str>, Option<&str>) -> Vec<u64>,
         tokens: impl Fn() -> &'t [u32],
         cache_reporter: Option<&Arc<CacheReporter>>,
-    ) {
+    ) -> Self {
         let salt = self.salts.main();
-        self.hashes = self.words(salt, hashes, &tokens);
+        self.hashes = self.block_names(salt, hashes, &tokens);
         // What is announced of blocks under such a key is not told from others.
         if self.salts.is_own {
-            return;
+            return self;
         }
-        self.telling = match (&self.keyspace, cache_reporter, &self.model) {
+        self.evidence = match (&self.keyspace, cache_reporter, model) {
             (Some(keyspace), ..) => PromptEvidence::of(keyspace, tokens, self.adapter.as_ref(), salt),
             (None, Some(cache_reporter), Some(model)) => {
                 PromptEvidence::of_process(cache_reporter, model, tokens, salt)
             }
             _ => None,
         };
+        self
     }
 }
 
-/// Tokens that a body may be, where they cannot be counted. One prompt has no more than models take.
+/// Cache salts of a request, which the kinds of engines take from different fields.
+#[derive(Default)]
+pub(crate) struct Salts {
+    /// The kind of most engines of the model.
+    main: Engine,
+    vllm: Option<String>,
+    sglang: Option<String>,
+    /// True if most engines keep the blocks under a key that they do not announce.
+    pub(crate) is_own: bool,
+}
+
+impl Salts {
+    pub(crate) fn new(request: &Request<'_>, main: Engine) -> Self {
+        let of = |kind| request.salt(kind).map(Cow::into_owned);
+        Self { main, vllm: of(Engine::Vllm), sglang: of(Engine::Sglang), is_own: request.has_own_key(main) }
+    }
+
+    pub(crate) fn of(&self, kind: Engine) -> Option<&str> {
+        match kind {
+            Engine::Vllm => self.vllm.as_deref(),
+            Engine::Sglang => self.sglang.as_deref(),
+        }
+    }
+
+    pub(crate) fn main(&self) -> Option<&str> {
+        self.of(self.main)
+    }
+}
+
+/// Estimates the tokens of a body by its size, up to the longest context. One prompt has no more than models take.
 pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }

@@ -1,12 +1,12 @@
-//! Work on bodies that takes long, on threads beside those that serve.
+//! Long work on bodies, on threads beside the server's.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::StatusCode;
+use tokio::sync::Semaphore;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
 
 /// Bytes beyond which a body is parsed aside: about a millisecond.
 pub(crate) const LONG_BODY: usize = 512 << 10;
@@ -14,7 +14,7 @@ pub(crate) const LONG_BODY: usize = 512 << 10;
 /// Bytes of a body that takes no time to parse, whatever is in it.
 const SHORT_BODY: usize = 16 << 10;
 
-/// Objects and lists of a body beyond which it is parsed aside: each can take a microsecond where values are made of it.
+/// Objects and lists beyond which a body is parsed on another thread: each can take a microsecond.
 const MANY: usize = 2_000;
 
 /// True if it may take a millisecond or more to parse a body. Braces within texts count as well, so that it takes only a
@@ -24,33 +24,47 @@ pub(crate) fn takes_long(body: &[u8]) -> bool {
     body.len() > LONG_BODY || body.len() > SHORT_BODY && count(b'{') + count(b'[') > MANY
 }
 
-/// Runs `work` on a body, on a thread beside those that serve. As many as there are cores work at once; the others wait
-/// for their turn.
-pub(crate) async fn aside<T: Send + 'static>(
-    app: &Arc<App>,
-    body: &Bytes,
-    work: impl FnOnce(&App, &[u8]) -> T + Send + 'static,
-) -> Result<T, Refusal> {
-    let turn = app.prompts.turn().await;
-    let (app, body) = (app.clone(), body.clone());
-    let work = tokio::task::spawn_blocking(move || {
-        let done = work(&app, &body);
-        drop(turn);
-        done
-    });
-    work.await.map_err(|_| failed())
+/// Threads for long work, beside the server's. As many work at once as there are cores; the others wait.
+#[derive(Clone)]
+pub(crate) struct LongWork(Arc<Semaphore>);
+
+impl LongWork {
+    pub(crate) fn new(cores: usize) -> Self {
+        Self(Arc::new(Semaphore::new(cores)))
+    }
+
+    /// Runs `work` on a thread beside the server's.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it panics.
+    pub(crate) async fn run<T: Send + 'static>(&self, work: impl FnOnce() -> T + Send + 'static) -> Result<T, Refusal> {
+        let turn = self.0.clone().acquire_owned().await.ok();
+        let work = tokio::task::spawn_blocking(move || {
+            let done = work();
+            drop(turn);
+            done
+        });
+        work.await.map_err(|_| failed())
+    }
+
+    /// Runs `work` on a body: on this thread if the body is short, else like [`LongWork::run`].
+    ///
+    /// # Errors
+    /// [`Refusal`] if it panics on another thread.
+    pub(crate) async fn run_on<T: Send + 'static>(
+        &self,
+        body: &Bytes,
+        work: impl FnOnce(&[u8]) -> T + Send + 'static,
+    ) -> Result<T, Refusal> {
+        if !takes_long(body) {
+            return Ok(work(body));
+        }
+        let body = body.clone();
+        self.run(move || work(&body)).await
+    }
 }
 
-/// Runs `work` like [`aside`], but on this thread if the body is short.
-pub(crate) async fn aside_if_long<T: Send + 'static>(
-    app: &Arc<App>,
-    body: &Bytes,
-    work: impl FnOnce(&App, &[u8]) -> T + Send + 'static,
-) -> Result<T, Refusal> {
-    if takes_long(body) { aside(app, body, work).await } else { Ok(work(app, body)) }
-}
-
-/// The refusal of a request whose work met a panic.
+/// Refusal of a request after a panic.
 pub(crate) fn failed() -> Refusal {
     let message = "internal error; the router's log has the details";
     Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "internal", message)

@@ -1,5 +1,5 @@
-//! Estimates of how many tokens images, sounds and the like are, as far as engines have told: for each model a running
-//! mean by kind.
+//! Estimates of the tokens of images, sounds and other media: a running mean by model and kind, learnt from engines'
+//! counts.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -13,7 +13,7 @@ use crate::requests::pictures::{Lengths, PictureCount};
 const MOST: f64 = 65_536.0;
 /// A sample weighs at least this much: what was long ago is forgotten.
 const SLOWEST: f64 = 0.1;
-/// Models of which something is kept.
+/// Most models with estimates.
 const MODELS: usize = 1024;
 
 /// Means by kind, and how many answers they are of.
@@ -32,7 +32,7 @@ pub(crate) struct MediaTokens {
 pub(crate) struct ModelMedia {
     pub(crate) model: String,
     pub(crate) media: Media,
-    /// The pictures of which an engine's count may tell the lengths.
+    /// Pictures whose lengths follow from an engine's token count.
     pub(crate) counting: Option<Arc<PictureCount>>,
 }
 

@@ -14,7 +14,6 @@ pub(crate) mod read_body;
 pub(crate) mod reading_turns;
 pub(crate) mod reserved;
 pub(crate) mod routes;
-pub(crate) mod salts;
 pub(crate) mod sessions;
 pub(crate) mod task;
 pub(crate) mod unread;

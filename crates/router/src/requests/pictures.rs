@@ -18,7 +18,7 @@ use lru::LruCache;
 use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
 
-/// Lengths that are kept: those that were asked for last.
+/// Most lengths kept; the least recently used are dropped.
 const KEPT: usize = 1 << 17;
 /// Tokens of one picture at most.
 const MOST: u32 = 1 << 20;
@@ -33,19 +33,19 @@ pub(crate) struct Lengths(Mutex<KnownLengths>);
 #[derive(Debug)]
 struct KnownLengths(LruCache<LengthKey, KnownLength>);
 
-/// A length, and how sure it is.
+/// A length and its votes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct KnownLength {
     length: u32,
-    /// Prompts that have shown it, less those that showed another one.
+    /// Prompts that confirmed it, minus those that showed another one.
     votes: u8,
     /// True from when a prompt shows another one until enough have shown it again.
     is_disputed: bool,
 }
 
-/// Votes for a length at most, so that as many can say that it is another one now.
+/// Most votes for a length, so that it can be outvoted soon.
 const MOST_VOTES: u8 = 4;
-/// Votes from which a disputed length is used, and those from which it is disputed no more.
+/// Votes from which a disputed length is used, and from which it counts as undisputed.
 const USED: u8 = 2;
 const AGREED: u8 = 3;
 
@@ -54,12 +54,12 @@ impl KnownLength {
         Self { length, votes: 1, is_disputed: false }
     }
 
-    /// The length, if it is sure enough.
+    /// Returns the length if it has enough votes.
     fn get(self) -> Option<u32> {
         (!self.is_disputed || self.votes >= USED).then_some(self.length)
     }
 
-    /// Returns what is known after a prompt has shown this length.
+    /// Returns the length and votes after a prompt has shown `length`.
     fn after(self, length: u32) -> Self {
         match (length == self.length, self.votes) {
             (true, votes) => {
@@ -94,7 +94,7 @@ struct Names {
     size: Option<LengthKey>,
 }
 
-/// A prompt with its pictures, up to the first of which something is not known.
+/// A prompt with its pictures expanded to tokens, up to the first one of unknown length.
 #[derive(Debug)]
 pub(crate) struct ExpandedPrompt {
     pub(crate) tokens: Vec<u32>,
@@ -228,7 +228,7 @@ impl Lengths {
 }
 
 impl ExpandedPrompt {
-    /// The content hashes of the full blocks: those with tokens of pictures have these as their keys.
+    /// Content hashes of the full blocks, with the pictures' names as keys of their blocks.
     pub(crate) fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Arc<[u64]> {
         let size = block_size as usize;
         let mut hashes = content_hashes(&self.tokens, size, lora, salt);
@@ -246,7 +246,7 @@ impl ExpandedPrompt {
         hashes.into()
     }
 
-    /// The tokens of each picture of which they are known.
+    /// Lengths of the pictures with a known one.
     pub(crate) fn lengths(&self) -> impl Iterator<Item = usize> {
         self.runs.iter().map(|(run, _)| run.len())
     }
@@ -324,7 +324,7 @@ mod tests {
         assert!(made.content_hashes(0, None, None).is_empty());
     }
 
-    /// A prompt of so many pictures of one size, each of so many tokens.
+    /// Makes a prompt of pictures of one size with `length` tokens each.
     fn sized(lengths: &Lengths, pictures: &[u128], length: u32) {
         let names = pictures.iter().map(|it| Names { picture: Some(*it), size: Some(1) });
         let counting = PictureCount { text: 10, pictures: names.collect() };

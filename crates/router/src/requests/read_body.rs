@@ -1,5 +1,4 @@
-//! Bodies of requests, read for what they ask: long ones on threads beside those that serve, or whoever else is on the
-//! same thread would wait for it.
+//! Reading of request bodies; long ones are read on other threads, so that they do not delay other connections.
 //!
 //! A prompt is worth only so much time and memory: a request whose prompt is not read by then is placed by load. It is
 //! then known as far as its other fields tell.
@@ -8,106 +7,201 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use kvatlas_prompt::{Endpoint, PromptFailure, RecalledBody, reading_memory};
+use hyper::header::HeaderMap;
+use kvatlas_follow::Follower;
+use kvatlas_http::{BodyLimits, Memory, RequestBody, body};
+use kvatlas_prompt::{Dialect, Endpoint, PromptFailure, RecalledBody, reading_memory};
 use tokio::time::timeout_at;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
+use crate::engines::fleet::{Dialects, Fleet};
+use crate::requests::encoding::{DecodedBody, Encoding, unpack};
 use crate::requests::engine_tokens::ask_for_tokens;
-use crate::requests::facts::RequestFacts;
-use crate::requests::long_work::{LONG_BODY, aside_if_long, failed, takes_long};
-use crate::requests::prompts::PromptLimits;
+use crate::requests::facts::{BodyFields, PromptFacts};
+use crate::requests::long_work::{LONG_BODY, LongWork, failed, takes_long};
+use crate::requests::prompts::{PromptLimits, Prompts};
 use crate::requests::reading_turns::Client;
-use crate::requests::routes::ModelAt;
+use crate::requests::routes::{ModelAt, of_query};
 
 /// Time within which a prompt must be read, its turn included.
 const PATIENCE: Duration = Duration::from_millis(500);
 
-/// Time for what cannot look at the clock as it works, before it is left to itself.
+/// Extra time for work that cannot check the time limit itself.
 const GRACE: Duration = Duration::from_millis(250);
 
-/// Reads what a body of this type (`Content-Type`) asks, whose prompt is that of `endpoint`, or which names the model
-/// at `model`.
-pub(crate) async fn look_at(
-    app: &Arc<App>,
-    client: Client,
-    endpoint: Option<Endpoint>,
-    model: ModelAt,
-    kind: &str,
-    body: &Bytes,
-) -> Result<RequestFacts, Refusal> {
-    let Some(endpoint) = endpoint else {
-        let kind = kind.to_owned();
-        return aside_if_long(app, body, move |_, body| RequestFacts::of_work(model.of(&kind, body), body)).await;
-    };
-    let until = Instant::now() + PATIENCE;
-    let mut known = if body.len() > LONG_BODY {
-        read_beside(app, client, endpoint, body, None, until).await?
-    } else {
-        let recalled = app.prompts.recall(endpoint, body);
-        if app.prompts.is_long(&recalled) || takes_long(body) {
-            read_beside(app, client, endpoint, body, Some(recalled), until).await?
+/// Time within which the tokens of a probe must be made.
+const PROBE_PATIENCE: Duration = Duration::from_secs(5);
+
+/// Description of a body by its request.
+pub(crate) struct BodySource<'a> {
+    /// The endpoint whose prompt it has, if it has one.
+    pub(crate) endpoint: Option<Endpoint>,
+    /// The place of the model's name, if it has no prompt.
+    pub(crate) model: ModelAt,
+    /// The header `Content-Type`.
+    pub(crate) kind: &'a str,
+    /// The query of the path, which may name the model, too.
+    pub(crate) query: Option<&'a str>,
+    /// True if engines get the body without changes.
+    pub(crate) as_is: bool,
+}
+
+/// Reads the bodies of requests.
+pub(crate) struct BodyReader {
+    pub(crate) prompts: Prompts,
+    fleet: Arc<Fleet>,
+    /// The engines' event streams, if this router follows them.
+    follower: Option<Arc<Follower>>,
+    /// Memory for the bodies of all requests.
+    memory: Arc<Memory>,
+    pub(crate) threads: LongWork,
+}
+
+impl BodyReader {
+    pub(crate) fn new(
+        prompts: Prompts,
+        fleet: Arc<Fleet>,
+        follower: Option<Arc<Follower>>,
+        memory: Arc<Memory>,
+        threads: LongWork,
+    ) -> Arc<Self> {
+        Arc::new(Self { prompts, fleet, follower, memory, threads })
+    }
+
+    /// Receives a body as a whole, of `most` bytes at most.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it is longer, breaks off, or has not come until `until`.
+    pub(crate) async fn receive(&self, body: RequestBody, most: usize, until: Instant) -> Result<Bytes, Refusal> {
+        let limits = BodyLimits { most, thrown_away: 0, until };
+        body::read(body, limits, &self.memory).await.map_err(|fault| Refusal::of_body(&fault, most))
+    }
+
+    /// Unpacks a body that is compressed, to at most `most` bytes. None if it is not.
+    ///
+    /// # Errors
+    /// [`Refusal`] if it is compressed more than once, in an unknown encoding, or cannot be unpacked.
+    pub(crate) async fn unpack(
+        &self,
+        headers: &HeaderMap,
+        body: &Bytes,
+        most: usize,
+    ) -> Result<Option<DecodedBody>, Refusal> {
+        match Encoding::of(headers) {
+            Encoding::Plain => Ok(None),
+            Encoding::One(coding) => Box::pin(unpack(coding, body, most, &self.memory)).await.map(Some),
+            Encoding::Several => Err(Refusal::several_encodings()),
+            Encoding::Unknown => Err(Refusal::unreadable()),
+        }
+    }
+
+    /// Reads what a body asks.
+    pub(crate) async fn look_at(
+        self: &Arc<Self>,
+        client: Client,
+        source: BodySource<'_>,
+        body: &Bytes,
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+        let BodySource { endpoint, model, kind, query, as_is } = source;
+        let Some(endpoint) = endpoint else {
+            let (kind, of_query) = (kind.to_owned(), query.and_then(of_query));
+            let read = move |body: &[u8]| {
+                let model = model.of(&kind, body).or(of_query);
+                (BodyFields::unread(model, false), PromptFacts::of_work(body))
+            };
+            return self.threads.run_on(body, read).await;
+        };
+        let limits = PromptLimits { as_is, ..PromptLimits::until(Instant::now() + PATIENCE) };
+        let (fields, prompt) = if body.len() > LONG_BODY {
+            Box::pin(self.read_beside(client, endpoint, body, None, limits)).await?
         } else {
-            read(app, endpoint, body, &recalled, PromptLimits::until(until))
+            let recalled = self.prompts.recall(endpoint, body);
+            if self.prompts.is_long(&recalled) || takes_long(body) {
+                Box::pin(self.read_beside(client, endpoint, body, Some(recalled), limits)).await?
+            } else {
+                self.read(endpoint, body, &recalled, limits)
+            }
+        };
+        if self.prompts.asks_engines() && prompt.why_not.is_some() {
+            let asking = ask_for_tokens(&self.prompts, &self.fleet, &self.threads, endpoint, body, &fields, prompt);
+            let prompt = Box::pin(asking).await?;
+            return Ok((fields, prompt));
         }
-    };
-    if app.prompts.asks_engines() && known.why_not.take().is_some() {
-        ask_for_tokens(app, endpoint, body, &mut known).await?;
+        Ok((fields, prompt))
     }
-    Ok(known)
-}
 
-/// Reads a body on another thread, when it is its turn and there is memory for what is made of it. Without its prompt if
-/// that takes too long.
-async fn read_beside(
-    app: &Arc<App>,
-    client: Client,
-    endpoint: Endpoint,
-    body: &Bytes,
-    recalled: Option<RecalledBody>,
-    until: Instant,
-) -> Result<RequestFacts, Refusal> {
-    let new_bytes = recalled.as_ref().map_or(body.len(), RecalledBody::new_bytes);
-    if !app.prompts.are_read() {
-        return without_prompt(app, endpoint, body, None).await;
-    }
-    let Some(turn) = app.prompts.turns.wait(client, new_bytes, until).await else {
-        return without_prompt(app, endpoint, body, Some(PromptFailure::TookTooLong)).await;
-    };
-    let Some(memory) = app.front.memory.reserve(reading_memory(new_bytes), until).await else {
-        return without_prompt(app, endpoint, body, Some(PromptFailure::NoRoom)).await;
-    };
-    let reading = tokio::task::spawn_blocking({
-        let (app, body) = (app.clone(), body.clone());
-        move || {
-            let recalled = recalled.unwrap_or_else(|| app.prompts.recall(endpoint, &body));
-            let made = read(&app, endpoint, &body, &recalled, PromptLimits::until(until));
-            drop((recalled, memory, turn));
-            made
+    /// Reads a body on another thread, after waiting for a turn and for memory. Without its prompt if that takes too
+    /// long.
+    async fn read_beside(
+        self: &Arc<Self>,
+        client: Client,
+        endpoint: Endpoint,
+        body: &Bytes,
+        recalled: Option<RecalledBody>,
+        limits: PromptLimits,
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+        let PromptLimits { until, as_is, .. } = limits;
+        let new_bytes = recalled.as_ref().map_or(body.len(), RecalledBody::new_bytes);
+        if !self.prompts.are_read() {
+            return self.without_prompt(endpoint, body, as_is, None).await;
         }
-    });
-    match timeout_at((until + GRACE).into(), reading).await {
-        Ok(made) => made.map_err(|_| failed()),
-        Err(_) => without_prompt(app, endpoint, body, Some(PromptFailure::TookTooLong)).await,
+        let Some(turn) = self.prompts.turns.wait(client, new_bytes, until).await else {
+            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await;
+        };
+        let Some(memory) = self.memory.reserve(reading_memory(new_bytes), until).await else {
+            return self.without_prompt(endpoint, body, as_is, Some(PromptFailure::NoRoom)).await;
+        };
+        let reading = tokio::task::spawn_blocking({
+            let (reader, body) = (self.clone(), body.clone());
+            move || {
+                let recalled = recalled.unwrap_or_else(|| reader.prompts.recall(endpoint, &body));
+                let made = reader.read(endpoint, &body, &recalled, limits);
+                drop((recalled, memory, turn));
+                made
+            }
+        });
+        match timeout_at((until + GRACE).into(), reading).await {
+            Ok(made) => made.map_err(|_| failed()),
+            Err(_) => self.without_prompt(endpoint, body, as_is, Some(PromptFailure::TookTooLong)).await,
+        }
     }
-}
 
-/// Reads a body but for its prompt.
-async fn without_prompt(
-    app: &Arc<App>,
-    endpoint: Endpoint,
-    body: &Bytes,
-    why_not: Option<PromptFailure>,
-) -> Result<RequestFacts, Refusal> {
-    aside_if_long(app, body, move |app, body| {
-        let limits = PromptLimits { unread: why_not, ..PromptLimits::until(Instant::now() + PATIENCE) };
-        read(app, endpoint, body, &RecalledBody::nothing(body), limits)
-    })
-    .await
-}
+    /// Reads a body but for its prompt.
+    async fn without_prompt(
+        self: &Arc<Self>,
+        endpoint: Endpoint,
+        body: &Bytes,
+        as_is: bool,
+        why_not: Option<PromptFailure>,
+    ) -> Result<(BodyFields, PromptFacts), Refusal> {
+        let reader = self.clone();
+        let read = move |body: &[u8]| {
+            let limits = PromptLimits { until: Instant::now() + PATIENCE, unread: why_not, as_is };
+            reader.read(endpoint, body, &RecalledBody::nothing(body), limits)
+        };
+        self.threads.run_on(body, read).await
+    }
 
-fn read(app: &App, endpoint: Endpoint, body: &[u8], recalled: &RecalledBody, limits: PromptLimits) -> RequestFacts {
-    let dialects = |model: Option<&str>| app.fleet.dialects(model);
-    let takes_names = |model: Option<&str>| app.fleet.takes_image_ids(model);
-    app.prompts.read(app.service.as_ref(), dialects, takes_names, endpoint, body, recalled, limits)
+    fn read(
+        &self,
+        endpoint: Endpoint,
+        body: &[u8],
+        recalled: &RecalledBody,
+        limits: PromptLimits,
+    ) -> (BodyFields, PromptFacts) {
+        let dialects = |model: Option<&str>| self.fleet.dialects(model);
+        let takes_names = |model: Option<&str>| self.fleet.takes_image_ids(model);
+        self.prompts.read(self.follower.as_deref(), dialects, takes_names, endpoint, body, recalled, limits)
+    }
+
+    /// Returns the token ids of a completion's prompt, as the router makes them for engines of a dialect.
+    pub(crate) fn completion_tokens(&self, dialect: Dialect, body: &[u8]) -> Option<Vec<u32>> {
+        let recalled = self.prompts.recall(Endpoint::Completions, body);
+        // Completions are alike for all engines.
+        let any = |_: Option<&str>| Dialects { main: dialect, others: Vec::new(), only_model: None };
+        let limits = PromptLimits::until(Instant::now() + PROBE_PATIENCE);
+        let follower = self.follower.as_deref();
+        let (_, prompt) = self.prompts.read(follower, any, |_| false, Endpoint::Completions, body, &recalled, limits);
+        prompt.ids
+    }
 }

@@ -1,5 +1,5 @@
-//! Turns to read long prompts: as many are read at once as there are cores. Each thread that reads has a tokenizer's memory
-//! of words, so more of them would be slower and larger.
+//! Turns for reading long prompts: at most one per core at a time. Each thread that reads has a tokenizer's memory of
+//! words, so more of them would be slower and larger.
 //!
 //! The next turn is that of the client of whose prompts the fewest are being read, and among its own that of the shortest.
 //! The longest of all leave one of the turns to others.
@@ -16,7 +16,7 @@ use tokio::time::timeout_at;
 /// Bytes of the prompts that leave a turn to others.
 const LONGEST: usize = 1 << 20;
 
-/// A client as turns tell them apart.
+/// Client of a turn, by its address.
 pub(crate) type Client = Option<IpAddr>;
 
 /// The turns, and who waits for one.
@@ -30,7 +30,7 @@ struct State {
     taken: usize,
     /// Turns that the longest prompts have.
     longest: usize,
-    /// Turns by client, without those that have none.
+    /// Number of turns of each client that has any.
     by_client: HashMap<Client, usize>,
     waiting: Vec<Waiter>,
 }
@@ -53,7 +53,7 @@ impl ReadingTurns {
         Arc::new(Self { all: all.max(1), state: Mutex::default() })
     }
 
-    /// Waits until a prompt of so many bytes may be read. None if that is not so by then.
+    /// Waits for a turn to read a prompt of `bytes` bytes. None if that is not so by then.
     pub(crate) async fn wait(self: &Arc<Self>, client: Client, bytes: usize, until: Instant) -> Option<ReadingTurn> {
         let told = {
             let mut state = self.state.lock();

@@ -1,9 +1,9 @@
-//! The work that a request is for an engine, and which engines can do it where prompts are computed apart.
+//! Kind of work that a request is, and the engines that can do it where prefill and decode are separate.
 
 use crate::config::{Handover, Role};
 use crate::engines::Engine;
 
-/// The work that a request is for an engine.
+/// Kind of work that a request is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Task {
     /// An answer is generated, and another engine may compute the prompt for it.
@@ -24,7 +24,7 @@ impl Task {
 }
 
 impl Engine {
-    /// True if such work is what the engine is there for. No engine that only computes prompts gets a whole request.
+    /// True if the engine's role includes the task. No engine that only computes prompts gets a whole request.
     pub(crate) fn is_for(&self, task: Task) -> bool {
         match task {
             // One that does both can do it when it is asked for the answer.
@@ -35,8 +35,8 @@ impl Engine {
         }
     }
 
-    /// True if the engine can do such work, that it is there for, as far as is known of its kind. Decode engines of
-    /// vLLM's can do all that others can; those of SGLang's compute nothing without a prefill engine.
+    /// True if the engine, by its kind, can do a task of its role. Decode engines of vLLM's can do all that others can;
+    /// those of SGLang's compute nothing without a prefill engine.
     pub(crate) fn can_do(&self, task: Task) -> bool {
         match (self.config.role, task) {
             (_, Task::Tell) | (Role::Both, _) => true,

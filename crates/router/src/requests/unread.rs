@@ -1,5 +1,5 @@
-//! Prompts that cannot be read: they are placed without knowing what is cached of them, and nothing else shows it. Their
-//! share is a condition of the fleet.
+//! Prompts that cannot be read, which are placed without knowledge of caches: their share, and its report. Their share
+//! is a condition of the fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use kvatlas_prompt::{Endpoint, PromptFailure};
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-/// Prompts beyond which the older half is forgotten, and the time after which it is too.
+/// Number of prompts, and time, after which the older half of the counts is dropped.
 const MOST: u64 = 2_000;
 const FORGETS_AFTER: Duration = Duration::from_secs(120);
 
@@ -42,7 +42,7 @@ struct Lately {
     last: [(u64, u64); KINDS],
     /// Time at which half of them were last forgotten.
     halved: Option<Instant>,
-    /// True if it was said that there are such prompts.
+    /// True if unread prompts were reported.
     is_said: bool,
 }
 
@@ -66,7 +66,7 @@ impl UnreadPrompts {
         if all == 0 { 0.0 } else { unread as f64 / all as f64 }
     }
 
-    /// Takes in what has come since the last look, and says when such prompts come and when they are over.
+    /// Updates the share, and reports its beginning and end in the log.
     pub(crate) fn look(&self, now: Instant) {
         let is_there = {
             let mut lately = self.lately.lock();
@@ -145,7 +145,7 @@ impl Lately {
     }
 }
 
-/// True for a reason that whoever runs the router may do something about: others are the requests' own.
+/// True for a reason that the operator can remove.
 fn matters(why_not: PromptFailure) -> bool {
     use PromptFailure::{NoRoom, NoTemplate, NoTokenizer, NotAnswered, OtherItem, TemplateRefuses, TookTooLong};
     matches!(why_not, NoTokenizer | NoTemplate | TemplateRefuses | OtherItem | NotAnswered | TookTooLong | NoRoom)

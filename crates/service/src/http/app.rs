@@ -10,7 +10,7 @@ use super::health::Pulses;
 use crate::config::UntrustedPolicy;
 use kvatlas_follow::Follower;
 use kvatlas_follow::fleet::Fleet;
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 
 /// The parts of the service that every request may need.
 pub(crate) struct App {

@@ -5,8 +5,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
 use hyper::StatusCode;
+use kvatlas_follow::page::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, tenth};
 use kvatlas_follow::report::{self, VERSION};
-use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, tenth};
 use kvatlas_ui::{Feed, Viewer};
 use serde_json::{Map, Value, json};
 

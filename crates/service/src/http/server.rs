@@ -16,7 +16,8 @@ impl Handler for App {
 
     const HTTP2: bool = false;
 
-    const LATE_END_IS_LEAVING: bool = false;
+    /// Answers are made at once.
+    const HALF_CLOSE: bool = true;
 
     fn front(&self) -> &Front {
         &self.front

@@ -4,14 +4,28 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::state::{Goal, StoredBatch};
+use super::goals::Goal;
 use super::{Effects, Machine, Verdict};
 
-/// A live connection brings no batch so late that so many came before it.
+/// A batch that waits for its turn.
+#[derive(Debug)]
+pub(super) struct StoredBatch<P> {
+    pub(super) payload: P,
+    /// True if the batch came over the live connection.
+    pub(super) live: bool,
+}
+
+impl<P: AsRef<[u8]>> AsRef<[u8]> for StoredBatch<P> {
+    fn as_ref(&self) -> &[u8] {
+        self.payload.as_ref()
+    }
+}
+
+/// Maximum reordering on a live connection, in batches.
 const DISORDER: u64 = 16;
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Finds a batch of the live connection its place: now, later, or another epoch.
+    /// Applies a batch of the live connection, keeps it for later, drops it, or begins another epoch with it.
     pub(super) fn place(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         let new_here = self.highest.is_none_or(|highest| seq > highest);
         if new_here {
@@ -24,7 +38,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
             } else if known.is_none() && new_here && self.goal != Goal::Verify {
                 // A replay was ahead of the live socket.
             } else if known.is_none() && self.goal != Goal::Verify && self.is_late(seq) {
-                // It comes after it was given up.
+                // It was given up before it came.
             } else if known.is_none() && self.can_ask() && self.goal != Goal::Verify {
                 self.doubt.suspect(seq);
                 self.verify(now, fx);
@@ -41,10 +55,10 @@ impl<P: AsRef<[u8]>> Machine<P> {
         } else if seq.saturating_add(DISORDER) < self.floor {
             self.begin_epoch(now, seq, payload, fx);
         }
-        // Else it comes after it was given up, and what it stores may have been removed since.
+        // Else it was given up before it came, and the blocks that it stores may have been removed since.
     }
 
-    /// A batch of the live connection is of another life than those applied.
+    /// Begins another epoch with a batch of the live connection that cannot be of the applied batches' life.
     fn begin_epoch(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         if self.goal != Goal::Verify {
             self.note_contradiction(now, true);
@@ -57,7 +71,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.place(now, seq, payload, fx);
     }
 
-    /// Applies what waits and has its turn. What is left shows a gap.
+    /// Applies the waiting batches whose turn has come. Any left over show a gap.
     pub(super) fn drain(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while let Some(seq) = self.waiting.first().filter(|seq| *seq <= self.next() || self.open) {
             let Some((_, StoredBatch { payload, live })) = self.waiting.pop_first() else { break };
@@ -74,7 +88,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// Something waits for a batch that has not come, or is not there itself.
+    /// Begins to fill a gap: a batch waits for one that has not come, or cannot be read itself.
     pub(super) fn missing(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         match self.goal {
             Goal::Live => {
@@ -82,7 +96,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 self.limit = Some(now + self.config.replay_total_timeout);
                 self.counts.gaps += 1;
             }
-            // What was asked for has come, and shows that more is missing.
+            // The answer has come, and shows that more is missing.
             Goal::Gap if self.waiting.is_empty() && self.ask.is_none() && self.ask_at.is_none() => {
                 self.attempts += 1;
                 if self.attempts >= self.config.replay_attempts {
@@ -98,13 +112,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
+    /// Applies a batch whose turn has come.
     pub(super) fn apply(&mut self, now: Duration, seq: u64, payload: &P, live: bool, fx: &mut impl Effects<P>) {
         let verdict = fx.apply(seq, payload, live);
         if verdict == Verdict::Refused {
             return self.refused(now, seq, live, fx);
         }
         if verdict == Verdict::UnknownEvents && self.unknown_events.add(now) {
-            // What was applied of it goes as well, and the engine has it no other way.
+            // Its own blocks go as well, and the engine would send it again the same way.
             (self.last, self.heal_at) = (Some(seq), None);
             return self.lose(seq.saturating_add(1), fx);
         }
@@ -132,7 +147,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// A batch cannot be read, and may have removed something. The engine may still have it whole.
+    /// Handles a batch that cannot be read, and may have removed blocks. The replay socket may still have it whole.
     fn refused(&mut self, now: Duration, seq: u64, live: bool, fx: &mut impl Effects<P>) {
         if live && self.last.is_some() && self.can_ask() {
             self.owed = self.owed.max(Some(seq));
@@ -142,30 +157,31 @@ impl<P: AsRef<[u8]>> Machine<P> {
             if live {
                 self.heal_later(now);
             } else {
-                self.heal_at = None; // The engine has it no better.
+                self.heal_at = None; // Its replay was no better.
             }
         }
     }
 
+    /// Keeps a batch for later.
     pub(super) fn wait(&mut self, seq: u64, batch: StoredBatch<P>) {
         let forgotten = self.waiting.insert(seq, batch);
         self.counts.overflowed_batches += forgotten.batches;
         self.owed = self.owed.max(forgotten.highest);
     }
 
-    /// True if a batch may be one of those given up before the first of those held.
+    /// True if a batch may be one of those given up before the first one applied.
     fn is_late(&self, seq: u64) -> bool {
         seq < self.first && seq.saturating_add(DISORDER) > self.first
     }
 
-    /// True if nothing is missing but what the live connection has not brought yet: it is of the engine whose batches
-    /// are held, has not skipped any, and has brought one since the question that shows that there are more.
+    /// True if only batches are missing that the live connection has yet to bring: its engine is the one whose batches
+    /// are held, it has skipped none, and has brought one since the question that showed that there are more.
     pub(super) fn live_catches_up(&self) -> bool {
         let reads = matches!(self.goal, Goal::Live | Goal::Gap);
         reads && self.waiting.is_empty() && self.live_heard > self.asked && self.life.before().is_none()
     }
 
-    /// True if a batch is the one to be applied now.
+    /// True if a batch is the next to be applied.
     pub(super) fn has_turn(&self, seq: u64) -> bool {
         if self.open { seq >= self.floor } else { seq == self.next() }
     }
@@ -178,11 +194,11 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.recent.hash(seq) == Some(xxh3_64(payload.as_ref()))
     }
 
-    /// Batches up to `seq` are lost for good.
+    /// Gives up batches below `seq`, and clears the holdings.
     pub(super) fn lose(&mut self, seq: u64, fx: &mut impl Effects<P>) {
         self.count_lost(seq);
         if self.last.is_some() {
-            // What was applied after them is to be read again.
+            // The batches applied after them are to be read again.
             self.owed = self.owed.max(self.last);
             self.counts.resets += 1;
             self.forget_all(fx);
@@ -191,7 +207,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.open, self.floor, self.partial) = (true, seq, true);
     }
 
-    /// Batches up to `seq` will not come any more, if they have not.
+    /// Counts batches below `seq` that have not come as lost.
     fn count_lost(&mut self, seq: u64) {
         if seq > self.accounted {
             self.counts.lost_batches += seq - self.accounted;

@@ -1,18 +1,37 @@
-//! The way of a stream from one goal to the next.
+//! Goals of a stream, the way from one to the next, and the state that they are reported as.
 
 use std::time::Duration;
 
-use super::state::{Goal, Life, StoredBatch};
+use super::batches::StoredBatch;
+use super::proofs::Life;
 use super::{Effects, Machine};
+use crate::State;
+
+/// Next thing that a stream needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Goal {
+    /// A live connection.
+    Connect,
+    /// Proof that the engine is still the one whose batches were applied.
+    Verify,
+    /// All batches that the replay socket has.
+    Whole,
+    /// The batches between the last one and the waiting ones.
+    Gap,
+    /// Nothing: batches are applied as they come.
+    Live,
+    /// A sign of life.
+    Stale,
+}
 
 impl<P: AsRef<[u8]>> Machine<P> {
-    /// Reads everything from the beginning. Nothing is held.
+    /// Reads all batches from the beginning. Nothing is held.
     pub(super) fn read_whole(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         (self.goal, self.partial, self.open) = (Goal::Whole, false, false);
         self.begin_asking(now, fx);
     }
 
-    /// Makes sure that it is still the same engine, and reads what came meanwhile.
+    /// Verifies that the engine is still the same, and reads the batches published meanwhile.
     pub(super) fn verify(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.goal = Goal::Verify;
         self.begin_asking(now, fx);
@@ -27,7 +46,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.goal, self.attempts, self.ask_at, self.limit) = (Goal::Live, 0, None, None);
     }
 
-    /// An answer shows another life of the engine than the one whose batches were applied.
+    /// Handles an answer that shows another life of the engine than the applied batches'.
     pub(super) fn other_life(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         if matches!(self.goal, Goal::Live | Goal::Gap) {
             self.note_contradiction(now, false);
@@ -35,7 +54,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.begin_other_life(fx);
     }
 
-    /// The live connection may still bring batches of the old life, so it goes as well.
+    /// Begins another epoch over a new connection, as the old one may still bring batches of the old life.
     pub(super) fn begin_other_life(&mut self, fx: &mut impl Effects<P>) {
         self.new_epoch(fx);
         self.rivalry.disconnected(self.can_replay);
@@ -54,7 +73,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         (self.heal_at, self.partial, self.open, self.dead) = (None, false, false, false);
     }
 
-    /// Reads everything anew, by new connections, so that there is no doubt what is of which life.
+    /// Reads all batches anew over new connections, so that the life of each is certain.
     pub(super) fn start_over(&mut self, fx: &mut impl Effects<P>) {
         self.forget_all(fx);
         self.forget_ask(fx);
@@ -65,7 +84,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         fx.reconnect();
     }
 
-    /// Retries are used up, or there is nobody to ask: goes on without.
+    /// Goes on without the missing batches, after the last retry or without a replay socket.
     pub(super) fn give_up(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.limit = None;
         self.give_restored_up(fx);
@@ -96,13 +115,13 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// True if the engine has not come as far as what is missing, as it shows: then that was of a former life.
+    /// True if the engine's answer ends before the missing batches: they were of a former life.
     fn is_behind(&self) -> bool {
         self.short && self.waiting.is_empty() && self.owed.is_some() && self.highest < self.owed
     }
 
-    /// If nobody can say whether the engine is the same, the next batch must: it is taken for one of the same life if
-    /// its number follows.
+    /// Decides by the next batch whether the engine is the same, without an answer: it is taken for one of the same life
+    /// if its number follows.
     pub(super) fn go_on_unverified(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         while self.goal == Goal::Verify && self.attempts >= self.config.replay_attempts {
             let Some((seq, StoredBatch { payload, .. })) = self.waiting.pop_first() else { return };
@@ -121,6 +140,36 @@ impl<P: AsRef<[u8]>> Machine<P> {
             }
             self.place(now, seq, payload, fx);
             self.drain(now, fx);
+        }
+    }
+}
+
+impl<P: AsRef<[u8]>> Machine<P> {
+    /// True if the applied batches are what the engine has announced.
+    pub fn trusted(&self) -> bool {
+        let is_certain = !self.doubt.is_open() && !self.unknown_events.is_open() && !self.is_contested();
+        self.goal == Goal::Live && is_certain && !self.silence.is_open()
+    }
+
+    /// True if batches of several lives keep coming over one connection.
+    pub fn is_mixed(&self) -> bool {
+        self.doubt.is_strong()
+    }
+
+    /// The state of the stream.
+    pub fn state(&self, now: Duration) -> State {
+        match self.goal {
+            Goal::Verify | Goal::Whole | Goal::Gap | Goal::Live if self.doubt.is_open() || self.is_contested() => {
+                State::Conflict
+            }
+            Goal::Connect if self.ever_connected && self.silent_too_long(now) => State::Stale,
+            Goal::Connect | Goal::Verify => State::Connecting,
+            Goal::Whole => State::Replaying,
+            Goal::Gap => State::Gap,
+            Goal::Live if self.unknown_events.is_open() => State::Unreadable,
+            Goal::Live if self.silence.is_open() => State::Stale,
+            Goal::Live => State::Live,
+            Goal::Stale => State::Stale,
         }
     }
 }

@@ -1,12 +1,13 @@
-//! Inputs of a machine: what happens to its stream, in the order of a connection's life.
+//! Inputs of a machine: the events in the life of a connection, in their order.
 
 use std::time::Duration;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::config::{HEAL_MAX, SOON};
-use super::state::{Goal, Question, StoredBatch};
-use super::{Effects, Machine};
+use super::batches::StoredBatch;
+use super::goals::Goal;
+use super::questions::Question;
+use super::{Effects, HEAL_MAX, Machine, SOON};
 use crate::Outcome;
 
 impl<P: AsRef<[u8]>> Machine<P> {
@@ -28,7 +29,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// The live socket has lost its connection. What waits on it is forgotten; the replay brings it again.
+    /// The live socket has lost its connection. Its waiting batches are dropped; the replay brings them again.
     pub fn disconnected(&mut self, fx: &mut impl Effects<P>) {
         self.waiting.clear();
         self.owed = None;
@@ -41,10 +42,10 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.goal = Goal::Connect;
     }
 
-    /// A batch as it was published.
+    /// A batch has come over the live connection.
     pub fn live(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         self.connected(now, fx);
-        self.no_hush(now);
+        self.note_live_batch(now);
         (self.heard, self.live_heard) = (now, now);
         if self.goal == Goal::Stale {
             self.verify(now, fx);
@@ -57,7 +58,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// A batch in answer to the question.
+    /// A batch has come in answer to the question.
     pub fn reply(&mut self, now: Duration, seq: u64, payload: P, fx: &mut impl Effects<P>) {
         let Some(ask) = &mut self.ask else { return };
         self.heard = now;
@@ -71,20 +72,20 @@ impl<P: AsRef<[u8]>> Machine<P> {
             return self.other_life(now, fx);
         }
         if begins && self.open {
-            // It may have been asked before all came that was given up since.
+            // The question may be older than the batches that were given up since.
             self.owed = self.owed.max(self.floor.checked_sub(1).filter(|known| *known >= seq));
             self.floor = seq;
         }
         if begins && heal {
             match self.last {
                 None => self.partial = seq > 0,
-                // The engine remembers no more than we do.
+                // The engine's buffer reaches back no further than the holdings.
                 Some(_) if self.first <= seq => self.heal_at = None,
                 Some(_) => return self.start_over(fx),
             }
         } else if begins && !self.open && self.begins_late(seq, from, past) {
             if self.live_catches_up() {
-                // The engine is far ahead of what has been read here, and the live connection is bringing it.
+                // The engine is far ahead of the batches read here, and the live connection is bringing them.
                 self.owed = self.owed.max(Some(seq));
                 self.forget_ask(fx);
                 if self.goal == Goal::Live {
@@ -94,14 +95,14 @@ impl<P: AsRef<[u8]>> Machine<P> {
                 self.ask_at = Some(now + SOON);
                 return;
             }
-            // Without the last batch nothing proves that these follow it.
+            // Without the last batch nothing proves that the answer follows it.
             self.counts.truncated_replays += 1;
             self.heal_at = None;
             self.end_restored(Outcome::TurnedOver);
             self.lose(seq, fx);
         }
         if begins && self.last.is_none() && self.goal == Goal::Live {
-            // More follows it.
+            // More batches follow.
             (self.goal, self.limit) = (Goal::Whole, Some(now + self.config.replay_total_timeout));
         }
         if self.last.is_some_and(|last| seq <= last) {
@@ -130,7 +131,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         self.silence.note_answer();
         self.short = ask.known > ask.highest;
         if ask.lacks_proof() && (self.keeps || self.goal == Goal::Verify) {
-            return self.other_life(now, fx); // The last batch is not there any more, nor anything after it.
+            return self.other_life(now, fx); // The engine has neither the last batch nor any after it.
         }
         self.admit_suspect(now);
         match self.goal {
@@ -149,7 +150,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
     /// Time has passed.
     pub fn tick(&mut self, now: Duration, fx: &mut impl Effects<P>) {
         self.doubt.pass(now);
-        self.end_strange(now, fx);
+        self.end_unknown_events(now, fx);
         if self.limit_due().is_some_and(|at| at <= now) {
             self.counts.failed_replays += u64::from(self.ask.is_some());
             self.forget_ask(fx);
@@ -182,7 +183,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// When `tick` is needed next, if nothing else happens.
+    /// Time at which `tick` is needed next, if no other input comes.
     pub fn wake(&self, now: Duration) -> Option<Duration> {
         let can_be_stale = match self.goal {
             Goal::Connect => self.ever_connected,

@@ -2,8 +2,40 @@
 
 use std::time::Duration;
 
-use super::state::{Goal, Question};
+use super::goals::Goal;
 use super::{Effects, Machine};
+
+/// A question to the replay socket, and the progress of its answer.
+#[derive(Debug)]
+pub(super) struct Question {
+    /// First batch asked for.
+    pub(super) from: u64,
+    /// Batches that the answer must contain, by number and hash: one applied before, and one of the live connection.
+    pub(super) past: Option<(u64, u64)>,
+    pub(super) live: Option<(u64, u64)>,
+    /// True if the question is to make a partial stream whole; the stream goes on meanwhile.
+    pub(super) heal: bool,
+    /// True once a batch of the answer has come.
+    pub(super) answered: bool,
+    /// Highest sequence number known when the question was asked.
+    pub(super) known: Option<u64>,
+    /// Highest sequence number of the answer.
+    pub(super) highest: Option<u64>,
+    /// True if the answer brought a missing batch.
+    pub(super) useful: bool,
+    /// Time by which the next batch of the answer must come.
+    pub(super) deadline: Duration,
+    /// Time at which the question ends, even if batches still come.
+    pub(super) limit: Duration,
+}
+
+impl Question {
+    /// True if the complete answer is empty although it must contain a batch. (A full socket may cut a longer answer, so only
+    /// its beginning is certain.)
+    pub(super) fn lacks_proof(&self) -> bool {
+        !self.answered && (self.past.is_some() || self.live.is_some())
+    }
+}
 
 impl<P: AsRef<[u8]>> Machine<P> {
     pub(super) fn can_ask(&self) -> bool {
@@ -56,7 +88,7 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// A question has brought nothing, or not all. `unheard`: not even an answer.
+    /// Asks again later, or gives up, after a question that brought nothing or too little. `unheard`: there was no answer.
     pub(super) fn try_again(&mut self, now: Duration, ask: &Question, unheard: bool, fx: &mut impl Effects<P>) {
         self.attempts += u32::from(!ask.useful);
         if self.attempts >= self.config.replay_attempts {
@@ -73,18 +105,18 @@ impl<P: AsRef<[u8]>> Machine<P> {
         }
     }
 
-    /// When the engine is to be asked, although nothing is known to be missing.
+    /// Time of the next question to an engine of which nothing is known to be missing.
     pub(super) fn probe_due(&self) -> Option<Duration> {
         let idle = self.can_replay && self.ask.is_none() && self.ask_at.is_none();
-        // A stream that is heard needs no questions, except to learn which life it is of and whether anybody answers.
+        // A stream that brings batches needs no questions, except to prove its life and that the replay socket answers.
         let quiet = !self.dead && !self.is_unproven();
         let since = if quiet { self.heard.max(self.asked) } else { self.asked };
         let due = since + self.config.probe_interval;
         let due = self.probe_at.unwrap_or(due).min(due);
-        (idle && self.goal != Goal::Connect).then(|| self.hush_due().map_or(due, |silence| due.min(silence)))
+        (idle && self.goal != Goal::Connect).then(|| self.silence_due().map_or(due, |silence| due.min(silence)))
     }
 
-    /// Time at which the stream goes on without what is asked for.
+    /// Time at which the stream goes on without the missing batches.
     pub(super) fn limit_due(&self) -> Option<Duration> {
         self.limit.filter(|_| matches!(self.goal, Goal::Whole | Goal::Verify | Goal::Gap))
     }

@@ -1,4 +1,4 @@
-//! One connection: the handshake, then messages, and signs of life in between.
+//! Connection to a peer: the handshake, then messages, and heartbeats in between.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -9,25 +9,23 @@ use bytes::{Buf as _, BytesMut};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use super::greeting::{self, Answer, Kind, Security};
+use super::greeting::{self, Kind};
 use super::parser::{Budget, Head, Item, Parser};
 use super::socket::Socket;
 
-/// Bytes read at once. What is here is on top of the message that is being read.
+/// Bytes read at once, besides the message that is being read.
 const READ: usize = 64 << 10;
 /// Time that a handshake may take.
 const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(5);
-/// Silence after which a peer is asked for a sign of life.
+/// Silence after which a peer is sent a PING.
 const HEARTBEAT: Duration = Duration::from_secs(5);
-/// Time without a sign of life, once asked for, after which the connection is given up.
+/// Time without an answer to a PING after which the connection is given up.
 const HEARTBEAT_TIMEOUT: Duration = Duration::from_secs(15);
-/// Time without a sign of life after which a connection is given up whose peer is thought to be gone.
+/// The same for a connection whose peer is thought to be gone.
 const DOUBT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Bytes of a frame at most; a peer that announces more is disconnected.
+/// Longest frame, in bytes; a peer that announces a longer one is disconnected.
 const MAX_FRAME: usize = 16 << 20;
-/// Bytes of a frame at most, of a peer that only asks.
-const MAX_QUESTION: usize = 16 << 10;
-/// Bytes of answers, at most, that wait for a peer that does not read them.
+/// Bytes of PONGs and PINGs, at most, that wait for a peer that does not read them.
 const MAX_OUTPUT: usize = 4 << 10;
 
 const NO_HANDSHAKE: &str = "no ZMTP handshake: the process there hangs, or its socket is not a ZMQ socket";
@@ -39,7 +37,7 @@ pub enum Event {
     Open,
     /// The last frame of a message; the others are in [`Connection::head`].
     Message(Vec<u8>),
-    /// The connection is over; why.
+    /// The connection has ended, for this reason.
     Ended(String),
 }
 
@@ -50,57 +48,44 @@ enum Stage {
     Open,
 }
 
-/// A connection to a peer that speaks ZMTP: its messages are read when they are asked for.
+/// Connection to a peer that speaks ZMTP: its messages are read when the caller wants them.
 pub struct Connection {
     socket: Socket,
     kind: Kind,
-    security: Security,
     stage: Stage,
-    /// Commands of the handshake that came.
-    commands: u32,
-    /// Topic that a subscriber subscribes to.
+    /// Topic of a subscriber.
     topic: Box<[u8]>,
     parser: Parser,
-    /// Bytes read, of which the first `used` are parsed. Without room of its own while nothing comes.
+    /// Bytes read; the first `used` are parsed. Without memory of its own while the peer is silent.
     input: Vec<u8>,
     used: usize,
     output: BytesMut,
-    /// Bytes that the peer has taken.
-    written: u64,
-    /// A message that was given back.
+    /// A message that was given back, to be returned once more.
     again: Option<Vec<u8>>,
-    /// Time at which something came last.
+    /// Time at which the peer was last heard.
     heard: Instant,
-    /// Time at which a sign of life was last asked for.
+    /// Time of the last PING.
     asked: Instant,
-    /// Time since which a sign of life is needed soon.
+    /// Time since which the peer is thought to be gone.
     doubted: Option<Instant>,
     timer: Pin<Box<Sleep>>,
-    /// Permit of the connection: its place among those that may be open.
+    /// Permit of the connection among those that may be open.
     place: Option<OwnedSemaphorePermit>,
 }
 
 impl Connection {
-    /// Begins a connection without encryption on a socket. `topic`: what a subscriber subscribes to.
+    /// Begins a connection without encryption on a socket. `topic`: the topic of a subscriber.
     pub fn new(socket: Socket, kind: Kind, topic: &str, budget: Budget) -> Self {
-        Self::secured(socket, kind, topic, budget, Security::Open)
-    }
-
-    /// Begins a connection with the given security on a socket. `topic`: what a subscriber subscribes to.
-    pub fn secured(socket: Socket, kind: Kind, topic: &str, budget: Budget, security: Security) -> Self {
         let now = Instant::now();
         Self {
             socket,
             kind,
-            output: BytesMut::from(&security.greeting()[..]),
-            security,
+            output: BytesMut::from(&greeting::greeting()[..]),
             stage: Stage::Greeting,
-            commands: 0,
             topic: topic.as_bytes().into(),
             parser: Parser::new(budget),
             input: Vec::new(),
             used: 0,
-            written: 0,
             again: None,
             heard: now,
             asked: now,
@@ -110,7 +95,7 @@ impl Connection {
         }
     }
 
-    /// Asks for a sign of life now: without one soon, the connection is given up.
+    /// Sends a PING now: without an answer soon, the connection is given up.
     pub fn doubt(&mut self) {
         let now = Instant::now();
         if self.is_open() && self.doubted.is_none() {
@@ -121,7 +106,7 @@ impl Connection {
         }
     }
 
-    /// Gives a place back when it is over.
+    /// Keeps a permit for as long as the connection lasts.
     pub fn keep(&mut self, place: OwnedSemaphorePermit) {
         self.place = Some(place);
     }
@@ -136,37 +121,20 @@ impl Connection {
         self.stage == Stage::Open
     }
 
-    /// The frames before the last of the message that came last.
+    /// Frames before the last one of the latest message.
     pub fn head(&self) -> &Head {
         self.parser.head()
     }
 
-    /// Keeps the message that came last, so that it comes again.
+    /// Gives back the latest message, so that `poll` returns it once more.
     pub fn give_back(&mut self, body: Vec<u8>) {
         self.again = Some(body);
     }
 
-    /// Sends a message of an empty frame and another one.
+    /// Sends a message of two frames: an empty one, and `bytes`.
     pub fn send(&mut self, bytes: &[u8]) {
-        self.send_frames(&[b""], bytes);
-    }
-
-    /// Sends a message of several frames. Nothing bounds what waits but who calls this: see `waiting`.
-    pub fn send_frames(&mut self, head: &[&[u8]], last: &[u8]) {
-        for frame in head {
-            greeting::put_frame(&mut self.output, true, frame);
-        }
-        greeting::put_frame(&mut self.output, false, last);
-    }
-
-    /// Bytes that the peer has not taken yet.
-    pub fn waiting(&self) -> usize {
-        self.output.len()
-    }
-
-    /// Bytes that the peer has taken.
-    pub fn written(&self) -> u64 {
-        self.written
+        greeting::put_frame(&mut self.output, true, b"");
+        greeting::put_frame(&mut self.output, false, bytes);
     }
 
     /// Returns the next event; `Pending` until there is one.
@@ -177,14 +145,7 @@ impl Connection {
         match self.poll_event(cx) {
             Ok(Poll::Ready(event)) => Poll::Ready(event),
             Ok(Poll::Pending) => Poll::Pending,
-            Err(why) => {
-                if !self.is_open() && matches!(self.security, Security::Asks(_)) {
-                    // For whoever has set up the peer; what cannot be sent at once is not.
-                    self.output.extend_from_slice(&greeting::error(&why));
-                    let _ = self.flush(cx);
-                }
-                Poll::Ready(Event::Ended(why))
-            }
+            Err(why) => Poll::Ready(Event::Ended(why)),
         }
     }
 
@@ -202,15 +163,15 @@ impl Connection {
         Ok(Poll::Pending)
     }
 
-    /// Returns what the bytes read so far bring.
+    /// Next event in the bytes read so far.
     fn next(&mut self) -> Result<Option<Event>, String> {
         if self.stage == Stage::Greeting {
-            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)], &self.security)?;
+            let whole = greeting::check(&self.input[..self.input.len().min(greeting::LENGTH)])?;
             if !whole {
                 return Ok(None);
             }
             self.used = greeting::LENGTH;
-            self.output.extend_from_slice(&self.security.first(self.kind));
+            self.output.extend_from_slice(&greeting::ready(self.kind));
             self.stage = Stage::Ready;
         }
         loop {
@@ -219,16 +180,11 @@ impl Connection {
             match item {
                 None => return Ok(None),
                 Some(Item::Message(body)) if self.stage == Stage::Open => return Ok(Some(Event::Message(body))),
-                Some(Item::Message(_)) => return Err("the ZMTP handshake failed".to_owned()),
+                Some(Item::Message(_)) => return Err(greeting::FAILED.to_owned()),
                 Some(Item::Command(command)) if self.stage == Stage::Ready => {
-                    let Answer { says, opens } = self.security.answer(self.kind, self.commands, &command)?;
-                    self.commands += 1;
-                    self.output.extend_from_slice(&says);
-                    if !opens {
-                        continue;
-                    }
+                    greeting::check_ready(self.kind, &command)?;
                     self.stage = Stage::Open;
-                    self.parser.open(if self.kind == Kind::Router { MAX_QUESTION } else { MAX_FRAME });
+                    self.parser.open(MAX_FRAME);
                     if self.kind == Kind::Sub {
                         greeting::put_frame(&mut self.output, false, &[&[1], &self.topic[..]].concat());
                     }
@@ -257,10 +213,7 @@ impl Connection {
         while !self.output.is_empty() {
             match self.socket.poll_write(cx, &self.output) {
                 Poll::Pending => break,
-                Poll::Ready(Ok(written)) => {
-                    self.output.advance(written);
-                    self.written += written as u64;
-                }
+                Poll::Ready(Ok(written)) => self.output.advance(written),
                 Poll::Ready(Err(error)) => return Err(self.lost(&error.to_string())),
             }
         }
@@ -294,7 +247,7 @@ impl Connection {
         if self.is_open() { why.to_owned() } else { NO_HANDSHAKE.to_owned() }
     }
 
-    /// Asks a silent peer for a sign of life, after all has been read that was there. Fails if none has come in time.
+    /// Sends a PING to a silent peer, after all available bytes were read. Fails if no answer has come in time.
     fn beat(&mut self, cx: &mut Context<'_>) -> Result<(), String> {
         while self.timer.as_mut().poll(cx).is_ready() {
             if !self.is_open() {

@@ -1,21 +1,22 @@
-//! Greeting and handshake of two sockets before their messages: which protocol they speak, and what they are.
+//! Greeting and handshake of two sockets before their messages: the version of the protocol, and the kind of each socket.
 
 use bytes::BytesMut;
 
-use kvatlas_settings::Secret;
-
 const SIGNATURE: [u8; 10] = [0xFF, 0, 0, 0, 0, 0, 0, 0, 0, 0x7F];
+/// Bytes of a greeting.
 pub(super) const LENGTH: usize = 64;
+const MECHANISM: &[u8] = b"NULL";
 
-/// Kind of socket that this side is.
+/// Reason of a connection that ends before its messages may come.
+pub(super) const FAILED: &str = "the ZMTP handshake failed";
+
+/// Kind of this side's socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Kind {
     /// A subscriber.
     Sub,
-    /// One who asks.
+    /// A client that asks questions.
     Dealer,
-    /// One who is asked.
-    Router,
 }
 
 impl Kind {
@@ -23,7 +24,6 @@ impl Kind {
         match self {
             Self::Sub => "SUB",
             Self::Dealer => "DEALER",
-            Self::Router => "ROUTER",
         }
     }
 
@@ -31,116 +31,21 @@ impl Kind {
         match self {
             Self::Sub => &["PUB", "XPUB"],
             Self::Dealer => &["ROUTER", "DEALER", "REP"],
-            Self::Router => &["DEALER"],
         }
     }
 }
 
-/// Security of a connection: what a peer must know.
-#[derive(Debug, Clone)]
-pub enum Security {
-    /// Nothing: the mechanism NULL.
-    Open,
-    /// A key, which this side shows: the mechanism PLAIN. It is to be read by whoever sees the bytes.
-    Shows(Secret),
-    /// A key, which the peer must show.
-    Asks(Secret),
+/// Greeting of this side: version 3.0, without security (the mechanism NULL).
+pub(super) fn greeting() -> [u8; LENGTH] {
+    let mut greeting = [0; LENGTH];
+    greeting[..10].copy_from_slice(&SIGNATURE);
+    greeting[10] = 3;
+    greeting[12..12 + MECHANISM.len()].copy_from_slice(MECHANISM);
+    greeting
 }
 
-impl Security {
-    fn mechanism(&self) -> &'static [u8] {
-        match self {
-            Self::Open => b"NULL",
-            Self::Shows(_) | Self::Asks(_) => b"PLAIN",
-        }
-    }
-
-    /// Greeting of this side: version 3.0.
-    pub(super) fn greeting(&self) -> [u8; LENGTH] {
-        let mut greeting = [0; LENGTH];
-        greeting[..10].copy_from_slice(&SIGNATURE);
-        greeting[10] = 3;
-        let mechanism = self.mechanism();
-        greeting[12..12 + mechanism.len()].copy_from_slice(mechanism);
-        greeting[32] = u8::from(matches!(self, Self::Asks(_)));
-        greeting
-    }
-
-    /// Returns what this side says first once both have greeted, as commands.
-    pub(super) fn first(&self, kind: Kind) -> Vec<u8> {
-        match self {
-            Self::Open => ready("READY", kind),
-            Self::Shows(key) => {
-                let key = key.reveal().as_bytes();
-                command("HELLO", &[&[USER.len() as u8], USER, &[key.len() as u8], key].concat())
-            }
-            Self::Asks(_) => Vec::new(),
-        }
-    }
-
-    /// Returns what this side says to a command before messages may come. `before`: commands of the peer before this
-    /// one.
-    ///
-    /// # Errors
-    /// Why the connection ends. Whoever asks for a key has said so to the peer.
-    pub(super) fn answer(&self, kind: Kind, before: u32, said: &[u8]) -> Result<Answer, String> {
-        match (self, before) {
-            (Self::Open, _) | (Self::Shows(_), 1..) => {
-                check_ready(kind, "READY", said).map(|()| Answer { says: Vec::new(), opens: true })
-            }
-            (Self::Shows(_), 0) => match named(said) {
-                Some((b"WELCOME", _)) => Ok(Answer { says: ready("INITIATE", kind), opens: false }),
-                _ => Err(refused(said).unwrap_or_else(|| FAILED.to_owned())),
-            },
-            (Self::Asks(key), 0) => match named(said) {
-                Some((b"HELLO", shown)) if shown_key(shown).is_some_and(|shown| key.is(shown)) => {
-                    Ok(Answer { says: command("WELCOME", b""), opens: false })
-                }
-                _ => Err(WRONG_KEY.to_owned()),
-            },
-            (Self::Asks(_), 1..) => {
-                check_ready(kind, "INITIATE", said).map(|()| Answer { says: ready("READY", kind), opens: true })
-            }
-        }
-    }
-}
-
-/// Answer to a command of the handshake.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct Answer {
-    pub(super) says: Vec<u8>,
-    /// True if the handshake is over.
-    pub(super) opens: bool,
-}
-
-/// User that shows a key: the key alone decides.
-const USER: &[u8] = b"kvatlas";
-const FAILED: &str = "the ZMTP handshake failed";
-/// Reason why a peer is turned away that does not show the key.
-pub const WRONG_KEY: &str = "it does not show the right key";
-
-/// The password in a HELLO.
-fn shown_key(shown: &[u8]) -> Option<&[u8]> {
-    let (user, rest) = shown.split_first()?;
-    let (_, rest) = rest.split_at_checked(usize::from(*user))?;
-    let (length, key) = rest.split_first()?;
-    (key.len() == usize::from(*length)).then_some(key)
-}
-
-/// The reason of an ERROR.
-fn refused(said: &[u8]) -> Option<String> {
-    let Some((b"ERROR", reason)) = named(said) else { return None };
-    Some(format!("it refuses: {}", reason.get(1..).unwrap_or_default().escape_ascii()))
-}
-
-/// Says why a connection ends.
-pub(super) fn error(why: &str) -> Vec<u8> {
-    let why = &why.as_bytes()[..why.len().min(255)];
-    command("ERROR", &[&[why.len() as u8], why].concat())
-}
-
-/// Checks that what the peer has said so far is a greeting that we can answer; true when it is whole.
-pub(super) fn check(said: &[u8], ours: &Security) -> Result<bool, String> {
+/// Checks the first bytes of a peer for a greeting that this side can answer. True when it is whole.
+pub(super) fn check(said: &[u8]) -> Result<bool, String> {
     let is = |at: usize, wanted: u8| said.get(at).is_none_or(|byte| *byte == wanted);
     if !is(0, SIGNATURE[0]) || said.get(9).is_some_and(|byte| byte & 1 == 0) {
         return Err("the socket there is not a ZMQ socket".to_owned());
@@ -155,20 +60,13 @@ pub(super) fn check(said: &[u8], ours: &Security) -> Result<bool, String> {
         return Ok(false);
     }
     let name = mechanism.split(|byte| *byte == 0).next().unwrap_or_default();
-    if name != ours.mechanism() {
-        return Err(match (ours, name) {
-            (Security::Open, b"PLAIN") => "it has a key (PLAIN security), and none is set here".to_owned(),
-            (Security::Open, name) => {
-                format!("the engine asks for {} security, which is not supported", name.escape_ascii())
-            }
-            (Security::Shows(_), _) => "it asks for no key, and one is set here".to_owned(),
-            (Security::Asks(_), _) => WRONG_KEY.to_owned(),
-        });
+    if name != MECHANISM {
+        return Err(format!("the engine asks for {} security, which is not supported", name.escape_ascii()));
     }
     Ok(true)
 }
 
-/// A command's frame.
+/// Frame of a command.
 pub(super) fn command(name: &str, content: &[u8]) -> Vec<u8> {
     let mut body = vec![name.len() as u8];
     body.extend(name.as_bytes());
@@ -179,7 +77,7 @@ pub(super) fn command(name: &str, content: &[u8]) -> Vec<u8> {
     frame
 }
 
-/// Adds a message's frame.
+/// Appends a frame of a message. `more`: it is not the last.
 pub(super) fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     let more = u8::from(more);
     match u8::try_from(bytes.len()) {
@@ -192,8 +90,8 @@ pub(super) fn put_frame(out: &mut BytesMut, more: bool, bytes: &[u8]) {
     out.extend_from_slice(bytes);
 }
 
-/// Returns a command of this name that says what this side is.
-fn ready(name: &str, kind: Kind) -> Vec<u8> {
+/// The READY command of this side, with the kind of its socket.
+pub(super) fn ready(kind: Kind) -> Vec<u8> {
     let mut properties = Vec::new();
     for (name, value) in [("Socket-Type", kind.name()), ("Identity", "")] {
         properties.push(name.len() as u8);
@@ -201,26 +99,27 @@ fn ready(name: &str, kind: Kind) -> Vec<u8> {
         properties.extend((value.len() as u32).to_be_bytes());
         properties.extend(value.as_bytes());
     }
-    command(name, &properties)
+    command("READY", &properties)
 }
 
-/// A command's name and content.
+/// Name and content of a command.
 pub(super) fn named(command: &[u8]) -> Option<(&[u8], &[u8])> {
     let (length, rest) = command.split_first()?;
     rest.split_at_checked(usize::from(*length))
 }
 
-/// Checks that the peer is what this side can talk to, as it says in a command of this name.
-fn check_ready(kind: Kind, name: &str, command: &[u8]) -> Result<(), String> {
+/// Checks the READY command of a peer: its socket must be of a kind that this side can talk to.
+pub(super) fn check_ready(kind: Kind, command: &[u8]) -> Result<(), String> {
     match named(command) {
-        Some((said, properties)) if said == name.as_bytes() => {
+        Some((b"READY", properties)) => {
             let peer = socket_type(properties).unwrap_or_default();
             if kind.peers().iter().any(|name| name.as_bytes() == peer) {
                 return Ok(());
             }
             Err(format!("it is a {} socket, not {}", peer.escape_ascii(), kind.peers()[0]))
         }
-        _ => Err(refused(command).unwrap_or_else(|| FAILED.to_owned())),
+        Some((b"ERROR", reason)) => Err(format!("it refuses: {}", reason.get(1..).unwrap_or_default().escape_ascii())),
+        _ => Err(FAILED.to_owned()),
     }
 }
 
@@ -243,30 +142,29 @@ mod tests {
 
     #[test]
     fn greetings_are_judged_as_soon_as_they_can_be() {
-        let ours = Security::Open.greeting();
+        let ours = greeting();
         for length in 0..LENGTH {
-            assert_eq!(check(&ours[..length], &Security::Open), Ok(false), "{length}");
+            assert_eq!(check(&ours[..length]), Ok(false), "{length}");
         }
-        assert_eq!(check(&ours, &Security::Open), Ok(true));
+        assert_eq!(check(&ours), Ok(true));
         let with = |at: usize, bytes: &[u8]| {
             let mut greeting = ours.to_vec();
             greeting[at..at + bytes.len()].copy_from_slice(bytes);
-            check(&greeting, &Security::Open).expect_err("it is none")
+            check(&greeting).expect_err("it is none")
         };
         assert!(with(12, b"CURVE").contains("CURVE security"));
+        assert!(with(12, b"PLAIN").contains("PLAIN security"));
         assert!(with(10, b"\x02").contains("version 2"));
-        assert!(check(b"HTTP/1.1 400", &Security::Open).is_err_and(|why| why.contains("not a ZMQ socket")));
+        assert!(check(b"HTTP/1.1 400").is_err_and(|why| why.contains("not a ZMQ socket")));
         assert!(with(9, b"\0").contains("not a ZMQ socket"));
     }
 
     #[test]
     fn peers_say_what_they_are() {
-        let said = |kind, body: &[u8]| check_ready(kind, "READY", body);
+        let said = |kind, body: &[u8]| check_ready(kind, body);
         assert_eq!(said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03PUB"), Ok(()));
         assert_eq!(said(Kind::Sub, b"\x05READY\x08Identity\0\0\0\0\x0bsocket-type\0\0\0\x04XPUB"), Ok(()));
         assert_eq!(said(Kind::Dealer, b"\x05READY\x0bSocket-Type\0\0\0\x06ROUTER"), Ok(()));
-        assert_eq!(said(Kind::Router, b"\x05READY\x0bSocket-Type\0\0\0\x06DEALER"), Ok(()));
-        assert!(said(Kind::Router, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB").is_err());
         let why = said(Kind::Sub, b"\x05READY\x0bSocket-Type\0\0\0\x03SUB").expect_err("another one");
         assert_eq!(why, "it is a SUB socket, not PUB");
         assert!(said(Kind::Sub, b"\x05ERROR\x04nope").is_err_and(|why| why.contains("nope")));
@@ -274,54 +172,6 @@ mod tests {
         {
             assert!(said(Kind::Sub, bad).is_err());
         }
-    }
-
-    /// The commands' bodies of some frames.
-    fn bodies(mut frames: &[u8]) -> Vec<Vec<u8>> {
-        let mut bodies = Vec::new();
-        while !frames.is_empty() {
-            let size = u64::from_be_bytes(frames[1..9].try_into().expect("eight")) as usize;
-            bodies.push(frames[9..9 + size].to_vec());
-            frames = &frames[9 + size..];
-        }
-        bodies
-    }
-
-    /// A handshake of two sides: whether both are open, or why one of them ends it.
-    fn shaken(client: &Security, server: &Security) -> Result<bool, String> {
-        for (said, ours) in [(client, server), (server, client)] {
-            assert!(check(&said.greeting(), ours)?);
-        }
-        let (mut to_server, mut to_client) = (client.first(Kind::Dealer), server.first(Kind::Router));
-        let (mut heard, mut open) = ([0; 2], [false; 2]);
-        while !to_server.is_empty() || !to_client.is_empty() {
-            let mut next = [Vec::new(), Vec::new()];
-            let sides = [(client, Kind::Dealer, &to_client), (server, Kind::Router, &to_server)];
-            for (at, (side, kind, frames)) in sides.into_iter().enumerate() {
-                for body in bodies(frames) {
-                    let Answer { says, opens } = side.answer(kind, heard[at], &body)?;
-                    (heard[at], open[at]) = (heard[at] + 1, open[at] || opens);
-                    next[at].extend(says);
-                }
-            }
-            [to_server, to_client] = next;
-        }
-        Ok(open == [true; 2])
-    }
-
-    #[test]
-    fn a_key_is_shown_and_must_be_the_right_one() {
-        let key = |text: &str| serde_json::from_str::<Secret>(&format!("\"{text}\"")).expect("a string");
-        let (shows, asks) = (Security::Shows(key("s3cret")), Security::Asks(key("s3cret")));
-        assert_eq!(shaken(&Security::Open, &Security::Open), Ok(true));
-        assert_eq!(shaken(&shows, &asks), Ok(true));
-        assert_eq!(shaken(&Security::Shows(key("s3cre")), &asks), Err(WRONG_KEY.to_owned()));
-        assert_eq!(shaken(&Security::Open, &asks), Err(WRONG_KEY.to_owned()));
-        assert!(shaken(&shows, &Security::Open).is_err(), "a reader does not show its key to just anybody");
-        for hello in [&b"\x05HELLO"[..], b"\x05HELLO\x07kvatlas", b"\x05HELLO\0\xffs3cret", b"\x05READY", b""] {
-            assert_eq!(asks.answer(Kind::Router, 0, hello), Err(WRONG_KEY.to_owned()));
-        }
-        assert!(asks.answer(Kind::Router, 0, b"\x05HELLO\0\x06s3cret").is_ok());
     }
 
     #[test]

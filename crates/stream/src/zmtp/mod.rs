@@ -1,11 +1,10 @@
-//! ZMTP 3, the protocol between ZeroMQ's sockets, as far as a subscriber, an asker and one who is asked need it.
+//! ZMTP 3, the protocol between ZeroMQ's sockets, for the two kinds that follow an engine: a subscriber, and a client that asks.
 //!
-//! libzmq has threads of its own that read ahead of us. What they read is bounded by a number of messages only, and of a
-//! message that never ends not even by that; and a socket of it that listens does not tell its peers apart. So there is
-//! none here: a connection is read by the task of its stream, as much as that can use. What it has not read stays at the
-//! engine.
+//! libzmq reads ahead in threads of its own. Its buffers are bounded by a number of messages only, and an endless
+//! message is not bounded at all; and a listening socket of libzmq does not tell its peers apart. So libzmq is not used here: a
+//! connection is read by the task of its stream, as much as that can use. The rest stays at the engine.
 //!
-//! `parser` makes messages of bytes, `greeting` is what comes before them, `socket` is TCP or a path, `connection` puts
+//! `parser` makes messages of bytes, `greeting` has the bytes before them, `socket` is TCP or a path, `connection` puts
 //! them together.
 
 mod connection;
@@ -14,6 +13,6 @@ mod parser;
 mod socket;
 
 pub use self::connection::{Connection, Event};
-pub use self::greeting::{Kind, Security, WRONG_KEY};
+pub use self::greeting::Kind;
 pub use self::parser::{Budget, Head, Room};
 pub use self::socket::{ConnectAttempt, Socket};

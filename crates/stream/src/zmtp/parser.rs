@@ -3,18 +3,19 @@
 use std::ops::Range;
 use std::sync::Arc;
 
+use super::greeting::FAILED;
 use crate::limits::{Limit, SharedCounts};
 
-/// Bytes of a command at most; a peer that announces more is disconnected.
+/// Longest command, in bytes; a peer that announces a longer one is disconnected.
 const MAX_COMMAND: usize = 4 << 10;
-/// Bytes of all frames before the last at most. A message with more is none that an engine sends.
+/// Most bytes of all frames before the last. No engine sends a message with more.
 const MAX_HEAD: usize = 16 << 10;
-/// Frames before the last at most: an empty one, the topic, the number.
+/// Most frames before the last: an empty one, the topic, the sequence number.
 const MAX_FRAMES: usize = 3;
-/// A body grows by so much as it comes, not by what is announced.
+/// Bytes by which the memory of a body grows as it arrives, whatever its announced size.
 const GROWTH: usize = 64 << 10;
 
-/// Memory that the bodies of all connections share while they come.
+/// Memory shared by all connections for bodies that have arrived in part.
 #[derive(Debug, Clone)]
 pub struct Room {
     shared: Arc<SharedCounts>,
@@ -28,19 +29,19 @@ impl Room {
     }
 }
 
-/// Share of one connection in the [`Room`] for bodies that are not there as a whole. Short ones do not count.
+/// Share of one connection in the [`Room`]. Short bodies do not count.
 pub struct Budget {
     room: Room,
     taken: usize,
 }
 
 impl Budget {
-    /// Makes a share of nothing yet.
+    /// An empty share.
     pub fn new(room: &Room) -> Self {
         Self { room: room.clone(), taken: 0 }
     }
 
-    /// False if there is no room for so many more.
+    /// Takes more bytes. False if there is no room for them.
     fn take(&mut self, bytes: usize) -> bool {
         let has_room = self.room.shared.add(bytes) <= self.room.most;
         self.taken += bytes;
@@ -61,23 +62,23 @@ impl Drop for Budget {
     }
 }
 
-/// The frames of a message before its last one.
+/// Frames of a message before its last one.
 #[derive(Debug, Default)]
 pub struct Head {
     bytes: Vec<u8>,
     ends: [usize; MAX_FRAMES],
     frames: usize,
-    /// True if there is more than is kept.
+    /// True if frames were dropped because they are too many or too long.
     is_cut: bool,
 }
 
 impl Head {
-    /// Number of the frames; none if they are not those of an engine's message.
+    /// Number of the frames; none if they are too many or too long for an engine's message.
     pub fn frames(&self) -> Option<usize> {
         (!self.is_cut).then_some(self.frames)
     }
 
-    /// The bytes of one of the frames, from the end: 0 is the last but one of the message.
+    /// Bytes of a frame, counted from the end: 0 is the last but one of the message.
     pub fn back(&self, at: usize) -> Option<&[u8]> {
         let at = self.frames.checked_sub(at + 1)?;
         self.bytes.get(self.range(at)?)
@@ -109,7 +110,7 @@ impl Head {
     }
 }
 
-/// Item that was read: a message or a command.
+/// A message or a command.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Item {
     /// The last frame of a message; the others are in [`Parser::head`] until something else is parsed.
@@ -137,7 +138,7 @@ pub(super) struct Parser {
     /// The last frame of the message, or the command.
     body: Vec<u8>,
     budget: Budget,
-    /// Bytes of a message's frame at most.
+    /// Longest frame of a message, in bytes.
     most: usize,
 }
 
@@ -147,7 +148,7 @@ impl Parser {
         Self { step: Step::Header, head: Head::default(), complete: false, body: Vec::new(), budget, most: 0 }
     }
 
-    /// Messages may come, whose frames have so many bytes at most.
+    /// Allows messages, with frames of up to `most` bytes.
     pub(super) fn open(&mut self, most: usize) {
         self.most = most;
     }
@@ -156,8 +157,7 @@ impl Parser {
         &self.head
     }
 
-    /// Returns how many bytes were used, and what they end, if anything. The bytes not used are to come again, with
-    /// more.
+    /// Number of bytes used, and the item that they complete, if any. The other bytes must be given again, with more.
     pub(super) fn parse(&mut self, input: &[u8]) -> Result<(usize, Option<Item>), String> {
         let mut used = 0;
         loop {
@@ -202,7 +202,7 @@ impl Parser {
         }
     }
 
-    /// Makes room for `bytes` of the `all` that still come, and for no more than come.
+    /// Grows the body for `bytes` of the `all` bytes that are still to come.
     fn grow(&mut self, bytes: usize, all: usize) -> Result<(), String> {
         let room = self.body.capacity() - self.body.len();
         if room >= bytes {
@@ -221,7 +221,7 @@ impl Parser {
     }
 }
 
-/// Returns what a frame is, its size, and the length of its header, if that is there as a whole.
+/// Kind and size of a frame, and the length of its header, if the header is complete.
 fn header(input: &[u8], most: usize) -> Result<Option<(Frame, usize, usize)>, String> {
     let Some((flags, rest)) = input.split_first() else { return Ok(None) };
     let (size, length) = match (flags & 2, rest) {
@@ -233,7 +233,7 @@ fn header(input: &[u8], most: usize) -> Result<Option<(Frame, usize, usize)>, St
         _ => return Ok(None),
     };
     let (kind, max) = match flags & !2 {
-        0 | 1 if most == 0 => return Err("the ZMTP handshake failed".to_owned()),
+        0 | 1 if most == 0 => return Err(FAILED.to_owned()),
         0 => (Frame::Body, most),
         1 => (Frame::Head, most),
         4 => (Frame::Command, MAX_COMMAND),

@@ -1,4 +1,4 @@
-//! TCP or a path, both as tokio has them.
+//! Sockets of a connection: TCP, or a path in the file system.
 
 use std::future::Future;
 use std::io;
@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::net::{TcpStream, UnixStream};
 
-/// Time that an attempt to connect may take.
+/// Longest time of an attempt to connect.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// An attempt to connect.
@@ -24,7 +24,7 @@ pub enum Socket {
 }
 
 impl Socket {
-    /// Connects to an address as ZMQ has it, without names.
+    /// Connects to an address in ZeroMQ's form, with a number and not a name for the host.
     pub fn dial(address: String) -> ConnectAttempt {
         Box::pin(async move {
             let connected = tokio::time::timeout(TIMEOUT, connect(&address)).await;
@@ -32,7 +32,7 @@ impl Socket {
         })
     }
 
-    /// Takes a connection that a peer has made.
+    /// Takes a connection made by a peer.
     pub fn of_peer(peer: TcpStream) -> Self {
         let _ = peer.set_nodelay(true);
         Self::Tcp(peer)
@@ -46,7 +46,7 @@ impl Socket {
         }
     }
 
-    /// Reads into the room that `into` has. Nothing read is the end.
+    /// Reads into the spare capacity of `into`. 0 bytes mean the end.
     pub(super) fn poll_read(&self, cx: &mut Context<'_>, into: &mut Vec<u8>) -> Poll<io::Result<usize>> {
         loop {
             let read = match self {

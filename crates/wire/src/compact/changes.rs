@@ -1,14 +1,14 @@
 //! Changes, read from the bytes of a frame.
 
 use kvatlas_codec::{Cursor, from_zigzag};
-use kvatlas_index::{self as index, BlockHash, Tier};
+use kvatlas_index::{self as index, BlockHash, RankRef, Tier};
 
 use super::recorder::{CLEAR, COPIES, KIND, KNOWN, ONCE, PARENT, REMOVE, STORE, TIER_SHIFT};
 use super::{FormatError, name_of};
 
-/// Blocks in one change at most.
+/// Greatest number of blocks in a change.
 const MOST: u64 = 1 << 24;
-/// Copies of one block at most.
+/// Greatest number of copies of a block.
 const MOST_COPIES: u64 = 1 << 16;
 
 /// One change of what a rank holds.
@@ -24,7 +24,7 @@ pub enum Change<'a> {
         names: &'a [BlockHash],
         /// The content hash of each.
         contents: &'a [u64],
-        /// True if a block that is held already has no other copy now.
+        /// True if a block that is held already gains no further copy.
         once: bool,
         /// Copies of each.
         copies: u32,
@@ -48,23 +48,26 @@ pub enum Change<'a> {
 }
 
 impl Change<'_> {
-    /// Makes the same change to what `rank` of `worker` holds.
+    /// Makes the same change to what a rank holds.
     ///
     /// # Errors
     /// If the index can number no more.
-    pub fn apply(&self, index: &mut index::Changes<'_>, worker: &str, rank: u32) -> Result<(), index::Error> {
+    pub fn apply(&self, index: &mut index::Changes<'_>, rank: &impl RankRef) -> Result<(), index::Error> {
         match *self {
             Self::Store { tier, parent, names, contents, once, copies } => {
-                let store = if once { index::Changes::store_once } else { index::Changes::store };
                 for _ in 0..copies {
-                    store(index, worker, rank, tier, parent, names, contents)?;
+                    if once {
+                        index.store_once(rank, tier, parent, names, contents)?;
+                    } else {
+                        index.store(rank, tier, parent, names, contents)?;
+                    }
                 }
             }
             Self::StoreKnown { tier, names } => {
-                index.store_known(worker, rank, tier, names);
+                index.store_known(rank, tier, names);
             }
-            Self::Remove { tier, names } => index.remove(worker, rank, tier, names),
-            Self::Clear => index.clear(worker, Some(rank), None),
+            Self::Remove { tier, names } => index.remove(rank, tier, names),
+            Self::Clear => index.clear(rank.worker(), Some(rank.rank()), None),
         }
         Ok(())
     }
@@ -133,13 +136,13 @@ impl Heading {
         Ok(())
     }
 
-    /// The content hashes, which a store has behind its numbers.
+    /// Content hashes of a store, which follow its numbers.
     fn contents<'a>(&self, cursor: &mut Cursor<'a>) -> Result<&'a [u8], FormatError> {
         Ok(if self.kind == STORE { cursor.bytes(8 * self.blocks)? } else { &[] })
     }
 }
 
-/// The number of blocks that changes are of, each counted once for each of its copies. Nothing is made of them.
+/// Number of blocks in changes, each counted once for each of its copies. Nothing is made of them.
 ///
 /// # Errors
 /// If the bytes are wrong.

@@ -5,14 +5,14 @@ use kvatlas_codec::{Cursor, put_varint};
 use super::FormatError;
 use super::changes::weight;
 
-/// The version of the format that is written, and the only one that there is.
+/// Version of the format, written and read.
 pub const VERSION: u8 = 1;
 
-/// No value of MessagePack begins with it, so that no batch of an engine is taken for a message of a relay.
+/// First byte of a message: no value of MessagePack begins with it, so no batch of an engine is taken for a message.
 const MAGIC: u8 = 0xc1;
 
-/// Blocks that the changes of a message may be of, besides one for each of its bytes: a few bytes say a run of any
-/// length, and whoever reads them does something for each block.
+/// Greatest number of blocks in the changes of a message, besides one for each of its bytes: a few bytes say a run of any
+/// length, and a reader does something for each block.
 pub const MOST_BLOCKS: u64 = 1 << 18;
 
 const BATCH: u8 = 1;
@@ -41,9 +41,9 @@ pub struct Status {
     pub upper_bound: bool,
     /// True if the engine does not tell which blocks have a salt.
     pub no_salts: bool,
-    /// True if what is in the message waited at the relay for long.
+    /// True if the message waited at the relay for long.
     pub late: bool,
-    /// True if only a number says that the engine, connected anew, is the one whose blocks are held.
+    /// True if only a sequence number shows that the engine, connected anew, is the one whose blocks are held.
     pub unverified: bool,
 }
 
@@ -71,15 +71,15 @@ pub enum Frame<'a> {
         /// The changes.
         changes: &'a [u8],
     },
-    /// All ranks hold nothing any more, because the relay does not know what they hold.
+    /// All ranks count as empty, because the relay does not know what they hold.
     Forgotten,
-    /// All that is held follows, for whoever does not know it; others need not read it.
+    /// All that is held follows, for a reader that does not know it; others may skip it.
     StateBegin,
     /// A part of what a rank holds.
     State {
         /// The rank.
         rank: u32,
-        /// The changes that make it, of a rank that holds nothing.
+        /// Changes that make it from an empty rank.
         changes: &'a [u8],
     },
     /// End of what a rank holds. Batches of the rank count from here on, and only from here on.
@@ -135,7 +135,7 @@ impl<'a> Message<'a> {
         Ok(Self { life, id, block_size, key, timestamp, frames: cursor.0 })
     }
 
-    /// Checks all that is in its frames, before anything is made of it.
+    /// Checks all frames, before any is applied.
     ///
     /// # Errors
     /// If a frame or a change cannot be read, or its changes are of more than [`MOST_BLOCKS`].

@@ -2,10 +2,10 @@
 //!
 //! ```text
 //!   engine's batch ──Reader──▶ index
-//!                      └─▶ Recorder ──▶ Frame ──▶ Message ═══▶ Message ──▶ Change ──▶ index of somebody else
+//!                      └─▶ Recorder ──▶ Frame ──▶ Message ═══▶ Message ──▶ Change ──▶ another index
 //! ```
 //!
-//! A [`Message`] says which life of the relay it is of, and which number it has in it; it holds [`Frame`]s, and those hold
+//! A [`Message`] has the relay's life and a number within it; it holds [`Frame`]s, and those hold
 //! [`Change`]s. Blocks have their content hashes. Instead of the engine's names they have numbers, given by the
 //! [`Recorder`] in the order in which they were first seen: names have eight to 32 bytes that nothing compresses, and
 //! numbers one after another are said by the first of them. Whoever reads them needs nothing but the numbers: they name
@@ -38,7 +38,7 @@ impl From<ReadError> for FormatError {
 /// The name in an index of the block that has a number: different numbers have different names, spread evenly.
 #[must_use]
 pub fn name_of(number: u64) -> BlockHash {
-    // The finalizer of SplitMix64, each step of which can be undone.
+    // The finalizer of SplitMix64; each step can be undone.
     let mut word = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);

@@ -14,7 +14,7 @@ use kvatlas_index::{BlockHash, RankCopy, Tier};
 
 /// Names of removed blocks that keep their numbers in any case.
 const KEPT: usize = 1 << 16;
-/// A block of which so many copies were announced is never taken for removed.
+/// Greatest number of copies counted: a block with as many never counts as removed.
 const MANY: u8 = u8::MAX;
 
 pub(super) const STORE: u8 = 0;
@@ -30,7 +30,7 @@ pub(super) const COPIES: u8 = 1 << 6;
 #[derive(Debug, Clone, Copy)]
 struct BlockNumber {
     number: u64,
-    /// At least as many copies as a reader of the record may hold, on each tier.
+    /// Upper bound of the copies that a reader of the record holds, on each tier.
     copies: [u8; Tier::ALL.len()],
 }
 
@@ -39,7 +39,7 @@ struct BlockNumber {
 pub struct Recorder {
     names: HashMap<BlockHash, BlockNumber>,
     next: u64,
-    /// Names without copies, those that have been so for the longest time first.
+    /// Names without copies, the longest without first.
     removed: VecDeque<BlockHash>,
     /// Changes since they were last taken.
     out: Vec<u8>,
@@ -49,19 +49,19 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// Takes what was written down since the last call; nothing if nothing changed.
+    /// Takes the changes recorded since the last call; nothing if nothing changed.
     pub fn take(&mut self) -> Vec<u8> {
         self.last = 0;
         std::mem::take(&mut self.out)
     }
 
-    /// Names that have numbers.
+    /// Number of names with numbers.
     #[must_use]
     pub fn names(&self) -> usize {
         self.names.len()
     }
 
-    /// Blocks were stored.
+    /// Records a store.
     pub(crate) fn store(
         &mut self,
         tier: Tier,
@@ -75,7 +75,7 @@ impl Recorder {
         self.contents(contents);
     }
 
-    /// Blocks that are held already were stored on another tier.
+    /// Records a store of blocks that are held already on another tier.
     pub(crate) fn store_known(&mut self, tier: Tier, names: &[BlockHash], once: bool) {
         let known: Vec<BlockHash> = names.iter().copied().filter(|name| self.names.contains_key(name)).collect();
         if !known.is_empty() {
@@ -110,7 +110,7 @@ impl Recorder {
         self.forget();
     }
 
-    /// The rank has lost everything.
+    /// Records that the rank has lost everything.
     pub(crate) fn clear(&mut self) {
         self.out.push(CLEAR);
         self.names.clear();
@@ -156,7 +156,7 @@ impl Recorder {
         flush(self, true);
     }
 
-    /// Writes as changes that blocks are not held after all.
+    /// Writes changes that remove blocks which are not held after all.
     pub fn removed(&mut self, tier: Tier, names: &[BlockHash]) -> Vec<u8> {
         self.remove(tier, names, false);
         self.take()
@@ -172,7 +172,7 @@ impl Recorder {
             let is_new = !self.names.contains_key(&parent);
             let number = self.number(parent, |_| {});
             if is_new {
-                // Of a block that nobody was told of, so that there is nothing to be removed.
+                // No reader knows the block, so there is nothing to remove.
                 self.removed.push_back(parent);
             }
             put_varint(&mut self.out, zigzag(self.last, number));
@@ -196,7 +196,7 @@ impl Recorder {
         self.scratch = numbers;
     }
 
-    /// In runs: how far from the last number, and whether more than one follow each other, up or down.
+    /// Writes numbers in runs: how far from the last number, and whether more than one follow each other, up or down.
     fn numbers(&mut self, numbers: &[u64]) {
         put_varint(&mut self.out, numbers.len() as u64);
         let mut rest = numbers;
@@ -223,7 +223,7 @@ impl Recorder {
         contents.iter().for_each(|content| self.out.extend(content.to_le_bytes()));
     }
 
-    /// Takes numbers from the names that have had no copy for long.
+    /// Takes the numbers away from names that have been without copies for long.
     fn forget(&mut self) {
         while self.removed.len() > KEPT.max(self.names.len().saturating_sub(self.removed.len()) * 4) {
             let Some(name) = self.removed.pop_front() else { return };

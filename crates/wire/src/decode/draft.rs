@@ -1,17 +1,14 @@
-//! An event while it is read: its fields come in any order, by key or by position.
+//! One event while its fields are read, and the reasons why it cannot be.
 
-use super::extra;
-use super::fault::Fault;
-use super::field::{EXTRA_KEYS, Field, OPTIONAL, REMOVED, STORED};
-use super::msgpack::{Cursor, Value};
-use super::spare::Spare;
+use super::msgpack::{Cursor, MsgpackError, Value};
 use super::values::{integer, kind, lookahead, names, optional_name, text, tokens, unsigned};
+use super::{Spare, extra};
 use crate::error::Reason;
 use crate::event::{Cleared, EventOf, RemovedOf, StoredOf};
 use crate::medium;
 use crate::name::BlockName;
 
-/// See the module's text.
+/// An event while its fields are read: they come in any order, by key or by position.
 pub(crate) struct Draft<'a, N> {
     event: EventOf<N>,
     /// Fields without which an event means nothing: one bit each.
@@ -89,7 +86,7 @@ impl<'a, N: BlockName> Draft<'a, N> {
         Ok(())
     }
 
-    /// The event, when all its fields were read.
+    /// Ends the reading, and returns the event.
     pub(crate) fn finish(self) -> Result<EventOf<N>, Fault> {
         let needed: &[Field] = match self.event {
             EventOf::Stored(_) => &[Field::BlockHashes, Field::Parent, Field::Tokens, Field::BlockSize],
@@ -142,4 +139,112 @@ fn removed<N: BlockName>(it: &mut RemovedOf<N>, field: Field, cursor: &mut Curso
         _ => cursor.skip()?,
     }
     Ok(())
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Field {
+    BlockHashes,
+    Parent,
+    Tokens,
+    BlockSize,
+    LoraId,
+    Medium,
+    LoraName,
+    ExtraKeys,
+    Group,
+    Kind,
+    Window,
+    Locality,
+    Ownership,
+    Salt,
+    Session,
+    Lookahead,
+    Origin,
+}
+
+/// The order of the positional form, after the tag.
+pub(crate) const STORED: [Field; 13] = [
+    Field::BlockHashes,
+    Field::Parent,
+    Field::Tokens,
+    Field::BlockSize,
+    Field::LoraId,
+    Field::Medium,
+    Field::LoraName,
+    Field::ExtraKeys,
+    Field::Group,
+    Field::Kind,
+    Field::Window,
+    Field::Locality,
+    Field::Ownership,
+];
+pub(crate) const REMOVED: [Field; 5] =
+    [Field::BlockHashes, Field::Medium, Field::Group, Field::Locality, Field::Ownership];
+
+/// The position of the extra keys among those of a store.
+pub(crate) const EXTRA_KEYS: usize = 7;
+
+/// Position from which on a map holds further fields by key, as one engine appends them.
+pub(crate) const OPTIONAL: usize = 5;
+
+impl Field {
+    pub(crate) fn of(key: &[u8]) -> Option<Self> {
+        Some(match key {
+            b"block_hashes" => Self::BlockHashes,
+            b"parent_block_hash" => Self::Parent,
+            b"token_ids" => Self::Tokens,
+            b"block_size" => Self::BlockSize,
+            b"lora_id" => Self::LoraId,
+            b"medium" => Self::Medium,
+            b"lora_name" => Self::LoraName,
+            b"extra_keys" => Self::ExtraKeys,
+            b"group_idx" => Self::Group,
+            b"kv_cache_spec_kind" => Self::Kind,
+            b"kv_cache_spec_sliding_window" => Self::Window,
+            b"locality" => Self::Locality,
+            b"ownership" => Self::Ownership,
+            b"cache_salt" => Self::Salt,
+            b"session_id" => Self::Session,
+            b"lookahead_token_ids" => Self::Lookahead,
+            b"origin" => Self::Origin,
+            _ => return None,
+        })
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::BlockHashes => "block_hashes",
+            Self::Parent => "parent_block_hash",
+            Self::Tokens => "token_ids",
+            Self::BlockSize => "block_size",
+            Self::LoraId => "lora_id",
+            Self::Medium => "medium",
+            Self::LoraName => "lora_name",
+            Self::ExtraKeys => "extra_keys",
+            Self::Group => "group_idx",
+            Self::Kind => "kv_cache_spec_kind",
+            Self::Window => "kv_cache_spec_sliding_window",
+            Self::Locality => "locality",
+            Self::Ownership => "ownership",
+            Self::Salt => "cache_salt",
+            Self::Session => "session_id",
+            Self::Lookahead => "lookahead_token_ids",
+            Self::Origin => "origin",
+        }
+    }
+}
+
+/// Reason why an event cannot be read.
+#[derive(Debug)]
+pub(crate) enum Fault {
+    /// Malformed, so that not even its end can be found.
+    Broken(MsgpackError),
+    /// Well formed, but without a meaning, for a reason and with a description.
+    Event(Reason, String),
+}
+
+impl From<MsgpackError> for Fault {
+    fn from(broken: MsgpackError) -> Self {
+        Self::Broken(broken)
+    }
 }

@@ -3,7 +3,7 @@
 //!
 //! In vLLM's order the LoRA name comes first, if there is one, and the salt stands in a prompt's first block only. So
 //! a string is the LoRA name if it equals it and comes first, and the salt in the first block otherwise; any other
-//! string is kept as a key that nobody can mistake for nothing. Tagged tuples, as the engine hashes them, are taken
+//! string is kept as a key that differs from no key. Tagged tuples, as the engine hashes them, are taken
 //! as well: their shapes are different.
 //!
 //! # Digests of adapters
@@ -17,7 +17,7 @@
 //!
 //! A digest is no part of a block's contents here, as those who ask know adapters by name.
 
-use super::fault::Fault;
+use super::draft::Fault;
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
 use crate::event::{AdapterDigest, StoredOf};
@@ -26,13 +26,13 @@ use crate::keys::Key;
 /// Prefix that one integration puts before the salts that it hands to the engine.
 const PREFIX: &str = "dynamo-cache-salt:";
 
-/// The salt that a client knows, of what an engine shows; none if it is empty.
+/// The client's salt in what an engine shows; none if it is empty.
 pub(crate) fn salt(shown: &str) -> Option<&str> {
     let salt = shown.strip_prefix(PREFIX).unwrap_or(shown);
     (!salt.is_empty()).then_some(salt)
 }
 
-/// Digits of a digest in hexadecimal, at least.
+/// Least number of hexadecimal digits of a digest.
 const DIGITS: usize = 32;
 
 /// One key as sent.
@@ -60,7 +60,7 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
             Value::Nil => continue,
             Value::Array(keys) => keys,
             _ => {
-                // A key that nobody has put into a list.
+                // A key outside a list.
                 *cursor = start;
                 1
             }
@@ -108,7 +108,7 @@ pub(crate) fn read<N>(cursor: &mut Cursor<'_>, stored: &mut StoredOf<N>) -> Resu
     Ok(())
 }
 
-/// True if a string says what the next one is, as engines' own tuples do.
+/// True if a string tags the next one, as in engines' own tuples.
 fn is_tag<N>(text: &str, at: usize, keys: usize, stored: &StoredOf<N>) -> bool {
     let is_known = text == "lora" && at == 0 || text == "lora_identity" && at > 0;
     is_known && at + 1 < keys && stored.lora.as_deref().is_some_and(|name| name != text)
@@ -122,7 +122,7 @@ fn tagged<'a>(tag: Option<&str>, text: &'a str) -> RawKey<'a> {
     }
 }
 
-/// True of hexadecimal digits as a hash function has them, with its name before them or not.
+/// True if a text looks like the digest of a hash function, with the function's name before it or not.
 fn looks_like_digest(text: &str) -> bool {
     let digits = text.rsplit_once(':').map_or(text, |(_, digits)| digits);
     digits.len() >= DIGITS && digits.bytes().all(|digit| digit.is_ascii_hexdigit())

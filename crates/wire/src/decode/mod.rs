@@ -9,24 +9,19 @@
 
 mod draft;
 mod extra;
-mod fault;
-mod field;
 mod msgpack;
-mod spare;
 mod values;
 
 use kvatlas_index::BlockHash;
 
-use self::draft::Draft;
-use self::fault::Fault;
+use self::draft::{Draft, Fault};
 use self::msgpack::{Cursor, MsgpackError, Value};
-use self::spare::Spare;
 use crate::error::{Error, Reason, RefusedEvent};
-use crate::event::{Batch, BatchOf, EventOf};
+use crate::event::{Batch, BatchOf, EventOf, StoredOf};
 use crate::name::BlockName;
 
-/// Refusals told one by one; further ones of a batch are added to the last of their reason, so that a payload of
-/// nothing but nonsense does not grow in memory.
+/// Greatest number of refusals listed one by one; further ones of a batch are added to the last of their reason, so that a
+/// payload of nothing but nonsense does not grow in memory.
 const TOLD: usize = 32;
 
 /// Decodes a payload: the third frame of an engine's message.
@@ -130,7 +125,7 @@ impl From<MsgpackError> for PayloadError {
     }
 }
 
-/// Number of elements, timestamp, number of events.
+/// Reads the head of a batch: its number of elements, its timestamp, and its number of events.
 fn envelope(cursor: &mut Cursor<'_>) -> Result<(usize, f64, usize), PayloadError> {
     let elements = match cursor.value()? {
         Value::Array(elements) if elements >= 2 => elements,
@@ -214,7 +209,7 @@ fn not_an_event(what: &str) -> Fault {
     Fault::Event(Reason::NotAnEvent, format!("an event is a map with a type or an array with a tag, found {what}"))
 }
 
-/// Tells of an event left out.
+/// Records an event that is left out.
 fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     let is_same = |other: &&mut RefusedEvent| (other.reason, other.may_remove) == (one.reason, one.may_remove);
     let same = if refused.len() < TOLD { None } else { refused.iter_mut().rfind(is_same) };
@@ -224,7 +219,7 @@ fn refuse(refused: &mut Vec<RefusedEvent>, one: RefusedEvent) {
     }
 }
 
-/// Tells of the event `at` and all after it, which cannot be found any more.
+/// Records the loss of the event `at` and all after it, whose beginnings cannot be found.
 fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor<'_>, broken: MsgpackError) {
     // The number of events is only as good as the payload: there are not more of them than bytes.
     let lost = (events - at).min(from.left().max(1)) as u64;
@@ -236,4 +231,60 @@ fn lose(refused: &mut Vec<RefusedEvent>, at: usize, events: usize, from: &Cursor
     };
     let detail = if lost > 1 { format!("{what}; {} after it are lost with it", lost - 1) } else { what.to_owned() };
     refuse(refused, RefusedEvent { at, events: lost, reason, may_remove: true, detail });
+}
+
+/// Memory that is kept: events of a batch, and names or tokens of an event. Larger ones are rare, and freed.
+const EVENTS: usize = 64;
+const NAMES: usize = 1 << 11;
+const TOKENS: usize = 1 << 14;
+
+/// Memory of former events, for those to come.
+#[derive(Debug)]
+pub(crate) struct Spare<N> {
+    stored: Vec<Box<StoredOf<N>>>,
+    names: Vec<Vec<N>>,
+}
+
+impl<N> Default for Spare<N> {
+    fn default() -> Self {
+        Self { stored: Vec::new(), names: Vec::new() }
+    }
+}
+
+impl<N> Spare<N> {
+    /// A store with nothing in it.
+    fn stored(&mut self) -> Box<StoredOf<N>> {
+        self.stored.pop().unwrap_or_default()
+    }
+
+    /// Returns an empty list of names.
+    fn names(&mut self) -> Vec<N> {
+        self.names.pop().unwrap_or_default()
+    }
+
+    /// Empties a batch.
+    fn take(&mut self, batch: &mut BatchOf<N>) {
+        for event in batch.events.drain(..) {
+            match event {
+                EventOf::Stored(mut it) if self.stored.len() < EVENTS => {
+                    let (mut block_hashes, mut tokens) =
+                        (std::mem::take(&mut it.block_hashes), std::mem::take(&mut it.tokens));
+                    if block_hashes.capacity() <= NAMES && tokens.capacity() <= TOKENS {
+                        block_hashes.clear();
+                        tokens.clear();
+                        *it = StoredOf { block_hashes, tokens, ..StoredOf::default() };
+                        self.stored.push(it);
+                    }
+                }
+                EventOf::Removed(mut it) if self.names.len() < EVENTS && it.block_hashes.capacity() <= NAMES => {
+                    it.block_hashes.clear();
+                    self.names.push(it.block_hashes);
+                }
+                _ => {}
+            }
+        }
+        batch.events.shrink_to(4 * EVENTS);
+        batch.refused = Vec::new();
+        (batch.timestamp, batch.rank) = (0.0, None);
+    }
 }

@@ -48,7 +48,7 @@ impl Value<'_> {
     }
 }
 
-/// A place in a payload. Copying it is remembering the place.
+/// Cursor over a payload. Copying it is remembering the place.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Cursor<'a> {
     rest: &'a [u8],

@@ -2,8 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::fault::Fault;
-use super::field::Field;
+use super::draft::{Fault, Field};
 use super::msgpack::{Cursor, Value};
 use crate::error::Reason;
 use crate::name::BlockName;
@@ -155,7 +154,7 @@ pub(crate) fn integer(cursor: &mut Cursor<'_>, field: Field) -> Result<Option<i6
     }
 }
 
-/// The kinds of cache groups, so that no event needs a string of its own.
+/// Interns the kind of a cache group, so that no event needs a string of its own.
 pub(crate) fn kind(kind: &str) -> Cow<'static, str> {
     const USUAL: [&str; 10] = [
         "full_attention",

@@ -13,7 +13,7 @@ use self::out::Out;
 use crate::event::{Batch, Event, Removed, Stored};
 use crate::keys::Key;
 
-/// Dialect of an engine: its format, and of which age.
+/// Dialect of an engine: its format and its age.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, Debug, Default)]
 pub enum Dialect {
     /// vLLM since 0.24: events are maps.
@@ -56,7 +56,7 @@ impl Dialect {
     }
 }
 
-/// There is no dialect of this name.
+/// Error for a dialect's name that is unknown.
 #[derive(Clone, PartialEq, Eq, Debug, thiserror::Error)]
 #[error("unknown dialect {0:?}: it is one of \"vllm\", \"sglang\", \"vllm-arrays\", \"sglang-arrays\"")]
 pub struct UnknownDialect(pub String);
@@ -104,7 +104,7 @@ pub fn encode(batch: &Batch, dialect: Dialect) -> Vec<u8> {
     out.bytes
 }
 
-/// A guess at the bytes, so that the buffer grows rarely.
+/// Estimated length of the payload, so that the buffer grows rarely.
 fn encoded_about(batch: &Batch) -> usize {
     let event = |event: &Event| match event {
         Event::Stored(it) => 256 + 4 * it.tokens.len() + 12 * it.block_hashes.len(),

@@ -48,7 +48,7 @@ impl Groups {
         self.decides.is_none()
     }
 
-    /// True if a removal is of the group that decides.
+    /// True if a removal concerns the group that decides.
     pub(crate) fn remove(&self, group: Option<u32>) -> bool {
         let Some(group) = group else { return true };
         self.decides.map_or(group == 0 && !self.others.contains(&group), |decides| decides == group)

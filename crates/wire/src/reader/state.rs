@@ -37,7 +37,7 @@ pub struct ReaderState {
 }
 
 impl Reader {
-    /// State of the reader. None for a hybrid model, of which more is to be known than this.
+    /// State of the reader; none for a hybrid model, which has more state than this.
     #[must_use]
     pub fn state(&self) -> Option<ReaderState> {
         if self.hybrid.is_some() {

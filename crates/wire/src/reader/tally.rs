@@ -1,4 +1,4 @@
-//! Counting what happened.
+//! Counts of what became of events and blocks.
 
 use std::ops::AddAssign;
 
@@ -26,7 +26,7 @@ pub struct Tally {
     pub adapter_digests: u64,
     /// Digests among those that may be salts.
     pub unsure_keys: u64,
-    /// Blocks in the stores that are called as other blocks were, as far as that was noticed.
+    /// Blocks in the stores with the name of another block, as far as noticed.
     pub collisions: u64,
     /// Events left out, by reason in the order of [`Reason::ALL`].
     pub refused: [u64; Reason::COUNT],
@@ -45,7 +45,7 @@ impl Tally {
         self.refused.iter().sum()
     }
 
-    /// Counts a change that a relay told.
+    /// Counts a change from a relay.
     pub fn note(&mut self, change: &Change<'_>) {
         self.events += 1;
         match change {
@@ -76,5 +76,34 @@ impl AddAssign for Tally {
         for (sum, more) in self.refused.iter_mut().zip(other.refused) {
             *sum += more;
         }
+    }
+}
+
+/// Number of sizes counted separately: an engine has one, or one for each of its cache groups.
+const SIZES: usize = 4;
+
+/// Blocks announced by their size, where that is not the index's.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct OtherSizes {
+    /// Pairs of a block's size in tokens and a number of blocks; 0 blocks in an unused pair.
+    sizes: [(u32, u64); SIZES],
+}
+
+impl OtherSizes {
+    /// Notes blocks of a size.
+    pub(crate) fn add(&mut self, size: u32, blocks: u64) {
+        let place = self.sizes.iter().position(|its| its.0 == size && its.1 > 0);
+        // Where there is no room, the rarest makes it.
+        let rarest = (0..SIZES).min_by_key(|at| self.sizes[*at].1).unwrap_or_default();
+        match place {
+            Some(at) => self.sizes[at].1 += blocks,
+            None => self.sizes[rarest] = (size, blocks),
+        }
+    }
+
+    /// The size with the most blocks announced, and their number; of equals the larger size, as entries of parts
+    /// of a block have smaller sizes.
+    pub(crate) fn most(&self) -> Option<(u32, u64)> {
+        self.sizes.iter().copied().filter(|its| its.1 > 0).max_by_key(|its| (its.1, its.0))
     }
 }

@@ -3,8 +3,8 @@
 use kvatlas_wire::{Batch, Cleared, Event, Name, Reason, Removed, Stored, decode};
 use serde_json::{Value, json};
 
-use crate::helpers::{item, one, plain, refused, stored, with};
 use crate::payload::{hex, pack};
+use crate::{item, one, plain, refused, stored, with};
 
 #[test]
 fn payloads_as_recorded_from_an_engine() {

@@ -3,8 +3,8 @@
 use kvatlas_wire::{Error, Reason, decode};
 use serde_json::json;
 
-use crate::helpers::{read, with};
 use crate::payload::{hex, pack};
+use crate::{read, with};
 
 #[test]
 fn a_bad_event_costs_itself() {

@@ -103,16 +103,16 @@ impl ConcurrentDesign for BlockIndexRung {
         content_hashes: &[u64],
     ) -> Result<(), Refusal> {
         let mut changes = self.index.changes();
-        self.handles
-            .with(worker, |rank| changes.store_to(rank, Tier::Gpu, parent, block_hashes, content_hashes))
-            .map_err(|error| {
+        self.handles.with(worker, |rank| changes.store(rank, Tier::Gpu, parent, block_hashes, content_hashes)).map_err(
+            |error| {
                 self.refused.fetch_add(1, Ordering::Relaxed);
                 refusal(&error)
-            })
+            },
+        )
     }
 
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]) {
-        self.handles.with(worker, |rank| self.index.changes().remove_from(rank, Tier::Gpu, block_hashes));
+        self.handles.with(worker, |rank| self.index.changes().remove(rank, Tier::Gpu, block_hashes));
     }
 
     fn clear(&self, worker: WorkerId) {

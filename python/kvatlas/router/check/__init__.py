@@ -1,11 +1,11 @@
-"""Tests each engine, and says what is wrong and what to change.
+"""Tests of each engine, with findings and what to change.
 
-`check` asks each engine what the router relies on: that it answers, which models it has, where its events are, whether
-prompts become the same tokens here as there. Then it sends one small prompt twice, and tests whether the index then
+`check` tests what the router relies on: that each engine answers, which models it serves, where its events are, and
+that prompts become the same tokens in router and engine. Then it sends one small prompt twice, and tests that the index
 holds it and the engine found it in its cache. If so, engine and router agree on everything in between.
 
-`findings` has what is reported, `ask` the questions, `tokens` and `agents` the comparison, `round_trip` the prompt's
-way, `handover` that from a prefill to a decode engine.
+`findings` has the report, `ask` the requests, `tokens` and `agents` the comparison of tokens, `round_trip` the prompt's
+way through an engine, `handover` the way from a prefill to a decode engine.
 """
 
 from kvatlas.router.check.check import check

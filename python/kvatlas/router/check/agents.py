@@ -1,4 +1,4 @@
-"""The check that requests of agents become the same tokens here as in an engine, which makes chats of them first."""
+"""Check that agents' requests become the same tokens in the router as in an engine, which converts them to chats."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ PROBES: dict[str, tuple[str, dict[str, Any]]] = {
     ),
 }
 _OWN = (400, 413, 422, 429)
-"""Statuses that say something of a request, and nothing of the route."""
+"""Statuses that concern a request, not the route."""
 _FLAG = "start vLLM with --enable-scale-out"
 
 
 async def compare_agents(engine: Engine, report: EngineReport, model: str, tokenizer: str) -> None:
-    """Compare our tokens of what agents send with those of the engine's render routes."""
+    """Compare the router's tokens of agents' requests with those of the engine's render routes."""
     same, missing, version = [], {}, await _version(engine)
     for name, (path, fields) in PROBES.items():
         if path in missing:
@@ -77,7 +77,7 @@ async def compare_agents(engine: Engine, report: EngineReport, model: str, token
 
 
 async def look_at_rendering(engine: Engine, report: EngineReport, model: str) -> None:
-    """Look whether vLLM renders what agents send, as the router asks it to with `--tokenizer engine`."""
+    """Test that vLLM renders agents' requests, as the router asks it to with `--tokenizer engine`."""
     if await sglang_info(engine) is not None:
         return  # it has no such routes, and the router does not ask for them
     missing = {}

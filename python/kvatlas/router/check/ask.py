@@ -1,4 +1,4 @@
-"""Questions to one engine over HTTP, as clients and the router ask them."""
+"""Requests to one engine over HTTP, like those of clients and the router."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from kvatlas.errors import ClientError
 _MOST = 1 << 20  # bytes of an answer
 
 ANSWER = 120.0
-"""Seconds that a one-token answer may take: a model may be compiled for its first request."""
+"""Time limit of a one-token answer, in seconds: a model may be compiled for its first request."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A generated answer.
+    """Generated answer of an engine.
 
     Attributes:
-        prompt_tokens: Tokens of the prompt, by the engine; None if it does not say.
-        cached_tokens: Of those, found in its cache; None if it does not say.
-        seconds: How long it took.
-        body: All of it.
+        prompt_tokens: Tokens of the prompt as the engine counts them; None if not reported.
+        cached_tokens: Tokens found in its cache; None if not reported.
+        seconds: Time until the answer was complete.
+        body: The whole answer.
     """
 
     prompt_tokens: int | None
@@ -35,7 +35,7 @@ class Answer:
 
 
 class Engine:
-    """One engine, asked within `async with`."""
+    """Client of one engine, used within `async with`."""
 
     def __init__(self, url: str, key: str | None, timeout: float) -> None:
         self._http = httpx.AsyncClient(
@@ -53,14 +53,14 @@ class Engine:
         await self._http.aclose()
 
     async def get(self, path: str) -> tuple[int, float]:
-        """The status, and the seconds until it came over an open connection."""
+        """The status of a GET, and the seconds until it came over an open connection."""
         await self._send("GET", path)
         began = time.monotonic()
         response = await self._send("GET", path)
         return response.status_code, time.monotonic() - began
 
     async def json(self, method: str, path: str, body: object = None, *, timeout: float | None = None) -> Any:
-        """An answer with status 200, in JSON."""
+        """The JSON of an answer with status 200."""
         response = await self._send(method, path, body, timeout)
         if response.status_code != httpx.codes.OK:
             raise ClientError(
@@ -73,7 +73,7 @@ class Engine:
             raise ClientError(f"{method} {path} did not return JSON: is this an engine?") from None
 
     async def generate(self, path: str, body: dict[str, Any]) -> Answer:
-        """An answer of one token or so."""
+        """Generate an answer of about one token."""
         began = time.monotonic()
         found = await self.json("POST", path, body, timeout=ANSWER)
         usage = found.get("usage") if isinstance(found, dict) else None
@@ -100,7 +100,7 @@ def _number(value: object) -> int | None:
 
 
 def _reason(response: httpx.Response) -> str:
-    """The end of a line that says what the engine finds wrong; empty if it does not say."""
+    """The engine's own words on an error, as the end of a line; empty if it gives none."""
     try:
         said = response.json()
     except ValueError:

@@ -1,4 +1,4 @@
-"""The check: each engine's questions, then one prompt through all of them."""
+"""The check: requests to each engine, then one prompt through all of them."""
 
 from __future__ import annotations
 
@@ -22,12 +22,10 @@ from kvatlas.tokenize import LocalTokenizer
 
 
 def check(config: RouterConfig) -> list[EngineReport]:
-    """Test one round trip through each engine of a configuration and of its engines file.
+    """Test each engine of a configuration and of its engines file.
 
-    Each engine gets two requests for one token. Nothing is served meanwhile; the events are followed as the router
-    would, for these few seconds.
-
-    With `router.global_url`, the last report is of the service there.
+    Each engine gets two requests for one token. Clients are not served meanwhile; events are followed for these few
+    seconds as by the router. With `router.global_url`, the last report is about the service there.
 
     Raises:
         ConfigError: Something in the configuration cannot be used.
@@ -76,7 +74,7 @@ def _engine(config: RouterConfig, entry: EngineEntry) -> Engine:
 
 
 async def _look(config: RouterConfig, entry: EngineEntry) -> CheckedEngine:
-    """Look at an engine: does it answer, which models has it, and where are its events?"""
+    """Test that an engine answers, and find its models and its events."""
     report = EngineReport(entry.worker, entry.shown_url, entry.role or "both")
     looked = CheckedEngine(entry, report, [])
     async with _engine(config, entry) as engine:
@@ -178,7 +176,7 @@ async def _events(config: RouterConfig, looked: CheckedEngine) -> None:
 
 
 def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
-    """Say what requests call the ranks of an engine that shares its deployment's ranks with others."""
+    """Report how requests number the ranks of an engine that shares its deployment's ranks with others."""
     numbers = ", ".join(map(str, found.ranks))
     if found.rank_header is None:
         looked.report.add(
@@ -194,7 +192,7 @@ def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
 
 
 def _compare_models(looked: list[CheckedEngine]) -> None:
-    """Say which engines cannot stand in for each other."""
+    """Report engines that serve different models and so cannot replace each other."""
     named = [one for one in looked if one.models]
     common = set.intersection(*(set(one.models) for one in named)) if named else set()
     if len(named) < 2 or common:
@@ -211,7 +209,7 @@ def _compare_models(looked: list[CheckedEngine]) -> None:
 
 
 def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
-    """Report engines of one model that cut prompts into blocks of different sizes, and so cannot be compared."""
+    """Report engines of one model with different block sizes, whose depths cannot be compared."""
     by_model: dict[str, dict[int, list[str]]] = {}
     for one in looked:
         if one.found is not None:

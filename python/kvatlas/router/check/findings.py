@@ -1,4 +1,4 @@
-"""The findings of a check: one line for each thing, good or bad, and what to change."""
+"""Findings of a check: one line for each test, with what to change."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from kvatlas.service.discovery.probe import EngineDescription
 Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
-"""The role in the report of the service above sites, which is no engine."""
+"""Role in the report about the service above sites, which is not an engine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at.
+    """Finding of one test.
 
     Attributes:
-        what: Its name: "reachable", "models", "events", "tokens", "index", "cache", ...
+        what: The name of the test: "reachable", "models", "events", "tokens", "index", "cache", ...
         level: "ok"; "note" (good to know); "warning" (works, but less well); "problem".
-        words: What was found.
-        change: What to change; empty if there is nothing.
+        words: The finding.
+        change: What to change; empty if nothing.
     """
 
     what: str
@@ -33,12 +33,12 @@ class Finding:
 
 @dataclass(slots=True)
 class EngineReport:
-    """The findings about one engine.
+    """Findings about one engine.
 
     Attributes:
         worker: The engine's name.
         url: Its URL.
-        role: "both", "prefill" or "decode"; "global" for the service above sites, which is no engine.
+        role: "both", "prefill" or "decode"; "global" for the service above sites, which is not an engine.
         findings: In the order in which they were looked at.
     """
 
@@ -53,13 +53,13 @@ class EngineReport:
 
     @property
     def problems(self) -> list[Finding]:
-        """The findings that are to be mended."""
+        """The findings that need a change."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
 
 @dataclass(slots=True)
 class CheckedEngine:
-    """An engine, as far as it is known."""
+    """Engine under test, with what is known about it."""
 
     entry: Engine
     report: EngineReport

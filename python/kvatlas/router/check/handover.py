@@ -1,4 +1,4 @@
-"""A prompt handed from a prefill engine to a decode engine, as the router hands it over."""
+"""Test of the handover of a prompt from a prefill to a decode engine."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ async def _pair(config: RouterConfig, giver: CheckedEngine, taker: CheckedEngine
 
 
 async def sglang_info(engine: Engine) -> dict[str, Any] | None:
-    """The information that SGLang gives of itself; None from another engine."""
+    """SGLang's server information; None from another engine."""
     try:
         info = await engine.json("GET", "/server_info")
     except ClientError as error:

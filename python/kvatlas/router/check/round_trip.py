@@ -1,6 +1,6 @@
-"""One prompt through an engine: is it in the index afterwards, and does the engine find it again?
+"""Round trip of a prompt: through an engine, into the index, and found again in the engine's cache.
 
-If the index has all blocks of it, then events arrive, and tokens, template and block size are the same here and there.
+If the index has all its blocks, events arrive, and tokens, template and block size agree in router and engine.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ _WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
 
 
 class RoundTrip:
-    """Sends the prompts, with a service that follows the engines meanwhile."""
+    """Sender of the prompts, with a service that follows the engines meanwhile."""
 
     def __init__(self, config: RouterConfig, tokenizer: LocalTokenizer | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
 
     async def run(self, looked: Sequence[CheckedEngine]) -> None:
-        """Send prompts through all engines. What is found goes to their reports."""
+        """Send prompts through all engines, and add findings to their reports."""
         followed = [one for one in looked if one.found is not None]
         if not followed:
             for one in looked:
@@ -53,7 +53,7 @@ class RoundTrip:
             routing_group=config.routing_group,
         )
         try:
-            # What only a router needs of an engine has no place in a service.
+            # Settings of an engine that only routers use are left out.
             entries = [replace(one.entry, role=None, weight=None) for one in followed]
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
@@ -106,7 +106,7 @@ class RoundTrip:
     async def _ask(
         self, engine: Engine, model: str, text: str, *, chat: bool | None = None
     ) -> tuple[Answer, list[dict[str, Any]] | None]:
-        """An answer to a chat; to a completion if the engine has no chats."""
+        """Ask for an answer to a chat, or to a completion if the engine serves no chats."""
         messages = [{"role": "user", "content": text}]
         body = {"model": model, "max_tokens": 1, "temperature": 0}
         if chat is not False:
@@ -142,7 +142,7 @@ class RoundTrip:
     async def _indexed(
         self, one: CheckedEngine, client: AsyncClient, tokens: list[int], size: int, before: dict[int, int | None]
     ) -> None:
-        """Wait until the index has the prompt, and say what is wrong if it has not."""
+        """Wait until the index has the prompt, and report the reason if it does not get it."""
         assert one.found is not None  # noqa: S101 - said by the caller's condition
         report, wanted, depth = one.report, (len(tokens) - 1) // size, 0
         clock = asyncio.get_running_loop().time
@@ -215,7 +215,7 @@ class RoundTrip:
 
 
 def _prompt(block_size: int) -> str:
-    """A text that nobody has sent before, of three blocks or more."""
+    """A new random text, of three blocks or more."""
     start = f"Check {secrets.token_hex(8)}."
     count = 3 * block_size + 8
     return " ".join([start, *(_WORDS[(i * 5) % len(_WORDS)] for i in range(count))])

@@ -1,4 +1,4 @@
-"""The service above sites, where engines are sites: whether it answers, and whether names and blocks agree."""
+"""Test of the service above sites, where engines are sites: it answers, and names and block sizes agree."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KEY = "give its admin key: --global-key-file, or KVATLAS_GLOBAL_KEY"
 
 
 async def look_above(config: RouterConfig, names: Sequence[str], models: Iterable[Sequence[str]]) -> EngineReport:
-    """Ask it what the router will ask it, and compare its sites with the engines.
+    """Send the router's requests to the service, and compare its sites with the engines.
 
     Args:
-        config: The router's.
+        config: The router's configuration.
         names: The engines' names.
         models: The models that each engine serves.
     """
@@ -107,7 +107,7 @@ def _block_sizes(report: EngineReport, sites: Sequence[SiteStatus], ours: int) -
 
 
 async def _may_report(report: EngineReport, client: AsyncClient, sites: Sequence[SiteStatus], group: str) -> None:
-    """Check that the key is enough to report what engines had cached. A claim of nothing changes nothing."""
+    """Check that the key allows reports of engines' cached tokens. An empty report changes nothing."""
     if not sites:
         return
     site = sites[0]

@@ -1,4 +1,4 @@
-"""The check that prompts become the same tokens here as in an engine: if not, nothing that it holds is ever found."""
+"""Check that prompts become the same tokens in the router as in an engine; otherwise no cached block is ever found."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ TEXT = "The quick brown fox,  naïve café, 東京 🙂\n\tprint('x')\n"
 
 
 async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: LocalTokenizer | None) -> None:
-    """Compare our tokens with the engine's `/tokenize`, for text and for chats."""
+    """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats."""
     try:
         theirs = await _tokenize(engine, {"prompt": TEXT, "model": model})
     except ClientError as error:
@@ -88,10 +88,10 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -
 async def tokens_of(
     engine: Engine, model: str, messages: list[dict[str, Any]] | None, prompt: str, tokenizer: LocalTokenizer | None
 ) -> list[int]:
-    """The tokens of a chat, or of a text if `messages` is None: ours, or the engine's where we have no tokenizer.
+    """The tokens of a chat, or of a text if `messages` is None: the router's, or the engine's without a tokenizer here.
 
     Raises:
-        ClientError: The engine does not say.
+        ClientError: The engine does not return them.
         KvatlasError: The template cannot be rendered.
     """
     if tokenizer is not None:

@@ -29,7 +29,7 @@ _DECISIONS = routing_defaults()  # what the decision core has, where a setting i
 
 
 class _AnyText(Text):
-    """A string, or none: an empty one."""
+    """A string; empty for none."""
 
     wanted = "a string"
 
@@ -50,11 +50,11 @@ SESSION_SOURCES = (
     "cache-key",
     "prefix",
 )
-"""The places of a request where its session may be named, in the order in which they are looked at."""
+"""Places in a request where its session may be named, in order of precedence."""
 
 
 class _Sources(Texts):
-    """Places of a request where its session may be named, or none: `off`."""
+    """Kind of a list of places where a request may name its session, or `off`."""
 
     wanted = f"a list of {', '.join(SESSION_SOURCES)}, each once, or off"
     metavar = "PLACE[,PLACE...]"
@@ -157,8 +157,8 @@ class RouterSection(Section):
         metadata=about(
             Texts(),
             "--peer",
-            "URL of another router in front of the same engines, to which this one reports its requests; or dns:NAME:PORT, "
-            "for every address of a name but this router's own. Repeatable.",
+            "URL of another router in front of the same engines, to which this one reports its requests; or "
+            "dns:NAME:PORT, for every address of a name but this router's own. Repeatable.",
         ),
     )
     peer_key_file: Path | None = field(
@@ -279,8 +279,8 @@ class RouterSection(Section):
         metadata=about(
             Number(0.0, 0.9999),
             "--hedge-after",
-            "Quantile of the times to the first token, such as 0.99, after which a streamed request of which no byte "
-            "has come is sent to another engine too. The first answer wins. 0 turns this off.",
+            "Quantile of the times to the first token, such as 0.99, after which a streamed request without a first "
+            "byte is sent to another engine too. The first answer wins. 0 turns this off.",
         ),
     )
     decode_alone: int = field(
@@ -359,7 +359,7 @@ class RouterSection(Section):
             raise ConfigError(f"{given[0]} and {given[1]} are both set: set one of them")
 
     def _check_service(self, name: str, key: str | None, key_file: Path | None) -> None:
-        """Check the URL of a service, and that there is one if there is a key."""
+        """Check the URL of a service, which a key requires."""
         url, key_name = getattr(self, name), f"router.{name.removesuffix('_url')}_key"
         if url is None:
             if key is not None or key_file is not None:
@@ -407,5 +407,5 @@ class RouterSection(Section):
 
     @property
     def is_own_policy(self) -> bool:
-        """True if the policy is a Python class of the user's."""
+        """True if the policy is a user's Python class."""
         return ":" in self.policy

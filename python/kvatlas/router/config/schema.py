@@ -87,7 +87,7 @@ class RouterConfig(Config):
 
     @property
     def sends_requests(self) -> bool:
-        """True: streams may have the name of an engine."""
+        """Always True: a router sends requests to engines, so streams may have the name of an engine."""
         return True
 
     @property
@@ -125,7 +125,7 @@ class RouterConfig(Config):
         Args:
             tokenizer: `router.tokenizer` as a path, `engine`, or None.
             tokenizers: `router.tokenizers` likewise.
-            holds: What the embedded service waits for before it says that it is ready.
+            holds: Conditions that the embedded service waits for before it is ready.
             log: Whether the native part writes its log.
         """
         service = self.for_native(holds, log=log)
@@ -150,7 +150,7 @@ class RouterConfig(Config):
 
 
 class _InRole:
-    """Reads engines of one role."""
+    """Parser of engines of one role."""
 
     def __init__(self, role: str) -> None:
         self._role = role
@@ -199,15 +199,15 @@ def read_router_config(
 
     Args:
         flags: Texts of flags by the settings' paths; lists for "engine", "prefill", "decode" and "stream".
-        env: The environment; that of the process if not given.
+        env: The environment variables; the process's own if not given.
         file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
 
     Raises:
-        ConfigError: Something is unknown or wrong; the message says what, where, and what would be right.
+        ConfigError: A name is unknown or a value is wrong; the message says what, where, and what would be right.
     """
     return read_as(ROUTER, flags, env, file)
 
 
 def show_router_config(resolved: ResolvedConfig[RouterConfig]) -> str:
-    """The settings in force as TOML, each with where it came from; bearer keys are left out."""
+    """The settings in force as TOML, each with its source; bearer keys are left out."""
     return show_config(resolved, ROUTER)

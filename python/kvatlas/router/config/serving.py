@@ -53,5 +53,5 @@ class RouterHttpConfig(HttpConfig):
             "Time within which a client must read the next 16 KiB of its answer, or the rest of it.",
         ),
     )
-    # What the embedded service does with untrusted workers is the router's affair: they are chosen by load.
+    # The embedded service's treatment of untrusted workers is not a setting: the router chooses them by load.
     untrusted: Literal["leave-out", "flag"] = "leave-out"

@@ -1,4 +1,4 @@
-"""Engines that are asked, and streams registered by hand: as objects, as flags and as tables of a file."""
+"""Entries of a configuration: engines, and streams registered by hand, as objects, as flags and as tables of a file."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def _field(kind: Kind, default: Any = None) -> Any:
 
 
 class _Entry:
-    """The common part of engines and streams: fields that know their kinds, and a table of a file that has them."""
+    """Common base of engines and streams: fields with kinds, read from a flag or a table of a file."""
 
     def __post_init__(self) -> None:
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
@@ -67,7 +67,7 @@ class _Entry:
 
     @classmethod
     def of(cls, value: Any) -> Self:
-        """Make an entry from itself, a flag's text, or a mapping."""
+        """Make an entry from an entry, a flag's text, or a mapping."""
         if isinstance(value, cls):
             return value
         if isinstance(value, str):
@@ -99,23 +99,23 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Engine(_Entry):
-    """An engine that is asked where its events are.
+    """Engine that is asked for the addresses of its events.
 
     Attributes:
         url: Its HTTP address: `http://host:8000`.
-        name: The worker's name; the host and port of the URL if there is none.
-        model: Registered under this name, whatever the engine says.
-        block_size: Tokens in a block, whatever the engine says.
+        name: The worker's name; the host and port of the URL if not given.
+        model: Name of the model to register, instead of the engine's answer.
+        block_size: Tokens in a block, instead of the engine's answer.
         routing_group: Its routing group, if not the general one.
-        events_port: For engines that do not say where their events are: the port of rank 0.
-        replay_port: And the port of their replay socket, of rank 0.
-        ranks: For such engines: how many data-parallel ranks, if their metrics do not say.
+        events_port: Port of rank 0's events, for engines that do not report it.
+        replay_port: Port of rank 0's replay socket, likewise.
+        ranks: Number of data-parallel ranks of an engine with `events_port`, if its metrics do not show it.
         count_copies: False if the engine announces blocks again without holding another copy of them, as with
-            `kv_cache_report_mode` "full"; found out from the engine if it says so, else true.
-        aliases: Other names of the model, besides those that the engine says.
-        adapters: LoRA adapters that can be asked for by name instead of the model, besides those that the engine says.
-        role: What a router sends it: "both" (all of a request), or only "prefill" or "decode".
-        weight: Its share of a router's requests beside other engines; 1 if not given.
+            `kv_cache_report_mode` "full"; asked from the engine by default, else true.
+        aliases: Other names of the model, besides those that the engine reports.
+        adapters: LoRA adapters that requests may name instead of the model, besides those that the engine reports.
+        role: The part of requests that a router sends it: "both" (all of a request), or only "prefill" or "decode".
+        weight: Its weight in a router's choice among engines; 1 if not given.
     """
 
     url: str = field(metadata={"kind": Text()})
@@ -170,11 +170,11 @@ class Engine(_Entry):
 
 @dataclass(frozen=True)
 class Stream(_Entry):
-    """The events of one rank of a worker, registered by hand.
+    """Events of one rank of a worker, registered by hand.
 
     Attributes:
         worker: The worker's name.
-        endpoint: Where its events are published: `tcp://host:5557`; or `bind://5557` if the engine connects to this
+        endpoint: The address of its events: `tcp://host:5557`; or `bind://5557` if the engine connects to this
             port of the service (`streams.bind`).
         replay_endpoint: The replay socket, which is asked for lost batches.
         rank: The worker's data-parallel rank.
@@ -184,7 +184,7 @@ class Stream(_Entry):
         routing_group: Its routing group, if not the general one.
         count_copies: Whether a block announced n times is held until it is removed n times.
         aliases: Other names of the model.
-        adapters: LoRA adapters that can be asked for by name instead of the model.
+        adapters: LoRA adapters that requests may name instead of the model.
     """
 
     worker: str = field(metadata={"kind": _Name()})
@@ -216,7 +216,7 @@ class Stream(_Entry):
         return f"stream of worker {shown(self.worker)}"
 
     def check(self, *, model: str | None, block_size: int | None) -> None:
-        """Check that all is known that a registration needs, with these general values.
+        """Check that the stream, with these defaults, has everything that a registration needs.
 
         Raises:
             ConfigError: The model or the block size is missing.
@@ -267,10 +267,10 @@ def check_names(engines: Iterable[Engine], streams: Iterable[Stream], *, shared:
     Args:
         engines: The engines.
         streams: The streams.
-        shared: True if streams may be those of an engine, and have its name: for a router, which sends it requests.
+        shared: True if a stream may have the name of an engine, as in a router, and belongs to it then.
 
     Raises:
-        ConfigError: Names two that clash.
+        ConfigError: Two entries clash; the message names them.
     """
     seen: dict[str, Engine] = {}
     for engine in engines:

@@ -1,4 +1,4 @@
-"""Settings of following engines: their streams, adopting blocks announced earlier, and discovery."""
+"""Settings for following engines: their streams, adoption of blocks announced earlier, and discovery."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class StreamConfig(Section):
-    """Settings of following the engines' event streams."""
+    """Settings for following the engines' event streams."""
 
     section: ClassVar[str] = "streams"
 
@@ -114,7 +114,7 @@ class StreamConfig(Section):
         metadata=about(
             OnOff("off", "on"),
             "--keyed-identity",
-            "Identify blocks under a secret key instead of by content hash, so that nobody can construct prompts that "
+            "Identify blocks under a secret key instead of by content hash, so that prompts cannot be constructed to "
             "match others. Queries then need tokens.",
         ),
     )
@@ -130,7 +130,7 @@ class StreamConfig(Section):
 
 @dataclass(frozen=True)
 class AdoptConfig(Section):
-    """Settings of learning about blocks that engines announced before the service followed them."""
+    """Settings of adoption: learning blocks that engines announced before the service followed them."""
 
     section: ClassVar[str] = "adopt"
 

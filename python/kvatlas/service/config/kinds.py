@@ -1,7 +1,7 @@
-"""The kinds of values that settings take: their form in a file, a variable or a flag, and their limits.
+"""Kinds of values that settings take: their form in a file, a variable or a flag, and their limits.
 
-A kind turns whatever was given into the value, or raises ValueError with what would be right. It does not know where
-the value came from: the caller says that.
+A kind converts a given value or text, or raises ValueError with what would be right. The caller adds the source of the
+value.
 """
 
 from __future__ import annotations
@@ -22,16 +22,16 @@ _NUMBER = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)\s*", re.ASCII)
 
 
 def shown(value: object) -> str:
-    """A value as messages show it, cut short if it is long."""
+    """A value as shown in messages, cut short if it is long."""
     text = json.dumps(value, ensure_ascii=False) if isinstance(value, str | bool) else repr(value)
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 class Kind(ABC):
-    """The kind of values that a setting takes.
+    """Kind of the values that a setting takes.
 
     Attributes:
-        wanted: What would be right, in words: "must be ..." is put before it.
+        wanted: Description of the valid values, which follows "must be".
         metavar: The value's name in the help of a flag.
         repeatable: Whether its flag may be given several times; the texts are parsed together, one a line.
     """
@@ -42,22 +42,22 @@ class Kind(ABC):
 
     @abstractmethod
     def convert(self, value: object) -> Any:
-        """The value of a setting that a file or a program gave."""
+        """Convert a value from a file or a program."""
 
     def parse(self, text: str) -> Any:
-        """The value of a setting that a flag or a variable gave."""
+        """Convert a text from a flag or a variable."""
         return self.convert(text)
 
     def show(self, value: Any) -> str:
-        """The value as a file would have it."""
+        """Format a value as in a file."""
         return _toml(value)
 
     def native(self, value: Any) -> Any:
-        """The value as the native part reads it: a JSON type."""
+        """Convert a value for the native part, to a JSON type."""
         return value
 
     def bad(self, value: object) -> ValueError:
-        """The error for a value that is not right."""
+        """Make the error for an invalid value."""
         return ValueError(f"must be {self.wanted}, got {shown(value)}")
 
 
@@ -74,7 +74,7 @@ class Text(Kind):
 
 
 class Texts(Kind):
-    """Strings; in text separated by commas, or one a line, as a flag that is given several times is."""
+    """Strings, separated in text by commas or, as for a repeated flag, by lines."""
 
     wanted = "a list of strings that are not empty"
     metavar = "TEXT[,TEXT...]"
@@ -96,7 +96,7 @@ class Texts(Kind):
 
 
 class Names(Texts):
-    """Names of models; in text separated by bars, because commas come between the keys of a stream."""
+    """Names of models, separated in text by bars, because commas separate the keys of a stream."""
 
     metavar = "NAME[|NAME...]"
 
@@ -137,7 +137,7 @@ class Origins(Texts):
 
 
 class Choice(Kind):
-    """One of a few words."""
+    """One of a set of words."""
 
     def __init__(self, *choices: str) -> None:
         self.choices = choices
@@ -199,7 +199,7 @@ class Switch(Kind):
 
 
 class Duration(Kind):
-    """Seconds; in text also with a unit."""
+    """Duration in seconds; in text also with a unit."""
 
     metavar = "TIME"
 
@@ -235,7 +235,7 @@ class Duration(Kind):
 
 
 class Size(Kind):
-    """Bytes; in text also with a unit."""
+    """Size in bytes; in text also with a unit."""
 
     wanted = 'a size of at least 1 byte: "8MiB", "500kB", or a number of bytes'
     metavar = "SIZE"
@@ -293,7 +293,7 @@ class Pairs(Kind):
     repeatable = True
 
     def __init__(self, *, plain: bool = False) -> None:
-        """Make the kind. With `plain` all values are strings; else what looks like a number, true or false is that."""
+        """Create the kind. With `plain` all values are strings; otherwise numbers, true and false are converted."""
         self.plain = plain
         values = "strings" if plain else "strings, numbers, true or false"
         self.wanted = f"NAME=VALUE, several separated by white space, or in a file a table of {values}"

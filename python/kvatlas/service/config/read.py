@@ -1,7 +1,7 @@
-"""The configuration from flags, the environment and a file: flags first, then the environment, the file, the defaults.
+"""Reader of a configuration: flags first, then the environment, the file, the defaults.
 
-Unknown names are refused with the nearest right one: a misspelt setting that is silently ignored is noticed only when
-it is needed.
+Unknown names are refused with the nearest known one, because an ignored misspelt setting is noticed only when it is
+needed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ SECRETS = {
     "http.admin_key": ("KVATLAS_ADMIN_KEY", "http.admin_key_file"),
     "discovery.key": ("KVATLAS_ENGINE_KEY", "discovery.key_file"),
     "relay.key": ("KVATLAS_RELAY_KEY", "relay.key_file"),
-    "relay.reader_key": ("KVATLAS_RELAY_READER_KEY", "relay.reader_key_file"),
 }
 OTHERS = ("KVATLAS_URL", "KVATLAS_ROUTER_URL", "KVATLAS_TRACES")  # variables of other commands
 
@@ -42,7 +41,7 @@ C = TypeVar("C", bound=Section)
 
 
 class EntryKind(Protocol):
-    """Makes an engine or a stream of a flag's text or of a table."""
+    """Class of entries, which parses a flag's text or a table of a file."""
 
     def of(self, value: Any, /) -> Engine | Stream:
         """Make the entry. Raises `ConfigError`."""
@@ -50,14 +49,14 @@ class EntryKind(Protocol):
 
 @dataclass(frozen=True)
 class Schema(Generic[C]):
-    """The settings of one command.
+    """Settings of one command.
 
     Attributes:
-        whole: The whole configuration.
+        whole: The class of the whole configuration.
         sections: Its sections by name, the whole by "".
-        lists: Settings that are lists: see `LISTS`.
-        fields: By the name of a list, the field of the whole that its entries are in.
-        secrets: Keys that are in a variable or in a file: see `SECRETS`.
+        lists: The settings that are lists: see `LISTS`.
+        fields: The field of `whole` for each list, by the list's name.
+        secrets: The keys that a variable or a file may hold: see `SECRETS`.
     """
 
     whole: type[C]
@@ -78,12 +77,12 @@ SERVICE = Schema(Config, SECTIONS, LISTS, {"engine": "engines", "stream": "stati
 
 @dataclass(frozen=True)
 class ResolvedConfig(Generic[C]):
-    """A configuration, with the source of each of its values.
+    """Configuration with the source of each of its values.
 
     Attributes:
         config: The configuration.
-        sources: By a setting's path, the flag, the variable, or the file and line; nothing for defaults.
-        file: The configuration file, if there was one.
+        sources: Source of each setting by its path: the flag, the variable, or the file and line; none for defaults.
+        file: The configuration file; None without one.
     """
 
     config: C
@@ -100,11 +99,11 @@ def read_config(
 
     Args:
         flags: Texts of flags by the settings' paths; lists for "engine" and "stream".
-        env: The environment; that of the process if not given.
+        env: The environment variables; the process's own if not given.
         file: The configuration file; else the one that KVATLAS_CONFIG names. Without either, no file is read.
 
     Raises:
-        ConfigError: Something is unknown or wrong; the message says what, where, and what would be right.
+        ConfigError: A name is unknown or a value is wrong; the message says what, where, and what would be right.
     """
     return read_as(SERVICE, flags, env, file)
 
@@ -124,7 +123,7 @@ def read_as(
 
 
 class _PartialConfig(Generic[C]):
-    """Values and their sources, as they come in."""
+    """Values and sources collected so far."""
 
     def __init__(self, schema: Schema[C]) -> None:
         self.schema = schema
@@ -193,7 +192,7 @@ class _PartialConfig(Generic[C]):
                 raise ConfigError(f"unknown environment variable {variable}: {near}")
 
     def _overrule(self, path: str, variable: str | None = None) -> None:
-        """Let a key given one way replace one given another way further down; two ways at once are refused."""
+        """Let a key replace its other form from a weaker source; two forms in one source are refused."""
         values, sources, keys = self.values, self.sources, self.schema.keys
         for secret, (secret_variable, file) in self.schema.secrets.items():
             other = {secret: file, file: secret}.get(path)
@@ -250,7 +249,7 @@ def _nearest_variable(variable: str, known: list[str]) -> str:
 
 
 def _kubernetes_links(env: Mapping[str, str]) -> tuple[str, ...]:
-    """Beginnings of the variables that Kubernetes adds for Services whose names begin with "kvatlas"."""
+    """Prefixes of the variables that Kubernetes adds for Services whose names begin with "kvatlas"."""
     services = [name.removesuffix(_SERVICE_HOST) for name in env if name.endswith(_SERVICE_HOST)]
     return tuple(f"{name}_{part}" for name in services for part in ("SERVICE_HOST", "SERVICE_PORT", "PORT"))
 

@@ -29,7 +29,7 @@ ROUTER_COMMAND = "kvatlas router"
 
 @dataclass(frozen=True)
 class Config(Section):
-    """The whole configuration. Durations are in seconds, sizes in bytes.
+    """Whole configuration of a service. Durations are in seconds, sizes in bytes.
 
     Raises:
         ConfigError: A value has the wrong type or is out of range. The message names it and says what is allowed.
@@ -120,7 +120,7 @@ class Config(Section):
 
     @property
     def sends_requests(self) -> bool:
-        """True if requests are sent to the engines, whether their events can be followed or not."""
+        """True if this command sends requests to the engines, followed or not."""
         return False
 
     @property
@@ -129,17 +129,17 @@ class Config(Section):
         return True
 
     def check_engine(self, engine: Engine) -> None:
-        """Check that an engine can be used as it is given.
+        """Check that an engine's settings can be used by this command.
 
         Raises:
-            ConfigError: It cannot.
+            ConfigError: The engine cannot be used.
         """
 
     def without_effect(self, engine: Engine) -> dict[str, str]:
-        """The settings of an engine that would change nothing here, each with the reason.
+        """The settings of an engine without effect on this command, each with the reason.
 
-        They are refused where they are set for this command, and named in the log if they come from the file of
-        engines, which several commands may share.
+        They are refused if set for this command, and logged if they come from the file of engines, which several
+        commands may share.
         """
         return {
             name: f"is for {ROUTER_COMMAND}, which sends requests: leave it out"
@@ -148,7 +148,7 @@ class Config(Section):
         }
 
     def for_native(self, holds: tuple[str, ...] = (), *, log: bool = False) -> dict[str, Any]:
-        """The configuration of the native service: each section by its name."""
+        """Configuration of the native service: each section by its name."""
         self.sites.bearer()  # an error in the file is one now
         sections = ("http", "streams", "adopt", "snapshot", "relay", "sites", "log")
         native = {name: getattr(self, name).for_native() for name in sections}

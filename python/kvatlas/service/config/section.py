@@ -1,4 +1,4 @@
-"""A section of settings: fields that say their kind, flag and help, and are checked against them."""
+"""Base of a section of settings: fields with a kind, a flag and a help text, checked against the kind."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from kvatlas.service.config.kinds import (
 logger = logging.getLogger("kvatlas.config")
 
 ENV_PREFIX = "KVATLAS_"
-MAX_KEY = 8 << 10  # bytes of a key: it is a line in the head of each request
+MAX_KEY = 8 << 10  # bytes of a key, which is part of each request's head
 DEFAULT_GROUP = "default"
 _EXPOSED = 0o027  # bits of a mode that open a file to others than its owner and, for reading, its group
 _warned: set[str] = set()  # a key is read by each part that shows it
@@ -27,13 +27,13 @@ _warned: set[str] = set()  # a key is read by each part that shows it
 
 @dataclass(frozen=True)
 class Key:
-    """One setting: its names and the values it accepts.
+    """Setting: its names and the values that it accepts.
 
     Attributes:
         path: Its name in the file: the section, a dot, the field; or the field alone.
         kind: The kind of value it accepts.
         flag: Its flag on the command line.
-        help: What it means.
+        help: Its meaning.
         default: Its default; None if there is none.
         optional: Whether None is a valid value.
     """
@@ -56,16 +56,16 @@ class Key:
 
 
 def about(kind: Kind, flag: str, text: str, *, native: bool | str = True) -> dict[str, Any]:
-    """The metadata of a field of a section: the kind of its values, its flag and its help.
+    """Make the metadata of a field of a section: the kind of its values, its flag and its help.
 
-    `native`: the native part reads it, in its struct of the section, under the same name; or, as `part.name`, under
-    that name in another struct inside it. False: Python alone does.
+    `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`, under
+    that name in another struct inside it. Otherwise only Python does.
     """
     return {"kind": kind, "flag": flag, "help": text, "native": native}
 
 
 class Section:
-    """The settings of one section, each field checked against its kind."""
+    """Settings of one section, each field checked against its kind."""
 
     section: ClassVar[str] = ""
 
@@ -117,7 +117,7 @@ def one_key(name: str, key: str | None, file: Path | None) -> None:
 
 
 def read_secret(path: Path, name: str, *, warn: bool = True) -> str:
-    """The key in a file of one line. `warn`: whether to log that others may read it; not where the native part does.
+    """Read the key in a file of one line. `warn`: whether to log that others may read the file.
 
     Raises:
         ConfigError: The file cannot be read, is empty or does not hold a key.
@@ -136,10 +136,10 @@ def read_secret(path: Path, name: str, *, warn: bool = True) -> str:
 
 
 def exposure(path: Path) -> str | None:
-    """The words on a file with a secret that others than its owner and group may use; None if there is nothing to say.
+    """A warning about a file with a secret that others than its owner and group may read; None if it is safe.
 
     Raises:
-        OSError: The file cannot be looked at.
+        OSError: The file's mode cannot be read.
     """
     mode = stat.S_IMODE(path.stat().st_mode)
     if not mode & _EXPOSED:
@@ -159,7 +159,7 @@ def secret_files(*sections: Section) -> Iterator[tuple[str, Path]]:
 
 
 def check_secret(secret: object, name: str) -> str:
-    """The key, if it can be sent in a header. No message contains it."""
+    """Check that a key can be sent in a header, and return it. No message contains the key."""
     if not isinstance(secret, str) or not is_bearer(secret):
         raise ConfigError(f"{name} must hold one key of visible ASCII characters without white space")
     if len(secret) > MAX_KEY:

@@ -1,4 +1,4 @@
-"""Settings of a service's answers: its HTTP, its limits, its log."""
+"""Settings of a service's HTTP server, limits and log."""
 
 from __future__ import annotations
 
@@ -189,7 +189,7 @@ _COUNT = Integer(1, 1 << 40)
 
 @dataclass(frozen=True)
 class LimitsConfig(Section):
-    """Limits on what the service holds. The defaults are well above the needs of 1,000 engines."""
+    """Limits on streams, blocks and memory of the service. The defaults are well above the needs of 1,000 engines."""
 
     section: ClassVar[str] = "limits"
 

@@ -1,4 +1,4 @@
-"""Settings of the state that services give one another and themselves: snapshots, relays, digests of sites."""
+"""Settings of snapshots, relays and sites."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from kvatlas.service.config.section import Section, about, one_key, read_secret
 
 @dataclass(frozen=True)
 class SnapshotConfig(Section):
-    """Settings of the state that the service keeps over a restart, or takes from another one when it starts.
+    """Settings of snapshots: state that the service keeps over a restart, or takes from another one when it starts.
 
     `peer_key` is the key of the service at `peer` itself, for programs.
     """
@@ -106,7 +106,7 @@ class SnapshotConfig(Section):
             raise ConfigError(f"snapshot.peer must be http://HOST:PORT or dns:NAME:PORT, but {error}") from None
 
     def for_native(self) -> dict[str, Any]:
-        """The settings for the native service, which is told that a snapshot of another one will come."""
+        """The settings for the native service, with a flag if a peer's snapshot will come."""
         self.peer_bearer()  # an error in the file is one now
         return super().for_native() | {"from_peer": self.peer is not None}
 
@@ -123,10 +123,10 @@ class SnapshotConfig(Section):
 
 @dataclass(frozen=True)
 class RelayConfig(Section):
-    """A log between this service and others, in NATS JetStream or in a relay's memory. Empty if there is none.
+    """Settings of a log in NATS JetStream that this service publishes to or reads. Without servers there is none.
 
-    `key` and `reader_key` are the keys in `key_file` and `reader_key_file` themselves, for programs. `dedicated`:
-    publishing is all that the service is for: it is not ready before it is connected.
+    `key` is the key in `key_file` itself, for programs. `dedicated`: the service only publishes, and is not ready
+    before there is a log.
     """
 
     section: ClassVar[str] = "relay"
@@ -137,7 +137,7 @@ class RelayConfig(Section):
             Text(),
             "--publish",
             "NATS servers to publish to what the followed engines hold: nats://HOST:PORT or tls://HOST:PORT, separated "
-            "by commas. Or, without NATS, where to listen for readers: tcp://ADDRESS:PORT.",
+            "by commas.",
         ),
     )
     source: str | None = field(
@@ -145,8 +145,7 @@ class RelayConfig(Section):
         metadata=about(
             Text(),
             "--from",
-            "NATS servers to read from what engines hold, as relays publish it there. Or, without NATS, relays: "
-            "tcp://HOST:PORT, separated by commas.",
+            "NATS servers to read from what engines hold, as relays publish it there.",
         ),
     )
     credentials: Path | None = field(
@@ -165,23 +164,6 @@ class RelayConfig(Section):
             "--relay-key-file",
             "File with 64 hexadecimal digits, equal in all relays and their readers: blocks are identified under this "
             "key instead of by content hash. Queries then need tokens. Alternatively, set KVATLAS_RELAY_KEY.",
-        ),
-    )
-    reader_key_file: Path | None = field(
-        default=None,
-        metadata=about(
-            File(),
-            "--relay-reader-key-file",
-            "File with the key that readers show a relay without NATS, the same in both. Needed unless the relay "
-            "listens on loopback only. Alternatively, set KVATLAS_RELAY_READER_KEY.",
-        ),
-    )
-    insecure_readers: Literal["off", "on"] = field(
-        default="off",
-        metadata=about(
-            OnOff("off", "on"),
-            "--relay-insecure-readers",
-            "Let readers on other machines connect to a relay without NATS and without a key.",
         ),
     )
     stream: str = field(default="kvatlas", metadata=about(Text(), "--relay-stream", "Name of the JetStream stream."))
@@ -216,7 +198,7 @@ class RelayConfig(Section):
             Size(),
             "--relay-buffer-bytes",
             "Size of what waits to be published, of all engines together. Beyond it, what waits of an engine is "
-            "dropped and replaced by a copy of all that it holds. Without NATS: size of what is kept for readers.",
+            "dropped and replaced by a copy of all that it holds.",
         ),
     )
     heartbeat: float = field(
@@ -232,13 +214,11 @@ class RelayConfig(Section):
         metadata=about(ABOVE_0, "--relay-forget-after", "Silence of a relay after which its engines are forgotten."),
     )
     key: str | None = field(default=None, repr=False)
-    reader_key: str | None = field(default=None, repr=False)
     dedicated: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("relay.key", self.key, self.key_file)
-        one_key("relay.reader_key", self.reader_key, self.reader_key_file)
         if self.publish is not None and self.source is not None:
             raise ConfigError("relay.publish and relay.source are both set: what comes by NATS is not published again")
         if self.snapshots == "on" and self.source is None:
@@ -252,14 +232,10 @@ class RelayConfig(Section):
             _check_servers(
                 f"relay.{name}", [] if servers is None else [server.strip() for server in servers.split(",")]
             )
-        if self.publish is not None and self.publish.startswith("tcp://"):
-            _check_listening(self.publish)
-        if self.source is not None and self.snapshots == "on" and self.source.startswith("tcp://"):
-            raise ConfigError("relay.snapshots needs NATS, but relay.source has relays (tcp://)")
 
     def for_native(self) -> dict[str, Any]:
         """The settings for the native service, with the keys that programs gave."""
-        given = super().for_native() | {"key": self.key, "reader_key": self.reader_key, "dedicated": self.dedicated}
+        given = super().for_native() | {"key": self.key, "dedicated": self.dedicated}
         given["from"] = given.pop("source")
         given["in_memory"] = given.pop("storage") == "memory"
         return given
@@ -267,22 +243,17 @@ class RelayConfig(Section):
 
 def _check_servers(name: str, servers: list[str]) -> None:
     for server in servers:
-        if not server.startswith(("nats://", "tls://", "tcp://")):
+        if not server.startswith(("nats://", "tls://")):
+            without = "; without NATS, run kvatlas serve beside the engines, and routers with --index"
             raise ConfigError(
-                f"{name} must be nats://HOST:PORT or tls://HOST:PORT, or tcp://HOST:PORT without NATS, got {server!r}"
+                f"{name} must be servers of NATS, nats://HOST:PORT or tls://HOST:PORT, got {server!r}"
+                + (without if server.startswith("tcp://") else "")
             )
-    if len({server.startswith("tcp://") for server in servers}) > 1:
-        raise ConfigError(f"{name} has servers of NATS and relays without it (tcp://): give one or the other")
-
-
-def _check_listening(url: str) -> None:
-    if "," in url:
-        raise ConfigError(f"relay.publish must be one address to listen at, tcp://ADDRESS:PORT, got {url!r}")
 
 
 @dataclass(frozen=True)
 class SitesConfig(Section):
-    """Settings of working together with other sites. `key` is the key of the service at `url` itself, for programs."""
+    """Settings for working with other sites. `key` is the key of the service at `url` itself, for programs."""
 
     section: ClassVar[str] = "sites"
 

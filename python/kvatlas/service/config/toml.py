@@ -1,4 +1,4 @@
-"""TOML files, with the lines that their keys are on."""
+"""Reader of TOML files that keeps the line of each key."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from kvatlas.errors import ConfigError
 
 
 def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """A file's content, and the lines that its keys are on.
+    """Read a TOML file. Returns its content and the line of each key.
 
     Raises:
-        ConfigError: It cannot be read or is no TOML.
+        ConfigError: The file cannot be read or is not TOML.
     """
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -26,10 +26,10 @@ def read_toml(path: Path) -> tuple[dict[str, Any], dict[str, int]]:
 
 
 def parse_toml(text: str, path: Path) -> tuple[dict[str, Any], dict[str, int]]:
-    """The content of TOML, and the lines that its keys are on.
+    """Parse TOML. Returns its content and the line of each key.
 
     Raises:
-        ConfigError: It is no TOML.
+        ConfigError: The text is not TOML.
     """
     try:
         return tomllib.loads(text), _lines(text)
@@ -42,9 +42,9 @@ _ASSIGNMENT = re.compile(r"\s*([\w.\"' -]+?)\s*=")
 
 
 def _lines(text: str) -> dict[str, int]:
-    """Lines of keys by their paths, for messages.
+    """Find the lines of keys by their paths, for messages.
 
-    The parser does not say them, so this reads what files commonly look like.
+    The TOML parser does not report lines, so this scans the common forms of files.
     """
     lines: dict[str, int] = {}
     counts: dict[str, int] = {}

@@ -1,7 +1,7 @@
-"""Discovery: asks engines where their events are, registers them, and watches that they stay the same.
+"""Discovery: asks engines for the addresses of their events, registers them, and follows changes.
 
-`probe` asks one engine, `endpoints` makes addresses that can be reached of those that engines listen on, `follow` keeps
-one engine registered as it is, `watch` keeps a changing list of them.
+`probe` asks one engine, `endpoints` converts the addresses that engines listen on into reachable ones, `follow` keeps
+one engine's registration up to date, `watch` follows a changing list of engines.
 """
 
 from kvatlas.service.discovery.probe import EngineDescription, Source

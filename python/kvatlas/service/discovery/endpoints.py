@@ -1,4 +1,4 @@
-"""The addresses that engines report, turned into addresses to connect to."""
+"""Conversion of the addresses that engines report into addresses to connect to."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def at(host: str, port: int) -> str:
 
 
 def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
-    """The address to connect to, for an engine on `host` that reports that it listens on `address`.
+    """The address to connect to for an engine on `host` that reports listening on `address`.
 
     Args:
         address: The address as the engine reports it.
@@ -72,27 +72,27 @@ def reachable(address: str, host: str, what: str) -> tuple[str, bool]:
 
 
 def bound_port(address: str, host: str, binds: Iterable[str]) -> int | None:
-    """The port of this service that an engine connects its publisher to, if it does.
+    """The port of this service to which an engine connects its publisher; None if it does not.
 
     Args:
         address: The address that the engine publishes at.
         host: The host of the engine's URL.
-        binds: Where this service listens for publishers (`streams.bind`).
+        binds: The addresses at which this service listens for publishers (`streams.bind`).
     """
     name, _, port = address.removeprefix("tcp://").rpartition(":")
     if not address.startswith("tcp://") or port not in {bind.rpartition(":")[2] for bind in binds}:
         return None
     bare = name.removeprefix("[").removesuffix("]")
-    # It listens on a wildcard, and on its own host, unless that is this machine, where this service has the port.
+    # An engine listens on a wildcard or on its own host, but not on loopback, where this service has the port.
     listens = bare in _WILD or (bare == host and not is_loopback(bare))
     return None if listens else int(port)
 
 
 async def check_listening(address: str, what: str, seconds: float) -> None:
-    """Check that something listens on an address. An engine connects to an address without a wildcard.
+    """Check that a server listens on an address. An engine connects to an address without a wildcard.
 
     Raises:
-        DiscoveryError: Nothing listens there.
+        DiscoveryError: No server listens there.
     """
     if not address.startswith("tcp://"):
         return

@@ -1,8 +1,7 @@
-"""The watch over one engine, or one configured stream, which keeps its registration up to date until stopped.
+"""Follower of one engine or configured stream, which keeps its registration up to date until stopped.
 
-An engine that does not answer stays registered: that its stream is silent is found out by the stream itself, and until
-then what it holds is still right. It is unregistered when it leaves the list, and registered again when its answers
-change.
+An engine that does not answer stays registered: its stream detects silence itself, and its blocks are right until then.
+    It is unregistered when it leaves the list, and registered again when its answers change.
 """
 
 from __future__ import annotations
@@ -25,27 +24,27 @@ from kvatlas.service.native import Native, about_stream, registration
 logger = logging.getLogger("kvatlas.discovery")
 
 _FIRST_RETRY = 0.25
-_WHOLE_EVERY = 6  # checks; those between ask for the event sources only
+_WHOLE_EVERY = 6  # every sixth look is a full one; the others ask for the event sources only
 
 
 class Watcher(Protocol):
-    """An observer of engines, besides the service: a router sends them requests, whether they publish events or not."""
+    """Observer of engines besides the service: a router, which sends them requests even if they publish no events."""
 
     def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
-        """Take note that an engine is in the list, or that its entry has changed, and of streams given by hand."""
+        """Note that an engine is in the list, or that its entry has changed, with its streams given by hand."""
 
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
-        """Take note that an engine was asked. `found` is to be registered of it; None if it was not to be had."""
+        """Note an engine's answer: `found` is to be registered; None if the engine did not answer."""
 
     def left(self, engine: Engine, /) -> None:
-        """Take note that an engine is not in the list any more."""
+        """Note that an engine has left the list."""
 
 
 class Follower(ABC):
-    """A follower of one entry of the list.
+    """Follower of one entry of the list.
 
     Attributes:
-        is_registered: Whether all of it is registered.
+        is_registered: Whether the whole entry is registered.
     """
 
     def __init__(
@@ -58,14 +57,14 @@ class Follower(ABC):
         self.is_registered = False
         self._url = url
         self._rank = rank
-        # Where no events are followed, what is wrong with them is nobody's concern.
+        # Errors about events matter only where events are followed.
         self.warns = config.follows_events
-        self.settled = asyncio.Event()  # registered once, or there is no use in waiting
+        self.settled = asyncio.Event()  # registered once, or waiting would not help
         self._stop = asyncio.Event()
         self._problem: str | None = None
 
     async def run(self) -> None:
-        """Follow, until `stop`."""
+        """Follow the entry until `stop`."""
         retry = 0.0
         self._report("asking")
         while not self._stop.is_set():
@@ -84,7 +83,7 @@ class Follower(ABC):
                 self.settled.set()
             except DiscoveryError as problem:
                 self._note(str(problem))
-                if looked:  # then it is this service that refused
+                if looked:  # this service refused
                     self.is_registered = False
                 self._report("refused" if looked else _state(problem.code), problem.code, str(problem))
                 if not problem.temporary:
@@ -102,19 +101,19 @@ class Follower(ABC):
             await self._sleep(delay * random.uniform(0.9, 1.1))
 
     async def look(self) -> EngineDescription | None:
-        """Return what there is to be registered; None if that has not changed. May be cut short.
+        """Return the registrations that the entry needs; None if they have not changed. May be cancelled.
 
         Raises:
-            DiscoveryError: It cannot be registered.
+            DiscoveryError: The entry cannot be registered.
         """
         return None
 
     @abstractmethod
     async def apply(self, found: EngineDescription | None) -> float:
-        """Register what was found, to the end, and return in how many seconds to look again.
+        """Register the result of `look`, uninterrupted, and return the seconds until the next look.
 
         Raises:
-            DiscoveryError: It was refused.
+            DiscoveryError: The registration was refused.
         """
 
     def stop(self) -> None:
@@ -123,15 +122,15 @@ class Follower(ABC):
 
     @abstractmethod
     async def leave(self) -> None:
-        """Unregister what was registered, after `run` has ended."""
+        """Unregister the entry, after `run` has ended."""
 
     async def left(self) -> None:
-        """Do what `leave` does, for an entry that is not in the list any more."""
+        """Unregister an entry that has left the list, as `leave` does."""
         await self.leave()
         self.native.forget_engine(self.name, self._rank)
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
-        """Report how far the entry is. What is registered stays registered, whatever the engine says now."""
+        """Report the entry's state. It stays registered, whatever the engine answers now."""
         report = {
             "worker": self.name,
             "rank": self._rank,
@@ -150,7 +149,7 @@ class Follower(ABC):
             logger.log(level, "%s: %s", self.shown, problem)
 
     async def _or_stop(self, work: Coroutine[Any, Any, EngineDescription | None]) -> EngineDescription | None:
-        """Return the result, or None if told to stop before there is one."""
+        """Return the result of a coroutine, or None if `stop` comes first."""
         task = asyncio.ensure_future(work)
         stop = asyncio.ensure_future(self._stop.wait())
         await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
@@ -169,17 +168,17 @@ class Follower(ABC):
             return
 
     async def register(self, announced_by: str | None = None, **about: Any) -> bool:
-        """Register with the native service. True if that is news to it.
+        """Register with the native service. Returns True if the registration is new.
 
         Args:
-            announced_by: The host of the engine that named the addresses; None if whoever runs this service did.
+            announced_by: The host of the engine that named the addresses; None if the configuration did.
             about: The registration.
         """
         text = registration(self.name, source=self.shown, **about)
         return bool(await self._call(self.native.register, text, announced_by))
 
     async def unregister(self, rank: int | None = None) -> None:
-        """Unregister from the native service. Tolerate that it refuses."""
+        """Unregister from the native service, which may refuse."""
         try:
             await self._call(self.native.unregister, self.name, rank)
         except DiscoveryError as problem:
@@ -194,7 +193,7 @@ class Follower(ABC):
 
 
 class StreamFollower(Follower):
-    """A follower of a stream that was named by hand."""
+    """Follower of a stream that was named by hand."""
 
     def __init__(self, native: Native, config: Config, stream: Stream) -> None:
         super().__init__(native, config, stream.worker, f"stream of {stream.worker}", stream.endpoint, rank=stream.rank)
@@ -202,7 +201,7 @@ class StreamFollower(Follower):
         self._registered = False
 
     async def apply(self, found: EngineDescription | None) -> float:
-        # Also later: somebody may have unregistered it over HTTP, and the list says that it is to be there.
+        # Repeated, because a client may have unregistered it over HTTP while the list still has it.
         stream, config = self.stream, self.config
         await self.register(endpoint=stream.endpoint, **about_stream(stream, config))
         self._registered = True
@@ -214,7 +213,7 @@ class StreamFollower(Follower):
 
 
 class EngineFollower(Follower):
-    """A follower of an engine that is asked."""
+    """Follower of an engine that is asked for its events."""
 
     def __init__(
         self,
@@ -235,9 +234,9 @@ class EngineFollower(Follower):
             config: Its configuration.
             prober: Asks the engine.
             engine: The engine.
-            pace: Tells the seconds between two looks.
-            watcher: Is told of the engine, too.
-            registers: False if its streams are given by hand, so that what it says of them is of no concern.
+            pace: Returns the seconds between two looks.
+            watcher: Notified of the engine, too.
+            registers: False if its streams are given by hand, so that its own answers about them do not matter.
             sizes: The block sizes that events were found to have, shared by the followers of all engines.
         """
         super().__init__(native, config, engine.worker, f"engine {engine.shown_url}", engine.shown_url)
@@ -249,7 +248,7 @@ class EngineFollower(Follower):
         self._pace = pace
         self._sizes = EmittedSizes() if sizes is None else sizes
         self._group = engine.routing_group or config.routing_group
-        # What whoever runs this has set stays.
+        # A configured size stays.
         self._is_size_set = bool(engine.block_size or config.block_size)
         self._said: EngineDescription | None = None  # as the engine describes itself
         self._found: EngineDescription | None = None
@@ -272,7 +271,7 @@ class EngineFollower(Follower):
         return found
 
     async def _with_size(self, found: EngineDescription | None) -> EngineDescription | None:
-        """The description to register, with the block size of the events: it counts for more than an announced one."""
+        """The description to register, with the block size of the events, which overrides the announced one."""
         if self._said is None or self._is_size_set or not self.registers:
             return found
         if self._found is not None:
@@ -369,7 +368,7 @@ class EngineFollower(Follower):
 
 
 def _state(code: str) -> str:
-    """The state of an engine that could not be asked, by the code of the problem."""
+    """The state of an engine that could not be asked, by the error's code."""
     if code in ("timeout", "unreachable"):
         return "unreachable"
     return "no_events" if code == "no_events" else "unusable"

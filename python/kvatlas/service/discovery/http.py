@@ -1,4 +1,4 @@
-"""Requests to engines."""
+"""HTTP client for requests to engines."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _KEEP = 1.0  # seconds that a connection is kept: for the other questions to the
 
 
 class Asker:
-    """A client of many engines, open within `async with`.
+    """Client of many engines, open within `async with`.
 
-    Engines close idle connections sooner than they are asked again, so connections are kept only briefly. Proxies of
-    the environment are for the way out, and engines are inside.
+    Engines close idle connections before they are asked again, so connections are kept only briefly. Proxies named by
+    the environment are ignored, because engines are internal.
     """
 
     def __init__(self, timeout: float, key: str | None = None) -> None:
@@ -52,7 +52,7 @@ class Asker:
         await self._http.aclose()
 
     async def get(self, url: str, *, absent: tuple[int, ...] = (), most: int = SHORT) -> str | None:
-        """The body of an answer with status 200, of so many bytes at most; None for the statuses of `absent`.
+        """Get the body of an answer with status 200, of limited size; None for the statuses in `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.
@@ -61,10 +61,10 @@ class Asker:
         return body if _is_there("GET", url, status, absent) else None
 
     async def lines(self, url: str, prefix: str, *, absent: tuple[int, ...] = ()) -> list[str]:
-        """The lines with this beginning of an answer with status 200; none for the statuses of `absent`.
+        """Get the lines with a given beginning from an answer with status 200; none for the statuses in `absent`.
 
         Raises:
-            DiscoveryError: There is no answer, or an unexpected one, or there are too many such lines.
+            DiscoveryError: There is no answer, or an unexpected one, or too many lines match.
         """
         found: list[str] = []
         size = 0
@@ -80,7 +80,7 @@ class Asker:
         return found
 
     async def post(self, url: str, body: object, headers: Mapping[str, str]) -> tuple[int, str]:
-        """The status and the body of the answer to a body in JSON.
+        """Post a JSON body, and return the status and the body of the answer.
 
         Raises:
             DiscoveryError: There is no answer.
@@ -106,7 +106,7 @@ class Asker:
             raise DiscoveryError(f"the request cannot be sent: {error}", "unreachable") from error
 
     async def get_json(self, url: str, *, absent: tuple[int, ...] = (), most: int = SHORT) -> Any:
-        """The value of an answer in JSON; None for the statuses of `absent`.
+        """Get the value of a JSON answer; None for the statuses in `absent`.
 
         Raises:
             DiscoveryError: There is no answer, or an unexpected one.
@@ -123,10 +123,10 @@ class Asker:
 
 
 def _is_there(method: str, url: str, status: int, absent: tuple[int, ...]) -> bool:
-    """True for status 200, false for those of `absent`.
+    """True for status 200, false for the statuses in `absent`.
 
     Raises:
-        DiscoveryError: It is another one.
+        DiscoveryError: The status is another one.
     """
     path = httpx.URL(url).path
     if status == httpx.codes.OK or status in absent:
@@ -142,10 +142,10 @@ def _is_there(method: str, url: str, status: int, absent: tuple[int, ...]) -> bo
 
 
 async def _pieces(answer: httpx.Response, method: str, most: int) -> AsyncIterator[bytes]:
-    """The pieces of a body as it was sent.
+    """The pieces of a body as they arrive.
 
     Raises:
-        DiscoveryError: It is longer than this, or packed all the same.
+        DiscoveryError: The body exceeds the limit, or is compressed.
     """
     if answer.headers.get("Content-Encoding", "identity") != "identity":
         raise DiscoveryError(
@@ -160,7 +160,7 @@ async def _pieces(answer: httpx.Response, method: str, most: int) -> AsyncIterat
 
 
 async def _lines(pieces: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The lines of a text. One that is too long comes without its end."""
+    """The lines of a text; a line that is too long is cut."""
     rest = b""
     async for piece in pieces:
         *whole, rest = (rest + piece).split(b"\n")

@@ -1,4 +1,4 @@
-"""Questions to one engine about its models and its events: vLLM, SGLang, and versions of them that do not say it."""
+"""Probe of one engine for its models and its events: vLLM, SGLang, and versions of them that do not report these."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ _MOST_TEXT = 64 << 10  # bytes of another text that an engine says
 
 @dataclass(frozen=True)
 class Source:
-    """The source of one rank's events."""
+    """Source of one rank's events."""
 
     rank: int
     endpoint: str
@@ -61,7 +61,7 @@ class Source:
 
 @dataclass(frozen=True)
 class EngineDescription:
-    """An engine's description of itself.
+    """Description of an engine, from its own answers.
 
     Attributes:
         engine: "vllm" or "sglang".
@@ -70,8 +70,8 @@ class EngineDescription:
         sources: One for each rank.
         aliases: Other names of the model.
         adapters: Names of its LoRA adapters.
-        rank_header: By which numbers requests name its ranks, where these do not begin at 0: "local", counted from 0,
-            or "global", the ranks' own; None if that is not known, or makes no difference.
+        rank_header: How requests number its ranks, where these do not begin at 0: "local", counted from 0, or "global",
+            the ranks' own numbers; None if unknown or without effect.
     """
 
     engine: str
@@ -89,7 +89,7 @@ class EngineDescription:
 
     @property
     def has_choice_of_numbers(self) -> bool:
-        """True if its ranks have other numbers than those counted from 0, and requests have to name one of them."""
+        """True if its ranks are not numbered from 0, and requests have to name one of them."""
         return len(self.ranks) > 1 and self.ranks != list(range(len(self.ranks)))
 
 
@@ -103,14 +103,14 @@ class _Models:
 
 @dataclass(frozen=True)
 class _ServerAnswer:
-    """An engine's answer, of which the rest follows: an equal one means that nothing has changed."""
+    """Answer of an engine that determines its description: while it stays equal, nothing has changed."""
 
     engine: str
     content: dict[str, Any]
 
 
 class Prober:
-    """Asks one engine."""
+    """Asks one engine for its description."""
 
     def __init__(
         self,
@@ -125,10 +125,10 @@ class Prober:
 
         Args:
             asker: Sends the requests.
-            engine: Who is asked.
+            engine: The engine to ask.
             config: The configuration.
-            allowed: Raises `KvatlasError` if an endpoint may not be connected to that the engine at a host has named.
-            names_ranks: Whether requests will name ranks, so that it is to be found out what they are called.
+            allowed: Raises `KvatlasError` if an endpoint named by the engine at a host may not be connected to.
+            names_ranks: Whether requests will name ranks, whose numbering must then be found out.
         """
         self._names_ranks = names_ranks
         self._rank_header: tuple[list[int], str] | None = None  # found out for these ranks
@@ -142,10 +142,10 @@ class Prober:
         self._models = _Models()
 
     async def changed(self) -> bool:
-        """True if the engine says something else than when `whole` asked.
+        """True if the engine's answers differ from those that `whole` got.
 
         Raises:
-            DiscoveryError: It does not report them.
+            DiscoveryError: The engine does not answer.
         """
         return self._said is None or await self._ask() != self._said
 
@@ -169,13 +169,13 @@ class Prober:
         return found
 
     async def _header_of(self, found: EngineDescription) -> str | None:
-        """The numbers by which requests name these ranks.
+        """Find out how requests number these ranks.
 
-        The frontends of vLLM differ, and none of them says so: it is found out by the shortest request there is.
+        Frontends of vLLM differ, and none reports its numbering, so a shortest possible request tries it.
         """
         if self._rank_header is None or self._rank_header[0] != found.ranks:
             self._rank_header = None
-            # No number counted from 0 is as high as the highest.
+            # Counted from 0, no rank has the highest number.
             status, words = await self._try_rank(found, found.ranks[-1])
             header = "global" if status < 300 else "local"
             if header == "local" and "out of range" not in words:
@@ -237,7 +237,7 @@ class Prober:
         return EngineDescription("vllm", model, block_size, sources, *self._names(model))
 
     def _names(self, model: str) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Aliases and adapters: those of the engine and those configured."""
+        """The aliases and adapters: the engine's and the configured ones."""
         aliases = (*self._models.served, *(self._engine.aliases or ()))
         adapters = (*self._models.adapters, *(self._engine.adapters or ()))
         return _others(aliases, model), _others(adapters, model)
@@ -258,7 +258,7 @@ class Prober:
         return Source(int(name), endpoint, replay or None, _text(config.get("topic")), self._counts_copies(config))
 
     async def _live(self, said: str, what: str) -> str:
-        """The endpoint to register for one that an engine publishes at."""
+        """The endpoint to register for an endpoint at which an engine publishes."""
         port = bound_port(said, self.host, self._config.streams.bind)
         if port is not None:
             return f"bind://{port}"
@@ -272,13 +272,13 @@ class Prober:
         return endpoint
 
     def _counts_copies(self, events: dict[str, Any]) -> bool:
-        """True if a block announced again is another copy: not if the engine says that it reports hits, too."""
+        """True if a block announced again is another copy, unless the engine reports that it announces hits, too."""
         if self._engine.count_copies is not None:
             return self._engine.count_copies
         return events.get("kv_cache_report_mode") != "full"
 
     async def _ask_models(self) -> _Models:
-        """Ask for the names of the model, of which there is one at least, and of its adapters."""
+        """Ask for the names of the model (at least one) and of its adapters."""
         models = await self._asker.get_json(f"{self._engine.url}/v1/models", most=LIST)
         cards = models.get("data") if isinstance(models, dict) else None
         served: list[str] = []
@@ -298,14 +298,14 @@ class Prober:
         return self._models
 
     def _say_left_out(self, models: int) -> None:
-        """Log how many models of the engine are left out; once for each number."""
+        """Log the number of models of the engine that are left out, once for each number."""
         if models and models != self._left_out:
             words = "engine %s: %d of its models are left out: it lists more than %d, or names of more than %d bytes"
             logger.warning(words, self._engine.shown_url, models, _MOST_NAMES, _MOST_BYTES)
         self._left_out = models
 
     async def _try_models(self) -> None:
-        """Ask for the names where the model's name is known otherwise. Without an answer, names stay as they were."""
+        """Ask for the names if the model's name is known otherwise. Without an answer, names stay as they were."""
         with contextlib.suppress(DiscoveryError):
             await self._ask_models()
 
@@ -320,7 +320,7 @@ class Prober:
         return sizes
 
     async def _old_vllm(self) -> str:
-        """Ask if there is an engine at all. Returns the name of its model."""
+        """Check that an engine answers. Returns the name of its model."""
         try:
             return (await self._ask_models()).served[0]
         except DiscoveryError as problem:
@@ -390,7 +390,7 @@ class Prober:
         return EngineDescription("sglang", model, block_size, tuple(sources), *self._names(model))
 
     def _sglang_config(self, info: dict[str, Any]) -> dict[str, Any]:
-        """The event sources by the flag that the engine was started with: versions before `kv_events` show no more."""
+        """The event sources from the engine's command-line flag, for versions without `kv_events` in their answers."""
         config = info["kv_events_config"]
         if not isinstance(config, str) or not config:
             raise DiscoveryError(_NO_EVENTS, "no_events")
@@ -413,7 +413,7 @@ class Prober:
 
 
 def _ports_wanted(version: str, command: str) -> str:
-    """The advice, with this command, about an engine that does not report its event sockets."""
+    """Advice, for this command, about an engine that does not report its event sockets."""
     engine = f"vLLM {version}" if version else "this engine"
     config = {
         "enable_kv_cache_events": True,
@@ -430,7 +430,7 @@ def _ports_wanted(version: str, command: str) -> str:
 
 
 def _publishers(publishers: object) -> dict[int, str]:
-    """The addresses of single ranks, where they are on several hosts."""
+    """The addresses of single ranks on several hosts."""
     each = publishers if isinstance(publishers, list) else []
     return {
         item["dp_rank"]: item["endpoint"]
@@ -456,7 +456,7 @@ def _one_block_size(sizes: dict[str, int | None]) -> int:
 
 
 def _others(names: tuple[str, ...], model: str) -> tuple[str, ...]:
-    """The names, each once and without the model's own, as many and as long as the service takes them."""
+    """The distinct names besides the model's own, within the service's limits on number and length."""
     fit = (name for name in names if name != model and _fits(name))
     return tuple(dict.fromkeys(fit))[:_MOST_NAMES]
 
@@ -466,7 +466,7 @@ def _fits(name: str) -> bool:
 
 
 def _plain(value: object, *names: str) -> dict[str, Any]:
-    """The fields of these names, as far as they are numbers, words and the like: all that is kept of an answer."""
+    """The named fields with plain values; the rest of an answer is dropped."""
     if not isinstance(value, dict):
         return {}
     found = {name: value[name] for name in names if isinstance(value.get(name, ...), str | int | float | bool | None)}
@@ -474,7 +474,7 @@ def _plain(value: object, *names: str) -> dict[str, Any]:
 
 
 def _events(value: object) -> dict[str, Any] | None:
-    """SGLang's words on its events, as far as they are of use; None if it has none."""
+    """The usable part of SGLang's answer about its events; None if it has none."""
     if not isinstance(value, dict):
         return None
     found = _plain(value, *_OF_EVENTS)

@@ -1,7 +1,7 @@
-"""Block sizes as engines' events have them, where engines announce another.
+"""Block sizes of engines' events, where engines announce another size.
 
-A hybrid model has several cache groups, and what vLLM announces is the smallest of their sizes. All engines of a model
-share an index, which has one size: what the events of one have counts for all of them that only announce theirs.
+A hybrid model has several cache groups, and vLLM announces the smallest of their block sizes. All engines of a model
+share an index with one block size, so the size of one engine's events applies to all engines without events so far.
 """
 
 from __future__ import annotations
@@ -14,23 +14,23 @@ Place = tuple[str, str]  # model and routing group
 
 
 class EmittedSizes:
-    """The block sizes of models, by the events of their engines."""
+    """Block sizes of models, from the events of their engines."""
 
     def __init__(self) -> None:
         self._sizes: dict[Place, tuple[int, str]] = {}
 
     def note(self, place: Place, size: int, worker: str) -> bool:
-        """Take note of the size that a worker's events have. False if those of another engine have another."""
+        """Record the block size of a worker's events. Returns False if another engine's events have another size."""
         known, by = self._sizes.setdefault(place, (size, worker))
         if known != size and by == worker:
             self._sizes[place] = (size, worker)
         return self._sizes[place][0] == size
 
     def forget(self, worker: str) -> None:
-        """Forget what a worker's events had: it has left."""
+        """Forget the block size of a worker that has left."""
         self._sizes = {place: known for place, known in self._sizes.items() if known[1] != worker}
 
     def apply(self, found: EngineDescription, routing_group: str) -> EngineDescription:
-        """An engine as it describes itself, with the size that events of its model have, if that is known."""
+        """The engine's description, with the block size of its model's events if known."""
         known = self._sizes.get((found.model, routing_group))
         return found if known is None else replace(found, block_size=known[0])

@@ -1,4 +1,4 @@
-"""The list of engines and streams to keep registered: those given at the start, and those of a file that may change."""
+"""Discovery of a list of engines and streams: those of the configuration, and those of a file that may change."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
     """The engines and streams of a file.
 
     Raises:
-        ConfigError: It contains something unknown or invalid.
+        ConfigError: An entry is unknown or invalid.
     """
     try:
         text = content.decode("utf-8-sig")
@@ -64,7 +64,7 @@ def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
 
 
 class Discovery:
-    """Follows engines until it is stopped."""
+    """Follows all engines and streams until it is stopped."""
 
     def __init__(self, config: Config) -> None:
         """Make a discovery. Nothing is asked yet.
@@ -73,7 +73,7 @@ class Discovery:
             ConfigError: The engines' file or key file cannot be read or is wrong.
         """
         self._config = config
-        self.watcher: Watcher | None = None  # told of engines besides the service; set before `run`
+        self.watcher: Watcher | None = None  # notified of engines; set before `run`
         self._key = config.discovery.bearer()
         self._file = config.engines_file
         self._content = self._seen = b""
@@ -89,11 +89,11 @@ class Discovery:
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The engines and streams to be followed, as far as is known."""
+        """The engines and streams of the configuration and the file."""
         return (*self._config.engines, *self._config.static_streams, *self._listed)
 
     async def run(self, native: Native) -> None:
-        """Follow, until `stop`; what is registered stays registered then."""
+        """Follow the entries until `stop`. Registrations stay."""
         self._native = native
         async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
@@ -121,7 +121,7 @@ class Discovery:
             return False
 
     async def _settle(self) -> None:
-        """Let go of readiness when the first engines have been asked, or enough time has passed."""
+        """Release readiness once the first engines have been asked, or a time limit has passed."""
         first = [(entry, follower) for entry, follower, _task in self._followers.values()]
         try:
             async with asyncio.timeout(self._config.discovery.timeout):
@@ -138,7 +138,7 @@ class Discovery:
                 logger.warning("no configured engine's events can be followed: engines are chosen by load only")
 
     def _follow(self) -> None:
-        """Make the followers those of the lists."""
+        """Start and stop followers to match the lists."""
         wanted: dict[Name, Entry] = {}
         names: dict[str, type[Entry]] = {}
         for entry in self.entries:
@@ -182,7 +182,7 @@ class Discovery:
         self._followers[name] = (entry, follower, asyncio.create_task(_run_after(before, follower)))
 
     def pace(self, engines: int | None = None) -> float:
-        """The seconds between two looks at an engine: more where there are many, so that looking stays cheap."""
+        """The seconds between two looks at an engine, longer in large fleets to limit the load."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name]) -> None:
@@ -200,7 +200,7 @@ class Discovery:
             content = _read(self._file)
             if content == self._content:
                 self._say(None)
-            # Twice the same, or somebody may be in the middle of writing it.
+            # Read twice the same, so that a file that is being written is not taken.
             seen, self._seen = self._seen, content
             if content == self._content or content != seen:
                 return
@@ -216,7 +216,7 @@ class Discovery:
         self._follow()
 
     def _say(self, refused: str | None) -> None:
-        """Log that the file is wrong, or right again; once."""
+        """Log once that the file is wrong, or right again."""
         if refused != self._refused:
             self._refused = refused
             if refused is None:
@@ -226,7 +226,7 @@ class Discovery:
 
 
 async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> None:
-    """Run the follower of an entry that was changed when the old one is gone."""
+    """Run the follower of a changed entry once the old follower has left."""
     await asyncio.gather(*before, return_exceptions=True)
     await follower.run()
 

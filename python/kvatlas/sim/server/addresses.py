@@ -1,4 +1,4 @@
-"""Hosts as they are bound and as they are reached."""
+"""Forms of a host: to bind, and to connect to."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ def bindable(host: str) -> str:
 
 
 def reachable(host: str) -> str:
-    """The host as it stands in a URL, for whoever is on this machine."""
+    """The host as part of a URL for clients on this machine."""
     if host in (*_EVERY, "localhost"):
         return "127.0.0.1"
     return f"[{host}]" if ":" in host else host

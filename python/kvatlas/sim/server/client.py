@@ -1,4 +1,4 @@
-"""A client to ask one engine: plain, blocking, one question at a time."""
+"""Blocking client of one simulated engine."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _TIMEOUT = 60.0
 
 
 class ControlClient:
-    """Asks an engine over HTTP. May be used from several threads."""
+    """Client of an engine over HTTP, for use from several threads."""
 
     def __init__(self, url: str) -> None:
         self._url = url
@@ -30,10 +30,11 @@ class ControlClient:
         *,
         ok: Sequence[int] = (200,),
     ) -> dict[str, Any]:
-        """One question.
+        """Send one request.
 
         Raises:
-            SimulatedEngineError: Nobody answers ("unreachable", "timeout"), or the answer's status is none of `ok`.
+            SimulatedEngineError: The engine does not answer ("unreachable", "timeout"), or the answer's status is not
+                in `ok`.
         """
         try:
             answer = self._http.request(method, path, json=body, headers=headers)
@@ -50,7 +51,7 @@ class ControlClient:
         return found
 
     def close(self) -> None:
-        """Close the connection. Nothing can be asked after that."""
+        """Close the connection for good."""
         self._http.close()
 
 

@@ -1,4 +1,4 @@
-"""The engine's time beside the real one."""
+"""Clock of an engine's virtual time."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import time
 
 
 class Clock:
-    """Virtual seconds that pass `speed` times as fast as real ones, and not at all while stopped.
+    """Clock of virtual seconds that pass `speed` times as fast as real ones, and stand still while stopped.
 
-    Real time is that of `time.monotonic`, which is an event loop's too.
+    Real time is `time.monotonic`, as in event loops.
     """
 
     def __init__(self, speed: float) -> None:
@@ -24,16 +24,16 @@ class Clock:
         return self._virtual + (time.monotonic() - self._real) * self.speed
 
     def real(self, virtual: float) -> float:
-        """When it will be (or was) `virtual`, in real time, unless stopped in between."""
+        """The real time at which it is `virtual`, unless stopped in between."""
         return self._real + (virtual - self._virtual) / self.speed
 
     def stop(self) -> None:
-        """Time stands still."""
+        """Stop virtual time."""
         self._virtual = self.now()
         self.stopped = True
 
     def go(self) -> None:
-        """Time goes on from where it stood."""
+        """Let virtual time continue."""
         if self.stopped:
             self._real = time.monotonic()
             self.stopped = False

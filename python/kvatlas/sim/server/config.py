@@ -1,4 +1,4 @@
-"""The configuration of a served engine, as one value that can be sent to another process."""
+"""Configuration of a served engine, which can be sent to another process."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ Role = Literal["both", "prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class ServerConfig:
-    """The configuration of a served engine.
+    """Settings of a served engine.
 
     Attributes:
-        name: Tells engines apart in what they print; also part of what their chances follow from.
-        dialect: The engine whose words it speaks, "vllm" or "sglang".
-        arrays: Events as positional arrays, as engines wrote them before mid-2026.
-        hash_bytes: Names as whole digests (vLLM only).
+        name: Name of the engine in its output; part of its random seed.
+        dialect: The engine that it imitates, "vllm" or "sglang".
+        arrays: Whether events are positional arrays, as engines wrote them before mid-2026.
+        hash_bytes: Whether names are whole digests (vLLM only).
         hash_algorithm: Hash function of the names, "sha256" or "sha256_cbor" (vLLM only).
-        hash_seed: Seed that gives it names of its own; engines with the same seed, or none, name blocks alike.
+        hash_seed: Seed of its names for blocks; engines with the same seed, or none, name blocks alike.
         engine: The cache and its timing.
-        speed: How many seconds of the engine's time pass in one.
+        speed: Seconds of the engine's time that pass in one real second.
         ranks: Data-parallel ranks, each with a cache and a stream of its own.
-        model: The model it says it serves.
-        loras: Adapters it says it serves.
+        model: Name of the served model.
+        loras: Names of the served adapters.
         host: The address to bind.
         http_port: Port of its HTTP; 0 for any free one.
         events_port: Port of rank 0's live stream, rank r has this + r; 0 for any free ones.
@@ -41,11 +41,11 @@ class ServerConfig:
         topic: Topic of the live stream.
         buffer_steps: Batches kept for replays.
         replay_socket: Replies to replays: "current", "old" (without a topic frame), or "none": there is no such socket.
-        step: Seconds (real ones) from one step to the next at the least; a step's events are one batch.
+        step: Least real seconds from one step to the next; a step's events are one batch.
         max_model_len: The longest prompt with its answer, in tokens.
-        role: "prefill" or "decode" if it hands prompts over, or takes them; "both" may do either, or neither.
-        faults: Faults that happen to it.
-        seed: Seed of everything left to chance.
+        role: "prefill" if it hands prompts over, "decode" if it takes them; "both" may do either, or neither.
+        faults: Chances of its faults.
+        seed: Seed of all random choices.
     """
 
     name: str = "engine-0"
@@ -105,18 +105,18 @@ class ServerConfig:
 
     @property
     def wire(self) -> Dialect:
-        """The form of the events."""
+        """The encoding of the events."""
         if self.dialect == "vllm":
             return "vllm-arrays" if self.arrays else "vllm"
         return "sglang-arrays" if self.arrays else "sglang"
 
     @property
     def longest(self) -> int:
-        """Tokens of a prompt with its answer at most: what is said, or what the cache has room for."""
+        """Maximum tokens of a prompt with its answer: the configured limit, or the size of the cache."""
         return min(self.max_model_len, self.engine.cache_tokens)
 
     def names(self) -> Names:
-        """The way in which the engine names blocks."""
+        """The engine's names for blocks."""
         if self.dialect == "vllm":
             return VllmNames(self.hash_seed, as_bytes=self.hash_bytes, algorithm=self.hash_algorithm)
         return SglangNames(self.hash_seed)
@@ -127,7 +127,7 @@ class ServerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ServerConfig:
-        """Make a configuration of what `as_dict` gave."""
+        """Make a configuration from the result of `as_dict`."""
         rest = dict(data)
         engine, faults = EngineConfig(**rest.pop("engine")), Faults(**rest.pop("faults"))
         return cls(**{**rest, "loras": tuple(rest["loras"])}, engine=engine, faults=faults)

@@ -1,4 +1,4 @@
-"""The simulated engine with what a live one needs beyond the replay's: tokens in its announcements, and giving up."""
+"""Simulated engine for live use: adds tokens in announcements, and aborted requests, to the replay's engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from kvatlas.sim.server.names import Names
 
 @dataclass(slots=True, eq=False, kw_only=True)
 class ServedRequest(Request):
-    """A request with its tokens: the prompt's, then all that will be generated."""
+    """Request with its tokens: the prompt's, then all that will be generated."""
 
     tokens: list[int]
     lora: str | None = None
@@ -28,24 +28,24 @@ class ServedRequest(Request):
 
     @property
     def over(self) -> bool:
-        """True if nothing more will come of the request."""
+        """True if the request has finished or failed."""
         return self.failed is not None or self.state in (State.FINISHED, State.REFUSED)
 
     def fail(self, why: str) -> None:
-        """Note that the request will not be finished, and why."""
+        """Mark the request as failed, with the reason."""
         if not self.over:
             self.failed = why
             self.changed.set()
 
 
 class Announcer:
-    """Listens to the pool and collects events in the engine's own words."""
+    """Sink that turns the pool's announcements into events with the engine's names."""
 
     def __init__(self, names: Names, dialect: Dialect, block_size: int) -> None:
         self.batch = Batch(dialect)
         self.core: Core | None = None
-        self.copies = 0  # held, as announced
-        self._copies: Counter[int] = Counter()  # of each block, where only the first is announced
+        self.copies = 0  # copies held according to the announcements
+        self._copies: Counter[int] = Counter()  # copies of each block, if only the first is announced
         self._names = names
         self._size = block_size
 
@@ -89,7 +89,7 @@ class Announcer:
 
 
 class Core(Engine):
-    """The engine of the replay, which here also knows whose blocks it is announcing, and can abort a request."""
+    """Engine of the replay that also knows the request of each announcement, and can abort requests."""
 
     def __init__(self, worker: str, config: EngineConfig, sink: Announcer, listener: Listener) -> None:
         super().__init__(worker, config, sink, listener)
@@ -97,7 +97,7 @@ class Core(Engine):
         sink.core = self
 
     def abort(self, request: Request, now: float) -> None:
-        """Give a request up, as engines do when the client is gone. What it computed stays cached until reused.
+        """Abort a request, as engines do when the client is gone. Its computed blocks stay cached until reused.
 
         A step is computed to its end: a prompt gives its blocks back only then.
         """
@@ -130,7 +130,7 @@ class Core(Engine):
         self._admit(now)
 
     def receive(self, request: ServedRequest) -> bool:
-        """Take over a prompt's full blocks that another engine has computed. False: there is no room for them.
+        """Take over a prompt's full blocks from another engine. Returns False if there is no room for them.
 
         They are cached here, as if computed; the request, when it is submitted, finds them. The prompt's last token is
         computed here in any case.
@@ -176,6 +176,6 @@ class Core(Engine):
 
 
 def _runs(kept: Sequence[bool]) -> list[tuple[int, int]]:
-    """The runs of True: where each begins and where it ends."""
+    """The runs of True, as beginnings and ends."""
     edges = [i for i in range(len(kept) + 1) if (i > 0 and kept[i - 1]) != (i < len(kept) and kept[i])]
     return list(zip(edges[::2], edges[1::2], strict=True))

@@ -1,4 +1,4 @@
-"""A served engine without its HTTP: ranks in real time, their sockets, and what goes wrong with them."""
+"""Served engine without its HTTP: ranks in real time, their sockets, and their faults."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _PATIENCE = 15.0  # seconds that a restart waits for its own ports
 
 
 class ServedEngine:
-    """One simulated engine over real sockets, in a running event loop."""
+    """Simulated engine over real sockets, in a running event loop."""
 
     def __init__(
         self, config: ServerConfig | None = None, *, context: zmq.Context[zmq.Socket[bytes]] | None = None
@@ -75,7 +75,7 @@ class ServedEngine:
             self._context.term()
 
     async def _disconnect(self) -> None:
-        """Close what a subclass serves besides: the requests under way have failed by now."""
+        """Close a subclass's servers. The requests under way have failed by now."""
 
     # Where it is
 
@@ -89,7 +89,7 @@ class ServedEngine:
         return f"tcp://{reachable(self.config.host)}:{self.events_port + self._rank(rank).number}"
 
     def replay_endpoint(self, rank: int = 0) -> str | None:
-        """The endpoint at which a rank answers replays; None if it is said not to."""
+        """The endpoint at which a rank answers replays; None if it has none."""
         if self.replay_port is None:
             return None
         return f"tcp://{reachable(self.config.host)}:{self.replay_port + self._rank(rank).number}"
@@ -107,9 +107,9 @@ class ServedEngine:
         seed: int | None = None,
         received: bool = False,
     ) -> tuple[Rank, ServedRequest]:
-        """Queue a request at a rank, or at the one with the least to do. Raises for what can never run.
+        """Queue a request at a rank, or at the least loaded one. Raises `RequestRefusedError` if it can never run.
 
-        `received`: another engine has computed the prompt, and its blocks are here.
+        `received`: whether another engine has computed the prompt, whose blocks are here.
         """
         if not prompt or output < 1:
             raise RequestRefusedError("a request needs at least one prompt token and one token to generate")
@@ -144,7 +144,7 @@ class ServedEngine:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """The blocks that a rank holds of a prompt, as of all that it published so far (if it is quiet)."""
+        """The blocks of a prompt that a rank holds, which it has published if it is quiet."""
         chosen = self._rank(rank)
         held, usable = chosen.depths(tokens, lora, salt)
         return Truth(held, usable, self.epoch, chosen.last_seq, chosen.quiet and not self.down)
@@ -169,21 +169,21 @@ class ServedEngine:
     # What goes wrong
 
     def set_faults(self, faults: Faults) -> None:
-        """Other faults from now on."""
+        """Set the faults from now on."""
         self.faults = faults
         if not (self.down or self.clock.stopped):
             for rank in self.ranks:
                 rank.watch()
 
     def reset(self, *, with_next: bool = False) -> bool:
-        """Forget the cache of every rank. False, and nothing done, while a request uses any of them."""
+        """Clear the cache of every rank. Refused (False) while a request uses any of them."""
         if any(rank.core.running for rank in self.ranks):
             return False
         done = [rank.reset(with_next=with_next) for rank in self.ranks]
         return all(done)
 
     def pause(self, seconds: float | None = None) -> None:
-        """Hang with all sockets open: publish nothing, answer nothing. For `seconds`, or until `resume`."""
+        """Hang with all sockets open, without publishing or answering, for `seconds` or until `resume`."""
         if self.down:
             return
         if not self.clock.stopped:
@@ -210,7 +210,7 @@ class ServedEngine:
                 rank.resume()
 
     def begin_restart(self, down: float = 0.0) -> asyncio.Task[None]:
-        """Begin to restart; done when the engine is up again. Already restarting: that restart."""
+        """Begin to restart. Returns the running restart if there is one, which is done when the engine is up again."""
         if self._restarting is None or self._restarting.done():
             self.counts["restarts"] += 1
             self.down = True
@@ -260,7 +260,7 @@ class ServedEngine:
                 return
 
     def free_port(self, count: int = 1) -> int:
-        """The first of `count` neighbouring free ports. Raises `SimulatedEngineError` if the host is of no use."""
+        """The first of `count` neighbouring free ports. Raises `SimulatedEngineError` if the host cannot be bound."""
         host = bindable(self.config.host)
         try:
             return free_block(host, count)

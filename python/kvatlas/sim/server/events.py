@@ -1,8 +1,8 @@
-"""From an engine's cache to its events: what it announces, in the words of either engine.
+"""Events of an engine's cache, as vLLM or SGLang announces them.
 
 The pool works alike for both; the announcements differ. vLLM sends each physical copy's store and each removal as an
-event of its own. SGLang's tree holds one copy of a block, so a second copy is not announced and a removal only when the
-last copy went; neighbouring stores of one chain are one event, neighbouring removals too.
+event of its own. SGLang's tree holds one copy of a block, so a second copy is not announced, and a removal only after
+the last copy; neighbouring stores of one chain are one event, as are neighbouring removals.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Dialect = Literal["vllm", "sglang", "vllm-arrays", "sglang-arrays"]
 
 @dataclass(slots=True)
 class Stored:
-    """Blocks that are held now: names as sent, the name before them, and the tokens they hold."""
+    """Event: blocks were stored, with their names as sent, the name before them, and their tokens."""
 
     names: list[int | bytes]
     parent: int | bytes | None
@@ -28,14 +28,14 @@ class Stored:
 
 @dataclass(slots=True)
 class Removed:
-    """Names given up, one copy each."""
+    """Event: blocks were evicted, one copy each."""
 
     names: list[int | bytes]
 
 
 @dataclass(slots=True)
 class Cleared:
-    """Everything forgotten."""
+    """Event: all blocks were dropped."""
 
 
 Event = Stored | Removed | Cleared
@@ -43,7 +43,7 @@ Event = Stored | Removed | Cleared
 
 @dataclass(slots=True)
 class Batch:
-    """Events waiting for the end of the step, merged as the engine would."""
+    """Events of a step that has not ended, merged as the engine does."""
 
     engine: Engine
     events: list[Event] = field(default_factory=list)
@@ -74,6 +74,6 @@ class Batch:
         self.events.append(Cleared())
 
     def take(self) -> list[Event]:
-        """The events so far; none are left."""
+        """Take the events so far."""
         events, self.events = self.events, []
         return events

@@ -1,4 +1,4 @@
-"""Faults that can happen between an engine and its readers, on purpose and by a seed."""
+"""Injected faults between an engine and its readers, drawn from a seed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from kvatlas._text import nearest
 from kvatlas.errors import ConfigError
 
 ReplaySocket = Literal["on", "closed", "silent", "slow"]
-"""The way in which replays are answered.
+"""Behaviour of the replay socket.
 
-"closed": nobody listens; "silent": not at all; "slow": one batch every `SLOW` seconds.
+"closed": not bound; "silent": bound but unanswered; "slow": one batch every `SLOW` seconds.
 """
 
 _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtake it
@@ -24,11 +24,11 @@ _HOLD = 0.2  # seconds that a batch to be overtaken waits for the one to overtak
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """The chances of faults, from 0 to 1, each time a batch is published, or an answer asked for.
+    """Chances of faults, from 0 to 1, for each published batch or requested answer.
 
-    The first six concern the live socket only, replays have those batches right. Poison is in the stream itself, so
-    in replays too, and always besides what the engine did: a reader that leaves it out has lost nothing. What a corrupt
-    batch said is lost for good.
+    The first six concern the live socket only; replays have these batches intact. Poison is in the stream itself, so in
+    replays too, and always in addition to the engine's events: a reader that ignores it loses nothing. The events of a
+    corrupt batch are lost for good.
     """
 
     drop: float = 0.0
@@ -109,7 +109,7 @@ Send = Callable[[int, bytes], None]
 
 
 class Link:
-    """The way from an engine to its live socket: here batches are dropped, doubled, swapped and held up."""
+    """Link from an engine to its live socket, which drops, doubles, swaps and delays batches."""
 
     def __init__(self, send: Send, chance: random.Random, count: Callable[[str], None]) -> None:
         self._send = send
@@ -122,7 +122,7 @@ class Link:
 
     @property
     def pending(self) -> bool:
-        """True if anything published has still to be sent."""
+        """True if published batches have still to be sent."""
         return bool(self._queue) or self._overtaken is not None
 
     def push(self, seq: int, payload: bytes, faults: Faults) -> None:
@@ -152,7 +152,7 @@ class Link:
         self._pump()
 
     def stop(self) -> None:
-        """Hold everything until `go`."""
+        """Hold all batches until `go`."""
         self._stopped = True
         self._cancel()
 
@@ -162,7 +162,7 @@ class Link:
         self._pump()
 
     def discard(self) -> None:
-        """Lose what is on its way."""
+        """Drop the batches under way."""
         self._queue.clear()
         self._overtaken = None
         self._cancel()

@@ -1,4 +1,4 @@
-"""A fleet of served engines in processes of their own, and handles to look into them and to make them fail."""
+"""Fleet of served engines in processes of their own, with handles to query them and to inject faults."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _STOP = 10.0  # seconds for a process to end by itself
 
 
 class EngineHandle:
-    """One engine of a fleet, seen from outside."""
+    """Handle of one engine of a fleet."""
 
     def __init__(self, number: int, config: ServerConfig, process: _Process) -> None:
         self.number = number
@@ -55,11 +55,11 @@ class EngineHandle:
     # The truth
 
     def match(self, tokens: Sequence[int], *, lora: str | None = None, salt: str | None = None, rank: int = 0) -> Truth:
-        """The blocks that a rank holds of a prompt."""
+        """The blocks of a prompt that a rank holds."""
         return self.match_all([Query(tokens, lora, salt, rank)])[0]
 
     def match_all(self, queries: Sequence[Query]) -> list[Truth]:
-        """The blocks that ranks hold of many prompts, all as of one moment."""
+        """The blocks of many prompts that ranks hold, all as of one moment."""
         rows = [
             {"token_ids": list(q.tokens), "lora_name": q.lora, "cache_salt": q.salt, "rank": q.rank} for q in queries
         ]
@@ -83,7 +83,7 @@ class EngineHandle:
     def settle(self, timeout: float = 60.0) -> list[RankState]:
         """End all faults, have each rank publish one more batch, and wait until it is quiet.
 
-        Without that batch a reader could not know that one before it was dropped. Raises `TimeoutError`.
+        Without that batch a reader could not notice that the one before it was dropped. Raises `TimeoutError`.
         """
         self.resume()
         self.faults(**asdict(Faults()))
@@ -120,11 +120,11 @@ class EngineHandle:
     # What goes wrong
 
     def faults(self, **changes: object) -> Faults:
-        """Change what goes wrong (see `Faults`); returns all of it."""
+        """Change the faults (see `Faults`). Returns all faults."""
         return Faults(**self._post("/sim/faults", changes))
 
     def restart(self, down: float = 0.0) -> int:
-        """Begin again in the same process: cache empty, numbers from 0, same ports, `down` seconds later.
+        """Restart in the same process after `down` seconds: empty cache, numbers from 0, same ports.
 
         Returns the new epoch once it is up.
         """
@@ -139,11 +139,11 @@ class EngineHandle:
         self._post("/sim/resume", {})
 
     def serve_model(self, model: str) -> None:
-        """Serve another model from now on, with an empty cache, as if it had been started again with that one."""
+        """Serve another model from now on with an empty cache, like a restarted engine."""
         self._post("/sim/model", {"model": model})
 
     def reset(self, *, with_next: bool = False) -> bool:
-        """Forget the cache; False while requests use it. `with_next`: announced with the next events only."""
+        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only."""
         return bool(self._post("/sim/reset", {"with_next": with_next}, ok=(200, 409))["reset"])
 
     # Its process
@@ -168,7 +168,7 @@ class EngineHandle:
         self._process.wait_ready()
 
     def close(self) -> None:
-        """Close the connection for questions; the engine goes on."""
+        """Close the connection of this handle; the engine goes on."""
         if self._client is not None:
             self._client.close()
             self._client = None
@@ -192,7 +192,7 @@ class EngineHandle:
 
 @dataclass(slots=True)
 class _Process:
-    """A process of some engines."""
+    """Process that runs some of the engines."""
 
     engines: list[EngineHandle]
     count: int  # of the whole fleet
@@ -210,7 +210,7 @@ class _Process:
         return self.running is not None and self.running.poll() is None
 
     def start(self) -> None:
-        """Start it, without waiting for it."""
+        """Start the process, without waiting for it."""
         if self.alive:
             raise SimulatedEngineError("the process is running: kill it first", "running")
         self.finish()
@@ -261,7 +261,7 @@ class _Process:
             self.running.terminate()
 
     def finish(self, timeout: float = _STOP) -> None:
-        """Wait until it ended, and end it if it does not."""
+        """Wait until the process has ended, and kill it if it does not."""
         for engine in self.engines:
             engine.close()
         running = self.running
@@ -279,7 +279,7 @@ class _Process:
 
 
 class Fleet:
-    """Engines like `config`, over `processes` processes (one each by default).
+    """Fleet of engines like `config`, in `processes` processes (one each by default).
 
     A context manager: engines serve within the block. Ports of 0 are free ones; else engine i has its HTTP on
     `http_port + i`, its streams from `events_port + 2 * ranks * i` on, and its replays `ranks` ports above those.
@@ -290,9 +290,9 @@ class Fleet:
         processes: Number of processes; engines that share one also die together.
         http_port: Port of the first engine's HTTP.
         events_port: Port of the first engine's first stream.
-        name: Name of the engines: this and a number.
-        own_names: True if every engine names blocks in its own way.
-        traffic: Requests that the engines send themselves; nothing unless given.
+        name: Prefix of the engines' names, before a number.
+        own_names: Whether every engine has its own names for blocks.
+        traffic: Requests that the engines send themselves; none if not given.
     """
 
     def __init__(
@@ -336,7 +336,7 @@ class Fleet:
         """Start all processes and wait until all engines serve.
 
         Raises:
-            SimulatedEngineError: One cannot serve; nothing is left running.
+            SimulatedEngineError: An engine cannot serve; all are stopped.
         """
         try:
             for process in self._processes:
@@ -376,7 +376,7 @@ class Fleet:
 
     @property
     def dead(self) -> list[EngineHandle]:
-        """Engines whose process ended."""
+        """Names of the engines whose process has ended."""
         return [engine for engine in self.engines if not engine.alive]
 
     def write_engines_file(self, path: str | Path) -> None:

@@ -1,9 +1,9 @@
-"""Prompts that one engine computes and another one answers: what the prefill side keeps until it is fetched.
+"""Computed prompts that a prefill engine keeps until a decode engine fetches them.
 
-Both engines' ways are spoken. With vLLM's the prefill engine is asked first; its answer says where the blocks are
-(`kv_transfer_params`) and the decode engine fetches them. With SGLang's both are asked at once with the same
-`bootstrap_room`; the decode engine waits for the prompt to be computed. Bytes of KV do not exist here, so what is
-fetched is the number of tokens, from the prefill engine's own HTTP port.
+Both protocols are supported. In vLLM's, the prefill engine is asked first; its answer has the address of the blocks
+(`kv_transfer_params`), and the decode engine fetches them. In SGLang's, both are asked at once with the same
+`bootstrap_room`, and the decode engine waits for the prompt to be computed. There are no bytes of KV here, so only the
+number of tokens is fetched, from the prefill engine's own HTTP port.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ import secrets
 from dataclasses import dataclass, field
 
 KEPT = 60.0
-"""Seconds that a computed prompt is kept for whoever is to fetch it, and that a decode engine waits for one."""
+"""Seconds that a computed prompt is kept to be fetched, and that a decode engine waits for one."""
 _MOST = 10_000  # prompts kept
 
 
 @dataclass(slots=True)
 class PrefillWork:
-    """A prompt that is being computed, or was, for another engine."""
+    """Prompt that is or was computed for another engine."""
 
     tokens: int
     done: asyncio.Event = field(default_factory=asyncio.Event)
@@ -35,7 +35,7 @@ class Handover:
         return len(self._kept)
 
     def begin(self, tokens: int, name: str | None = None) -> str:
-        """A prompt of `tokens` tokens begins to be computed. Returns the name to fetch it by: `name`, or a new one."""
+        """Begin to compute a prompt of `tokens` tokens. Returns the name to fetch it by: `name`, or a new one."""
         name = secrets.token_hex(8) if name is None else name
         while len(self._kept) >= _MOST:
             del self._kept[next(iter(self._kept))]
@@ -53,7 +53,7 @@ class Handover:
             asyncio.get_running_loop().call_later(KEPT, self._expire, name, kept)
 
     async def fetch(self, name: str, patience: float) -> int | None:
-        """The tokens of a prompt, once it is computed; None if there is none by this name in `patience` seconds."""
+        """Wait for a prompt, and return its number of tokens; None if it does not come in `patience` seconds."""
         deadline = asyncio.get_running_loop().time() + patience
         while (kept := self._kept.get(name)) is None:
             # With SGLang's way, the other request may still be on its way.

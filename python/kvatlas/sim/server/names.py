@@ -1,8 +1,8 @@
-"""The names that engines give to blocks: the chains of hashes that vLLM and SGLang really compute.
+"""Names of blocks: the chains of hashes that vLLM and SGLang compute.
 
 A name covers the tokens of its block and everything before them, the LoRA adapter and the cache salt, so blocks that
-must not be shared never have one name. Names are kept as the integers a block pool keys by; `wire` makes of them what
-is sent.
+must not be shared never have one name. Names are kept as integers, the keys of a block pool; `wire` converts them to
+their form in events.
 
 - vLLM: SHA-256 of (parent digest, tokens, extra keys), as canonical CBOR (`sha256_cbor`) or as Python pickles it
   (`sha256`, its default). The root is the SHA-256 of a seed string, the salt is an extra key of the first block,
@@ -21,27 +21,27 @@ from pickle import dumps
 from typing import Literal, Protocol
 
 HashAlgorithm = Literal["sha256", "sha256_cbor"]
-"""The hash function by which vLLM names blocks: its option --prefix-caching-hash-algo."""
+"""Hash function by which vLLM names blocks: its option --prefix-caching-hash-algo."""
 
 DEFAULT_SEED = "vllm-none-hash"
-"""The seed of vLLM's root when nothing else is said: engines then name blocks alike."""
+"""Default seed of vLLM's root, with which all engines name blocks alike."""
 
 _SALT = b"sglang-cache-salt-v1\0"
 _NAMESPACE = b"sglang-kv-event-namespace-v1"
 
 
 class Names(Protocol):
-    """A way to name blocks."""
+    """Names of blocks in one engine's way."""
 
     def chain(self, tokens: Sequence[int], block_size: int, lora: str | None, salt: str | None) -> list[int]:
         """The names of all full blocks of `tokens`, in order."""
 
     def wire(self, name: int) -> int | bytes:
-        """A name as it is sent."""
+        """A name as sent in events."""
 
 
 class VllmNames:
-    """vLLM's names. A name is the whole digest as a big-endian integer."""
+    """vLLM's names: the whole digest as a big-endian integer."""
 
     def __init__(
         self, seed: str | None = None, *, as_bytes: bool = False, algorithm: HashAlgorithm = "sha256_cbor"
@@ -83,9 +83,9 @@ class VllmNames:
 
 
 class SglangNames:
-    """SGLang's names. A name is the signed integer that is sent.
+    """SGLang's names: the signed integer that is sent.
 
-    SGLang has no seed; `seed` makes an engine's names its own all the same, as another namespace would.
+    SGLang has no seed; `seed` still makes an engine's names its own, as another namespace would.
     """
 
     def __init__(self, seed: str | None = None) -> None:
@@ -113,12 +113,12 @@ class SglangNames:
 
 
 def lora_path(lora: str) -> str:
-    """The path that an adapter would have on the engine's disk. vLLM hashes it."""
+    """An adapter's path on the engine's disk, which vLLM hashes."""
     return f"/adapters/{lora}"
 
 
 def lora_id(lora: str) -> str:
-    """The internal id of an adapter in SGLang, which hashes it; real ones are random."""
+    """An adapter's internal id in SGLang, which SGLang hashes; real ones are random."""
     return sha256(lora.encode()).hexdigest()[:32]
 
 
@@ -133,7 +133,7 @@ def _cbor_head(major: int, value: int) -> bytes:
 
 
 class _Numbers(dict[int, bytes]):
-    """Unsigned integers in CBOR, each made once: tokens repeat."""
+    """Cache of unsigned integers in CBOR, because tokens repeat."""
 
     def __missing__(self, value: int) -> bytes:
         made = _cbor_head(0x00, value)

@@ -1,7 +1,7 @@
-"""Events as payloads, the third frame of a message; and what no reader can make sense of, to put among them.
+"""Encoder of events as payloads (the third frame of a message), and of invalid payloads as faults.
 
-Encoded by msgspec from declared structs, as the engines themselves do, so that the bytes come out as theirs (the wide
-map header of a stored block included) and owe nothing to this project's own reader.
+msgspec encodes declared structs, as in the engines themselves, so that the bytes equal theirs (the wide map header of a
+stored block included) and are independent of this project's own reader.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class _Map(msgspec.Struct, omit_defaults=True, tag_field="type", gc=False):
 
 
 class _VllmStored(_Map, tag="BlockStored"):
-    """Every field that the engine declares, sent or not: their number decides the width of the map's header."""
+    """Stored event with every field that the engine declares: their number decides the width of the map's header."""
 
     block_hashes: list[Name]
     parent_block_hash: Name | None
@@ -129,13 +129,13 @@ _encoder = msgspec.msgpack.Encoder()
 
 
 def rows(events: Sequence[Event], *, block_size: int, dialect: Dialect) -> list[object]:
-    """The events as they are written in `dialect`."""
+    """The events as rows in `dialect`."""
     form = _FORMS[dialect]
     return [form(event, block_size) for event in events]
 
 
 def encode(rows: Sequence[object], *, timestamp: float, rank: int) -> bytes:
-    """One batch as a payload."""
+    """Encode one batch as a payload."""
     return _encoder.encode((timestamp, rows, rank))
 
 
@@ -172,7 +172,7 @@ def undecodable(random: random.Random, dialect: Dialect) -> object:
 
 
 def unknown(random: random.Random, dialect: Dialect) -> object:
-    """An event of a type that there is none of (yet)."""
+    """An event of an unknown type."""
     name, hashes = f"Block{random.choice(('Pinned', 'Moved', 'Touched'))}", [random.getrandbits(63)]
     return [name, hashes] if dialect.endswith("arrays") else {"type": name, "block_hashes": hashes}
 
@@ -196,7 +196,7 @@ def truncated(data: bytes, random: random.Random) -> bytes:
 
 
 def stray(random: random.Random, dialect: Dialect, block_size: int) -> bytes:
-    """A batch of somebody else's: a block that this engine does not hold."""
+    """A batch about a block that this engine does not hold."""
     tokens = [random.randrange(1 << 20, 1 << 21) for _ in range(block_size)]
     event = Stored([random.getrandbits(62)], None, tokens, None, None)
     return encode(rows([event], block_size=block_size, dialect=dialect), timestamp=time.time(), rank=0)

@@ -1,8 +1,7 @@
-"""Ports for those who do not care which.
+"""Free ports outside the system's range of ephemeral ports.
 
-Not from the system's own pool of ephemeral ports: those serve outgoing connections too. Whoever tries again and again
-to reach an engine that is down would, sooner or later, be given the engine's port as its own and connect to itself, and
-the engine could not come back on it.
+Ephemeral ports serve outgoing connections too. A client that keeps trying to reach an engine that is down would sooner
+or later get the engine's port as its own and connect to itself, and the engine could not bind it again.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ _EPHEMERAL = 32_768  # where Linux begins, unless told otherwise
 
 
 def free_block(host: str, count: int = 1) -> int:
-    """The first of `count` neighbouring ports that nothing listens on. Raises `OSError` if there are none on `host`."""
+    """Find the first of `count` neighbouring free ports. Raises `OSError` if there are none on `host`."""
     end = max(_first_ephemeral() - count, _LOWEST + 1)
     chance = random.SystemRandom()
     for _ in range(1_000):

@@ -1,7 +1,7 @@
-"""A process of engines: `python -m kvatlas.sim.server.process`, as `Fleet` starts it.
+"""Process that runs engines: `python -m kvatlas.sim.server.process`, as `Fleet` starts it.
 
-It reads one line of JSON (what to run), answers one (where it is, or what is wrong) and serves until SIGTERM or until
-its standard input ends, which it does when whoever started it is gone, however that came about.
+It reads one line of JSON (the engines), answers with one line (their addresses, or the error), and serves until SIGTERM
+or until its standard input ends, which happens when its parent process ends in any way.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ async def serve(plan: dict[str, Any]) -> None:
 
 
 def main() -> int:
-    """Read what to run, run it."""
-    # Ctrl-C in a terminal reaches this process too; whoever started it says when to stop.
+    """Read the engines from standard input, and run them."""
+    # Ctrl-C in a terminal reaches this process too; the parent process stops it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     line = sys.stdin.readline()
     if not line:

@@ -1,4 +1,4 @@
-"""A stream by itself, as fast as it goes: for tests and benchmarks of whoever reads streams."""
+"""Publisher of a bare stream at full speed, for tests and benchmarks of readers."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 class Publisher:
     """Publishes payloads over PUB from any thread and answers replays from a thread of its own.
 
-    Endpoints may leave the port to the system (`tcp://127.0.0.1:*`): `endpoint` and `replay_endpoint` tell the real
-    ones. With `connect` it connects to `endpoint`, where its reader listens. No faults and no simulation: what is
-    published is sent at once.
+    Endpoints may leave the port to the system (`tcp://127.0.0.1:*`): `endpoint` and `replay_endpoint` return the real
+    ones. With `connect` it connects to `endpoint`, where its reader listens. There are no faults and no simulation:
+    batches are sent at once.
     """
 
     def __init__(
@@ -54,7 +54,7 @@ class Publisher:
         return self._sockets.next_seq
 
     def wait_for_reader(self, timeout: float = 60.0) -> None:
-        """Wait until another reader has come: batches that are sent before are lost. Raises `TimeoutError`."""
+        """Wait until another reader has connected: batches sent before are lost to it. Raises `TimeoutError`."""
         end = time.monotonic() + timeout
         while True:
             with self._lock:
@@ -65,7 +65,7 @@ class Publisher:
             time.sleep(0.002)
 
     def publish(self, payload: bytes, *, live: bool = True) -> int:
-        """Send one batch; returns its number. If it is not `live`, it is lost on its way: only replays have it."""
+        """Send one batch, and return its number. Without `live`, only replays have it."""
         with self._lock:
             seq = self._sockets.record(payload)
             if live:
@@ -73,17 +73,17 @@ class Publisher:
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Send a batch under any number. Replays do not have it, and the next number stays what it is."""
+        """Send a batch under any number. Replays do not have it, and the next number does not change."""
         with self._lock:
             self._sockets.send(seq, payload)
 
     def restart(self, next_seq: int = 0) -> None:
-        """Go on as another process at the same addresses: nothing kept, numbers from `next_seq` on."""
+        """Continue like a new process at the same addresses: no kept batches, numbers from `next_seq` on."""
         with self._lock:
             self._sockets.forget(next_seq)
 
     def close(self, linger: float = 1.0) -> None:
-        """Stop; `linger`: seconds for what is still on its way to readers."""
+        """Stop. `linger`: seconds to deliver batches under way."""
         if self._stop.is_set():
             return
         self._stop.set()

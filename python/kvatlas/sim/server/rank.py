@@ -1,7 +1,7 @@
-"""One data-parallel rank: a cache with its requests, driven in real time, and its stream of events.
+"""Data-parallel rank: a cache with its requests, driven in real time, and its stream of events.
 
-It works in steps. A step does all that is due in the engine's time and publishes what came of it as one batch; the next
-one is when something is due again, and no sooner than `ServerConfig.step` later. Between steps nothing runs.
+It works in steps. A step does everything due in the engine's time and publishes the resulting events as one batch. The
+next step comes when something is due again, at least `ServerConfig.step` later. Nothing runs between steps.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from kvatlas.sim.server.sockets import EventSockets, SocketConfig, wanted
 
 
 class Owner(Protocol):
-    """The engine of a rank, as far as the rank needs it."""
+    """Part of the engine that a rank needs."""
 
     config: ServerConfig
     clock: Clock
@@ -40,7 +40,7 @@ class Owner(Protocol):
 
 
 class Rank:
-    """One rank of a served engine."""
+    """Rank of a served engine."""
 
     def __init__(self, engine: Owner, number: int, context: zmq.Context[zmq.Socket[bytes]]) -> None:
         self.number = number
@@ -69,7 +69,7 @@ class Rank:
     # The sockets
 
     def open(self, events_port: int, replay_port: int | None) -> None:
-        """Bind both sockets, as in a process that just began. Raises `zmq.ZMQError` if an address is taken."""
+        """Bind both sockets, as in a new process. Raises `zmq.ZMQError` if an address is taken."""
         config = self.config
         self._sockets = EventSockets(
             self._context,
@@ -90,7 +90,7 @@ class Rank:
             self._publish(suffer=False)
 
     def close(self) -> None:
-        """Close both sockets; what is on its way is lost."""
+        """Close both sockets; batches under way are lost."""
         self._cancel()
         self._unwatch()
         if self._sockets is not None:
@@ -105,7 +105,7 @@ class Rank:
         return self._sockets
 
     def watch(self) -> None:
-        """Answer replays as the faults have it, from now on."""
+        """Answer replays from now on, subject to the faults."""
         sockets = self.sockets
         self._unwatch()
         if self.engine.faults.replay_socket == "closed":
@@ -149,7 +149,7 @@ class Rank:
                 sockets.answer(request, sockets.kept(start))
 
     def _slowly(self, request: list[bytes], start: int) -> None:
-        """Answer with a batch now, and with the next one later. A new request, or new faults, end it."""
+        """Answer slowly, one batch after the other, until a new request or new faults come."""
         first = self.sockets.kept(start)[:1]
         self.sockets.answer(request, first, end=not first)
         if self._slow is not None:
@@ -169,9 +169,9 @@ class Rank:
         *,
         received: bool = False,
     ) -> ServedRequest:
-        """Queue a request. What it generates is known from now on; one that cannot fit comes back refused.
+        """Queue a request, whose output is known from now on; a request that cannot fit is refused.
 
-        `received`: its prompt's blocks come from another engine; if there is no room for them, they are computed.
+        `received`: whether its prompt's blocks come from another engine; without room for them, they are computed.
         """
         size = self.config.engine.block_size
         everything = [*prompt, *tokens.answer((list(prompt[-64:]), len(prompt), lora, seed), output)]
@@ -197,7 +197,7 @@ class Rank:
         return request
 
     async def output(self, request: ServedRequest) -> AsyncGenerator[list[int]]:
-        """The generated tokens as they come. Raises `RequestFailedError`; aborts the request when it is closed."""
+        """Generated tokens as they come. Raises `RequestFailedError`; aborts the request when closed."""
         pause = max(1 / (self.config.engine.decode_rate * self.config.speed), self.config.step)
         sent, prompt = 0, request.prompt_tokens
         try:
@@ -223,7 +223,7 @@ class Rank:
             self.abort(request)
 
     async def finish(self, request: ServedRequest) -> None:
-        """Wait for all of a request. Raises `RequestFailedError`; aborts it when cancelled."""
+        """Wait for the end of a request. Raises `RequestFailedError`; aborts the request when cancelled."""
         try:
             while not request.over:
                 request.changed.clear()
@@ -248,19 +248,19 @@ class Rank:
     # The truth
 
     def depths(self, prompt: Sequence[int], lora: str | None, salt: str | None) -> tuple[int, int]:
-        """Leading full blocks held now, and of those what a request would use: never the prompt's last token."""
+        """Leading full blocks held now, and those that a request could use: never the prompt's last token."""
         size = self.config.engine.block_size
         held = self.core.pool.depth(self._names.chain(prompt, size, lora or None, salt or None))
         return held, min(held, max(len(prompt) - 1, 0) // size)
 
     @property
     def load(self) -> int:
-        """Requests running and waiting."""
+        """Numbers of running and of waiting requests."""
         return len(self.core.running) + len(self.core.waiting)
 
     @property
     def quiet(self) -> bool:
-        """True if nothing is under way: no request, no event to publish, no batch to send."""
+        """True if no request, unpublished event or unsent batch is left."""
         return self.core.told and not (self.load or self.announcer.batch.events or self.link.pending)
 
     @property
@@ -271,7 +271,7 @@ class Rank:
     # Steps
 
     def reset(self, *, with_next: bool) -> bool:
-        """Forget the cache; False while requests use it. `with_next`: announced when there is something else to."""
+        """Clear the cache. Refused (False) while requests use it. `with_next`: announced with the next events only."""
         if not self.core.reset():
             return False
         self._lazy = with_next
@@ -280,19 +280,19 @@ class Rank:
         return True
 
     def pause(self) -> None:
-        """Nothing happens any more until `resume`. The clock stands still already."""
+        """Pause until `resume`. The clock is stopped already."""
         self._cancel()
         self._unwatch()
         self.link.stop()
 
     def resume(self) -> None:
-        """Go on. The clock goes already."""
+        """Continue after `pause`. The clock runs already."""
         self.link.go()
         self.watch()
         self._plan()
 
     def end(self, why: str) -> None:
-        """Lose everything, as a process that dies: requests, cache, batches on their way."""
+        """Lose requests, cache and batches under way, like a process that dies."""
         requests = [*self.core.running, *self.core.waiting]
         self.close()
         self._begin()
@@ -308,7 +308,7 @@ class Rank:
         self._plan()
 
     def _plan(self) -> None:
-        """Wake up for the next step, if there is to be one."""
+        """Schedule the next step, if one is due."""
         if self.clock.stopped:
             return
         self._cancel()

@@ -1,4 +1,4 @@
-"""A served engine with an HTTP server like the real ones'."""
+"""Served engine with an HTTP server like a real engine's."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from kvatlas.sim.server.engine import TRIES, ServedEngine
 
 
 class EngineServer(ServedEngine):
-    """One simulated engine over real sockets and HTTP, in a running event loop.
+    """Simulated engine over real sockets and HTTP, in a running event loop.
 
     `async with EngineServer(config) as engine:` serves until the end of the block. Share one `context` between the
     engines of a process.

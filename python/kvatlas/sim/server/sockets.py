@@ -1,10 +1,10 @@
-"""The two sockets of one rank: PUB for the live stream, ROUTER for replays, and the batches kept for them.
+"""Sockets of one rank: PUB for the live stream, ROUTER for replays, with the batches kept for them.
 
-Live messages are [topic, sequence number (8 bytes, big-endian), payload]. A replay is asked for with the first number
-wanted and answered by one message a batch and an end marker; a request older than what is kept is answered from the
-oldest batch on, and one that is not exactly [identity, delimiter, number] is not answered at all, as engines have it.
+Live messages are [topic, sequence number (8 bytes, big-endian), payload]. A replay request has the first number wanted,
+and is answered by one message a batch and an end marker. A request for older batches than the kept ones is answered
+from the oldest on; one that is not exactly [identity, delimiter, number] is not answered, as in engines.
 
-No thread and no loop in here: whoever owns the sockets says when to send and when to look for requests.
+There is no thread and no loop here: the owner of the sockets decides when to send and when to look for requests.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ class SocketConfig:
 
     Attributes:
         endpoint: The address of the live stream.
-        replay_endpoint: The address at which replays are asked for; None for no replays.
+        replay_endpoint: The address of the replay socket; None for no replays.
         topic: Topic of the live stream.
         buffer_steps: Batches kept for replays.
         hwm: Batches that may wait for one reader of the live stream.
-        old_replies: Replies have no topic frame.
-        connect: The live stream connects to its endpoint, where a reader listens, instead of listening there.
-        sees_readers: The live stream can say whether a reader has come. It is an XPUB socket then; engines have PUB.
+        old_replies: Whether replies have no topic frame.
+        connect: Whether the live stream connects to its endpoint, where a reader listens, instead of binding it.
+        sees_readers: Whether the live stream notices new readers. It is an XPUB socket then; engines have PUB.
     """
 
     endpoint: str
@@ -44,7 +44,7 @@ class SocketConfig:
 
 
 class EventSockets:
-    """PUB and ROUTER, bound while open. Not for several threads at once, but for `kept` and `record` under a lock."""
+    """PUB and ROUTER sockets, bound while open. Not for several threads, except `kept` and `record` under a lock."""
 
     def __init__(self, context: zmq.Context[zmq.Socket[bytes]], config: SocketConfig) -> None:
         self.config = config
@@ -55,7 +55,7 @@ class EventSockets:
         self.router: zmq.Socket[bytes] | None = None
 
     def open(self) -> None:
-        """Bind. Raises `zmq.ZMQError`, with nothing left open, if an address is taken."""
+        """Bind the sockets. Raises `zmq.ZMQError`, with none left open, if an address is taken."""
         config = self.config
         kind = zmq.XPUB if config.sees_readers else zmq.PUB
         self._pub = self._make(kind, config.endpoint, config.hwm, connect=config.connect)
@@ -68,7 +68,7 @@ class EventSockets:
             raise
 
     def open_replay(self) -> None:
-        """Bind the replay socket if there is to be one and it is not bound."""
+        """Bind the replay socket, if configured and not bound yet."""
         endpoint = self.config.replay_endpoint
         if endpoint is not None and self.router is None:
             # A whole replay and its end marker fit, for one slow reader.
@@ -81,14 +81,14 @@ class EventSockets:
             self.router = None
 
     def close(self, linger: int = 0) -> None:
-        """Close both; `linger`: milliseconds for what is still on its way."""
+        """Close both. `linger`: milliseconds to deliver batches under way."""
         self.close_replay()
         if self._pub is not None:
             self._pub.close(linger=linger)
             self._pub = None
 
     def forget(self, next_seq: int = 0) -> None:
-        """Begin again as in a new process: nothing kept, numbers from `next_seq` on."""
+        """Start over like a new process: no kept batches, numbers from `next_seq` on."""
         self.next_seq = next_seq
         self._buffer.clear()
 
@@ -99,7 +99,7 @@ class EventSockets:
 
     @property
     def replay_endpoint(self) -> str | None:
-        """The address at which replays are answered; None if they are not."""
+        """The address of the bound replay socket; None without one."""
         return None if self.router is None else _bound(self.router)
 
     def record(self, payload: bytes) -> int:
@@ -110,12 +110,12 @@ class EventSockets:
         return seq
 
     def send(self, seq: int, payload: bytes) -> None:
-        """Send a batch to whoever listens now."""
+        """Send a batch to the readers connected now."""
         if self._pub is not None:
             self._pub.send_multipart((self.config.topic, seq.to_bytes(8), payload))
 
     def reader_came(self) -> bool:
-        """True if a reader has come since this was last asked. Only for sockets that see their readers."""
+        """True if a reader has connected since the last call. Only for sockets with `sees_readers`."""
         came = False
         while self._pub is not None and not came and self._pub.poll(0):
             came = self._pub.recv().startswith(b"\x01")
@@ -128,7 +128,7 @@ class EventSockets:
         return list(islice(self._buffer, max(start - self._buffer[0][0], 0), None))
 
     def descriptor(self, socket: zmq.Socket[bytes]) -> int:
-        """The file descriptor to watch for changes at a socket (only changes: then look until nothing is left)."""
+        """The file descriptor to watch for a socket's events. It is edge-triggered: read until nothing is left."""
         descriptor = socket.getsockopt(zmq.FD)
         if not isinstance(descriptor, int):
             raise TypeError(f"ZMQ gave {descriptor!r} for a file descriptor")
@@ -144,7 +144,7 @@ class EventSockets:
             return None
 
     def answer(self, request: list[bytes], batches: list[tuple[int, bytes]], *, end: bool = True) -> None:
-        """Send `batches`, and the end marker if it is the `end`, to whoever sent `request`."""
+        """Send `batches`, and with `end` the end marker, to the sender of `request`."""
         router, identity = self.router, request[0]
         if router is None:
             return

@@ -1,7 +1,7 @@
-"""The toy tokenizer: a token is a byte of UTF-8 (ids 0 to 255), a few ids above mark the turns of a chat.
+"""Toy tokenizer: a token is a byte of UTF-8 (ids 0 to 255), and a few ids above mark the turns of a chat.
 
-Reversible on purpose: an answer that a client sends back as text becomes the very tokens that were generated, so the
-next turn of a conversation finds all of the last one in the cache, on any engine. Prompts given as token ids may use
+It is reversible: an answer that a client sends back as text becomes the same tokens as generated, so the next turn of a
+    conversation finds the whole last turn in the cache, on any engine. Prompts given as token ids may use
 any 32-bit id; those without a text read as U+FFFD.
 
 `write_tokenizer` writes it as Hugging Face's files, so that a router in front turns messages into the same tokens.
@@ -18,7 +18,7 @@ from pathlib import Path
 ROLES = {"system": 256, "developer": 256, "user": 257, "assistant": 258, "tool": 259}
 END = 260
 MARKS = {"<|system|>": 256, "<|user|>": 257, "<|assistant|>": 258, "<|tool|>": 259, "<|end|>": END}
-"""The special tokens as text: also where a prompt's own text has them, as with real tokenizers."""
+"""Special tokens by their text, which are also found in a prompt's own text, as with real tokenizers."""
 MAX_TOKEN = (1 << 32) - 1
 TEMPLATE = """\
 {%- for message in messages -%}
@@ -32,7 +32,7 @@ TEMPLATE = """\
 {{- '<|end|>' -}}
 {%- endfor -%}
 {%- if add_generation_prompt -%}{{- '<|assistant|>' -}}{%- endif -%}"""
-"""The chat template, for Jinja."""
+"""Chat template, for Jinja."""
 
 _LETTERS = b"eeeeetttaaooiinnsshhrrddllcumwfgypbvk" + b" " * 8
 _MARK = re.compile("(" + "|".join(re.escape(mark) for mark in MARKS) + ")")

@@ -1,4 +1,4 @@
-"""Requests that engines send themselves, so that there are events without a client."""
+"""Requests that engines send themselves, for events without a client."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ _MOST = 1_000  # requests that wait or run at a rank
 
 @dataclass(frozen=True, slots=True)
 class TrafficConfig:
-    """Requests that engines send themselves: of a trace, or generated at `request_rate` a second over the whole fleet.
+    """Settings of requests that engines send themselves: of a trace, or generated at a rate over the fleet.
 
-    Either begins again when it is through. Requests go to the engines in turns, at the engines' own speed. In the
-    closed loop all those that wait for each other go to the same engine.
+    Either starts over at its end. Requests go to the engines in turns, at the engines' own speed. In the closed loop,
+    requests that wait for each other go to the same engine.
     """
 
     trace: str | None = None
     loop: str | None = None  # of the trace: "open" or "closed"; None: closed if its requests wait for each other
-    limit: int | None = None  # only the first so many of the trace
+    limit: int | None = None  # number of the trace's first requests that are used
     unit: str | None = None  # of the times; None: milliseconds, if that is plausible
     skip_bad: bool = False
     request_rate: float | None = None
@@ -50,11 +50,11 @@ class TrafficConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Make a configuration of what `as_dict` gave."""
+        """Make a configuration from the result of `as_dict`."""
         return cls(**data)
 
     def read(self) -> Trace | None:
-        """The trace, if it is one. Raises `TraceError`, and `ConfigError` for a loop that it cannot be sent in."""
+        """Read the trace, if one is named. Raises `TraceError`, and `ConfigError` if it does not fit the loop."""
         if self.trace is None:
             return None
         trace = read_trace(self.trace, limit=self.limit, skip_bad=self.skip_bad, unit=self.unit)
@@ -63,7 +63,7 @@ class TrafficConfig:
 
 
 def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
-    """Tokens made up for a line of a trace, whose ids stand for `block` tokens: equal ids give equal tokens."""
+    """Generated tokens for a line of a trace, whose ids stand for `block` tokens: equal ids give equal tokens."""
     ids: Hashes = np.array(line.hash_ids, dtype=np.uint64)
     found = (expand(ids, block)[: line.input_length] % np.uint64(VOCABULARY)).tolist()
     # Ids may leave the last, partial block out: it is like no other then, but engines do not cache it anyway.
@@ -71,7 +71,7 @@ def prompt_tokens(line: TraceRequest, block: int = TRACE_BLOCK) -> list[int]:
 
 
 class Traffic:
-    """Sends its share of the requests to the engines of this process: those whose number it is the turn of."""
+    """Sends this process's share of the requests to its engines."""
 
     def __init__(self, config: TrafficConfig, engines: Mapping[int, ServedEngine], count: int) -> None:
         self.config = config
@@ -81,7 +81,7 @@ class Traffic:
         self.refused = 0
 
     async def run(self, trace: Trace | None) -> None:
-        """Go on until cancelled. `trace`: what `TrafficConfig.read` gave."""
+        """Send requests until cancelled. `trace`: the result of `TrafficConfig.read`."""
         if trace is not None and choose_loop(trace, self.config.loop) == "closed":
             await self._run_closed(trace)
             return
@@ -98,11 +98,11 @@ class Traffic:
                 number += 1
                 if (engine := self.engines.get(number % self.count)) is None:
                     continue
-                # Never without giving the engines their turn. What cannot be kept up with is not caught up with.
+                # The engines always get their turn; requests that are too late are not caught up.
                 due = max(due, loop.time() - _BEHIND)
                 await asyncio.sleep(max(due - loop.time(), 0))
                 self._send(engine, line, block)
-            # The next round begins as long after the last request as requests are apart.
+            # The next round begins one interval after the last request.
             due += max((previous - lines[0].timestamp) / 1000 / speed / len(lines), 0.01)
 
     def _rounds(self, trace: Trace | None) -> Iterator[Callable[[], Sequence[TraceRequest]]]:
@@ -174,7 +174,7 @@ class Traffic:
 
 
 def _generated(rate: float, seed: int) -> list[TraceRequest]:
-    """A round of the usual workload, its clock stretched or pressed to come to `rate` requests a second."""
+    """A round of the default workload, with its clock scaled to `rate` requests a second."""
     usual = WorkloadConfig(requests=2_000, seed=seed)
     stretch = usual.request_rate / rate
     return [replace(line, timestamp=round(line.timestamp * stretch)) for line in generate(usual).requests]

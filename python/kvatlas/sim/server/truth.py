@@ -1,4 +1,4 @@
-"""The truth about an engine, from itself: the oracle for whoever reads its streams."""
+"""True state of an engine, from the engine itself: the oracle for readers of its streams."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Query(NamedTuple):
-    """A prompt to ask a rank about."""
+    """Prompt to query a rank for."""
 
     tokens: Sequence[int]
     lora: str | None = None
@@ -18,14 +18,14 @@ class Query(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Truth:
-    """The blocks that a rank holds of a prompt.
+    """Blocks of a prompt that a rank holds.
 
     Attributes:
         held: Leading full blocks held.
-        usable: Those of them that a request could use: the prompt's last token is always computed.
+        usable: Blocks that a request could use: the prompt's last token is always computed.
         epoch: The engine's restarts so far.
         seq: The last batch published in this epoch; None before the first.
-        quiet: True if nothing is under way. Then a reader of all batches up to `seq` knows the same.
+        quiet: Whether nothing is under way. Then a reader of all batches up to `seq` has the same blocks.
     """
 
     held: int
@@ -37,18 +37,18 @@ class Truth:
 
 @dataclass(frozen=True, slots=True)
 class RankState:
-    """The state of a rank.
+    """State of a rank.
 
     Attributes:
         rank: Its number.
         epoch: The engine's restarts so far.
         seq: The last batch published in this epoch; None before the first.
         held: Distinct blocks held.
-        copies: Blocks as announced: in the vllm dialect further copies of a block count too.
+        copies: Blocks held by the events: in the vllm dialect further copies of a block count too.
         running: Requests in progress.
         waiting: Requests that wait.
-        quiet: True if nothing is under way: no request, nothing to publish, no batch held back on its way.
-        counts: Faults that happened, and replays asked for.
+        quiet: Whether no request, unpublished event or delayed batch is left.
+        counts: Numbers of faults and of requested replays.
     """
 
     rank: int
@@ -64,7 +64,7 @@ class RankState:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """An answer to a request, and what it took.
+    """Answer to a request, with its usage.
 
     Attributes:
         text: The text that was generated.

@@ -69,7 +69,7 @@ def smuggle(target: Target, choose: random.Random) -> None:
 
 
 def methods(target: Target, choose: random.Random) -> None:
-    """Methods that nobody should need."""
+    """Methods that no client needs."""
     with connected(target) as made:
         method = choose.choice(("TRACE", "CONNECT", "OPTIONS", "PROPFIND", "X" * 4000, "PUT", "DELETE"))
         made.sendall(target.head(method, choose.choice(PATHS), "Origin: https://evil.example", "Content-Length: 0"))
@@ -77,7 +77,7 @@ def methods(target: Target, choose: random.Random) -> None:
 
 
 def page_of_somebody(target: Target, choose: random.Random) -> None:
-    """A request that a web page in somebody's browser can send without being asked first."""
+    """A request that a web page in a user's browser can send without a preflight."""
     body = json.dumps({"url": "http://127.0.0.1:1", "name": "engine-0"}).encode()
     fields = ("Origin: https://evil.example", "Sec-Fetch-Site: cross-site", "Content-Type: text/plain")
     with connected(target) as made:

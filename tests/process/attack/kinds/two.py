@@ -63,7 +63,7 @@ def _streams(target: Target, count: int, window: int, path: str) -> bytes:
 
 
 def many_streams(target: Target, choose: random.Random) -> None:
-    """Connections with 1,000 streams each, whose answers have no window or a byte of it, and nobody reads."""
+    """Connections with 1,000 streams each, whose unread answers have no window or a byte of it."""
     data = _streams(target, 1000, choose.choice((0, 0, 1)), choose.choice(("/health", "/workers", "/ui", "/version")))
     with contextlib.ExitStack() as stack:
         for _ in range(choose.randrange(10, 60)):

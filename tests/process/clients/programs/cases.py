@@ -1,4 +1,4 @@
-"""Cases of a client in Python. Each is told in a line to whoever runs it, who looks at the engines and says go on."""
+"""Cases of a client in Python. Each prints a line for the test, which looks at the engines and says go on."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 
 from tests.process.clients.expected import ARGUMENTS, MODEL, REFUSAL, TEXT, VECTOR, order
 
-# Libraries print too: that is not for whoever reads the lines.
+# Libraries print too; the test reads only these lines.
 _TOLD, sys.stdout = sys.stdout, sys.stderr
 
 

@@ -1,8 +1,8 @@
 //! Dynamo: an index behind its `ThreadPoolIndexer`, looked up inline, as its own router and its own benchmark do.
 //!
 //! The pool says how many events wait only to its own benchmark (a feature that changes its events). So its index is
-//! wrapped: when the pool starts its event threads, the wrapper keeps a second end of each queue, of which it reads
-//! nothing but the length. Everything else goes straight through.
+//! wrapped: when the pool starts its event threads, the wrapper keeps a second end of each queue, and reads
+//! only its length. Everything else goes straight through.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -140,7 +140,7 @@ impl<T: SyncIndexer> Subject for Pool<T> {
             Change::Remove { block_hashes, .. } => {
                 KvCacheEventData::Removed(KvCacheRemoveData { block_hashes: names(&block_hashes) })
             }
-            // A plan drops nobody; to forget all blocks of a worker is the same to a lookup.
+            // Plans drop no worker; to forget all blocks of a worker is the same to a lookup.
             Change::Clear { .. } | Change::Drop { .. } => KvCacheEventData::Cleared,
         };
         RouterEvent::new(u64::from(worker), KvCacheEvent { event_id: 0, data, dp_rank: 0 })

@@ -54,7 +54,7 @@ impl Message {
             Change::Remove { block_hashes, .. } => {
                 Self::Remove { worker, names: block_hashes.iter().map(|name| SequenceHash(name.0)).collect() }
             }
-            // A plan drops nobody; to forget all blocks of a worker is the same to a lookup.
+            // Plans drop no worker; to forget all blocks of a worker is the same to a lookup.
             Change::Clear { .. } | Change::Drop { .. } => Self::Clear { worker },
         }
     }
@@ -100,7 +100,7 @@ impl Core {
             Message::Clear { worker } => self.index.apply_cleared(worker, map),
             Message::Tell { worker, to } => {
                 let names = map.iter().map(|(name, _)| name).filter(|&name| self.index.is_held(map, name));
-                // Whoever asked may have stopped listening.
+                // The receiver may have been dropped.
                 let _ = to.send(names.map(|name| (worker, BlockHash(name.0))).collect());
             }
         }
@@ -214,7 +214,7 @@ impl Subject for Chain {
 
 /// The batch size of the authors' own replay.
 const BATCH: usize = 32;
-/// A lane is woken by whoever gives it work; this is the net below.
+/// Longest sleep of a lane, which is normally woken when it gets work.
 const SAFETY: Duration = Duration::from_millis(100);
 
 type Lane = LanePool<ChainBlockMap, Message>;

@@ -1,103 +1,228 @@
-//! A stream that comes by a log instead of from its engine: messages of a relay to the index, and all that to the status.
-//!
-//! `follower` decides what to make of each message; here is the task that has the log's messages, the index and the
-//! clock.
+//! The log of a relay as the source of a stream: messages, and the rules that decide about them.
 
-mod follower;
+mod rules;
 #[cfg(test)]
 mod tests;
 
-use std::future::{Future as _, poll_fn};
-use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::pin::{Pin, pin};
+use std::future::Future;
+use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::task::Poll;
-use std::time::Duration;
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
 
+use kvatlas_index::snapshot::Dictionary;
 use kvatlas_wire::compact::FormatError;
-use tokio::sync::{mpsc, oneshot};
-use tokio::time::{Instant, sleep, sleep_until, timeout};
+use parking_lot::Mutex;
+use tokio::sync::{oneshot, watch};
 
-use self::follower::{Follower, StreamActions};
-use super::copier::{Moment as _, StreamCopier};
+use self::rules::{LogEffects, LogRules};
+use super::copier::Moment as _;
 use super::holdings::Holdings;
-use super::report::end_restored;
-use super::restore::restore;
-use super::task::{AFTER_PANIC, TURN, caught};
+use super::report::{end_restored, set_flags, settle};
+use super::task::{self, News, RestorePoint, StreamSource};
 use crate::context::StreamContext;
-use crate::relay::{Delivery, Inbox, Line, Link, Relay};
-use crate::snapshot::StreamRestore;
-use crate::state::{CopyRequest, Keyspace, SnapshotOutcome, State, Stream};
+use crate::relay::{Delivery, Inbox, LinkState, Relay};
+use crate::state::{Keyspace, State, Stream};
 use kvatlas_stream::Outcome;
 
-/// Follows a stream that comes by a log, until told to stop.
+/// Follows a stream that is read from the log until it is stopped.
 pub(super) async fn follow(
     keyspace: Arc<Keyspace>,
     stream: Arc<Stream>,
     context: StreamContext,
     inbox: Option<Inbox>,
-    mut stop: oneshot::Receiver<()>,
+    stop: oneshot::Receiver<()>,
 ) {
-    let mut copies = stream.copies().listen();
-    let mut restoring = tokio::select! {
-        restoring = context.snapshots.take(&keyspace, &stream) => restoring,
-        _ = &mut stop => return stream.status.set_state(State::Stopped),
-    };
-    let mut inbox = inbox.unwrap_or_else(Inbox::empty);
-    loop {
-        let ended = {
-            let asked = TaskRequests { stop: &mut stop, copies: &mut copies };
-            let life = pin!(live(&keyspace, &stream, &context, &mut inbox, asked, restoring.take()));
-            caught(life).await
-        };
-        match ended {
-            Ok(End::Stopped) => break,
-            Ok(End::Rebuilt) => stream.status.set_state(State::Connecting),
-            Err(panic) => {
-                let what = crate::log::panic_text(&*panic).to_owned();
-                tracing::error!(
-                    worker = &*stream.worker,
-                    panic = what,
-                    "a stream's task failed and is being restarted"
-                );
-                stream.status.counters.task_restarts.fetch_add(1, Relaxed);
-                stream.status.set_error(format!("internal error: {what}"));
-                stream.status.set_state(State::Connecting);
-                stream.status.set_trusted(false);
-                keyspace.trust_changed(&stream);
-                let clear = AssertUnwindSafe(|| Holdings::new(keyspace.clone(), stream.clone(), &context).clear());
-                if catch_unwind(clear).is_err() {
-                    tracing::error!(worker = &*stream.worker, "the stream's blocks cannot be cleared");
-                }
-                if timeout(AFTER_PANIC, &mut stop).await.is_ok() {
-                    break;
-                }
-            }
+    let inbox = Arc::new(Mutex::new(inbox.unwrap_or_else(Inbox::empty)));
+    let source = || LogSource::new(&keyspace, &stream, &context.relay, inbox.clone());
+    task::follow(keyspace.clone(), stream.clone(), context.clone(), source, stop).await;
+}
+
+/// Next change of the state of the connection to the log.
+type LinkChange = Pin<Box<dyn Future<Output = watch::Receiver<LinkState>> + Send>>;
+
+fn next_change(mut link: watch::Receiver<LinkState>) -> LinkChange {
+    Box::pin(async move {
+        // The sender is the relay's, which the source keeps.
+        let _ = link.changed().await;
+        link
+    })
+}
+
+/// The messages of one stream in the log, and the rules for them.
+struct LogSource {
+    stream: Arc<Stream>,
+    relay: Arc<Relay>,
+    inbox: Arc<Mutex<Inbox>>,
+    rules: LogRules,
+    start: Instant,
+    link: LinkState,
+    link_change: LinkChange,
+    /// Number of clears when the holdings were restored, until they are proved.
+    restored: Option<u64>,
+}
+
+/// Event of the log.
+enum LogEvent {
+    Message(Delivery),
+    /// The state of the connection has changed.
+    Link(watch::Receiver<LinkState>),
+}
+
+impl LogSource {
+    fn new(keyspace: &Keyspace, stream: &Arc<Stream>, relay: &Arc<Relay>, inbox: Arc<Mutex<Inbox>>) -> Self {
+        let key = keyspace.identity().key_check();
+        let mut link = relay.link.watch();
+        let state = *link.borrow_and_update();
+        Self {
+            stream: stream.clone(),
+            relay: relay.clone(),
+            inbox,
+            rules: LogRules::new(keyspace.block_size, key, relay.config.lost_after),
+            start: Instant::now(),
+            link: state,
+            link_change: next_change(link),
+            restored: None,
         }
     }
-    stream.status.set_state(State::Stopped);
 }
 
-enum End {
-    Stopped,
-    /// The index that it fed was replaced by an empty one.
-    Rebuilt,
+impl StreamSource for LogSource {
+    type Rules = LogRules;
+    type Event = LogEvent;
+
+    fn rules(&self) -> &LogRules {
+        &self.rules
+    }
+
+    fn can_prove(&self, point: &RestorePoint) -> bool {
+        // Holdings that came from the engine itself have the engine's names.
+        point.sequence.is_some()
+    }
+
+    fn restored(&mut self, point: RestorePoint, _: Arc<Dictionary>, holdings: &mut Holdings) {
+        self.rules.restore(point.mark, point.first, point.sequence);
+        self.restored = Some(holdings.clears());
+    }
+
+    fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<LogEvent> {
+        if let Poll::Ready(Some(message)) = self.inbox.lock().messages.poll_recv(cx) {
+            return Poll::Ready(LogEvent::Message(message));
+        }
+        self.link_change.as_mut().poll(cx).map(LogEvent::Link)
+    }
+
+    fn take_in(&mut self, event: LogEvent, now: Duration, holdings: &mut Holdings) -> News {
+        match event {
+            LogEvent::Message(Delivery { payload, sequence, heard }) => {
+                let heard = heard.map(|heard| heard.saturating_duration_since(self.start));
+                let mut actions = LogActions { holdings, relay: &self.relay };
+                self.rules.message(now, heard, &payload, sequence, &mut actions);
+                holdings.heard = true;
+            }
+            LogEvent::Link(mut link) => {
+                self.link = *link.borrow_and_update();
+                self.link_change = next_change(link);
+            }
+        }
+        let trusted = self.state(now) == State::Live;
+        News { speaks: true, is_urgent: trusted != self.stream.status.is_trusted() }
+    }
+
+    fn tick(&mut self, now: Duration, holdings: &mut Holdings) {
+        self.rules.tick(now, &mut LogActions { holdings, relay: &self.relay });
+    }
+
+    fn wake(&self, now: Duration) -> Option<Duration> {
+        Some(self.rules.wake(now))
+    }
+
+    fn report(&mut self, now: Duration, _: bool, holdings: &mut Holdings, context: &StreamContext) {
+        self.report_state(now, holdings, context);
+        if let Some(clears) = self.restored
+            && (self.rules.is_whole() || holdings.clears() > clears)
+        {
+            self.restored = None;
+            let outcome = if holdings.clears() > clears { Outcome::Restarted } else { Outcome::Kept };
+            end_restored(&self.stream, context, outcome);
+        }
+    }
 }
 
-struct TaskRequests<'a> {
-    stop: &'a mut oneshot::Receiver<()>,
-    copies: &'a mut mpsc::Receiver<CopyRequest>,
+impl LogSource {
+    fn state(&self, now: Duration) -> State {
+        if self.stream.status.limit().is_some() {
+            State::Limited
+        } else if self.link == LinkState::Down {
+            State::Connecting
+        } else if self.rules.is_stale(now) {
+            State::Stale
+        } else if self.rules.has_gap() {
+            State::Gap
+        } else if self.link == LinkState::Up && self.rules.trusted(now) {
+            State::Live
+        } else {
+            State::Replaying
+        }
+    }
+
+    fn report_state(&mut self, now: Duration, holdings: &mut Holdings, context: &StreamContext) {
+        let forgotten = holdings.take_forgotten();
+        let state = self.state(now);
+        let (stream, rules) = (&self.stream, &mut self.rules);
+        let (status, counters) = (&stream.status, &stream.status.counters);
+        let trusted = state == State::Live;
+        let (worker, rank) = (&*stream.worker, stream.registration.rank);
+        if state != status.state() {
+            let what = "the state of a stream that is read from the log has changed";
+            tracing::info!(worker, rank, state = state.name(), forgotten, "{what}");
+        }
+        status.set_state(state);
+        let counts = rules.counts;
+        for (counter, count) in [
+            (&counters.gaps, counts.gaps),
+            (&counters.recovered_batches, counts.recovered),
+            (&counters.lost_batches, counts.lost),
+            (&counters.resets, counts.resets),
+            (&counters.duplicate_batches, counts.duplicates),
+            (&counters.other_relays, counts.other_relays),
+            (&counters.undecodable_batches, counts.malformed),
+            (&status.epoch, counts.epochs),
+            (&status.buffered, rules.waiting() as u64),
+        ] {
+            counter.store(count, Relaxed);
+        }
+        status.set_last_seq(rules.last());
+        status.set_gone(rules.is_gone());
+        let told = rules.told();
+        let flags = [
+            (&status.partial, told.partial),
+            (&status.unverified, told.unverified),
+            (&status.upper_bound, told.upper_bound),
+            (&status.no_salts, told.no_salts),
+        ];
+        set_flags(&holdings.keyspace, stream, flags);
+        let trouble = || self.relay.link.trouble().filter(|_| self.link == LinkState::Down);
+        if let Some(error) = rules.error.take().or_else(trouble) {
+            if status.last_error().as_ref() != Some(&error) {
+                tracing::warn!(worker, rank, error, "a stream that is read from the log");
+            }
+            status.set_error(error);
+        } else if trusted && !status.is_trusted() {
+            status.recover();
+        }
+        settle(holdings, trusted, now >= context.config.settle_timeout);
+    }
 }
 
-struct StreamTarget<'a> {
+/// Actions of the rules: on the holdings, and questions to the relay.
+struct LogActions<'a> {
     holdings: &'a mut Holdings,
     relay: &'a Relay,
-    line: &'a Line,
-    subject: &'a str,
 }
 
-impl StreamActions for StreamTarget<'_> {
+impl LogEffects for LogActions<'_> {
     fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
         self.holdings.apply_changes(id, rank, changes)
     }
@@ -105,207 +230,9 @@ impl StreamActions for StreamTarget<'_> {
         self.holdings.clear();
     }
     fn ask(&mut self) {
-        self.relay.ask(self.line, self.subject);
+        self.relay.ask(self.holdings.stream.registration.endpoint.log_subject().unwrap_or_default());
     }
     fn timestamp(&mut self, timestamp: f64) {
         self.holdings.note_timestamp(timestamp);
-    }
-}
-
-async fn live(
-    keyspace: &Arc<Keyspace>,
-    stream: &Arc<Stream>,
-    context: &StreamContext,
-    inbox: &mut Inbox,
-    asked: TaskRequests<'_>,
-    restoring: Option<StreamRestore>,
-) -> End {
-    let TaskRequests { stop, copies } = asked;
-    let Inbox { messages: inbox, line } = inbox;
-    let (start, relay) = (Instant::now(), &context.relay);
-    let subject = stream.registration.endpoint.log_subject().unwrap_or_default();
-    let key = keyspace.identity().key_check();
-    let mut follower = Follower::new(keyspace.block_size, key, relay.config.lost_after);
-    let mut holdings = Holdings::new(keyspace.clone(), stream.clone(), context);
-    // What the one before left is of another time.
-    holdings.clear();
-    let mut is_restored = match restoring {
-        Some(restoring) => take_up(restoring, &mut holdings, &mut follower, context).await,
-        None => false,
-    };
-    let mut rebuilds = keyspace.watch_rebuilds();
-    let mut rebuilt = pin!(rebuilds.changed());
-    let mut link = line.link();
-    let mut copier: Option<StreamCopier> = None;
-    let mut timer = pin!(sleep(Duration::ZERO));
-    loop {
-        let ended = {
-            let mut changed = pin!(link.changed());
-            poll_fn(|cx| {
-                if Pin::new(&mut *stop).poll(cx).is_ready() {
-                    return Poll::Ready(Some(End::Stopped));
-                }
-                let mut is_news = false;
-                for _ in 0..TURN {
-                    let Poll::Ready(Some(Delivery { payload, sequence, heard })) = inbox.poll_recv(cx) else { break };
-                    let heard = heard.map(|heard| heard.saturating_duration_since(start.into_std()));
-                    let mut hands = StreamTarget { holdings: &mut holdings, relay, line, subject };
-                    follower.message(start.elapsed(), heard, &payload, sequence, &mut hands);
-                    holdings.heard = true;
-                    is_news = true;
-                    if follower.trusted(start.elapsed()) != stream.status.is_trusted() {
-                        break;
-                    }
-                }
-                if copier.is_none()
-                    && let Poll::Ready(Some(request)) = copies.poll_recv(cx)
-                {
-                    copier = StreamCopier::begin(request, &holdings, &follower);
-                    is_news = true;
-                }
-                if rebuilt.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(Some(End::Rebuilt));
-                }
-                if is_news || changed.as_mut().poll(cx).is_ready() || timer.as_mut().poll(cx).is_ready() {
-                    return Poll::Ready(None);
-                }
-                Poll::Pending
-            })
-            .await
-        };
-        if let Some(end) = ended {
-            return end;
-        }
-        let now = start.elapsed();
-        follower.tick(now, &mut StreamTarget { holdings: &mut holdings, relay, line, subject });
-        copier = copier.and_then(|copier| copier.step(&mut holdings, &follower));
-        holdings.tell();
-        let up = *link.borrow_and_update();
-        report(&mut holdings, context, &mut follower, now, (up, line.trouble()));
-        if is_restored && (follower.is_whole() || holdings.clears() > 1) {
-            is_restored = false;
-            end_restored(stream, context, if holdings.clears() > 1 { Outcome::Restarted } else { Outcome::Kept });
-        }
-        let mut wake = start + follower.wake(now);
-        if !stream.status.is_settled() {
-            wake = wake.min(start + context.config.settle_timeout.max(now + Duration::from_millis(10)));
-        }
-        if let Some(copier) = &copier {
-            wake = wake.min(copier.due().into());
-        }
-        timer.set(sleep_until(wake));
-        // Others have their turn.
-        tokio::task::yield_now().await;
-    }
-}
-
-/// Begins with what a snapshot has of the stream, if that can be used.
-async fn take_up(
-    restoring: StreamRestore,
-    holdings: &mut Holdings,
-    follower: &mut Follower,
-    context: &StreamContext,
-) -> bool {
-    let head = &restoring.stream.head;
-    let (mark, first, sequence) = (head.mark, head.first, head.sequence);
-    let (kind, created, blocks) = (restoring.kind, restoring.created, restoring.stream.blocks());
-    let stream = holdings.stream.clone();
-    stream.status.set_from_snapshot(SnapshotOutcome { kind, created, blocks, outcome: None });
-    // One that came from the engine itself has the engine's names.
-    let restored = if sequence.is_some() { restore(holdings, restoring).await } else { Err(Outcome::Settings) };
-    match restored {
-        Ok(_) => {
-            follower.restore(mark, first, sequence);
-            true
-        }
-        Err(outcome) => {
-            holdings.clear();
-            end_restored(&stream, context, outcome);
-            false
-        }
-    }
-}
-
-/// Tells the status.
-fn report(
-    holdings: &mut Holdings,
-    context: &StreamContext,
-    follower: &mut Follower,
-    now: Duration,
-    line: (Link, Option<String>),
-) {
-    let (link, trouble) = line;
-    let forgotten = holdings.take_forgotten();
-    let Holdings { keyspace, stream, index, .. } = holdings;
-    let (status, counters) = (&stream.status, &stream.status.counters);
-    let is_limited = status.limit().is_some();
-    let trusted = link == Link::Up && follower.trusted(now) && !is_limited;
-    let state = if is_limited {
-        State::Limited
-    } else if link == Link::Down {
-        State::Connecting
-    } else if follower.is_stale(now) {
-        State::Stale
-    } else if follower.has_gap() {
-        State::Gap
-    } else if trusted {
-        State::Live
-    } else {
-        State::Replaying
-    };
-    let (worker, rank, name) = (&*stream.worker, stream.registration.rank, state.name());
-    if state != status.state() {
-        tracing::info!(
-            worker,
-            rank,
-            state = name,
-            forgotten,
-            "the state of a stream that comes by the log has changed"
-        );
-    }
-    status.set_state(state);
-    let counts = follower.counts;
-    for (counter, count) in [
-        (&counters.gaps, counts.gaps),
-        (&counters.recovered_batches, counts.recovered),
-        (&counters.lost_batches, counts.lost),
-        (&counters.resets, counts.resets),
-        (&counters.duplicate_batches, counts.duplicates),
-        (&counters.other_relays, counts.other_relays),
-        (&counters.undecodable_batches, counts.malformed),
-        (&status.epoch, counts.epochs),
-        (&status.buffered, follower.waiting() as u64),
-    ] {
-        counter.store(count, Relaxed);
-    }
-    status.set_last_seq(follower.last());
-    status.set_gone(follower.is_gone());
-    let told = follower.told();
-    let mut changed = false;
-    for (flag, is_set) in [
-        (&status.partial, told.partial),
-        (&status.unverified, told.unverified),
-        (&status.upper_bound, told.upper_bound),
-        (&status.no_salts, told.no_salts),
-    ] {
-        changed |= flag.swap(is_set, Relaxed) != is_set;
-    }
-    if changed {
-        keyspace.trust_changed(stream);
-    }
-    if let Some(error) = follower.error.take().or(trouble.filter(|_| link == Link::Down)) {
-        if status.last_error().as_ref() != Some(&error) {
-            tracing::warn!(worker, rank, error, "a stream that comes by the log");
-        }
-        status.set_error(error);
-    } else if trusted && !status.is_trusted() {
-        status.recover();
-    }
-    if trusted != status.is_trusted() {
-        keyspace.set_trusted(stream, index, trusted);
-    }
-    let absent = now >= context.config.settle_timeout;
-    if (trusted || absent || is_limited) && !status.is_settled() {
-        status.settle();
     }
 }

@@ -1,25 +1,24 @@
-//! The follower: what it makes of messages in and out of order, and of two relays.
+//! The rules for messages in and out of order, and for two relays.
 
 use std::time::Duration;
 
 use bytes::Bytes;
 use kvatlas_wire::compact::{FormatError, Frame, MessageWriter, Status};
 
-use super::follower::{Follower, StreamActions};
+use super::rules::{LogEffects, LogRules};
 use crate::stream::copier::Moment as _;
 use kvatlas_stream::Mark;
 
 const SILENCE: Duration = Duration::from_secs(7);
 
-/// Holdings of a follower, as far as a test needs to know: the changes of each rank, in order, each a letter behind the
-/// `C` of a clear with a number.
+/// Holdings as a test needs them: the changes of each rank, in order, each a letter behind the `C` of a clear with a number.
 #[derive(Default)]
 struct Model {
     applied: Vec<(u32, u8)>,
     asked: u32,
 }
 
-impl StreamActions for Model {
+impl LogEffects for Model {
     fn apply(&mut self, _id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError> {
         self.applied.push((rank, changes[1]));
         Ok(())
@@ -34,14 +33,14 @@ impl StreamActions for Model {
 }
 
 struct Test {
-    follower: Follower,
+    rules: LogRules,
     held: Model,
     now: Duration,
 }
 
 impl Test {
     fn new() -> Self {
-        Self { follower: Follower::new(16, 0, SILENCE), held: Model::default(), now: Duration::from_secs(1) }
+        Self { rules: LogRules::new(16, 0, SILENCE), held: Model::default(), now: Duration::from_secs(1) }
     }
 
     /// A message with these frames, and that all is well at its end.
@@ -54,22 +53,22 @@ impl Test {
         let mut bytes = MessageWriter { life, block_size: 16, key: 0 }.begin(id, 1.0, 0);
         frames.iter().for_each(|frame| MessageWriter::put(&mut bytes, *frame));
         MessageWriter::put(&mut bytes, Frame::Status(Status { trusted: true, ..Status::default() }));
-        self.follower.message(self.now, heard, &Bytes::from(bytes), id + 100, &mut self.held);
+        self.rules.message(self.now, heard, &Bytes::from(bytes), id + 100, &mut self.held);
     }
 
     /// A message that has only a head, as anybody may publish it.
     fn made_up(&mut self, head: MessageWriter) {
         let bytes = Bytes::from(head.begin(1, 0.0, 0));
-        self.follower.message(self.now, Some(self.now), &bytes, 100, &mut self.held);
+        self.rules.message(self.now, Some(self.now), &bytes, 100, &mut self.held);
     }
 
     fn pass(&mut self, seconds: f64) {
         self.now += Duration::from_secs_f64(seconds);
-        self.follower.tick(self.now, &mut self.held);
+        self.rules.tick(self.now, &mut self.held);
     }
 
     fn trusted(&self) -> bool {
-        self.follower.trusted(self.now)
+        self.rules.trusted(self.now)
     }
 }
 
@@ -87,11 +86,11 @@ fn a_life_is_followed_from_its_beginning() {
     assert!(test.trusted());
     test.message(5, 1, &[batch(b"Cb")]);
     test.message(5, 1, &[batch(b"Cb")]);
-    assert_eq!((test.held.applied.len(), test.held.asked, test.follower.counts.duplicates), (2, 0, 1));
+    assert_eq!((test.held.applied.len(), test.held.asked, test.rules.counts.duplicates), (2, 0, 1));
     // What it knows already it is not told again.
     test.message(5, 2, &STATE);
     assert_eq!(test.held.applied, [(0, b'a'), (0, b'b')]);
-    assert_eq!((test.follower.mark().ok(), test.follower.sequence()), (Some(Mark { seq: 2, hash: 5 }), Some(102)));
+    assert_eq!((test.rules.mark().ok(), test.rules.sequence()), (Some(Mark { seq: 2, hash: 5 }), Some(102)));
     test.pass(7.0);
     assert!(!test.trusted(), "the relay is silent");
     test.message(5, 3, &[]);
@@ -134,7 +133,7 @@ fn a_message_that_is_late_is_waited_for() {
     test.message(5, 1, &[batch(b"Ca")]);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b'a'), (0, b'b')]);
-    assert_eq!((test.follower.counts.gaps, test.follower.counts.lost, test.held.asked), (1, 0, 0));
+    assert_eq!((test.rules.counts.gaps, test.rules.counts.lost, test.held.asked), (1, 0, 0));
 }
 
 #[test]
@@ -144,14 +143,14 @@ fn a_message_that_is_lost_costs_all_until_it_is_told_anew() {
     test.message(5, 2, &[batch(b"Cc")]);
     test.pass(3.0);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
-    let counts = test.follower.counts;
+    let counts = test.rules.counts;
     assert_eq!((counts.gaps, counts.lost, counts.resets), (1, 1, 1));
     // One that came too late after all.
     test.message(5, 1, &[batch(b"Cb")]);
     test.message(5, 3, &STATE);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b's')]);
-    assert!(test.follower.error.take().is_none(), "it is over");
+    assert!(test.rules.error.take().is_none(), "it is over");
 }
 
 #[test]
@@ -163,8 +162,8 @@ fn of_two_relays_the_later_one_counts() {
     test.message(6, 1, &[batch(b"Cc")]);
     assert!(test.trusted());
     assert_eq!(test.held.applied, [(0, b'b'), (0, b'c')]);
-    assert_eq!((test.follower.counts.other_relays, test.follower.counts.epochs), (1, 1));
-    assert!(test.follower.error.take().is_some_and(|error| error.contains("another relay")));
+    assert_eq!((test.rules.counts.other_relays, test.rules.counts.epochs), (1, 1));
+    assert!(test.rules.error.take().is_some_and(|error| error.contains("another relay")));
     // It has left: then the other one is as good as any, once it has told what it holds.
     test.pass(8.0);
     test.message(5, 2, &[batch(b"Cy")]);
@@ -177,7 +176,7 @@ fn of_two_relays_the_later_one_counts() {
 fn a_snapshot_is_proved_by_the_life_and_the_number() {
     let restored = || {
         let mut test = Test::new();
-        test.follower.restore(Mark { seq: 41, hash: 5 }, 0, Some(141));
+        test.rules.restore(Mark { seq: 41, hash: 5 }, 0, Some(141));
         test.held.applied.push((0, b'r'));
         assert!(!test.trusted(), "nobody was heard");
         test
@@ -188,7 +187,7 @@ fn a_snapshot_is_proved_by_the_life_and_the_number() {
     assert_eq!(next.held.applied, [(0, b'r'), (0, b'a')]);
     let mut again = restored();
     again.message(5, 41, &[batch(b"Cr")]);
-    assert!(again.follower.is_whole() && !again.trusted(), "what the relay says of it now comes with the next");
+    assert!(again.rules.is_whole() && !again.trusted(), "what the relay says of it now comes with the next");
     again.message(5, 42, &[]);
     assert!(again.trusted());
     assert_eq!(again.held.applied, [(0, b'r')]);
@@ -221,12 +220,12 @@ fn what_cannot_be_read_changes_nothing() {
     let mut test = Test::new();
     test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     let (now, held) = (test.now, &mut test.held);
-    test.follower.message(now, Some(now), &Bytes::from_static(b"\xc1\x02"), 101, held);
+    test.rules.message(now, Some(now), &Bytes::from_static(b"\xc1\x02"), 101, held);
     test.made_up(MessageWriter { life: 5, block_size: 16, key: 9 });
-    assert!(test.follower.error.take().is_some_and(|error| error.contains("relay.key_file")));
+    assert!(test.rules.error.take().is_some_and(|error| error.contains("relay.key_file")));
     test.made_up(MessageWriter { life: 4, block_size: 32, key: 9 });
-    assert!(test.follower.error.take().is_some_and(|error| error.contains("another relay")));
-    assert_eq!((test.trusted(), test.held.applied.len(), test.follower.counts.malformed), (true, 1, 2));
+    assert!(test.rules.error.take().is_some_and(|error| error.contains("another relay")));
+    assert_eq!((test.trusted(), test.held.applied.len(), test.rules.counts.malformed), (true, 1, 2));
     // If it was the relay's, the number is missing.
     test.message(5, 2, &[]);
     assert!(!test.trusted());
@@ -239,8 +238,8 @@ fn a_life_with_another_block_size_is_for_another_stream() {
     let mut test = Test::new();
     test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     test.made_up(MessageWriter { life: 6, block_size: 32, key: 0 });
-    assert!(test.follower.error.take().is_some_and(|error| error.contains("32 tokens, and not 16")));
-    assert_eq!((test.trusted(), test.follower.is_gone()), (false, true), "it is to be registered anew");
+    assert!(test.rules.error.take().is_some_and(|error| error.contains("32 tokens, and not 16")));
+    assert_eq!((test.trusted(), test.rules.is_gone()), (false, true), "it is to be registered anew");
 }
 
 #[test]
@@ -249,7 +248,7 @@ fn changes_that_cannot_be_read_cost_all() {
     test.message(5, 0, &[Frame::Forgotten, batch(b"Ca")]);
     let mut bytes = MessageWriter { life: 5, block_size: 16, key: 0 }.begin(1, 0.0, 0);
     bytes.push(99);
-    test.follower.message(test.now, Some(test.now), &bytes.into(), 101, &mut test.held);
+    test.rules.message(test.now, Some(test.now), &bytes.into(), 101, &mut test.held);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
 }
 
@@ -261,6 +260,6 @@ fn a_message_of_too_many_blocks_costs_all_before_any_is_named() {
     let run = b"\x02\x80\x80\x80\x08\x01\xfc\xff\xff\x0f";
     test.message(5, 1, &[batch(run)]);
     assert_eq!((test.trusted(), test.held.applied.len(), test.held.asked), (false, 0, 1));
-    assert!(test.follower.error.take().is_some_and(|error| error.contains("more blocks")));
-    assert_eq!(test.follower.counts.malformed, 1);
+    assert!(test.rules.error.take().is_some_and(|error| error.contains("more blocks")));
+    assert_eq!(test.rules.counts.malformed, 1);
 }

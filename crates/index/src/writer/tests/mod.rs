@@ -7,7 +7,7 @@ use std::collections::HashSet;
 
 use kvatlas_testing::{Random, seeds};
 
-use super::holder::Holder;
+use super::holders::Holder;
 use super::state::Writer;
 use crate::fingerprint::word;
 use crate::handle::RankHandle;
@@ -152,7 +152,9 @@ fn threads_that_share_ranks_leave_nothing_behind() {
         index.write(|writer| {
             assert!(writer.is_counted(), "seed {seed}");
             assert!(writer.watches.is_empty(), "seed {seed}");
-            let busy = |(_, _, rank): (_, _, &super::workers::Rank)| rank.new_view.is_some() || rank.clearing.is_some();
+            let busy = |(_, _, rank): (_, _, &super::holders::workers::Rank)| {
+                rank.new_view.is_some() || rank.clearing.is_some()
+            };
             assert!(!writer.workers.ranks().any(busy), "seed {seed}");
         });
         let again = BlockIndex::new(index.config()).expect("a block size");
@@ -181,7 +183,7 @@ fn threads_that_share_ranks_leave_nothing_behind() {
     }
 }
 
-/// There are numbers for so many blocks and no more; those that wait for others are thought of before they come.
+/// The index can number a limited number of blocks, and reserves numbers for those that wait for others.
 #[test]
 fn more_than_can_be_numbered_is_refused_before_it_happens() {
     for children_first in [true, false] {
@@ -207,14 +209,14 @@ fn more_than_can_be_numbered_is_refused_before_it_happens() {
 }
 
 /// A rank that is cleared goes on under another holder: its handle and its worker's number mean it still, and what is on
-/// its way out counts as nobody's.
+/// its way out counts for no rank.
 #[test]
 fn a_rank_is_the_same_after_a_clear() {
     let index = BlockIndex::new(Config::default()).expect("a block size");
     let handle = RankHandle::new("w", 0);
     let names: Vec<_> = (1..=2_000).map(BlockHash).collect();
     let contents: Vec<_> = names.iter().map(|name| name.0 ^ 0x5555).collect();
-    let stored = || index.changes().store_to(&handle, Tier::Gpu, None, &names, &contents).expect("lists of one length");
+    let stored = || index.changes().store(&handle, Tier::Gpu, None, &names, &contents).expect("lists of one length");
     let numbered = || {
         let found = index.find(&contents);
         let mut out = Vec::new();
@@ -235,12 +237,12 @@ fn a_rank_is_the_same_after_a_clear() {
     stored();
     assert!(!index.agrees("w", 0, 1), "there is nobody else");
     assert_eq!(numbered(), before);
-    index.changes().remove_from(&handle, Tier::Gpu, &names[1_000..]);
+    index.changes().remove(&handle, Tier::Gpu, &names[1_000..]);
     assert_eq!(numbered(), [(before[0].0, Some("w".to_owned()), 1_000)]);
     // Another comes by its number; the handle does not reach it.
     index.drop_worker("w");
     index.store("other", 0, Tier::Gpu, None, &names, &contents).expect("lists of one length");
-    index.changes().remove_from(&handle, Tier::Gpu, &names);
+    index.changes().remove(&handle, Tier::Gpu, &names);
     assert_eq!(numbered(), [(before[0].0, Some("other".to_owned()), 2_000)]);
     assert_eq!(index.find(&contents).worker(before[0].0 + 1), None);
     index.write(|writer| assert!(writer.is_counted()));

@@ -2,7 +2,7 @@
 
 use super::{depth, remove, store};
 use crate::index::{BlockIndex, Config};
-use crate::steps::steps_of;
+use crate::stats::steps_of;
 use crate::types::{BlockHash, Tier, View};
 
 /// A rank that has much gets names of its own in steps, and is held to what it said meanwhile.
@@ -70,7 +70,7 @@ fn a_second_name_slows_no_other_chain_down() {
     assert!(with <= without + 1_000, "{with} steps, not {without}");
 }
 
-/// A worker that stores a long chain that is there, and that nobody calls as others do, names it at once: not by
+/// A worker that stores a long chain that is there, under no shared names, names it at once: not by
 /// looking for each block's number from the end of the run.
 #[test]
 fn a_chain_without_names_is_named_at_once() {

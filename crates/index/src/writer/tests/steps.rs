@@ -7,7 +7,7 @@ use kvatlas_testing::{Random, seeds};
 use super::{depth, remove, store};
 use crate::index::{BlockIndex, Config};
 use crate::reference::ReferenceIndex;
-use crate::steps::steps_of;
+use crate::stats::steps_of;
 use crate::types::{BlockHash, Event, Tier, View};
 
 #[test]
@@ -156,7 +156,7 @@ fn what_is_below_a_hole_goes_run_by_run() {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         for worker in ["w", "other"] {
             store(&index, worker, None, 0..blocks);
-            // Two conversations, one of which hangs on the missing block.
+            // Two conversations; one hangs on the missing block.
             store(&index, worker, Some(10), (0..4).map(|at| 1 << 40 | at));
             store(&index, worker, Some(50), (0..4).map(|at| 1 << 41 | at));
         }
@@ -265,7 +265,7 @@ fn views_come_and_tiers_go_in_steps_between_events() {
                 0 => {
                     for _ in 0..random.below(20) {
                         prepared += usize::from(index.write(|writer| {
-                            let rank = writer.number_of(&worker, rank);
+                            let rank = writer.number_of(&(&*worker, rank));
                             writer.prepare(rank, other, true, steps)
                         }));
                     }
@@ -320,7 +320,7 @@ fn orphans_of_one_parent_go_one_by_one_in_as_many_steps() {
     let orphans = |count: u64| {
         let index = BlockIndex::new(Config::default()).expect("a block size");
         (0..count).for_each(|orphan| store(&index, "w", Some(9), [100 + orphan]));
-        // In an order that is neither that of coming nor its reverse.
+        // In an order that is neither the order of coming nor its reverse.
         let order: Vec<u64> = (0..count).map(|i| i * 7_919 % count).collect();
         let (steps, ()) = steps_of(|| order.iter().for_each(|orphan| remove(&index, "w", [100 + orphan])));
         assert_eq!(index.stats().blocks, 0);

@@ -22,7 +22,7 @@ pub(crate) enum Dialect {
 /// Way in which an answer is to be read.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AnswerFormat {
-    /// The API that the answer is of.
+    /// API of the answer.
     pub(crate) dialect: Dialect,
     /// True if chunks with nothing but `usage` are kept from the client, who has not asked for them.
     pub(crate) hides_usage: bool,
@@ -58,7 +58,7 @@ impl Default for AnswerFormat {
     }
 }
 
-/// A value, if it is there and of that type.
+/// Parses a value; none if it is missing or of another type.
 pub(super) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }

@@ -4,8 +4,8 @@ use bytes::{Bytes, BytesMut};
 use memchr::{memchr, memmem, memrchr};
 use serde_json::json;
 
+use super::AnswerFacts;
 use super::dialect::{AnswerFormat, Dialect};
-use super::facts::AnswerFacts;
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::generated::is_generated;
 use super::opening::{Preamble, is_ping, is_preamble, names_ping};
@@ -47,13 +47,13 @@ pub(crate) struct Events {
 /// The fate of a line.
 enum Fate {
     Goes,
-    /// The line is kept from the client, and so are those of its event that have waited.
+    /// The line is hidden from the client, with the earlier lines of its event that were held back.
     Hidden,
     /// The line does what the data of its event does.
     Waits,
 }
 
-/// The name of an event, as far as it means something.
+/// Meaning of an event's name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Name {
     #[default]
@@ -185,7 +185,7 @@ impl Events {
         self.opening.pass(fields.freeze())
     }
 
-    /// Looks at lines that are whole: those that go to the client.
+    /// Examines complete lines on their way to the client.
     fn look(&mut self, lines: Bytes) -> Bytes {
         // Those that go, from the first that does not.
         let mut kept: Option<BytesMut> = None;
@@ -353,7 +353,7 @@ fn has_data(line: &[u8]) -> bool {
     !matches!(line.first(), None | Some(b':' | b'e' | b'i' | b'r' | b'\r'))
 }
 
-/// True if a name or the data of an event says that it is the last one, as the Responses API and the Messages API have it.
+/// True if the name or the data of an event marks the end of the stream in the Responses and the Messages API.
 fn ends(text: &[u8], dialect: Dialect) -> bool {
     const ENDS: [&[u8]; 4] = [b"response.completed", b"response.incomplete", b"response.failed", b"message_stop"];
     // In data they are strings, and quotes within a string are escaped.

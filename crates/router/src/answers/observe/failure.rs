@@ -90,7 +90,7 @@ pub(super) fn may_be_aborted(text: &[u8]) -> bool {
     ABORT.find(text).is_some()
 }
 
-/// The status of the error that a whole answer, or the data of an event, is; None if it is none.
+/// Returns the HTTP status of an error that a whole answer, or the data of an event, contains; none if it is no error.
 pub(super) fn status_of(text: &[u8]) -> Option<u16> {
     // An array would be read as the fields in their order.
     let said: Fields<'_> = text.trim_ascii_start().starts_with(b"{").then(|| serde_json::from_slice(text).ok())??;
@@ -129,7 +129,7 @@ pub(super) fn status_of(text: &[u8]) -> Option<u16> {
         .filter(|_| is_bare && read::<Class<'_>>(serde_json::from_slice(text).ok()).is_some_and(|it| it.code.is_some()))
 }
 
-/// True unless a value says that there is nothing.
+/// True unless a value is null, false or empty.
 fn is_something(raw: &RawValue) -> bool {
     !matches!(raw.get(), "null" | "false" | "0" | "\"\"" | "[]" | "{}")
 }
@@ -149,8 +149,8 @@ fn number(raw: Option<&RawValue>) -> Option<u16> {
     raw?.get().trim_matches('"').parse().ok().filter(|status| (400..600).contains(status))
 }
 
-/// The status that a word means, such as `BadRequestError` and `invalid_request_error`. Words for errors of the engine are
-/// many, and need not be known.
+/// Returns the HTTP status for an error type such as `BadRequestError` or `invalid_request_error`. Words for errors of
+/// the engine are many, and need not be known.
 fn meaning(word: &str) -> Option<u16> {
     const WORDS: [(&str, u16); 21] = [
         ("ratelimit", 429),

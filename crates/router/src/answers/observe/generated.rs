@@ -87,7 +87,7 @@ struct Delta<'a> {
     partial_json: Option<&'a RawValue>,
 }
 
-/// Log probabilities: there are some for each token that has been generated, even where it has no text yet.
+/// Log probabilities, present for every generated token, even one without text yet.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 struct Logprobs<'a> {
@@ -153,13 +153,13 @@ fn is_full_delta(raw: Option<&RawValue>) -> bool {
     .any(is_full)
 }
 
-/// True if a block or an item is a call of a tool, of which the model has written at least the name.
+/// True if a block or an item is a tool call with at least its name.
 fn is_call(raw: Option<&RawValue>) -> bool {
     let kind = read::<Delta<'_>>(raw).and_then(|block| read::<Cow<'_, str>>(block.kind));
     kind.is_some_and(|kind| kind.ends_with("tool_use") || kind.ends_with("_call"))
 }
 
-/// True if a value is there and has something in it.
+/// True if a value is present and not empty.
 fn is_full(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| !matches!(raw.get(), "null" | "\"\"" | "[]" | "{}"))
 }

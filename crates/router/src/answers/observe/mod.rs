@@ -6,7 +6,6 @@
 
 mod dialect;
 mod events;
-mod facts;
 mod failure;
 mod generated;
 mod opening;
@@ -18,11 +17,26 @@ use bytes::Bytes;
 
 pub(crate) use dialect::{AnswerFormat, Dialect};
 pub(crate) use events::{Events, error_event};
-pub(crate) use facts::AnswerFacts;
 pub(crate) use failure::Failure;
 pub(crate) use stop::Stop;
 pub(crate) use usage::Usage;
 pub(crate) use whole::WholeAnswer;
+
+/// Facts that an answer states about itself.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AnswerFacts {
+    pub(crate) usage: Usage,
+    /// Events of a stream from the first one that carries a token.
+    pub(crate) events: u32,
+    /// True if the answer stated a reason for its end.
+    pub(crate) finished: bool,
+    /// Reason for its end, if it is a known one.
+    pub(crate) stop: Option<Stop>,
+    /// Error in the answer, or at its end.
+    pub(crate) failure: Option<Failure>,
+    /// True if the answer has marked its own end.
+    pub(crate) over: bool,
+}
 
 /// Looks at an answer while it passes.
 #[derive(Debug)]
@@ -31,7 +45,7 @@ pub(crate) enum Observer {
     Events(Events),
     /// A JSON text.
     Whole(WholeAnswer),
-    /// Something else.
+    /// An answer that is not examined.
     Blind,
 }
 
@@ -63,7 +77,7 @@ impl Observer {
         }
     }
 
-    /// True if a part of the answer is held back until it is known whether the answer is an error.
+    /// True if a part of the answer is held back until it is known to be no error.
     pub(crate) fn is_holding(&self) -> bool {
         match self {
             Self::Events(events) => events.holds_event(),
@@ -72,7 +86,7 @@ impl Observer {
         }
     }
 
-    /// Returns what is held back until it is known whether the answer is an error, which is not waited for any more.
+    /// Returns the part that was held back, without further waiting.
     pub(crate) fn release(&mut self) -> Bytes {
         match self {
             Self::Events(events) => events.release(),

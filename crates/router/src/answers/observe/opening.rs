@@ -27,9 +27,9 @@ pub(super) struct Preamble {
     held: BytesMut,
     /// True once an event has come that goes to the client at once.
     is_over: bool,
-    /// True if an event is among what is held, not only comments.
+    /// True if the held lines have an event, not only comments.
     has_event: bool,
-    /// True if comments were so many that some are left out.
+    /// True if some comments were dropped, as there were too many.
     has_dropped: bool,
 }
 
@@ -58,7 +58,7 @@ impl Preamble {
         self.is_over = true;
     }
 
-    /// Returns what of `lines`, and of those before, goes to the client now.
+    /// Returns the lines that go to the client now, of `lines` and of those held before.
     pub(super) fn pass(&mut self, lines: Bytes) -> Bytes {
         if self.is_over && self.held.is_empty() {
             return lines;
@@ -82,7 +82,7 @@ impl Preamble {
     }
 }
 
-/// True if the data of an event only says that the engine lives: there is none, or it is a ping.
+/// True if the data of an event is empty or a ping.
 pub(super) fn is_ping(data: &[u8]) -> bool {
     #[derive(Deserialize)]
     struct Event<'a> {
@@ -94,7 +94,7 @@ pub(super) fn is_ping(data: &[u8]) -> bool {
         || may_be && serde_json::from_slice::<Event<'_>>(data).is_ok_and(|event| names_ping(event.kind.as_bytes()))
 }
 
-/// True if a name is that of events which only say that the engine lives.
+/// True for the name of a ping event.
 pub(super) fn names_ping(name: &[u8]) -> bool {
     matches!(name, b"ping" | b"keepalive" | b"keep-alive" | b"keep_alive" | b"heartbeat")
 }

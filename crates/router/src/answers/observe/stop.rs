@@ -1,10 +1,12 @@
-//! The reason for which an answer ended, of which follows what comes next: the result of a tool, in seconds, or what a
-//! person writes, in minutes.
+//! Reason for the end of an answer. It predicts the next request: a tool's result comes within seconds, a person's
+//! message within minutes.
 //!
 //! Only names and values are looked for: quotes within a string are escaped, so no text that a model writes looks like
 //! one.
 
-use memchr::memmem;
+use std::sync::LazyLock;
+
+use memchr::memmem::{self, Finder};
 
 use super::dialect::Dialect;
 
@@ -15,12 +17,18 @@ pub(crate) enum Stop {
     Tool,
     /// The model had said all.
     End,
-    /// The answer had as many tokens as it may have.
+    /// The limit of tokens was reached.
     Length,
 }
 
 /// Bytes within which a name and its value fit.
 const LONGEST: usize = 64;
+
+/// Names that are looked for in each answer, with the search made ready.
+static FINISH_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"finish_reason\""));
+static STOP_REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"stop_reason\""));
+static TOOL_CALLS: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"tool_calls\""));
+static REASON: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(b"\"reason\""));
 
 /// Items of a Responses answer that have the client run something. Engines run the others themselves.
 const CALLS: [&[u8]; 6] = [
@@ -52,7 +60,7 @@ impl Stop {
     }
 }
 
-/// Looks for the reason in an answer as it passes.
+/// Search for the reason in an answer, as it passes.
 #[derive(Debug, Default)]
 pub(super) struct Reason {
     stop: Option<Stop>,
@@ -65,7 +73,7 @@ impl Reason {
         self.stop
     }
 
-    /// Looks at a piece of a JSON text that goes on.
+    /// Examines a piece of a JSON text.
     pub(super) fn pass(&mut self, data: &[u8], dialect: Dialect) {
         if !self.tail.is_empty() {
             let mut joined = std::mem::take(&mut self.tail);
@@ -80,7 +88,7 @@ impl Reason {
         self.tail.drain(..self.tail.len().saturating_sub(LONGEST));
     }
 
-    /// Looks at a text that is whole, such as the data of an event. True if it says that the answer, or one of several, is
+    /// Examines a complete text, such as the data of an event. True if it says that the answer, or one of several, is
     /// finished.
     pub(super) fn look(&mut self, text: &[u8], dialect: Dialect) -> bool {
         match dialect {
@@ -88,10 +96,10 @@ impl Reason {
                 if self.stop != Some(Stop::Tool) && has_calls(text) {
                     self.stop = Some(Stop::Tool);
                 }
-                self.values(text, b"\"finish_reason\"")
+                self.values(text, &FINISH_REASON)
             }
-            Dialect::Messages => self.values(text, b"\"stop_reason\""),
-            Dialect::Generate => self.kinds(text, b"\"finish_reason\""),
+            Dialect::Messages => self.values(text, &STOP_REASON),
+            Dialect::Generate => self.kinds(text, &FINISH_REASON),
             Dialect::Responses => {
                 self.item(text);
                 false
@@ -101,10 +109,10 @@ impl Reason {
     }
 
     /// Takes over the values of this name. A tool that one of several answers calls counts for all.
-    fn values(&mut self, text: &[u8], name: &[u8]) -> bool {
+    fn values(&mut self, text: &[u8], name: &Finder<'_>) -> bool {
         let mut any = false;
-        for at in memmem::find_iter(text, name) {
-            let Some(value) = string(&text[at + name.len()..]) else { continue };
+        for at in name.find_iter(text) {
+            let Some(value) = string(&text[at + name.needle().len()..]) else { continue };
             any = true;
             if self.stop != Some(Stop::Tool) {
                 self.stop = Stop::of(value).or(self.stop);
@@ -114,10 +122,12 @@ impl Reason {
     }
 
     /// Takes over the values of this name, which are objects with a type.
-    fn kinds(&mut self, text: &[u8], name: &[u8]) -> bool {
+    fn kinds(&mut self, text: &[u8], name: &Finder<'_>) -> bool {
         let mut any = false;
-        for at in memmem::find_iter(text, name) {
-            let Some(object) = after_colon(&text[at + name.len()..]).and_then(|value| value.strip_prefix(b"{")) else {
+        for at in name.find_iter(text) {
+            let Some(object) =
+                after_colon(&text[at + name.needle().len()..]).and_then(|value| value.strip_prefix(b"{"))
+            else {
                 continue;
             };
             any = true;
@@ -145,7 +155,7 @@ impl Reason {
             return;
         }
         // An answer that is incomplete says why.
-        let is_cut = self.values(text, b"\"reason\"");
+        let is_cut = self.values(text, &REASON);
         let is_complete =
             || [&b"\"response.completed\""[..], b"\"completed\""].iter().any(|end| memmem::find(text, end).is_some());
         if !is_cut && self.stop.is_none() && is_complete() {
@@ -157,9 +167,8 @@ impl Reason {
 /// True if a chat's chunk or message has calls of tools. Where the client forces one, engines say that the answer just
 /// stopped.
 fn has_calls(text: &[u8]) -> bool {
-    const NAME: &[u8] = b"\"tool_calls\"";
-    memmem::find_iter(text, NAME).any(|at| {
-        let list = after_colon(&text[at + NAME.len()..]).and_then(|value| value.strip_prefix(b"["));
+    TOOL_CALLS.find_iter(text).any(|at| {
+        let list = after_colon(&text[at + TOOL_CALLS.needle().len()..]).and_then(|value| value.strip_prefix(b"["));
         list.is_some_and(|list| list.trim_ascii_start().starts_with(b"{"))
     })
 }
@@ -169,7 +178,7 @@ fn after_colon(text: &[u8]) -> Option<&[u8]> {
     Some(text.trim_ascii_start().strip_prefix(b":")?.trim_ascii_start())
 }
 
-/// The string that is a name's value, if it is one and whole.
+/// Returns the string after a name, if it is complete.
 fn string(text: &[u8]) -> Option<&[u8]> {
     let value = after_colon(text)?.strip_prefix(b"\"")?;
     Some(&value[..memchr::memchr(b'"', value)?])

@@ -15,7 +15,7 @@ static FINDER: LazyLock<Finder<'static>> = LazyLock::new(|| Finder::new(NAME));
 /// Bytes that a `usage` object may have.
 const MOST: usize = 8 << 10;
 
-/// Objects of that name in an answer, beyond which it is not known which of them is the answer's own.
+/// Most `usage` objects in an answer; with more, the answer's own cannot be identified.
 const MOST_OBJECTS: u32 = 16;
 
 /// Tokens, as an engine counts them.
@@ -53,7 +53,7 @@ impl UsageNumbers {
         self.output = output.or(self.output);
     }
 
-    /// The numbers as OpenAI counts them: those of the prompt are all of its tokens.
+    /// The usage in OpenAI's terms: prompt tokens include the cached ones.
     pub(super) fn usage(self) -> Usage {
         let (prompt, cached) = match (self.prompt, self.cached, self.read.or(self.created)) {
             (Some(input), None, Some(_)) => {
@@ -109,12 +109,12 @@ pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
     }
 }
 
-/// Looks for such numbers in JSON that passes piece by piece. In a list of answers each has its own: they are not looked
-/// for.
+/// Search for SGLang's `meta_info` in JSON that passes piece by piece; lists of answers are left out, as each has its
+/// own. In a list of answers each has its own: they are not looked for.
 #[derive(Debug, Default)]
 pub(super) struct MetaScan {
     pub(super) told: UsageNumbers,
-    /// True if it is a list, once its first byte is there.
+    /// True if the JSON text is a list; none before its first byte.
     is_list: Option<bool>,
     /// The last bytes that passed, among which a name may have begun.
     tail: Vec<u8>,
@@ -141,7 +141,7 @@ impl MetaScan {
     }
 }
 
-/// Looks for `usage` objects in JSON that passes piece by piece, of which nothing else is kept.
+/// Search for `usage` objects in JSON that passes piece by piece, which keeps nothing else.
 #[derive(Debug, Default)]
 pub(super) struct Scan {
     pub(super) told: UsageNumbers,
@@ -235,12 +235,12 @@ impl Scan {
 /// Bytes within which an object has begun, if it does.
 const FIRST: usize = 16;
 
-/// True if the text behind a name is that of an object.
+/// True if the value after a name is an object.
 fn is_object(text: &[u8]) -> bool {
     matches!(text.trim_ascii_start(), [b':', rest @ ..] if rest.trim_ascii_start().starts_with(b"{"))
 }
 
-/// Reason why there is no `usage` object.
+/// Reason for a missing `usage` object.
 enum UsageFault {
     /// The object may come yet.
     NotWhole,

@@ -5,8 +5,8 @@
 
 use bytes::{Bytes, BytesMut};
 
+use super::AnswerFacts;
 use super::dialect::{AnswerFormat, Dialect};
-use super::facts::AnswerFacts;
 use super::failure::{Failure, may_be_aborted, may_be_error, status_of};
 use super::opening::MOST_HELD;
 use super::stop::Reason;
@@ -28,11 +28,11 @@ pub(crate) struct WholeAnswer {
 /// The beginning of an answer, which may be an error.
 #[derive(Debug)]
 enum HeldBack {
-    /// One piece, as it came.
+    /// A single piece, as received.
     Piece(Bytes),
     /// Several pieces.
     Pieces(BytesMut),
-    /// Nothing is held any more: the answer goes to the client as it comes.
+    /// Nothing is held back; the answer passes as it comes.
     Over,
 }
 

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 /// Blocks that are kept at most. Beyond, half of them are left out: see [`LastUses::is_sampled`].
 const MOST: usize = 1 << 13;
 
-/// Positions in the order of uses, before those that are free are taken out.
+/// Number of positions after which unused ones are removed.
 const POSITIONS: usize = 4 * MOST;
 
 /// A block of a prompt.
@@ -37,7 +37,7 @@ pub(super) struct LastUses {
 
 #[derive(Debug, Clone, Copy)]
 struct Slot {
-    /// The block; None for tokens that no block names, such as those of answers.
+    /// Block; none for tokens without one, such as those of answers.
     chain: Option<u64>,
     tokens: u32,
 }
@@ -91,7 +91,7 @@ impl LastUses {
         self.add(position, u64::from(slot.tokens));
     }
 
-    /// Adds tokens at a position; those that are taken away are given as their complement.
+    /// Adds tokens at a position; the two's complement subtracts.
     fn add(&mut self, position: u32, tokens: u64) {
         self.tokens = self.tokens.wrapping_add(tokens);
         let mut at = position as usize + 1;
@@ -101,7 +101,7 @@ impl LastUses {
         }
     }
 
-    /// Tokens that were used before what is at this position.
+    /// Tokens used before this position.
     fn tokens_before(&self, position: u32) -> u64 {
         let (mut at, mut sum) = (position as usize, 0u64);
         while at > 0 {

@@ -50,7 +50,7 @@ struct Measurement {
     block_size: u32,
 }
 
-/// Sums over prompts, of which older ones count less.
+/// Sums over prompts, with older ones weighted less.
 #[derive(Debug, Default)]
 struct Sums {
     requests: f64,
@@ -60,7 +60,7 @@ struct Sums {
     usable_by_sample: f64,
     /// Tokens that were used before, by the step of the smallest cache that holds them.
     found: BTreeMap<u32, f64>,
-    /// Tokens of prompts whose engine said what it had cached, and those that it had.
+    /// Prompt tokens with a report of cached tokens, and the cached ones.
     told_of: f64,
     told_cached: f64,
 }
@@ -88,8 +88,8 @@ impl ReuseMeter {
         measured.add(prompt);
     }
 
-    /// Returns the hit rate of one cache with room for so many blocks; that of one without limit at infinity. None before
-    /// the first prompt.
+    /// Returns the hit rate of a cache of `blocks` blocks, or of an unlimited one for infinity. None before the first
+    /// prompt. None before the first prompt.
     pub(crate) fn rate(&self, blocks: f64) -> Option<f64> {
         let measured = self.0.lock();
         measured.sums.rate(blocks * f64::from(measured.block_size))
@@ -161,7 +161,7 @@ impl Measurement {
 }
 
 impl Sums {
-    /// Makes everything so many times as much.
+    /// Multiplies all sums by `factor`.
     fn times(&mut self, factor: f64) {
         let Self { requests, prompt_tokens, usable, usable_by_sample, found, told_of, told_cached } = self;
         for sum in [requests, prompt_tokens, usable, usable_by_sample, told_of, told_cached] {
@@ -240,7 +240,7 @@ mod tests {
             .collect()
     }
 
-    /// The hit rate of a cache of so many blocks, from which what was used least recently goes first.
+    /// Simulates an LRU cache of `room` blocks, and returns its hit rate.
     fn simulated(prompts: &[Vec<u64>], room: usize) -> f64 {
         let (mut cache, mut found, mut all) = (VecDeque::<u64>::new(), 0, 0);
         for prompt in prompts {

@@ -39,7 +39,7 @@ pub(crate) struct Bounds {
     pub(crate) model: String,
     /// Bounds of sites that surely have something, and of a doubted site whose claims are to be tried now.
     sites: HashMap<String, (u32, u32)>,
-    /// Tokens that each site has at most that is neither there nor unknown.
+    /// Upper bound for every site that is not listed.
     rest_at_most: u32,
     /// Sites that may have anything.
     unknown: Vec<String>,

@@ -1,4 +1,4 @@
-//! Claims of sites, each until its request has ended, and what the service above the sites is told of them.
+//! Claims of sites about a prompt, checked against the engine's report when the request ends.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,8 +14,8 @@ use crate::remote::service::{JSON, post};
 /// Time within which a report must be taken.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// A site's claim of what it had of a prompt that went there, until its engine says what it had cached. A claim that is
-/// dropped is of a request that did not finish.
+/// A site's claim about the cached tokens of a prompt, until its engine reports them. A claim that is dropped is of a
+/// request that did not finish.
 pub(crate) struct Claim {
     global: Arc<SitesService>,
     model: String,
@@ -30,8 +30,8 @@ impl Claim {
         Self { global: global.clone(), model: model.to_owned(), site: site.clone(), bounds, is_over: false }
     }
 
-    /// The request has ended well, and the engine had so many tokens cached, if it says so. `is_other`: of another prompt,
-    /// as it counts other tokens.
+    /// Reports the claim after a successful request; `cached`: tokens that the engine had cached, if it said so.
+    /// `is_other`: of another prompt, as it counts other tokens.
     pub(crate) fn report(mut self, cached: Option<u32>, is_other: bool) {
         self.is_over = true;
         let reports = &self.global.reports;

@@ -34,9 +34,9 @@ use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
 use crate::remote::service::{JSON, Question, post, service_at};
 
-/// The longest time that a question may take, even if nobody waits for it any more.
+/// Time limit of a lookup, even if nobody waits for it any more.
 const LIMIT: Duration = Duration::from_secs(5);
-/// Questions in a row that came to nothing, until there is a pause.
+/// Consecutive failures after which lookups pause.
 const FAILURES: u32 = 3;
 /// The pause, in milliseconds.
 const PAUSE: u64 = 1000;
@@ -99,7 +99,7 @@ impl SitesService {
         })
     }
 
-    /// Asks which sites can hold how much of a prompt: None if nobody says so in time.
+    /// Looks up how much of a prompt each site can hold. None without a timely answer.
     pub(crate) async fn look_up(&self, shard: usize, question: Question<'_>) -> Option<Arc<Bounds>> {
         let (result, bounds) = self.ask(shard, question).await;
         self.questions[result].fetch_add(1, Relaxed);
@@ -156,7 +156,7 @@ impl SitesService {
         (ANSWERED, Some(Bounds::new(told, question.model)))
     }
 
-    /// After several in a row there is a pause, and it is said once.
+    /// Records a failed lookup; several in a row cause a pause, which is logged once.
     fn was_not_answered(&self, why: &str) {
         if self.failures.fetch_add(1, Relaxed) + 1 < FAILURES {
             return;
@@ -168,7 +168,7 @@ impl SitesService {
         }
     }
 
-    /// Says once what is wrong with all questions.
+    /// Logs once that all lookups fail.
     fn complain(&self, what: impl FnOnce() -> String) {
         if !self.has_complained.swap(true, Relaxed) {
             tracing::warn!("requests are placed without knowing what sites hold: {}", what());

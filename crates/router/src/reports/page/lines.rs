@@ -38,7 +38,7 @@ pub(super) fn whole(record: &Record, policy: &str) -> Value {
     told
 }
 
-/// The names of the terms, of which the last is what was compared, and a row for each candidate.
+/// Names of the terms, the compared sum last, and a row for each candidate.
 fn candidates(explained: &Explanation) -> (Value, Value) {
     let names = explained.terms.as_ref().map(|terms| terms.names.clone()).unwrap_or_default();
     let values = explained.terms.as_ref().map(|terms| &*terms.values).unwrap_or_default();

@@ -15,12 +15,12 @@ use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Response, StatusCode};
+use kvatlas_follow::shown::Page;
 use kvatlas_ui::{Asset, Viewer};
 
-use crate::answers::body::{Answer, json, typed};
+use crate::answers::body::{Answer, BodyError, json, typed};
 use crate::answers::refusal::Refusal;
-use crate::app::App;
-use crate::proxy::BodyError;
+use crate::placing::Places;
 
 pub(crate) use self::shown::run;
 
@@ -36,14 +36,14 @@ pub(crate) fn file(asset: Asset) -> Response<Answer> {
     response
 }
 
-/// Answers with a stream of what the page shows, as it changes.
-pub(crate) fn events(app: &App) -> Result<Response<Answer>, Refusal> {
-    let viewer = app.page.watch().map_err(|full| {
+/// Answers with the event stream of the page.
+pub(crate) fn events(page: &Page) -> Result<Response<Answer>, Refusal> {
+    let viewer = page.watch().map_err(|full| {
         let message = format!("{} pages are already open, which is the maximum; close one", full.viewers);
         Refusal::new(StatusCode::TOO_MANY_REQUESTS, "too_many_viewers", message)
     })?;
     let mut response = typed(StatusCode::OK, "text/event-stream", Bytes::new());
-    *response.body_mut() = Answer::Other(Box::pin(ViewerStream(viewer)));
+    *response.body_mut() = Answer::Stream(Box::pin(ViewerStream(viewer)));
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
     // Proxies that keep answers back until there is enough of them: nginx reads this.
     response.headers_mut().insert(HeaderName::from_static("x-accel-buffering"), HeaderValue::from_static("no"));
@@ -51,16 +51,16 @@ pub(crate) fn events(app: &App) -> Result<Response<Answer>, Refusal> {
 }
 
 /// One decision, `?number=N`.
-pub(crate) fn decision(app: &App, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
+pub(crate) fn decision(places: &Places, query: Option<&str>) -> Result<Response<Answer>, Refusal> {
     let number = query.and_then(|query| query.strip_prefix("number=")?.parse().ok());
     let number: u64 =
         number.ok_or_else(|| Refusal::bad("missing_number", "add ?number=N, the number of a decision"))?;
-    let all = app.places.decisions.last(usize::MAX);
+    let all = places.decisions.last(usize::MAX);
     let found = all.iter().find(|record| record.number == number).ok_or_else(Refusal::unknown_path)?;
-    Ok(json(StatusCode::OK, lines::whole(found, app.places.policy()).to_string()))
+    Ok(json(StatusCode::OK, lines::whole(found, places.policy()).to_string()))
 }
 
-/// The stream that a viewer gets, for as long as it watches.
+/// Event stream of a viewer.
 struct ViewerStream(Viewer);
 
 impl Body for ViewerStream {

@@ -1,12 +1,11 @@
-//! The contents of the page: engines as the router knows them, with what the index knows of their caches; the last
-//! decisions; and rates.
+//! Contents of the page: engines with their caches, the last decisions, and rates.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::{Instant, SystemTime};
 
-use kvatlas_follow::shown::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
+use kvatlas_follow::page::{ENGINE_POINTS, FleetObserver, POINTS, PageSource, Rates, tenth};
 use kvatlas_ui::Feed;
 use serde_json::{Map, Value, json};
 
@@ -15,7 +14,7 @@ use crate::app::App;
 use crate::engines::{Condition, Engine};
 use crate::placing::decisions::Record;
 
-/// Decisions that are told at one time: those that the page shows.
+/// Decisions sent at a time, as many as the page shows.
 const DECISIONS: usize = 100;
 
 /// Decisions of an engine that its figures are made of.
@@ -23,7 +22,7 @@ const OF_AN_ENGINE: usize = 64;
 
 /// Keeps the page up to date for as long as the runtime lives.
 pub(crate) async fn run(app: Arc<App>) {
-    let looker = app.service.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
+    let looker = app.follower.as_ref().map(|service| FleetObserver::new(service.fleet().clone()));
     let counted = PageCounts::of(&app);
     let (open, figures) = (HashMap::new(), HashMap::new());
     let shown = PageState { looker, counted, at: Instant::now(), told: 0, open, figures, app: app.clone() };
@@ -35,18 +34,19 @@ struct PageState {
     looker: Option<FleetObserver>,
     counted: PageCounts,
     at: Instant,
-    /// The last decision that was told.
+    /// Number of the last decision sent.
     told: u64,
-    /// Decisions that were told, and have not ended.
+    /// Decisions that were sent and have not ended.
     open: HashMap<u64, Arc<Record>>,
     figures: HashMap<Arc<str>, Figures>,
 }
 
-/// Counters, of which rates are made.
+/// Counters from which rates are computed.
 #[derive(Default)]
 struct PageCounts {
     requests: u64,
-    /// Prompt tokens of finished requests whose engine said how many were cached; those that were expected to be, and were.
+    /// Prompt tokens of finished requests with a report of cached tokens, with those expected and those reported to be
+    /// cached.
     prompt: u64,
     expected: u64,
     reported: u64,
@@ -85,7 +85,7 @@ impl PageSource for PageState {
             "errors": counts.refused.errors(),
             "retries": counts.retries.iter().map(|count| count.load(Relaxed)).sum::<u64>(),
             "connections": app.front.connections(),
-            "changing_prompts": app.sessions.habits(),
+            "changing_prompts": app.proxy.sessions.habits(),
             "engines": rows,
             "indexes": self.looker.as_ref().map(FleetObserver::indexes),
         })
@@ -135,7 +135,7 @@ impl PageSource for PageState {
 }
 
 impl PageState {
-    /// A row for each rank, on top of what the index knows of it.
+    /// Adds the router's view of each rank to the index's rows.
     fn rows_of(&self, engine: &Engine, rows: &mut Map<String, Value>) {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
@@ -176,7 +176,7 @@ impl PageState {
         }
     }
 
-    /// Tells the decisions that are new, and those that have ended since they were told.
+    /// Sends new decisions, and those that have ended since they were sent.
     fn tell(&mut self, feed: &Feed) {
         let last = self.app.places.decisions.last(DECISIONS);
         // The newest come first.

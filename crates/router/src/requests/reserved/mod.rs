@@ -1,4 +1,4 @@
-//! Names and fields that only the router writes into what engines get, found where a client has written them.
+//! Detection of names and fields in clients' requests that only the router may write.
 //!
 //! An engine does not look at a picture whose name it knows, so that a client with one of the router's names for
 //! another picture would change what others are answered. Fields that are between the router and its engines' connectors
@@ -12,19 +12,17 @@ mod json;
 mod quotes;
 
 use std::borrow::Cow;
-use std::sync::Arc;
 
 use bytes::Bytes;
 use hyper::header::HeaderMap;
 
 use crate::answers::refusal::Refusal;
-use crate::app::App;
-use crate::config::EngineFields;
-use crate::proxy::REQUEST_ID;
-use crate::requests::long_work::aside_if_long;
+use crate::config::{Config, EngineFields};
+use crate::engines::request_head::REQUEST_ID;
+use crate::requests::long_work::LongWork;
 use kvatlas_http::ShownKey;
 
-/// Headers that are between a router and an engine, or what stands beside an engine.
+/// Headers reserved for the router, or for a proxy of an engine.
 const HEADERS: [&str; 9] = [
     "x-data-parallel-rank",
     "x-data-parallel-host-port",
@@ -37,10 +35,10 @@ const HEADERS: [&str; 9] = [
     "x-worker-instance-id",
 ];
 
-/// The pieces of a request's name behind which vLLM's connector over NCCL finds addresses to connect to.
+/// Parts of a request id after which vLLM's NCCL connector reads addresses.
 const ADDRESSES: [&str; 2] = ["___prefill_addr_", "___decode_addr_"];
 
-/// A thing that a client has written and only the router may.
+/// A reserved part of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReservedPart {
     /// A name of a picture.
@@ -49,12 +47,12 @@ enum ReservedPart {
     Field(Cow<'static, str>),
 }
 
-/// True if a client that showed this may write what is between the router and its engines.
-pub(crate) fn may_write_fields(app: &App, shown: ShownKey) -> bool {
-    app.config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
+/// True if a client with this key may write fields reserved for the router.
+pub(crate) fn may_write_fields(config: &Config, shown: ShownKey) -> bool {
+    config.engine_fields == EngineFields::All || shown == ShownKey::AdminKey
 }
 
-/// Refuses a head with what is between the router and its engines.
+/// Refuses a head with headers reserved for the router.
 ///
 /// # Errors
 /// A refusal that names the header or field, if there is one.
@@ -67,12 +65,13 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     found.map_or(Ok(()), |name| Err(ReservedPart::Field(name.into()).refusal("header")))
 }
 
-/// Refuses a body with what only the router writes. `may_write_fields`: whether its client may write fields.
+/// Refuses a body with names or fields reserved for the router. `may_write_fields`: whether the client may write
+/// fields. `may_write_fields`: whether its client may write fields.
 ///
 /// # Errors
 /// A refusal that names the header or field, if there is one.
-pub(crate) async fn check_body(app: &Arc<App>, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
-    let found = aside_if_long(app, body, move |_, body| find(body, may_write_fields)).await?;
+pub(crate) async fn check_body(threads: &LongWork, may_write_fields: bool, body: &Bytes) -> Result<(), Refusal> {
+    let found = threads.run_on(body, move |body| find(body, may_write_fields)).await?;
     found.map_or(Ok(()), |found| Err(found.refusal("field")))
 }
 
@@ -90,7 +89,7 @@ fn find(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     }
 }
 
-/// True if a field of this name is between the router and its engines.
+/// True for a field reserved for the router.
 fn is_engine_field(name: &[u8]) -> bool {
     name.ends_with(b"_transfer_params")
         || name.starts_with(b"bootstrap_")
@@ -99,7 +98,7 @@ fn is_engine_field(name: &[u8]) -> bool {
         || matches!(name, b"disaggregated_params" | b"decode_tp_size")
 }
 
-/// True if a connector would find an address to connect to in a request's name.
+/// True if a request id contains an address for a connector.
 fn has_address(id: &[u8]) -> bool {
     ADDRESSES.iter().any(|piece| memchr::memmem::find(id, piece.as_bytes()).is_some())
 }

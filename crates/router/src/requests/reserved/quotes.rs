@@ -8,7 +8,7 @@ use memchr::{memchr_iter, memmem};
 
 use super::{ReservedPart, has_address, is_engine_field};
 
-/// Bytes of the longest key that is looked at, each of which may be written as an escape.
+/// Bytes of the longest key that is compared, each possibly an escape.
 const LONGEST: usize = 64 * 6;
 
 /// Hexadecimal digits behind the prefix, from which on a text is taken for one of the router's names.
@@ -16,9 +16,9 @@ const DIGITS: usize = 32;
 
 /// The result of a look at the quotes.
 pub(super) enum Suspicion {
-    /// There is nothing in the body that only the router writes.
+    /// Nothing in the body is reserved.
     None,
-    /// There may be: the body must be read.
+    /// Unknown: the body must be parsed.
     Open,
     Sure(ReservedPart),
 }
@@ -82,7 +82,7 @@ fn is_suspicious(key: &[u8], value: &[u8]) -> bool {
     name == b"request_id" && value.trim_ascii_start().strip_prefix(b"\"").is_some_and(|text| !is_plain(text))
 }
 
-/// Looks for names and fields in what is not JSON as a whole: forms, and lines.
+/// Searches forms and lines of JSON for reserved names and fields.
 fn in_form(body: &[u8], may_write_fields: bool) -> Option<ReservedPart> {
     let is_name = |at: usize| is_picture_name(&body[at..]);
     if memmem::find_iter(body, PICTURE_PREFIX).any(is_name) {
@@ -106,7 +106,7 @@ fn is_prefixed(mut text: impl Iterator<Item = u8>) -> Option<bool> {
     Some(text.take(DIGITS).filter(u8::is_ascii_hexdigit).count() == DIGITS)
 }
 
-/// The bytes of a text without escapes, up to its end; 255 for what is not ASCII.
+/// Bytes of a text with escapes resolved, up to its end; 255 for any that are not ASCII.
 fn unescaped(text: &[u8]) -> impl Iterator<Item = u8> + '_ {
     let mut rest = text;
     std::iter::from_fn(move || {

@@ -1,4 +1,4 @@
-//! The routes of the router, in one table: its own and those that it forwards, with what each needs.
+//! The table of the router's routes: its own and the forwarded ones.
 //!
 //! A path below `/v1/` that the table does not name is forwarded for the admin key only: engines have routes there that
 //! change them for everybody (`/v1/load_lora_adapter`), and get new ones with each release.
@@ -12,7 +12,8 @@ use kvatlas_http::Access;
 
 pub(crate) use self::model::{ModelAt, of_query};
 use self::pattern::ANY;
-pub(crate) use self::pattern::{Methods, bare};
+use self::pattern::bare;
+pub(crate) use self::pattern::{Methods, take_off_slash};
 pub(crate) use self::table::{ForwardCondition, ForwardRule, Responder, Route, RouterAnswer, WELCOME};
 use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 
@@ -20,9 +21,9 @@ use self::table::{LISTED, LISTED_CHANGE, ROUTES};
 #[derive(Debug)]
 pub(crate) enum RouteMatch {
     Route(&'static Route),
-    /// Whoever may change engines may use the path so; for all others it is there for other methods only: these.
+    /// A method for the admin key only; all others may use the listed methods.
     ForAdmins(&'static Route, Methods),
-    /// There is such a path, for other methods: these.
+    /// A known path with other methods.
     WrongMethod(Methods),
     Unknown,
 }
@@ -78,7 +79,7 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     if ANY.has(method) || *method == Method::OPTIONS { RouteMatch::Unknown } else { RouteMatch::WrongMethod(ANY) }
 }
 
-/// True if the setting `forward` has a path, or a beginning of it that ends in `*`.
+/// True if the setting `forward` lists a path, or a prefix of it ending in `*`.
 pub(crate) fn is_listed(path: &str, listed: &[String]) -> bool {
     listed.iter().any(|rule| match rule.strip_suffix('*') {
         Some(start) => path.starts_with(start),

@@ -43,7 +43,7 @@ impl ModelAt {
         Some([before, new.as_bytes(), behind].concat())
     }
 
-    /// The model's name as it is written in a body.
+    /// Returns the model's name as written in a body.
     fn value<'b>(self, kind: &str, body: &'b [u8]) -> Option<ModelText<'b>> {
         if self == Self::Nowhere {
             return None;
@@ -60,7 +60,7 @@ impl ModelAt {
     }
 }
 
-/// A model's name as it is written in a body, which begins and ends where the body has it.
+/// A model's name as written in a body, and its position.
 enum ModelText<'b> {
     /// A JSON string, quotes and escapes included.
     Json(&'b str),
@@ -84,7 +84,7 @@ fn decoded(value: &str) -> Option<String> {
     Some(plain).filter(|model| !model.is_empty())
 }
 
-/// The field `model` of a JSON object: of a field that is there twice, engines take the last.
+/// Returns the field `model` of a JSON object; the last one, as engines do, if it is repeated.
 fn json_field(body: &[u8]) -> Option<&str> {
     serde_json::from_slice::<ModelField<'_>>(body).ok()?.0.map(|value| value.get())
 }

@@ -1,6 +1,6 @@
 //! Patterns of paths, and sets of methods.
 
-use hyper::Method;
+use hyper::{Method, Uri};
 
 /// A path, with at most one parameter: `{id}` is one segment, `{name*}` one or more.
 #[derive(Debug)]
@@ -36,7 +36,7 @@ impl Pattern {
         self.parameter(path).is_some()
     }
 
-    /// The parameter of a path that matches: an empty one if there is none.
+    /// Returns the parameter in a matching path; empty if the pattern has none.
     pub(super) fn parameter<'p>(&self, path: &'p str) -> Option<&'p str> {
         let Some((before, behind)) = self.around else { return (path == self.text).then_some("") };
         let (head, tail) = (&self.text[..before], &self.text[self.text.len() - behind..]);
@@ -73,5 +73,37 @@ impl Methods {
     pub(crate) fn list(self) -> String {
         let names = METHODS.iter().filter(|method| self.has(method)).map(Method::as_str);
         names.collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// Removes the trailing slash of a request's path, which engines would answer with a redirection.
+pub(crate) fn take_off_slash(uri: &mut Uri) {
+    let bare = bare(uri.path());
+    if bare.len() < uri.path().len() {
+        let path = uri.query().map_or_else(|| bare.to_owned(), |query| format!("{bare}?{query}"));
+        // They are parts of those that it came with.
+        let mut parts = std::mem::take(uri).into_parts();
+        parts.path_and_query = path.parse().ok();
+        *uri = Uri::from_parts(parts).unwrap_or_default();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn slashes_at_the_end() {
+        for (given, wanted) in [
+            ("/v1/chat/completions/", "/v1/chat/completions"),
+            ("/v1/chat/completions/?a=/", "/v1/chat/completions?a=/"),
+            ("/v1/rerank?a=1", "/v1/rerank?a=1"),
+            ("http://host/v1/rerank/?a=1", "http://host/v1/rerank?a=1"),
+            ("/", "/"),
+        ] {
+            let mut uri: Uri = given.parse().expect("a URI");
+            take_off_slash(&mut uri);
+            assert_eq!(uri.to_string(), wanted);
+        }
     }
 }

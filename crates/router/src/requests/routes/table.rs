@@ -1,4 +1,4 @@
-//! The table itself, and what is made from it: the text at `GET /`, and tables of the documentation.
+//! The rows of the table of routes, the text at `GET /`, and tables for the documentation.
 
 use std::sync::LazyLock;
 
@@ -21,7 +21,7 @@ const UNNAMED: &str = "/v1/{path*}";
 pub(crate) struct Route {
     pub(crate) methods: Methods,
     pub(super) path: Pattern,
-    /// The key that the route needs, where there are keys.
+    /// Key that the route needs.
     pub(crate) wants: Access,
     pub(crate) to: Responder,
     /// Description of what the route does, in a few words.
@@ -44,7 +44,7 @@ pub(crate) struct ForwardRule {
     pub(crate) endpoint: Option<Endpoint>,
     /// Place where the body names the model.
     pub(crate) model: ModelAt,
-    /// The work that it is for an engine.
+    /// Kind of work for the engine.
     pub(crate) task: Task,
     /// True if a POST leaves nothing behind at the engine: it may be sent again, though it was sent as a whole before.
     pub(crate) repeats: bool,
@@ -62,7 +62,7 @@ pub(crate) enum ForwardCondition {
 }
 
 impl Route {
-    /// The parameter in a path that matches, as it is written there.
+    /// Returns the parameter in a matching path.
     pub(crate) fn parameter<'p>(&self, path: &'p str) -> &'p str {
         self.path.parameter(bare(path)).unwrap_or_default()
     }
@@ -77,7 +77,7 @@ impl Route {
         }
     }
 
-    /// True if an engine gets the path without a slash at its end: none of those that have a row of their own wants one.
+    /// True if a trailing slash is removed: engines want none at the listed paths.
     pub(crate) fn takes_off_slash(&self) -> bool {
         !self.path.text.is_empty() && !self.is_unnamed()
     }
@@ -87,7 +87,7 @@ impl Route {
         self.path.text == UNNAMED
     }
 
-    /// True if it is answered at the listener of administrators, without a key.
+    /// True if the admin listener answers it without a key.
     pub(crate) fn is_for_probes(&self) -> bool {
         matches!(
             self.to,
@@ -124,12 +124,12 @@ pub(crate) enum RouterAnswer {
 }
 
 impl RouterAnswer {
-    /// True if a body says what is to be done.
+    /// True if it needs a body.
     pub(crate) fn wants_body(self) -> bool {
         matches!(self, Self::Explain | Self::PeersRequests | Self::AddEngine)
     }
 
-    /// True if a body must be JSON, where there is one.
+    /// True if its body must be JSON.
     pub(crate) fn takes_json(self) -> bool {
         self.wants_body() || matches!(self, Self::RemoveEngine | Self::Drain | Self::Undrain)
     }
@@ -195,7 +195,7 @@ const fn kept(methods: Methods, path: &'static str, about: &'static str) -> Rout
     forwarded(methods, path, about, what)
 }
 
-/// Makes the route of something that changes an engine for all its clients, or tells how it is run.
+/// Makes a route that changes an engine for all its clients, or shows how it is run.
 const fn change(path: &'static str, allowed: ForwardCondition) -> Route {
     let what = ForwardRule { endpoint: None, model: ModelAt::Nowhere, task: Task::Tell, repeats: false, allowed };
     forwarded(ANY, path, "changes an engine for everybody", what)
@@ -383,7 +383,7 @@ pub(crate) static WELCOME: LazyLock<String> = LazyLock::new(|| {
 mod tests {
     use super::*;
 
-    /// The rows of a kind as a table of the documentation, those that are alike in one line.
+    /// Formats rows as a table for the documentation, with similar ones in one line.
     fn documented(allowed: Option<ForwardCondition>) -> String {
         let mut lines: Vec<(String, Vec<String>, String)> = Vec::new();
         for route in ROUTES {

@@ -18,7 +18,7 @@ pub(crate) struct BodyNames {
 }
 
 impl BodyNames {
-    /// Reads the fields; of those that are not there it costs nothing.
+    /// Reads the session fields of a body.
     pub(crate) fn of(fields: &SessionFields<'_>) -> Self {
         let body = plain(fields.session_id)
             .or_else(|| agent(fields.agentic_context))
@@ -67,7 +67,7 @@ struct Context<'a> {
 }
 
 impl<'a> Context<'a> {
-    /// One agent's chain of requests goes before the session that it is part of.
+    /// The session of an agent's chain, else that of the whole session.
     fn name(&self) -> Option<Name> {
         let named = |name, parent| {
             let parent: Option<Cow<'_, str>> = text(parent);
@@ -151,12 +151,12 @@ impl Metadata<'_> {
     }
 }
 
-/// The session that a field names, if it is a string or a number.
+/// Returns the session in a string or number.
 fn plain(raw: Option<&RawValue>) -> Option<Name> {
     text(raw).map(|name| Name::new(name.as_bytes(), None))
 }
 
-/// A string that is not empty, or a number as it is written.
+/// Returns a non-empty string, or a number as text.
 fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let raw = raw?;
     if raw.get().starts_with(|first: char| first.is_ascii_digit()) {

@@ -1,5 +1,4 @@
-//! Sessions that nobody names: the prompt of a next turn begins with the whole prompt of the one before, so a prompt
-//! belongs to the session whose last prompt is its longest beginning.
+//! Sessions without a name: a prompt that begins with the whole last prompt of a session continues it.
 //!
 //! The last full block of each prompt is kept, by its content and its position. A prompt is looked up from its
 //! end on. Prompts that only share a system prompt have the same last block if what tells them apart is shorter than a

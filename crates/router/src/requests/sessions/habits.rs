@@ -29,16 +29,16 @@ const FEW: usize = 8;
 /// Turns in a row that make a habit.
 const IN_A_ROW: u32 = 3;
 
-/// Time for which a habit is told of after its last turn, in seconds.
+/// Time after its last turn for which a habit is reported, in seconds.
 const TOLD: f64 = 600.0;
 
-/// Habits that are told of at once.
+/// Most habits reported at a time.
 const MOST_TOLD: usize = 1024;
 
 /// The last prompts of sessions, and the sessions whose prompts begin differently each time.
 pub(super) struct Habits {
     sessions: Lru<Prompts>,
-    /// Turns of such sessions.
+    /// Number of turns in sessions with changing prompts.
     turns: u64,
     told: VecDeque<Habit>,
 }
@@ -128,7 +128,7 @@ impl Habits {
         }))
     }
 
-    /// Sessions with such a habit in the last minutes.
+    /// Number of sessions with changing prompts in the last minutes.
     pub(super) fn count(&self, now: f64) -> usize {
         self.told.iter().filter(|habit| habit.at + TOLD >= now).count()
     }

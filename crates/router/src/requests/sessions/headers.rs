@@ -30,7 +30,7 @@ pub(super) struct Headers<'h> {
     pub(super) hints: Hints,
 }
 
-/// Headers that name a session, whoever sends them.
+/// Headers with a session, of any client.
 const COMMON: [&str; 4] = ["x-session-id", "x-session-affinity", "x-opencode-session", "x-hermes-session-id"];
 
 impl<'h> Headers<'h> {

@@ -37,7 +37,7 @@ pub(crate) struct Identity {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct Hints {
     pub(crate) class: Option<Class>,
-    /// True if the session's context was summed up since its last request: what was cached of it is of no use.
+    /// True if the session was compacted since its last request, so that its cached blocks are useless.
     pub(crate) is_compacted: bool,
     /// True if the client says that the session ends with this request.
     pub(crate) is_last: bool,

@@ -1,4 +1,4 @@
-//! Values by key, in a bounded number and of a bounded size: those that were not used for the longest go.
+//! A map bounded in number and size, which drops the least recently used values.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 
@@ -37,7 +37,7 @@ impl<T: Default> Lru<T> {
         self.slots.peek_mut(&key).map(|slot| &mut slot.value)
     }
 
-    /// The value of a key, which is there from now on and used last.
+    /// Returns the value of a key, inserted if missing, and marks it as used.
     pub(super) fn used(&mut self, key: u64) -> &mut T {
         while self.slots.len() >= self.most && !self.slots.contains(&key) && self.drop_oldest() {}
         &mut self.slots.get_or_insert_mut(key, Slot::default).value
@@ -57,7 +57,7 @@ impl<T: Default> Lru<T> {
         }
     }
 
-    /// False if there is none.
+    /// Drops the least recently used value; false if the map is empty.
     fn drop_oldest(&mut self) -> bool {
         let Some((_, slot)) = self.slots.pop_lru() else { return false };
         self.bytes -= slot.bytes;

@@ -1,4 +1,4 @@
-//! The sessions that were seen last: how far each is, when its last answer ended, and why.
+//! The most recent sessions: length, end of the last answer, and its reason.
 
 use kvatlas_routing::Kind;
 
@@ -10,7 +10,7 @@ use crate::answers::observe::Stop;
 /// Sessions that are kept in mind.
 const MOST: usize = 1 << 16;
 
-/// Sessions that one session has started, and whose end it has not been told of.
+/// Most open child sessions of a session.
 const MOST_CHILDREN: usize = 64;
 
 /// The sessions that were seen last.

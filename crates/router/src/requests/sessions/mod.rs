@@ -66,7 +66,7 @@ pub(crate) struct Sessions {
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
 }
 
-/// A prompt, as far as it tells which session it continues.
+/// The part of a prompt that identifies the session it continues.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Prompt<'a> {
     pub(crate) hashes: &'a Arc<[u64]>,
@@ -97,7 +97,7 @@ impl Sessions {
         })
     }
 
-    /// The session that a request names, and what its client says of it.
+    /// Returns the session in a request, and its client's hints.
     pub(crate) fn identify(&self, headers: &HeaderMap, body: &BodyNames) -> (Option<Identity>, Hints) {
         if self.sources.is_empty() {
             return (None, Hints::default());
@@ -114,7 +114,7 @@ impl Sessions {
         Some(self.memory.lock().look(identity, hints, seconds()))
     }
 
-    /// Notes that a prompt has come, and returns what it is to its session. None if nothing tells which one that is.
+    /// Records a prompt, and returns it as a turn of its session. None if nothing tells which one that is.
     pub(crate) fn begin(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Arc<Turn>> {
         let identity = named.or_else(|| self.continue_or_start(prompt).map(unnamed));
         let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
@@ -137,7 +137,7 @@ impl Sessions {
         self.memory.lock().end(turn, id, stop, seconds());
     }
 
-    /// Watches out for sessions whose prompts begin differently each time: no cache is of use to them.
+    /// Detects sessions whose prompts begin differently each time, so that no cache helps.
     fn watch(&self, turn: &Turn, prompt: Prompt<'_>) {
         // Sessions that nobody names are those that do not do that.
         if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
@@ -162,7 +162,7 @@ impl Sessions {
         }
     }
 
-    /// Turns of sessions whose prompts begin differently each time, and how many such sessions there were lately.
+    /// Returns the number of turns with changing beginnings, and the number of their recent sessions.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
         let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))

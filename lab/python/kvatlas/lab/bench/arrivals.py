@@ -38,7 +38,7 @@ class Chains:
     """Blocks of all requests, one after the other: `contents[first[r] : first[r] + total[r]]`, `names` alike."""
 
     first: Ints
-    total: Ints  # blocks that will ever be full: of the prompt, then of the output
+    total: Ints  # blocks that will be full, of prompt and output
     prompt: Ints  # of these, the prompt's: the query
     prompt_tokens: Ints
     output_tokens: Ints
@@ -142,7 +142,7 @@ def make_chains(trace: Trace, config: PlanConfig) -> Chains:
     known = np.minimum(id_count * length * parts, prompt)
     owner, place = segments.owners(total), segments.places(total)
     from_trace = place < known[owner]
-    # Which expanded block of the concatenated ids each known block is.
+    # For each known block, its index among the expanded blocks of all ids.
     source = (segments.starts(id_count)[owner] * (length * parts) + place)[from_trace]
     contents = np.empty((config.duplication, len(place)), dtype=np.uint64)
     steps = np.arange(length, dtype=np.uint64)

@@ -104,7 +104,7 @@ def _draw_curves(
             [p[0] for p in top], [p[1] for p in top], color=color, marker=mark, s=85, edgecolor="white", zorder=4
         )
         if after:
-            # What failed below a point that did not was the machine: a mark, and no line to it.
+            # A failure below a passing point is due to the machine: it gets a mark, and no line.
             line = kept[-1:] + [p for p in after if not kept or p[0] > kept[-1][0]]
             axes.plot([p[0] for p in line], [p[1] for p in line], color=color, linewidth=1.1, linestyle=":", zorder=1)
             axes.scatter(
@@ -145,7 +145,7 @@ def _label_tops(panels: list[Axes], found: list[IndexResult], look: dict[str, tu
     for axes in panels:
         for one, threshold in zip(found, thresholds, strict=True):
             axes.axvline(threshold, color=look[one.index][0], linewidth=0.6, alpha=0.35, zorder=0)
-    # Only now are the limits what they will be: lines widen them.
+    # Limits are final only now, because lines widen them.
     low, high = panels[0].get_xlim()
     panels[0].set_xlim(low, high)
     wide = math.log10(high / low)

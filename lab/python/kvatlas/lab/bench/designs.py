@@ -36,7 +36,7 @@ class Design:
     deviates: bool = False
 
 
-# What a plan made by engines can bring about: they name blocks once, and announce parents before what follows.
+# Deviations that plans of engines can show: engines name a block once, and announce parents before children.
 _CAN_HAPPEN = frozenset(("conflation", "holes"))
 
 

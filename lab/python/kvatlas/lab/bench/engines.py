@@ -149,7 +149,7 @@ def run_worker(number: int, times: Floats, requests: Ints, chains: Chains, confi
 
 
 def _run(engine: Engine, tape: Tape, until: float) -> None:
-    # One instant at a time: the sink has to know which it is.
+    # One instant at a time, because the sink needs its time.
     while (due := engine.due) is not None and due <= until:
         tape.now = _ns(due)
         engine.run_until(due)

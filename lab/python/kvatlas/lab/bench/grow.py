@@ -84,7 +84,7 @@ def series(*, short: bool = False) -> tuple[Series, ...]:
         ),
         made(
             "workers",
-            "workers, 8 of which hold each prompt",
+            "workers, 8 holders for each prompt",
             [n for n in (1, 10, 100, 1_000, 10_000) if n <= most],
             lambda n: Shape(workers=n, holders=min(n, 8), blocks=blocks),
         ),

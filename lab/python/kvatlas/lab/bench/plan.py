@@ -38,7 +38,7 @@ from kvatlas.sim.trace import Trace
 
 Progress = Callable[[int, int], None]  # (request, worker) pairs done, and all of them
 
-_SMALL = 4_000  # (request, worker) pairs, below which processes cost more than they bring
+_SMALL = 4_000  # (request, worker) pairs, below which processes cost more time than they save
 _BUSY = 0.25
 
 
@@ -201,7 +201,7 @@ def _run_apart(
         pool = ProcessPoolExecutor(
             processes,
             mp_context=multiprocessing.get_context("spawn"),
-            # Ctrl-C reaches every process of a terminal; this one sees to it.
+            # Ctrl-C reaches every process of a terminal; only the parent handles it.
             initializer=signal.signal,
             initargs=(signal.SIGINT, signal.SIG_IGN),
         )
@@ -221,7 +221,7 @@ def _run_apart(
 
 
 def _in_time(c: Columns) -> Columns:
-    # Stable, and columns are in order of worker and of each worker's own order: those break what ties are left.
+    # The sort is stable: ties keep the order of the columns, by worker and then by each worker's own order.
     order = np.lexsort((c.kinds != 0, c.times))
     return Columns(
         c.times[order],

@@ -104,10 +104,10 @@ class IndexResult:
     threshold: float | None = None  # block operations per second; None: not found (see `note`)
     logical: float | None = None  # the same in lookups and events a second
     searches: list[float] = field(default_factory=list)  # what each repeat found
-    bound_by: str = ""  # kind of the failure just above: see `Verdict`
-    reason: str = ""  # and its words
+    bound_by: str = ""  # kind of the lowest failure: see `Verdict`
+    reason: str = ""  # reason of that failure
     window: float | None = None  # seconds, of the threshold's point
-    wrong: int | None = None  # answers and holdings that were not the reference's, at the threshold
+    wrong: int | None = None  # answers and holdings that differ from the reference, at the threshold
     compared: int | None = None
     note: str = ""
     version: str = ""
@@ -210,7 +210,7 @@ class Sweeper:
                 elif not verdict.passed and rate == searches[name].failed:
                     worst[name] = (verdict, bound_of(result or {}, verdict))
                 if verdict.kind == "error" or (verdict.kind == "wrong" and searches[name].passed is None):
-                    # No rate makes it right.
+                    # A wrong design is wrong at every rate.
                     one.note = f"{verdict.kind}: {verdict.reason}"
                     if searches[name].passed is None:
                         del searches[name]
@@ -330,7 +330,7 @@ def summarise(fraction: float, rate: float, runs: Sequence[Result], *, deviates:
     good = [run for verdict, run in usable if verdict.passed]
     passed = 2 * len(good) > len(runs)
     reasons = [verdict.reason for verdict, _ in usable if not verdict.passed]
-    # An invalid run's times are not times of the rate it names.
+    # The times of an invalid run do not belong to its rate.
     chosen = good if passed else [run for verdict, run in usable if verdict.kind in ("pass", "behind")]
     if not chosen:
         return None

@@ -28,7 +28,7 @@ OVERLOADED = (
 _ENOUGH = 0.95  # of what any cache could find
 
 NOTES = (
-    "One cache: as large as all engines' together, whoever places requests. Variants are simulated, with a cache for "
+    "One cache: as large as all engines' together, under any policy. Variants are simulated, with a cache for "
     "each engine; a host tier holds copies of what was computed, and announces them. TTFT: time to first token; for "
     "room: its part spent waiting for free blocks; busy: share of the time in steps with prompts in them; change: of "
     "the mean TTFT."
@@ -39,7 +39,7 @@ _MEANING = {
     "cache help; a host tier does not by itself.",
     "cache": "The cache limits this fleet: prompts are computed again that were cached once. A larger cache, a host "
     "tier, or a policy that finds more helps.",
-    "compute": "Compute limits this fleet: most of the time goes to prompts that nobody had. Faster or more engines "
+    "compute": "Compute limits this fleet: most of the time goes to prompts that no engine had. Faster or more engines "
     "help; more cache hardly does.",
 }
 

@@ -2,7 +2,7 @@
 
 `make demo-fleet` runs it: `python -m kvatlas.lab.demo.fleet`. Everything is a process of its own and is killed with
 SIGKILL while requests go on. After each kill, the engines rest, and both indexes are queried for the prompts of the
-last requests until they are right about every engine. A depth greater than that of the engine, on an engine that the
+last requests until they are right about every engine. A depth greater than the engine's own, on an engine that the
 index trusts, is a wrong answer. Messages may take 2.5 seconds to be missed, so answers count from 3 seconds on.
 """
 

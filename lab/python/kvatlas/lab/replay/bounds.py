@@ -29,7 +29,7 @@ class GreedyBound:
     name: str
     block_size: int
     seed: int = 0
-    harm: float = 0.02  # what a second of prefill costs each request that generates there
+    harm: float = 0.02  # seconds that a second of prefill costs each decoding request
     engines: Sequence[SteppedEngine] = ()
     uses_index: bool = False
     _uncached: dict[int, int] = field(default_factory=dict)  # of requests that wait, by number
@@ -73,7 +73,7 @@ class GreedyBound:
         each = (alone + steps.prefill * chunk) / chunk  # seconds a token
         waiting = sum(self._uncached.get(other.number, other.target) for other in engine.waiting)
         own = uncached * each
-        # Those whose answer ends before do not mind.
+        # Requests whose answers end before are not delayed.
         delayed = sum(
             min(own, alone * (other.cacheable_tokens - other.computed)) for other in engine.running if other.computed
         )

@@ -15,7 +15,7 @@ from kvatlas._hashes import Hashes
 from kvatlas.lab.replay.scenario import Scenario
 from kvatlas.sim.events import Sink
 
-# What is called, of whom, with the parent, the names and the contents.
+# A delayed call: method, worker, parent, names, contents.
 _Call = tuple[str, str, int | None, Sequence[int], Hashes | None]
 
 

@@ -69,7 +69,7 @@ class Waits:
 class Outcome:
     """Outcome of the requests of one replay. Times in seconds."""
 
-    requests: int = 0  # that came
+    requests: int = 0  # arrived requests
     ends: dict[int, float] = field(default_factory=dict)  # when each request got its last token, by number
     hits: dict[int, int] = field(default_factory=dict)  # tokens that each found cached, by number
     refused: int = 0  # too large for any engine, or failed at as many engines as a router asks
@@ -263,7 +263,7 @@ class Drive:
         self.run_until(math.inf)
         idle = 0.0
         while self._lives:
-            # All engines are idle and the router still keeps some: it may be waiting for time to pass.
+            # All engines are idle and the router still holds requests: it may wait for a time.
             idle += 1.0
             self.wait_a_second()
             self.run_until(math.inf)

@@ -14,7 +14,7 @@ from kvatlas.routing import Decision, Router
 from kvatlas.sim.request import Request
 from kvatlas.sim.stepped import SteppedEngine
 
-# Nothing is given up on the way, by anybody. In the router's own queue, requests wait as long as in `kvatlas router`.
+# Requests are never given up on their way. In the router's own queue, requests wait as long as in `kvatlas router`.
 _PATIENT = {"first_token_timeout": 1e6, "idle_timeout": 1e6}
 
 REPORT_EVERY = 0.05

@@ -98,7 +98,7 @@ def _draw_finds(axes: Axes, result: ReplayResult) -> None:
     all_finds = np.concatenate([np.array(p.find_ns, dtype=np.float64) for p in result.policies] or [np.zeros(0)])
     all_finds = all_finds[all_finds > 0]
     if all_finds.size:
-        # Beyond the last of a thousand there are only a few pauses of the machine.
+        # Above p99.9 there are only pauses of the machine.
         low, high = all_finds.min(), np.quantile(all_finds, 0.999)
         bins = np.geomspace(low, max(high, low * 1.01), 70)
         axes.hist(np.clip(all_finds, low, bins[-1]), bins=list(bins), color=_OURS)

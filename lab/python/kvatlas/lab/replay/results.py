@@ -36,7 +36,7 @@ class Latency:
 class Slowdown:
     """Time that sessions waited for answers, relative to an idle engine that keeps their shared blocks."""
 
-    sessions: int  # that have all answers
+    sessions: int  # sessions with all answers
     mean: float
     p95: float
     within: float  # sessions an hour whose slowdown was at most `MOST_SLOWDOWN`
@@ -97,7 +97,7 @@ class ReplayResult:
     version: str
     trace: str
     skipped: int
-    generated: dict[str, float]  # what only the generator knows; empty for a trace from a file
+    generated: dict[str, float]  # facts from the generator; empty for a trace from a file
     config: ReplayConfig
     loop: str  # "open" or "closed"
     statistics: TraceStatistics

@@ -58,7 +58,7 @@ def replay(
     size = fleet.engine.block_size
     check_block_size(size, trace.block)
     loop = choose_loop(trace, config.loop)
-    # All of them before anything else is done: one that cannot be made is told at once.
+    # All placers are made first, so that an invalid one is reported at once.
     placers = [make_placer(name, config) for name in config.policies]
     if first is not None:
         placers.insert(0, first)
@@ -134,7 +134,7 @@ def _replay_policy(
     requests = trace.requests
     name, its = placer.name, config.fleet
     size, workers = its.engine.block_size, its.workers()
-    # What is late, lost or in a second tier is no mistake of the index: there is nothing to check then.
+    # Late or lost events and a second tier make depths differ without an error of the index: nothing to check.
     exact = config.scenario.exact_events and not config.scenario.loses_caches and not config.host_tokens
     check = config.check if exact and name not in BOUNDS else 0.0
     watched = watched_workers(workers, its.engine.blocks, its.seed)

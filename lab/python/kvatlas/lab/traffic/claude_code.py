@@ -111,7 +111,7 @@ class _Sessions:
             else:
                 place += 1
         now, ended, seen = begin, begin, set[int]()
-        whole: Sequence[int] = ()  # the ids of the prompt before, as the session has them
+        whole: Sequence[int] = ()  # the previous prompt's ids, in the session's numbering
         name = -1
         for turn, request in enumerate(own):
             if turn:

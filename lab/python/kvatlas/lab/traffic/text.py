@@ -67,7 +67,7 @@ def cut_prompts(prompts: Sequence[Prompt], block: int) -> Cut:
     if any(each.tokens is None for each in prompts):
         made.assumptions.append(
             f"Prompts were cut by their text, {per_token:.2f} characters to a token"
-            f"{'' if reported else ' (nobody counted any)'}; --tokenizer cuts them as an engine does."
+            f"{'' if reported else ' (by default)'}; --tokenizer cuts them as an engine does."
         )
     if guessed:
         made.assumptions.append(f"{guessed:,} answers of unknown length were taken to have {UNKNOWN_OUTPUT} tokens.")

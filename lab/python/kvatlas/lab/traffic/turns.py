@@ -23,7 +23,7 @@ class Turn:
     at: float
     end: float | None  # None: unknown
     request: TraceRequest  # without its time and what it waits for
-    parent: str | None = None  # the session that its session was started by
+    parent: str | None = None  # the session that started this one
 
 
 def link_turns(turns: Sequence[Turn], longest_pause: float | None = None) -> list[tuple[float, TraceRequest]]:

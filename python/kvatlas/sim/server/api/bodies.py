@@ -1,4 +1,4 @@
-"""Reading bodies and answering errors, in OpenAI's shape."""
+"""Readers of request bodies, and error answers in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 def error_response(status: int, message: str, kind: str, param: str | None = None) -> web.Response:
-    """An error as OpenAI's clients expect it."""
+    """Make an error answer as OpenAI's clients expect it."""
     return web.json_response(
         {"error": {"message": message, "type": kind, "param": param, "code": status}}, status=status
     )
 
 
 async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Answer `request`, whatever goes wrong."""
+    """Answer `request`, turning errors into answers."""
     try:
         return await handler(request)
     except RequestRefusedError as error:
@@ -32,7 +32,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         kind = {503: "service_unavailable", 500: "InternalServerError"}.get(status, "BadRequestError")
         return error_response(status, str(error), kind)
     except ConnectionResetError:
-        return web.Response()  # the client is gone, so nobody reads it
+        return web.Response()  # the client is gone; the answer is not read
     except web.HTTPException as error:
         if error.status < 400:
             raise
@@ -40,7 +40,7 @@ async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
 
 
 async def read_object(request: web.Request) -> dict[str, object]:
-    """The body, a JSON object; an empty one if there is none."""
+    """Read the body, a JSON object; an empty one without a body."""
     data = await request.read()
     if not data.strip():
         return {}
@@ -54,14 +54,14 @@ async def read_object(request: web.Request) -> dict[str, object]:
 
 
 def only(body: dict[str, object], known: Collection[str]) -> None:
-    """Refuse what is not known."""
+    """Refuse unknown fields."""
     for name in body:
         if name not in known:
             raise RequestRefusedError(f"unknown field {name!r}: it must be one of {', '.join(known)}", param=name)
 
 
 def text(body: dict[str, object], name: str) -> str | None:
-    """A string, or None where there is none."""
+    """Read a string; None if the field is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, str):
         raise RequestRefusedError(f"{name} must be a string", param=name)
@@ -76,7 +76,7 @@ def text(body: dict[str, object], name: str) -> str | None:
 
 
 def number(body: dict[str, object], name: str, low: int, high: int) -> int | None:
-    """A whole number, or None where there is none."""
+    """Read a whole number; None if the field is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -86,7 +86,7 @@ def number(body: dict[str, object], name: str, low: int, high: int) -> int | Non
 
 
 def seconds(body: dict[str, object], name: str) -> float | None:
-    """A time, or None where there is none."""
+    """Read a time in seconds; None if the field is absent."""
     value = body.get(name)
     if value is None:
         return None
@@ -96,7 +96,7 @@ def seconds(body: dict[str, object], name: str) -> float | None:
 
 
 def flag(body: dict[str, object], name: str) -> bool:
-    """True or false, false where there is neither."""
+    """Read a Boolean; false if the field is absent."""
     value = body.get(name)
     if value is not None and not isinstance(value, bool):
         raise RequestRefusedError(f"{name} must be true or false", param=name)
@@ -104,7 +104,7 @@ def flag(body: dict[str, object], name: str) -> bool:
 
 
 def token_ids(value: object, name: str) -> list[int]:
-    """A list of token ids."""
+    """Read a list of token ids."""
     if not isinstance(value, list):
         raise RequestRefusedError(f"{name} must be a list of token ids", param=name)
     for token in value:

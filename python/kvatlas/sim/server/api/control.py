@@ -1,4 +1,4 @@
-"""`/sim/`: the truth about an engine, and what is to go wrong. Answered even while the engine hangs."""
+"""Routes below `/sim/`: the truth about an engine, and its faults. Answered even while the engine hangs."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class _Control:
         )
 
     async def match(self, request: web.Request) -> web.Response:
-        """One prompt, or several as `queries`: those are all answered as of one moment."""
+        """Answer how much of one prompt a rank holds, or of several `queries`, all as of one moment."""
         body = await read_object(request)
         if "queries" not in body:
             return web.json_response(asdict(self._match(body)))
@@ -92,14 +92,14 @@ class _Control:
         return web.json_response({"paused": self.engine.clock.stopped})
 
     async def reset(self, request: web.Request) -> web.Response:
-        """Forget the cache. With `with_next` it is announced together with the next thing there is to announce."""
+        """Clear the cache. With `with_next` the clear is announced together with the next events."""
         body = await read_object(request)
         only(body, ("with_next",))
         done = self.engine.reset(with_next=flag(body, "with_next"))
         return web.json_response({"reset": done}, status=200 if done else 409)
 
     async def model(self, request: web.Request) -> web.Response:
-        """Serve another model from now on, as an engine that was started again with another one: its cache is empty."""
+        """Serve another model from now on with an empty cache, like a restarted engine."""
         body = await read_object(request)
         only(body, ("model",))
         name = text(body, "model")

@@ -1,4 +1,4 @@
-"""The engines' answers to whoever wants to know where their events are and how they are doing."""
+"""Discovery and metrics of simulated engines: the addresses of their events, and their load."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ import kvatlas
 from kvatlas.sim.server.engine import ServedEngine
 from kvatlas.sim.server.rank import Rank
 
-# What each is in its latest version that this speaks like.
+# The version of each engine that is imitated.
 _VERSIONS = {"vllm": "0.33.0", "sglang": "0.5.23"}
 _HWM = 100_000
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """The routes of `engine`: those that an engine of its kind has, no others."""
+    """The routes of `engine`, as a real engine of its kind has them."""
     answers = _Discovery(engine)
     common = [
         web.get("/health", answers.health),
@@ -44,7 +44,7 @@ class _Discovery:
     def __init__(self, engine: ServedEngine) -> None:
         self.engine = engine
         self.config = engine.config
-        # The engines bind all addresses and say so: whoever asks puts the host it asked in place.
+        # Engines bind all addresses and report the wildcard: clients put the host they asked in its place.
         wild = self.config.host in ("127.0.0.1", "localhost", "::1", "0.0.0.0", "::", "*")  # noqa: S104
         self.host = "*" if wild else self.config.host
 
@@ -198,7 +198,7 @@ def _sglang_metrics(engine: ServedEngine) -> str:
 
 
 class _Metrics:
-    """Lines in Prometheus' text format, each name's together."""
+    """Lines in Prometheus' text format, grouped by name."""
 
     def __init__(self) -> None:
         self._lines: dict[str, list[str]] = {}

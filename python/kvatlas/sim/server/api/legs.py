@@ -1,4 +1,4 @@
-"""The two halves of a request whose prompt one engine computes and another one answers, as engines are asked for them.
+"""Legs of a request whose prompt one engine computes and another one answers, in the engines' request formats.
 
 vLLM: the prefill engine gets `kv_transfer_params` with `do_remote_decode`, and its answer has those with which the
 decode engine is to be asked (`do_remote_prefill`, where the blocks are). SGLang: both get `bootstrap_host`,
@@ -27,13 +27,13 @@ _ROOMS = (1 << 63) - 1
 
 @dataclass(frozen=True, slots=True)
 class Leg:
-    """One half of a request.
+    """Leg of a request.
 
     Attributes:
-        gives: True if this engine computes the prompt for another one.
-        name: Name of the prompt; None if this engine is to choose it.
-        host: Host from which it is fetched, if this one does not give it.
-        port: The port there.
+        gives: Whether this engine computes the prompt for another one.
+        name: Name of the prompt; None if this engine chooses it.
+        host: Host from which the prompt is fetched, unless this engine computes it.
+        port: Port at that host.
     """
 
     gives: bool
@@ -43,16 +43,16 @@ class Leg:
 
 
 class Legs:
-    """Reads, gives and fetches halves for one engine."""
+    """Reads, computes and fetches legs for one engine."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
 
     def read(self, body: dict[str, object]) -> Leg | None:
-        """The half that a request asks for; None for a whole one.
+        """Read the leg that a request asks for; None for a whole request.
 
         Raises:
-            RequestRefusedError: What it says makes no sense, or is not for this engine's role.
+            RequestRefusedError: The parameters are invalid, or not for this engine's role.
         """
         leg = self._vllm(body) if self._engine.config.dialect == "vllm" else self._sglang(body)
         role = self._engine.config.role
@@ -93,7 +93,7 @@ class Legs:
 
     @contextmanager
     def giving(self, leg: Leg, live: ServedRequest) -> Iterator[Callable[[], dict[str, object]]]:
-        """Within, a prompt is computed for another engine; called at its end, gives what the answer says of it."""
+        """A context in which a prompt is computed for another engine; its value returns the answer's parameters."""
         engine = self._engine
         name = engine.handover.begin(live.prompt_tokens, leg.name)
         done = False
@@ -128,7 +128,7 @@ class Legs:
         """Wait for the prompt at the engine that computes it.
 
         Raises:
-            SimulatedEngineError: It is not there, or it is another prompt ("handover_failed").
+            SimulatedEngineError: The prompt is not there, or differs ("handover_failed").
         """
         host = f"[{leg.host}]" if ":" in leg.host else leg.host
         url = f"http://{host}:{leg.port}/sim/handover/{leg.name}"
@@ -150,7 +150,7 @@ class Legs:
 
 
 def routes(engine: ServedEngine) -> list[web.RouteDef]:
-    """The routes by which other engines fetch prompts from this one."""
+    """Routes by which other engines fetch prompts from this one."""
 
     async def fetch(request: web.Request) -> web.Response:
         patience = min(float(request.query.get("patience", "1")), KEPT)

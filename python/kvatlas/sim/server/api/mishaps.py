@@ -1,4 +1,4 @@
-"""Faults of an answer, made on purpose: refused, never sent, cut short, not HTTP, slow, or early."""
+"""Injected faults of an answer: refused, never sent, cut short, not HTTP, slow, or early."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from kvatlas.sim.server.faults import MISHAPS
 _GARBAGE = b"\x15\x03\x01\x00\x02\x02\x16 what is this\r\n\r\n"
 _PIECE = 64  # bytes of a slow answer at a time
 CUT = "cut"
-"""In a request: its streamed answer ends after this many events, without its end."""
+"""Parameter of a request: its streamed answer is cut after this number of events."""
 SLOW = "slow"
-"""In a request: seconds between the events of its streamed answer."""
+"""Parameter of a request: seconds between the events of its streamed answer."""
 EARLY = "early"
-"""In a request: its streamed answer begins before the prompt is computed."""
+"""Parameter of a request: its streamed answer begins before the prompt is computed."""
 
 
 def concerns(request: web.Request) -> bool:
@@ -27,14 +27,14 @@ def concerns(request: web.Request) -> bool:
 
 
 class Mishaps:
-    """Throws the dice for each request for an answer."""
+    """Chooses at random the fault of each answer."""
 
     def __init__(self, engine: ServedEngine) -> None:
         self._engine = engine
         self._random = random.Random(f"{engine.config.seed}/{engine.config.name}/http")
 
     async def answer(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        """The answer, or what becomes of it."""
+        """Send the answer, or its fault."""
         name = self._draw()
         if name is None:
             return await handler(request)
@@ -94,7 +94,7 @@ class Mishaps:
 def _cut(
     request: web.Request, response: web.StreamResponse | None = None, *, abort: bool = False
 ) -> web.StreamResponse:
-    """End the connection; what was written may still go out, unless `abort`."""
+    """Close the connection; written bytes may still go out, unless `abort`."""
     if (transport := request.transport) is not None:
         if abort:
             transport.abort()
@@ -104,5 +104,5 @@ def _cut(
 
 
 def cut(request: web.Request, response: web.StreamResponse) -> web.StreamResponse:
-    """End the connection in the middle of a streamed answer."""
+    """Close the connection in the middle of a streamed answer."""
     return _cut(request, response)

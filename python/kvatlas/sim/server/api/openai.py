@@ -1,4 +1,4 @@
-"""OpenAI's completions and chat, answered with the toy tokenizer's letters in the simulated time."""
+"""OpenAI's completions and chat routes, answered with letters of the toy tokenizer in simulated time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def routes(engine: ServedEngine) -> list[web.RouteDef]:
 
 @dataclass(frozen=True, slots=True)
 class _CompletionRequest:
-    """A request for an answer."""
+    """Request for an answer."""
 
     chat: bool
     model: str
@@ -102,7 +102,7 @@ class _OpenAI:
         return _conversation(body, leaves_out_billing=self.config.dialect == "vllm")
 
     def _rendered(self, body: dict[str, object], prompt: list[int], kind: str) -> dict[str, object]:
-        """The tokens that a request would be computed with, as vLLM's render routes give them."""
+        """Answer the tokens of a request, as vLLM's render routes do."""
         model = text(body, "model") or self.engine.model
         name = f"{kind}-{uuid.uuid4().hex}"
         return {"request_id": name, "model": model, "token_ids": prompt, "features": None, "sampling_params": {}}
@@ -231,7 +231,7 @@ class _OpenAI:
 
 
 async def _finish(rank: Rank, live: ServedRequest) -> web.Response | None:
-    """Wait for the end; the answer if it fails."""
+    """Wait for the end of a request. Returns an error answer if it fails."""
     try:
         await rank.finish(live)
     except RequestFailedError as error:
@@ -328,7 +328,7 @@ def _listed(value: object) -> list[object]:
 
 
 def _system_prompt(system: object) -> list[object]:
-    """The system message that vLLM makes of a system prompt of Messages, without the lines of billing."""
+    """The system message that vLLM makes of a Messages system prompt, without its billing lines."""
     blocks = [system] if isinstance(system, str) else [_text_of(block) for block in _listed(system)]
     text = "".join(block for block in blocks if not block.startswith(_BILLING))
     return [{"role": "system", "content": text}] if text else []

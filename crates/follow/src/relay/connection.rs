@@ -1,0 +1,149 @@
+//! The connection between a service and NATS.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_nats::{Client, ConnectOptions, Event};
+use parking_lot::Mutex;
+use tokio::sync::{mpsc, watch};
+
+use crate::config::RelayConfig;
+use crate::error::Error;
+
+/// Questions that wait to be sent. More are dropped; a reader asks again.
+const QUESTIONS: usize = 1024;
+/// Longest wait before a connection is tried again.
+const LONGEST: Duration = Duration::from_secs(2);
+
+/// State of the connection to NATS.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum LinkState {
+    /// Not connected.
+    Down,
+    /// Connected, but a reader has not caught up with the log, or a publisher has no log yet.
+    Behind,
+    /// Connected, and a reader has caught up with the log, or a publisher has a log.
+    Up,
+}
+
+/// The connection to NATS, which is made again by itself when it is lost.
+#[derive(Debug)]
+pub(crate) struct NatsLink {
+    state: watch::Sender<LinkState>,
+    trouble: Mutex<Option<String>>,
+    questions: mpsc::Sender<String>,
+}
+
+impl NatsLink {
+    /// A link that is not connected, and the receiver of its questions: subjects whose relays are asked for all holdings.
+    pub(crate) fn new() -> (Arc<Self>, mpsc::Receiver<String>) {
+        let (questions, asked) = mpsc::channel(QUESTIONS);
+        let (state, trouble) = (watch::Sender::new(LinkState::Down), Mutex::default());
+        (Arc::new(Self { state, trouble, questions }), asked)
+    }
+
+    /// Watches the state.
+    pub(crate) fn watch(&self) -> watch::Receiver<LinkState> {
+        self.state.subscribe()
+    }
+
+    pub(crate) fn is(&self, state: LinkState) -> bool {
+        *self.state.borrow() == state
+    }
+
+    pub(crate) fn set(&self, state: LinkState) {
+        self.state.send_if_modified(|before| std::mem::replace(before, state) != state);
+    }
+
+    /// Latest trouble with the connection, in words.
+    pub(crate) fn trouble(&self) -> Option<String> {
+        self.trouble.lock().clone()
+    }
+
+    /// Records trouble with the connection, or its end. The same trouble is logged once, not with each attempt.
+    pub(crate) fn set_trouble(&self, trouble: Option<String>) {
+        let before = std::mem::replace(&mut *self.trouble.lock(), trouble.clone());
+        if let Some(error) = trouble.filter(|error| Some(error) != before.as_ref()) {
+            tracing::error!(error, "the log cannot be used; it is tried again");
+        }
+    }
+
+    /// Asks the relay of a stream for all that the stream holds. False if the question cannot be sent now.
+    pub(crate) fn ask(&self, subject: &str) -> bool {
+        self.questions.try_send(subject.to_owned()).is_ok()
+    }
+}
+
+/// Begins to connect. The servers need not be up, now or later.
+///
+/// # Errors
+/// [`Error::Start`] if a file cannot be read, or an address is not one.
+pub(super) async fn connect(config: &RelayConfig, link: &Arc<NatsLink>, url: &str) -> Result<Client, Error> {
+    let wrong = |what: &str, error: String| Error::Start { message: format!("relay: {what}: {error}") };
+    let (of_events, of_attempts) = (link.clone(), link.clone());
+    let mut options = ConnectOptions::new()
+        .name("kvatlas")
+        .retry_on_initial_connect()
+        .client_capacity(256)
+        .subscription_capacity(1024)
+        .ping_interval(Duration::from_secs(2))
+        .connection_timeout(Duration::from_secs(2))
+        .reconnect_delay_callback(|attempts| LONGEST.min(Duration::from_millis(50 << attempts.min(6))))
+        .event_callback(move |event| {
+            let link = of_events.clone();
+            async move {
+                match event {
+                    // A reader has yet to catch up.
+                    Event::Connected => {
+                        tracing::info!("connected to NATS");
+                        link.set_trouble(None);
+                        link.set(LinkState::Behind);
+                    }
+                    Event::Disconnected => {
+                        tracing::warn!("the connection to NATS is lost; it is tried again");
+                        link.set(LinkState::Down);
+                    }
+                    Event::ServerError(error) => link.set_trouble(Some(format!("the server says: {error}"))),
+                    // An attempt to connect has failed; its reason comes with the next one, below.
+                    Event::ClientError(_) => {}
+                    other => tracing::warn!(event = %other, "NATS"),
+                }
+            }
+        })
+        .reconnect_to_server_callback(move |servers, _| {
+            // Before each attempt: why the last one failed is known nowhere else.
+            let failed = servers.iter().find_map(|it| {
+                // Without the password that its URL may have.
+                let (host, port) = (it.addr.host(), it.addr.port());
+                Some(format!("{host}:{port}: {}", reason(it.last_error.as_ref()?)))
+            });
+            if failed.is_some() {
+                of_attempts.set_trouble(failed);
+            }
+            // Which server is the library's choice.
+            async { None }
+        });
+    if let Some(file) = &config.credentials {
+        let credentials = std::fs::read_to_string(file);
+        let credentials = credentials.map_err(|error| wrong(&file.display().to_string(), error.to_string()))?;
+        options = options.credentials(&credentials).map_err(|error| wrong("credentials", error.to_string()))?;
+    }
+    if let Some(ca) = &config.ca {
+        std::fs::metadata(ca).map_err(|error| wrong(&ca.display().to_string(), error.to_string()))?;
+        options = options.add_root_certificates(ca.clone());
+    }
+    let addresses: Vec<&str> = url.split(',').map(str::trim).collect();
+    options.connect(addresses).await.map_err(|error| wrong(url, error.to_string()))
+}
+
+/// The meaning of a failed attempt to connect, in words that say what can be done.
+fn reason(error: &str) -> String {
+    let advice = if error.contains("certificate") {
+        "; relay.ca names the authorities whose certificates are trusted"
+    } else if error.to_lowercase().contains("authorization") {
+        "; relay.credentials is missing, or the server does not take it"
+    } else {
+        ""
+    };
+    format!("{error}{advice}")
+}

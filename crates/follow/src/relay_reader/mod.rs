@@ -1,0 +1,259 @@
+//! Reader of the log that relays publish to: each message goes to its stream, and a stream that is not known is registered.
+//!
+//! Reading begins where the streams of a snapshot ended, or else with the last message of each stream: what a stream
+//! needs besides, it asks its relay for. If the connection is lost, reading goes on where it ended; messages that the log has
+//! dropped by then show as missing numbers.
+//!
+//! `nats` reads JetStream and knows which messages were just published; `store` keeps snapshots beside the log.
+
+mod nats;
+mod store;
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::{Duration, Instant};
+
+use async_nats::connection::State as Connection;
+use bytes::Bytes;
+use kvatlas_wire::compact;
+use tokio::runtime::Handle;
+use tokio::sync::mpsc;
+
+use self::nats::Ends;
+use crate::context::StreamContext;
+use crate::endpoint::Endpoint;
+use crate::fleet::Fleet;
+use crate::relay::{Delivery, Inbox, LinkState, Relay, Subject};
+use crate::state::{Registration, Stream};
+
+/// Messages that wait for the task of one stream.
+const ROOM: usize = 64;
+/// With fewer unread messages, the reader has caught up.
+const NEAR: u64 = 256;
+/// With more unread messages, it has fallen behind.
+const FAR: u64 = 20_000;
+/// Time before the log is opened again.
+const AGAIN: Duration = Duration::from_millis(250);
+/// Time before a stream that could not be registered is tried again.
+const REFUSED: Duration = Duration::from_secs(10);
+
+/// Name of the hold on readiness until the reader has caught up with the log, or, for a dedicated relay, until there is a log.
+const HOLD: &str = "relay";
+
+/// The hold of the log, if readiness waits for it.
+pub(crate) fn hold(relay: &Relay) -> Option<String> {
+    let is_waited_for = relay.reads() || relay.publishes() && relay.config.dedicated;
+    is_waited_for.then(|| HOLD.to_owned())
+}
+
+/// Begins to read the log; of a service that only publishes, releases the hold once there is a log.
+pub(crate) fn start(fleet: &Arc<Fleet>, context: &StreamContext, runtime: &Handle) {
+    let (fleet, relay) = (fleet.clone(), context.relay.clone());
+    if relay.publishes() {
+        runtime.spawn(async move {
+            if relay.link.watch().wait_for(|state| *state == LinkState::Up).await.is_ok() {
+                fleet.release(HOLD);
+            }
+        });
+    } else if let Some(questions) = relay.take_questions().filter(|_| relay.reads()) {
+        let (streams, ends) = (HashMap::new(), Ends::default());
+        let (swept, known, next) = (Instant::now(), None, None);
+        let reader = Reader { fleet, relay, streams, known, next, ends, swept, is_open: false };
+        runtime.spawn(reader.run(questions));
+    }
+}
+
+/// A message of the log.
+struct LogMessage<'a> {
+    subject: &'a str,
+    payload: Bytes,
+    sequence: u64,
+    /// Approximate number of messages behind it.
+    pending: u64,
+    /// Seconds since it was published, if the clocks agree.
+    age: u64,
+}
+
+struct Reader {
+    fleet: Arc<Fleet>,
+    relay: Arc<Relay>,
+    streams: HashMap<String, Route>,
+    /// Sequence number up to which the log was read for each stream of a snapshot; none until snapshots are loaded.
+    known: Option<Vec<u64>>,
+    /// Sequence number of the next message, once one was read.
+    next: Option<u64>,
+    ends: Ends,
+    /// Time of the last look for streams to be forgotten.
+    swept: Instant,
+    /// True if the log was opened since the last failure.
+    is_open: bool,
+}
+
+struct Route {
+    subject: Subject,
+    /// None if the stream could not be registered.
+    inbox: Option<mpsc::Sender<Delivery>>,
+    heard: Instant,
+}
+
+impl Reader {
+    /// Reads until the runtime ends. `questions`: subjects whose relays are to be asked for all holdings.
+    async fn run(mut self, mut questions: mpsc::Receiver<String>) {
+        let mut error = String::new();
+        loop {
+            match self.read_nats(&mut questions).await {
+                Ok(()) => {}
+                Err(what) if what == error && !std::mem::take(&mut self.is_open) => {}
+                Err(what) => {
+                    self.is_open = false;
+                    tracing::warn!(error = what, "the log cannot be read; it is tried again");
+                    error = what;
+                }
+            }
+            self.relay.counts.reconnects.fetch_add(1, Relaxed);
+            if self.relay.link.is(LinkState::Up) {
+                self.relay.link.set(LinkState::Behind);
+            }
+            self.sweep().await;
+            tokio::time::sleep(AGAIN).await;
+        }
+    }
+
+    /// Sequence number to go on with, in a log that keeps messages from `first` to `last`.
+    ///
+    /// None if the log does not keep that message: a log that was made anew counts from the beginning, and an old message may
+    /// be dropped. Streams that need dropped messages notice the missing numbers, and ask their relay.
+    fn place(&self, first: u64, last: u64) -> Option<u64> {
+        let is_kept = |next: &u64| (first..=last + 1).contains(next);
+        let known = || self.known.iter().flatten().map(|sequence| sequence + 1).filter(is_kept).min();
+        self.next.map_or_else(known, |next| Some(next).filter(is_kept))
+    }
+
+    /// Marks the reader as caught up with the log.
+    fn caught_up(&self) {
+        if self.relay.client().is_some_and(|client| client.connection_state() == Connection::Connected) {
+            self.relay.link.set(LinkState::Up);
+        }
+        self.fleet.release(HOLD);
+    }
+
+    async fn message(&mut self, got: LogMessage<'_>) {
+        let LogMessage { subject, payload, sequence, pending, age } = got;
+        self.next = Some(sequence + 1);
+        let heard = self.ends.is_new(sequence).then(Instant::now);
+        // The last message of a relay that left long ago. Where clocks differ, even a new message may seem that old.
+        if heard.is_none() && age > self.relay.config.forget_after.as_secs() {
+            return self.refuse("it is older than relay.forget_after");
+        }
+        let counts = &self.relay.counts;
+        counts.read.fetch_add(1, Relaxed);
+        counts.read_bytes.fetch_add(payload.len() as u64, Relaxed);
+        self.deliver(subject, Delivery { payload, sequence, heard }).await;
+        if pending < NEAR {
+            self.caught_up();
+        } else if pending > FAR && self.relay.link.is(LinkState::Up) {
+            tracing::warn!(
+                pending,
+                "this service is far behind the log; its streams are not trusted until it has caught up"
+            );
+            self.relay.link.set(LinkState::Behind);
+        }
+    }
+
+    async fn deliver(&mut self, subject: &str, message: Delivery) {
+        let is_known = self.streams.get(subject).is_some_and(|route| match &route.inbox {
+            Some(inbox) => !inbox.is_closed(),
+            None => route.heard.elapsed() < REFUSED,
+        });
+        if !is_known && !self.register(subject, &message.payload).await {
+            return;
+        }
+        let Some(route) = self.streams.get_mut(subject) else { return };
+        let Some(inbox) = &route.inbox else {
+            self.relay.counts.refused.fetch_add(1, Relaxed);
+            return;
+        };
+        route.heard = Instant::now();
+        // Its task has ended; the next message begins another one.
+        let _ = inbox.send(message).await;
+    }
+
+    /// Registers a stream that is not known yet. False if the message brings nothing to register.
+    async fn register(&mut self, name: &str, payload: &[u8]) -> bool {
+        let Some(subject) = Subject::parse(name) else {
+            self.refuse("its subject is not kvatlas.GROUP.MODEL.WORKER.RANK");
+            return false;
+        };
+        let message = match compact::Message::read(payload) {
+            Ok(message) => message,
+            Err(error) => {
+                self.refuse(&error.to_string());
+                return false;
+            }
+        };
+        if message.frames().any(|frame| frame == Ok(compact::Frame::Gone)) {
+            return false;
+        }
+        let (sender, inbox) = mpsc::channel(ROOM);
+        self.relay.leave_inbox(name, Inbox { messages: inbox });
+        let Subject { routing_group, model, worker, rank } = subject.clone();
+        let registration = Registration {
+            worker,
+            model,
+            names: None,
+            routing_group,
+            block_size: message.block_size,
+            rank,
+            endpoint: Endpoint::log(name),
+            replay_endpoint: None,
+            topic: String::new(),
+            count_copies: true,
+            source: "relay".to_owned(),
+        };
+        let mut registered = self.fleet.register(registration).await.map(drop).map_err(|error| error.to_string());
+        // The task of a new stream takes its inbox.
+        if self.relay.take_inbox(name).is_some() && registered.is_ok() {
+            registered = Err("it is registered already".to_owned());
+        }
+        if let Err(error) = &registered {
+            tracing::warn!(subject = name, error, "a stream of the log cannot be registered");
+        }
+        let inbox = registered.is_ok().then_some(sender);
+        self.streams.insert(name.to_owned(), Route { subject, inbox, heard: Instant::now() });
+        true
+    }
+
+    fn refuse(&self, why: &str) {
+        self.relay.counts.refused.fetch_add(1, Relaxed);
+        tracing::debug!(why, "a message of the log is left out");
+    }
+
+    /// Forgets streams whose relay has left, or was silent for `relay.forget_after`.
+    async fn sweep(&mut self) {
+        self.swept = Instant::now();
+        let is_up = self.relay.link.is(LinkState::Up);
+        let over = |route: &Route| {
+            let is_gone = self.stream(&route.subject).is_some_and(|stream| stream.status.is_gone());
+            is_gone || is_up && route.heard.elapsed() > self.relay.config.forget_after
+        };
+        let over: Vec<String> =
+            self.streams.iter().filter(|(_, route)| over(route)).map(|(name, _)| name.clone()).collect();
+        for name in over {
+            let Some(route) = self.streams.remove(&name) else { continue };
+            if route.inbox.is_some_and(|inbox| !inbox.is_closed()) {
+                self.unregister(&name, &route.subject).await;
+            }
+        }
+    }
+
+    async fn unregister(&self, name: &str, subject: &Subject) {
+        let keyspace = (&*subject.model, Some(&*subject.routing_group));
+        let ended = self.fleet.unregister(&subject.worker, Some(keyspace), Some(subject.rank)).await;
+        tracing::info!(subject = name, ended = ended.is_ok(), "a stream of the log is followed no more");
+    }
+
+    fn stream(&self, subject: &Subject) -> Option<Arc<Stream>> {
+        self.fleet.keyspace(&subject.model, &subject.routing_group)?.stream(&subject.worker, subject.rank)
+    }
+}

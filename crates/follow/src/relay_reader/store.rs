@@ -1,0 +1,144 @@
+//! Snapshots in the log's object store. Any reader writes them, for all readers that start later; the log keeps only the
+//! messages that a reader needs that begins with the last snapshot or the one before it.
+//!
+//! A snapshot has, for each stream, the sequence number up to which the log was read; the least of them is the snapshot's. With
+//! a new snapshot, the log is purged up to the number of the one before: so a reader that loads a snapshot that is just being
+//! replaced still finds the messages after it, and a reader that was away for less than the time between two has missed none.
+//!
+//! Readers need no coordination: a reader that sees a snapshot changed since its last look skips its turn.
+//! If two write at once, one of the two is kept, whole.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+use std::time::Duration;
+
+use async_nats::jetstream::Context;
+use async_nats::jetstream::context::ContextBuilder;
+use async_nats::jetstream::object_store::{
+    Config as BucketConfig, InfoErrorKind, ObjectInfo, ObjectMetadata, ObjectStore,
+};
+use async_nats::jetstream::stream::StorageType;
+
+use crate::fleet::Fleet;
+use crate::relay::{LinkState, Relay};
+use crate::snapshot::{Origin, read_all};
+
+/// The snapshot's name in the bucket, which is called as the log.
+const NAME: &str = "kvatlas.snapshot";
+/// Entry of the snapshot's description with its sequence number in the log.
+const SEQUENCE: &str = "sequence";
+/// Attempts to read a snapshot, which may be replaced while it is read.
+const ATTEMPTS: u32 = 3;
+/// Time that reading a snapshot may take.
+const LONGEST: Duration = Duration::from_secs(60);
+/// Time that each part of a snapshot may take to come.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// Loads the snapshot, if there is one, and begins to write others.
+pub(super) async fn begin(fleet: &Arc<Fleet>, relay: &Arc<Relay>, log: &Context) {
+    let loading = async {
+        let mut loaded = load(fleet, relay, log).await;
+        for _ in 1..ATTEMPTS {
+            if loaded.is_ok() {
+                break;
+            }
+            loaded = load(fleet, relay, log).await;
+        }
+        loaded
+    };
+    let late = |_| Err(format!("it did not arrive within {} s", LONGEST.as_secs()));
+    let loaded = tokio::time::timeout(LONGEST, loading).await.unwrap_or_else(late);
+    let seen = loaded.unwrap_or_else(|error| {
+        relay.counts.failed_snapshots.fetch_add(1, Relaxed);
+        tracing::error!(error, "the snapshot in the log's object store cannot be used; relays are asked instead");
+        None
+    });
+    if seen.is_some() {
+        tokio::spawn(fleet.snapshots().clone().expire());
+    }
+    tokio::spawn(keep(fleet.clone(), relay.clone(), seen.map(|info| info.nuid)));
+}
+
+/// Loads the snapshot and returns its description, if there is one.
+async fn load(fleet: &Arc<Fleet>, relay: &Relay, log: &Context) -> Result<Option<ObjectInfo>, String> {
+    // No reader has written one.
+    let Ok(bucket) = log.get_object_store(&relay.config.stream).await else { return Ok(None) };
+    let Some(info) = look(&bucket).await? else { return Ok(None) };
+    let object = bucket.get(NAME).await.map_err(|error| error.to_string())?;
+    let snapshots = fleet.snapshots().clone();
+    // It checks what it has read against the digest.
+    let bytes = read_all(object, info.size as u64, snapshots.config.max_bytes).await?;
+    let file = format!("{NAME} in the object store {}", relay.config.stream);
+    let read = tokio::task::spawn_blocking(move || snapshots.read(&bytes, Origin { kind: "store", file })).await;
+    read.map_err(|_| "an internal error, whose place is in the log".to_owned())?.map_err(|error| error.to_string())?;
+    Ok(Some(info))
+}
+
+async fn look(bucket: &ObjectStore) -> Result<Option<ObjectInfo>, String> {
+    match bucket.info(NAME).await {
+        Ok(info) => Ok(Some(info).filter(|info| !info.deleted)),
+        Err(error) if error.kind() == InfoErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error.to_string()),
+    }
+}
+
+/// Writes a snapshot at each interval, until the runtime ends. `seen`: the identifier of the last known one.
+async fn keep(fleet: Arc<Fleet>, relay: Arc<Relay>, mut seen: Option<String>) {
+    let mut has_failed = false;
+    loop {
+        tokio::time::sleep(fleet.snapshots().config.every).await;
+        // A service that is far behind would write outdated holdings.
+        let (Some(client), true) = (relay.client(), relay.link.is(LinkState::Up)) else { continue };
+        let log = ContextBuilder::new().timeout(ANSWER).ack_timeout(ANSWER).build(client.clone());
+        match turn(&fleet, &relay, &log, &mut seen).await {
+            Ok(()) => {
+                if std::mem::take(&mut has_failed) {
+                    relay.link.set_trouble(None);
+                }
+            }
+            Err(error) => {
+                has_failed = true;
+                relay.counts.failed_snapshots.fetch_add(1, Relaxed);
+                relay.link.set_trouble(Some(format!("no snapshot can be written to the object store: {error}")));
+            }
+        }
+    }
+}
+
+/// Writes a snapshot, unless another reader has done so since the last turn.
+async fn turn(fleet: &Arc<Fleet>, relay: &Relay, log: &Context, seen: &mut Option<String>) -> Result<(), String> {
+    let config = &relay.config;
+    let bucket = match log.get_object_store(&config.stream).await {
+        Ok(bucket) => bucket,
+        Err(_) => {
+            let storage = if config.in_memory { StorageType::Memory } else { StorageType::File };
+            let made = BucketConfig { bucket: config.stream.clone(), storage, ..BucketConfig::default() };
+            log.create_object_store(made).await.map_err(|error| error.to_string())?
+        }
+    };
+    let before = look(&bucket).await?;
+    let nuid = before.as_ref().map(|info| info.nuid.clone());
+    if nuid.is_some() && *seen != nuid {
+        *seen = nuid;
+        return Ok(());
+    }
+    let (snapshots, whole) = (fleet.snapshots().clone(), fleet.clone());
+    let made = tokio::task::spawn_blocking(move || snapshots.compress(&*whole)).await;
+    let (bytes, written) = made.map_err(|_| "an internal error, whose place is in the log".to_owned())??;
+    // Streams that were not read from the log are of no use to other readers.
+    let Some(sequence) = written.sequence else { return Ok(()) };
+    let metadata = [(SEQUENCE.to_owned(), sequence.to_string())].into();
+    let object = ObjectMetadata { name: NAME.to_owned(), metadata, ..ObjectMetadata::default() };
+    let stored = bucket.put(object, &mut &*bytes).await.map_err(|error| error.to_string())?;
+    relay.counts.stored_snapshots.fetch_add(1, Relaxed);
+    tracing::info!(bytes = bytes.len(), written.streams, written.blocks, sequence, "snapshot in the object store");
+    *seen = Some(stored.nuid);
+    let needed = before.and_then(|info| info.metadata.get(SEQUENCE)?.parse::<u64>().ok());
+    if let Some(needed) = needed.map(|needed| needed.min(sequence)) {
+        let stream = log.get_stream_no_info(&config.stream).await.map_err(|error| error.to_string())?;
+        let purged =
+            stream.purge().sequence(needed).await.map_err(|error| format!("the log cannot be purged: {error}"))?;
+        relay.counts.purged.fetch_add(purged.purged, Relaxed);
+    }
+    Ok(())
+}

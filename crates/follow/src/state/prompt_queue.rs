@@ -1,0 +1,152 @@
+//! Queue of prompts for the adoption thread: bounded, and never waited for.
+
+use std::collections::VecDeque;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, OnceLock, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::counting::counts;
+
+/// Most prompts in the queue.
+const MOST_PROMPTS: usize = 1024;
+/// Most tokens in the queue: 16 MB.
+const MOST_TOKENS: usize = 4 << 20;
+
+/// Time on a clock that starts an hour before its first use.
+pub(crate) fn time_of(at: Instant) -> Duration {
+    static START: OnceLock<Instant> = OnceLock::new();
+    // So that a prompt sent before the first use has a time too.
+    let start =
+        START.get_or_init(|| Instant::now().checked_sub(Duration::from_secs(3600)).unwrap_or_else(Instant::now));
+    at.saturating_duration_since(*start)
+}
+
+/// An engine's report of how much of a prompt it had cached.
+#[derive(Debug)]
+pub(crate) struct CacheReport {
+    pub(crate) worker: Arc<str>,
+    pub(crate) rank: u32,
+    /// Leading blocks taken from the cache.
+    pub(crate) blocks: usize,
+    /// Time at which the prompt was sent there, or earlier.
+    pub(crate) sent: Duration,
+}
+
+/// A prompt from which blocks may be adopted.
+pub(crate) struct Prompt<K> {
+    pub(crate) keyspace: Weak<K>,
+    pub(crate) tokens: Box<[u32]>,
+    pub(crate) salt: Option<Arc<str>>,
+    /// Report of an engine; none for a query.
+    pub(crate) answered: Option<CacheReport>,
+}
+
+counts! {
+    /// Counts of the adoption thread.
+    "adopt_"
+
+    /// Prompts whose block hashes were computed, to find blocks announced before the service started
+    prompts,
+    /// Prompts skipped because too many were waiting
+    prompts_dropped,
+    /// Prompts skipped because they are for a LoRA adapter, whose block hashes cannot be computed
+    prompts_lora,
+    /// Prompts queried by content hashes, from which nothing can be learnt, while tokens might have told something
+    prompts_hashed,
+    /// Block hashes computed, to find blocks announced before the service started
+    named_blocks,
+    /// Blocks learnt that were announced before the service started
+    blocks,
+    // check_words: the text is the help of a metric
+    /// How often another block was already held under the hash of a block to be learnt; should be 0
+    contrary,
+    /// Reports of how much of a prompt an engine had cached
+    answers,
+    /// Reports of how much of a prompt an engine had cached, from which nothing could be learnt
+    answers_unused,
+}
+
+struct Contents<K> {
+    prompts: VecDeque<Prompt<K>>,
+    tokens: usize,
+    closed: bool,
+}
+
+/// Queue of prompts for the adoption thread, each with its keyspace (`K`).
+pub struct PromptQueue<K> {
+    contents: Mutex<Contents<K>>,
+    news: Condvar,
+    /// True while there is an adoption thread.
+    open: AtomicBool,
+    pub(crate) counts: Counts,
+    /// Processor time of learning blocks, in microseconds.
+    pub(crate) busy_micros: AtomicU64,
+}
+
+impl<K> Default for PromptQueue<K> {
+    fn default() -> Self {
+        Self {
+            contents: Mutex::new(Contents { prompts: VecDeque::new(), tokens: 0, closed: false }),
+            news: Condvar::new(),
+            open: AtomicBool::new(false),
+            counts: Counts::default(),
+            busy_micros: AtomicU64::new(0),
+        }
+    }
+}
+
+impl<K> std::fmt::Debug for PromptQueue<K> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("PromptQueue").finish_non_exhaustive()
+    }
+}
+
+impl<K> PromptQueue<K> {
+    /// Opens the queue: there is an adoption thread.
+    pub(crate) fn open(&self) {
+        self.open.store(true, Relaxed);
+    }
+
+    pub(crate) fn is_open(&self) -> bool {
+        self.open.load(Relaxed)
+    }
+
+    /// Adds a prompt, if there is room.
+    pub(crate) fn leave(&self, prompt: Prompt<K>) {
+        let mut contents = self.contents.lock();
+        let tokens = contents.tokens + prompt.tokens.len();
+        if contents.prompts.len() >= MOST_PROMPTS || tokens > MOST_TOKENS {
+            self.counts.prompts_dropped.fetch_add(1, Relaxed);
+            return;
+        }
+        contents.tokens = tokens;
+        contents.prompts.push_back(prompt);
+        drop(contents);
+        self.news.notify_one();
+    }
+
+    /// Waits for prompts up to `patience`, and takes them. None once the queue is closed.
+    pub(crate) fn take(&self, patience: Duration) -> Option<VecDeque<Prompt<K>>> {
+        let mut contents = self.contents.lock();
+        self.news.wait_while_for(&mut contents, |contents| contents.prompts.is_empty() && !contents.closed, patience);
+        if contents.closed {
+            return None;
+        }
+        contents.tokens = 0;
+        Some(std::mem::take(&mut contents.prompts))
+    }
+
+    /// Waits for `pause`, or until the queue is closed.
+    pub(crate) fn rest(&self, pause: Duration) {
+        self.news.wait_while_for(&mut self.contents.lock(), |contents| !contents.closed, pause);
+    }
+
+    /// Closes the queue for good.
+    pub(crate) fn close(&self) {
+        self.open.store(false, Relaxed);
+        self.contents.lock().closed = true;
+        self.news.notify_all();
+    }
+}

@@ -1,0 +1,249 @@
+//! A stream's holdings, copied out of the index by its task, and as a snapshot has them.
+
+use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::time::{Duration, Instant};
+
+use kvatlas_adopt::{Frontier, FrontierState};
+use kvatlas_index::snapshot::{Dictionary, Piece, SavedBlocks};
+use kvatlas_index::{BlockHash, CopiedBlock, CopiedChain, CopyDone, RankCopy, UniformChain};
+use kvatlas_stream::{Mark, Skip};
+use kvatlas_wire::{ReaderState, SaltedBlock};
+use parking_lot::Mutex;
+use serde::{Deserialize, Serialize};
+use tokio::sync::mpsc;
+
+/// The state of a stream besides its blocks. Fields that a later version adds have defaults.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct StreamHead {
+    pub(crate) worker: String,
+    /// The rank as registered.
+    pub(crate) rank: u32,
+    pub(crate) topic: String,
+    pub(crate) count_copies: bool,
+    /// Last batch before the copy began: each rank's holdings go on from here, or from the rank's own batch.
+    pub(crate) mark: Mark,
+    /// The first batch applied since the last clear.
+    pub(crate) first: u64,
+    pub(crate) partial: bool,
+    /// Ranks that batches named, with the ranks that they are stored under.
+    pub(crate) claimed: Vec<(u32, u32)>,
+    /// True if a batch has named the registered rank, or none.
+    pub(crate) plain: bool,
+    /// Sequence number up to which the log was read, if the stream was read from one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) sequence: Option<u64>,
+    /// Check value of the key that content hashes depend on (`Identity::key_check`); 0 for none.
+    #[serde(default, skip_serializing_if = "is_none")]
+    pub(crate) key: u32,
+    pub(crate) ranks: Vec<RankHead>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref, reason = "serde has it so")]
+fn is_none(key: &u32) -> bool {
+    *key == 0
+}
+
+/// The state of one rank besides its blocks.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RankHead {
+    /// The rank that blocks are stored under.
+    pub(crate) rank: u32,
+    /// Last batch that the holdings include.
+    pub(crate) seq: u64,
+    /// True if a block was ever stored under the rank.
+    pub(crate) seen: bool,
+    pub(crate) decides: Option<u32>,
+    pub(crate) others: Vec<u32>,
+    pub(crate) several: bool,
+    pub(crate) looks_ahead: bool,
+    pub(crate) shows_salts: Option<bool>,
+    /// Proved names whose blocks are not known yet.
+    #[serde(default, skip_serializing_if = "UnnamedProofs::is_empty")]
+    pub(crate) unknown: UnnamedProofs,
+}
+
+/// Names of blocks that a rank has proved without announcing them, and the names that it has removed since.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct UnnamedProofs {
+    /// Proved names, each with the number of removals after its proof.
+    proofs: Vec<(u64, u32)>,
+    removals: Vec<u64>,
+}
+
+/// Most removals, and most proofs, that are kept of a rank: 0.2 MB of a head in JSON each.
+const MOST_REMOVALS: usize = 8192;
+const MOST_PROOFS: usize = 8192;
+
+impl UnnamedProofs {
+    pub(crate) fn of(frontier: &Frontier) -> Self {
+        let FrontierState { proofs, removals } = frontier.kept(MOST_REMOVALS, MOST_PROOFS);
+        let proofs = proofs.into_iter().map(|(name, ago)| (name.0, ago as u32)).collect();
+        Self { proofs, removals: removals.into_iter().map(|name| name.0).collect() }
+    }
+
+    pub(crate) fn kept(&self) -> FrontierState {
+        let proofs = self.proofs.iter().map(|(name, ago)| (BlockHash(*name), *ago as usize)).collect();
+        FrontierState { proofs, removals: self.removals.iter().copied().map(BlockHash).collect() }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.proofs.is_empty()
+    }
+}
+
+impl RankHead {
+    pub(crate) fn new(rank: u32, seq: u64, seen: bool, reader: &ReaderState, unknown: UnnamedProofs) -> Self {
+        let ReaderState { decides, ref others, several, looks_ahead, shows_salts, salts: _ } = *reader;
+        Self { rank, seq, seen, decides, others: others.clone(), several, looks_ahead, shows_salts, unknown }
+    }
+
+    pub(crate) fn reader(&self, salts: Vec<SaltedBlock>) -> ReaderState {
+        let Self { decides, others, several, looks_ahead, shows_salts, .. } = self.clone();
+        ReaderState { decides, others, several, looks_ahead, shows_salts, salts }
+    }
+}
+
+/// Blocks of a rank, to be written to a file.
+#[derive(Debug, Default)]
+pub(crate) struct RankBlocks {
+    pub(crate) held: RankCopy,
+    pub(crate) salts: Vec<SaltedBlock>,
+    /// Blocks that are held because an engine's answer reported them; no batch has named them since.
+    pub(crate) answered: Vec<BlockHash>,
+}
+
+/// A stream, to be written to a file. Its ranks are in the order of its head's.
+#[derive(Debug)]
+pub(crate) struct StreamCopy {
+    pub(crate) head: StreamHead,
+    pub(crate) ranks: Vec<RankBlocks>,
+}
+
+/// Blocks of a rank, read from a file.
+#[derive(Debug, Default)]
+pub(crate) struct SavedRank {
+    pub(crate) held: SavedBlocks,
+    pub(crate) salts: Vec<SaltedBlock>,
+    pub(crate) answered: Vec<BlockHash>,
+}
+
+/// A stream, read from a file.
+#[derive(Debug)]
+pub(crate) struct SavedStream {
+    pub(crate) head: StreamHead,
+    pub(crate) ranks: Vec<SavedRank>,
+}
+
+/// A keyspace, read from a file.
+#[derive(Debug)]
+pub(crate) struct SavedKeyspace {
+    pub(crate) model: String,
+    pub(crate) routing_group: String,
+    pub(crate) block_size: u32,
+    pub(crate) dictionary: Dictionary,
+    pub(crate) streams: Vec<SavedStream>,
+}
+
+impl SavedStream {
+    /// Number of blocks held by all ranks: names on the device, and names on other tiers.
+    pub(crate) fn blocks(&self) -> u64 {
+        self.ranks.iter().map(|rank| rank.held.blocks()).sum()
+    }
+
+    /// The stream as it was written to its file, to be written to another one.
+    pub(crate) fn to_copy(&self, dictionary: &Dictionary) -> StreamCopy {
+        let chain = |piece: &Piece| {
+            let (parent, names, contents) = dictionary.get(*piece);
+            CopiedChain {
+                run: piece.entry as u32,
+                parent,
+                plain: std::iter::once(0..names.len()).collect(),
+                names: names.to_vec(),
+                contents: contents.to_vec(),
+            }
+        };
+        let blocks = |other: &UniformChain| {
+            let parents = std::iter::once(other.parent).chain(other.names.iter().copied().map(Some));
+            let block = |((name, content), parent): ((&BlockHash, &u64), _)| CopiedBlock {
+                name: *name,
+                parent,
+                content: *content,
+                copies: other.copies,
+            };
+            other.names.iter().zip(&other.contents).zip(parents).map(block).collect::<Vec<_>>()
+        };
+        let rank = |rank: &SavedRank| RankBlocks {
+            held: RankCopy {
+                chains: rank.held.pieces.iter().map(chain).collect(),
+                blocks: rank.held.others.iter().flat_map(blocks).collect(),
+            },
+            salts: rank.salts.clone(),
+            answered: rank.answered.clone(),
+        };
+        StreamCopy { head: self.head.clone(), ranks: self.ranks.iter().map(rank).collect() }
+    }
+}
+
+/// Blocks of a rank, as copied by the stream's task.
+pub(crate) struct CopiedRank {
+    pub(crate) blocks: CopyDone,
+    pub(crate) salts: Vec<SaltedBlock>,
+    pub(crate) answered: Vec<BlockHash>,
+}
+
+/// A stream, as copied by its task. Its ranks are in the order of its head's.
+pub(crate) struct CopiedStream {
+    pub(crate) head: StreamHead,
+    pub(crate) ranks: Vec<CopiedRank>,
+}
+
+/// Request for a copy of a stream, until a deadline.
+pub(crate) struct CopyRequest {
+    answer: SyncSender<Result<CopiedStream, Skip>>,
+    until: Instant,
+}
+
+impl CopyRequest {
+    pub(crate) fn answer(self, copied: Result<CopiedStream, Skip>) {
+        // The requester may have given up.
+        let _ = self.answer.try_send(copied);
+    }
+
+    pub(crate) fn is_given_up(&self) -> bool {
+        Instant::now() > self.until
+    }
+}
+
+/// Channel of requests to a stream's task for a copy of the holdings.
+#[derive(Debug, Default)]
+pub(crate) struct Copies(Mutex<Option<mpsc::Sender<CopyRequest>>>);
+
+impl Copies {
+    /// The receiver for a task that begins.
+    pub(crate) fn listen(&self) -> mpsc::Receiver<CopyRequest> {
+        let (sender, receiver) = mpsc::channel(1);
+        *self.0.lock() = Some(sender);
+        receiver
+    }
+
+    fn ask(&self, until: Instant) -> Option<Receiver<Result<CopiedStream, Skip>>> {
+        let (answer, answered) = sync_channel(1);
+        let sender = self.0.lock().clone()?;
+        sender.try_send(CopyRequest { answer, until }).ok()?;
+        Some(answered)
+    }
+
+    /// Requests a copy of the holdings, which the task makes between batches, and waits for it up to `wait`.
+    ///
+    /// # Errors
+    /// The reason why there is no copy.
+    pub(crate) fn copy(&self, wait: Duration) -> Result<StreamCopy, Skip> {
+        let answered = self.ask(Instant::now() + wait).ok_or(Skip::NoAnswer)?;
+        let CopiedStream { head, ranks } = match answered.recv_timeout(wait) {
+            Ok(answered) => answered?,
+            Err(_) => return Err(Skip::NoAnswer),
+        };
+        let rank = |CopiedRank { blocks, salts, answered }| RankBlocks { held: blocks.sorted(), salts, answered };
+        Ok(StreamCopy { head, ranks: ranks.into_iter().map(rank).collect() })
+    }
+}

@@ -1,0 +1,390 @@
+//! Rules for a relay's messages about one stream, without log or clock.
+//!
+//! The numbers of messages are consecutive in one life of the relay; then the holdings are the relay's. If a number is missing,
+//! later messages wait for a moment, as it may be sent again. Then the holdings are cleared, and the relay is asked for a full
+//! state.
+//!
+//! Of two relays of one engine the one with the later life counts. The messages of the other are left out, unless the
+//! first has been silent for long.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::Duration;
+
+use bytes::Bytes;
+use kvatlas_wire::compact::{FormatError, Frame, Message, Status};
+
+use crate::stream::copier::Moment;
+use kvatlas_stream::{Mark, Skip};
+
+/// Time for which a missing message may be on its way.
+const GRACE: Duration = Duration::from_millis(2500);
+/// Most messages that wait for a missing one.
+const MOST_WAITING: usize = 256;
+/// Most bytes of the waiting messages.
+const MOST_WAITING_BYTES: usize = 64 << 20;
+/// Time until a relay is asked again, if no state has come.
+const ASK_AGAIN: Duration = Duration::from_secs(2);
+
+/// Actions of the rules on their stream.
+pub(super) trait LogEffects {
+    /// Applies changes to a rank.
+    fn apply(&mut self, id: u64, rank: u32, changes: &[u8]) -> Result<(), FormatError>;
+    /// Clears the holdings.
+    fn clear(&mut self);
+    /// Asks the relay for a full state.
+    fn ask(&mut self);
+    /// Records the engine's time of the last batch in a message.
+    fn timestamp(&mut self, timestamp: f64);
+}
+
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+enum Phase {
+    /// The holdings of the relay are not known.
+    #[default]
+    Unknown,
+    /// The relay is sending a full state; these ranks are complete.
+    Told(BTreeSet<u32>),
+    /// The holdings are the relay's.
+    Whole,
+}
+
+/// Counts of events in the life of a stream.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Counts {
+    pub(super) epochs: u64,
+    pub(super) gaps: u64,
+    pub(super) recovered: u64,
+    pub(super) lost: u64,
+    pub(super) resets: u64,
+    pub(super) duplicates: u64,
+    pub(super) other_relays: u64,
+    pub(super) malformed: u64,
+}
+
+/// Rules for the messages of one stream, with their state.
+#[derive(Debug)]
+pub(super) struct LogRules {
+    block_size: u32,
+    key: u32,
+    silence: Duration,
+    life: Option<u64>,
+    next: u64,
+    phase: Phase,
+    told: Status,
+    /// True if restored holdings are to be proved by a message of the same life.
+    unproved: bool,
+    waiting: BTreeMap<u64, (Bytes, u64)>,
+    /// Bytes of the waiting messages.
+    waiting_bytes: usize,
+    gap_until: Option<Duration>,
+    heard: Option<Duration>,
+    asked: Option<Duration>,
+    /// Sequence number in the log of the last applied message.
+    sequence: u64,
+    first: u64,
+    gone: bool,
+    pub(super) counts: Counts,
+    pub(super) error: Option<String>,
+}
+
+impl LogRules {
+    pub(super) fn new(block_size: u32, key: u32, silence: Duration) -> Self {
+        Self {
+            block_size,
+            key,
+            silence,
+            life: None,
+            next: 0,
+            phase: Phase::Unknown,
+            told: Status::default(),
+            unproved: false,
+            waiting: BTreeMap::new(),
+            waiting_bytes: 0,
+            gap_until: None,
+            heard: None,
+            asked: None,
+            sequence: 0,
+            first: 0,
+            gone: false,
+            counts: Counts::default(),
+            error: None,
+        }
+    }
+
+    /// Begins with restored holdings.
+    pub(super) fn restore(&mut self, mark: Mark, first: u64, sequence: Option<u64>) {
+        (self.life, self.next, self.first) = (Some(mark.hash), mark.seq + 1, first);
+        (self.phase, self.unproved, self.sequence) = (Phase::Whole, true, sequence.unwrap_or(0));
+    }
+
+    /// Takes in a message. `heard`: the time at which it came, if it was published just before.
+    ///
+    /// A message with a wrong head changes nothing, as any client of NATS may have published it: if it was the relay's, the
+    /// number of the next message shows a gap, and if no other comes, the relay counts as silent.
+    pub(super) fn message(
+        &mut self,
+        now: Duration,
+        heard: Option<Duration>,
+        payload: &Bytes,
+        sequence: u64,
+        fx: &mut impl LogEffects,
+    ) {
+        let message = match Message::read(payload) {
+            Ok(message) => message,
+            Err(error) => return self.refuse(error.to_string()),
+        };
+        if let Some(life) = self.life
+            && message.life < life
+            && !self.is_stale(now)
+        {
+            self.counts.other_relays += 1;
+            self.error = Some(
+                "another relay publishes the same engine: the one that began later is followed, the other one's \
+                 messages are left out; stop one of them"
+                    .to_owned(),
+            );
+            return;
+        }
+        if message.block_size != self.block_size {
+            // The stream is to be registered anew, if others of the model do not contradict.
+            self.gone |= self.life != Some(message.life);
+            return self.refuse(format!(
+                "the relay says that blocks have {} tokens, and not {} as others of the model have",
+                message.block_size, self.block_size
+            ));
+        }
+        if message.key != self.key {
+            let message = match (message.key, self.key) {
+                (0, _) => "the relay has no key, but this service has one (relay.key_file)",
+                (_, 0) => "the relay has a key: give this service the same (relay.key_file)",
+                _ => "the relay has another key than this service (relay.key_file)",
+            };
+            return self.refuse(message.to_owned());
+        }
+        if self.life != Some(message.life) {
+            self.counts.epochs += u64::from(self.life.is_some());
+            self.life = Some(message.life);
+            self.next = message.id;
+            self.forget(fx);
+        }
+        self.heard = self.heard.max(heard);
+        if message.id < self.next {
+            self.counts.duplicates += 1;
+            self.unproved = false;
+        } else if message.id > self.next {
+            let before = self.waiting.insert(message.id, (payload.clone(), sequence));
+            self.waiting_bytes += payload.len();
+            self.waiting_bytes -= before.map_or(0, |(payload, _)| payload.len());
+            if self.gap_until.is_none() {
+                self.counts.gaps += 1;
+                self.gap_until = Some(now + GRACE);
+            }
+            let are_many = self.waiting.len() > MOST_WAITING || self.waiting_bytes > MOST_WAITING_BYTES;
+            if are_many || self.phase == Phase::Unknown {
+                self.lose(now, fx);
+            }
+        } else {
+            self.take(now, message, sequence, fx);
+            self.drain(now, fx);
+        }
+        self.ask_if_needed(now, fx);
+    }
+
+    /// Time has passed.
+    pub(super) fn tick(&mut self, now: Duration, fx: &mut impl LogEffects) {
+        if self.gap_until.is_some_and(|until| until <= now) {
+            self.lose(now, fx);
+        }
+        self.ask_if_needed(now, fx);
+    }
+
+    /// Time at which `tick` is needed next, if no message comes.
+    pub(super) fn wake(&self, now: Duration) -> Duration {
+        let stale = self.heard.filter(|_| !self.is_stale(now)).map(|heard| heard + self.silence);
+        let ask = self.needs().then(|| self.asked.map_or(now, |asked| asked + ASK_AGAIN));
+        [self.gap_until, stale, ask].into_iter().flatten().min().unwrap_or(now + Duration::from_secs(3600))
+    }
+
+    /// True if the holdings are what the engine has announced.
+    pub(super) fn trusted(&self, now: Duration) -> bool {
+        let is_now = self.told.trusted && !self.told.late && !self.is_stale(now) && self.heard.is_some() && !self.gone;
+        is_now && self.phase == Phase::Whole && !self.unproved && self.waiting.is_empty()
+    }
+
+    pub(super) fn told(&self) -> Status {
+        self.told
+    }
+
+    pub(super) fn is_whole(&self) -> bool {
+        self.phase == Phase::Whole && !self.unproved
+    }
+
+    pub(super) fn has_gap(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    pub(super) fn is_gone(&self) -> bool {
+        self.gone
+    }
+
+    pub(super) fn waiting(&self) -> usize {
+        self.waiting.len()
+    }
+
+    /// True if the relay has been silent for too long.
+    pub(super) fn is_stale(&self, now: Duration) -> bool {
+        self.silent(now, self.silence)
+    }
+
+    /// True if the relay has been silent for `limit` or longer.
+    pub(super) fn silent(&self, now: Duration, limit: Duration) -> bool {
+        now.saturating_sub(self.heard.unwrap_or_default()) >= limit
+    }
+
+    fn take(&mut self, now: Duration, message: Message<'_>, sequence: u64, fx: &mut impl LogEffects) {
+        self.next = message.id + 1;
+        self.sequence = sequence;
+        self.unproved = false;
+        if let Err(error) = message.check() {
+            self.refuse(error.to_string());
+            return self.forget(fx);
+        }
+        for frame in message.frames() {
+            let done = frame.and_then(|frame| self.frame(now, message.id, frame, fx));
+            if let Err(error) = done {
+                // A part of the message may be applied.
+                self.refuse(error.to_string());
+                self.forget(fx);
+                return;
+            }
+        }
+        if self.phase == Phase::Whole {
+            fx.timestamp(message.timestamp);
+        }
+    }
+
+    fn frame(&mut self, now: Duration, id: u64, frame: Frame<'_>, fx: &mut impl LogEffects) -> Result<(), FormatError> {
+        match frame {
+            Frame::Batch { rank, changes } => {
+                let counts = match &self.phase {
+                    Phase::Unknown => false,
+                    Phase::Told(ranks) => ranks.contains(&rank),
+                    Phase::Whole => true,
+                };
+                if counts {
+                    fx.apply(id, rank, changes)?;
+                }
+            }
+            Frame::Forgotten => {
+                fx.clear();
+                (self.phase, self.told.trusted, self.first) = (Phase::Whole, false, id);
+            }
+            Frame::StateBegin if self.phase != Phase::Whole => {
+                fx.clear();
+                (self.phase, self.first, self.asked) = (Phase::Told(BTreeSet::new()), id, Some(now));
+            }
+            Frame::State { rank, changes } => {
+                if let Phase::Told(ranks) = &self.phase
+                    && !ranks.contains(&rank)
+                {
+                    fx.apply(id, rank, changes)?;
+                    self.asked = Some(now);
+                }
+            }
+            Frame::StateRankEnd { rank } => {
+                if let Phase::Told(ranks) = &mut self.phase {
+                    ranks.insert(rank);
+                }
+            }
+            Frame::StateEnd => {
+                if matches!(self.phase, Phase::Told(_)) {
+                    self.phase = Phase::Whole;
+                    self.error = None;
+                }
+            }
+            Frame::Status(status) => self.told = status,
+            Frame::Gone => self.gone = true,
+            Frame::StateBegin => {}
+        }
+        if !matches!(frame, Frame::Gone | Frame::Status(_)) {
+            self.gone = false;
+        }
+        Ok(())
+    }
+
+    fn drain(&mut self, now: Duration, fx: &mut impl LogEffects) {
+        while let Some(entry) = self.waiting.first_entry().filter(|entry| *entry.key() <= self.next) {
+            let (id, (payload, sequence)) = entry.remove_entry();
+            self.waiting_bytes -= payload.len();
+            if id == self.next
+                && let Ok(message) = Message::read(&payload)
+            {
+                self.counts.recovered += 1;
+                self.take(now, message, sequence, fx);
+            }
+        }
+        self.gap_until = if self.waiting.is_empty() { None } else { self.gap_until.or(Some(now + GRACE)) };
+    }
+
+    /// Gives up missing messages, clears the holdings, and goes on with the waiting messages.
+    fn lose(&mut self, now: Duration, fx: &mut impl LogEffects) {
+        self.gap_until = None;
+        let Some(first) = self.waiting.keys().next().copied() else { return };
+        self.counts.lost += first - self.next;
+        if self.phase != Phase::Unknown {
+            self.counts.resets += 1;
+            let lost = first - self.next;
+            self.error = Some(format!("{lost} messages of the relay are missing: it is asked for all that it holds"));
+        }
+        fx.clear();
+        (self.phase, self.unproved, self.next) = (Phase::Unknown, false, first);
+        self.drain(now, fx);
+    }
+
+    /// Clears the holdings, and forgets the waiting messages.
+    fn forget(&mut self, fx: &mut impl LogEffects) {
+        fx.clear();
+        self.waiting.clear();
+        self.waiting_bytes = 0;
+        (self.phase, self.unproved, self.gap_until) = (Phase::Unknown, false, None);
+        (self.told, self.asked) = (Status::default(), None);
+    }
+
+    fn refuse(&mut self, why: String) {
+        self.counts.malformed += 1;
+        self.error = Some(why);
+    }
+
+    fn needs(&self) -> bool {
+        self.life.is_some() && self.phase != Phase::Whole && !self.gone
+    }
+
+    fn ask_if_needed(&mut self, now: Duration, fx: &mut impl LogEffects) {
+        if self.needs() && self.asked.is_none_or(|asked| asked + ASK_AGAIN <= now) {
+            self.asked = Some(now);
+            fx.ask();
+        }
+    }
+}
+
+impl Moment for LogRules {
+    fn mark(&self) -> Result<Mark, Skip> {
+        let Some(life) = self.life.filter(|_| self.next > 0) else { return Err(Skip::Nothing) };
+        if !self.is_whole() || !self.waiting.is_empty() {
+            return Err(Skip::Unproven);
+        }
+        Ok(Mark { seq: self.next - 1, hash: life })
+    }
+
+    fn last(&self) -> Option<u64> {
+        self.next.checked_sub(1).filter(|_| self.life.is_some())
+    }
+
+    fn reach(&self) -> (u64, bool) {
+        (self.first, self.told.partial)
+    }
+
+    fn sequence(&self) -> Option<u64> {
+        Some(self.sequence)
+    }
+}

@@ -1,0 +1,102 @@
+//! Warnings about an engine's events, each logged once for a stream.
+
+use std::sync::atomic::Ordering::Relaxed;
+
+use super::holdings::Holdings;
+
+/// Warnings that were logged.
+#[derive(Debug, Default)]
+pub(super) struct Warned {
+    unknown_events: bool,
+    /// About parents that are no blocks.
+    parents: bool,
+    /// About topics that are not the stream's.
+    topics: bool,
+    /// About blocks of another size.
+    sizes: bool,
+}
+
+impl Holdings {
+    /// Reports that blocks of another size than the index's were refused, most of them of this size.
+    pub(super) fn note_other_size(&mut self, size: u32, blocks: u64) {
+        let status = &self.stream.status;
+        status.set_other_size(size, blocks);
+        let stored = status.counters.stored_blocks.load(Relaxed) + self.pending.tally.stored_blocks;
+        if self.warned.sizes || blocks <= stored {
+            return;
+        }
+        self.warned.sizes = true;
+        let (worker, rank, indexed) = (&*self.stream.worker, self.stream.registration.rank, self.keyspace.block_size);
+        tracing::warn!(
+            worker,
+            rank,
+            "the engine's events have blocks of {size} tokens, and the size that is set or announced is {indexed}: blocks of \
+             another size than {indexed} are left out"
+        );
+    }
+
+    /// Reports a batch of another topic, which is left out. That is right where several engines publish behind one address; if
+    /// no batch of the stream's topic has come, the topic that is set is likely to be wrong.
+    pub(crate) fn note_other_topic(&mut self, its: &[u8]) {
+        let (status, topic) = (&self.stream.status, &self.stream.registration.topic);
+        if self.warned.topics || self.pending.batches > 0 || status.counters.batches.load(Relaxed) > 0 {
+            return;
+        }
+        self.warned.topics = true;
+        let its = String::from_utf8_lossy(its);
+        status.set_error(format!(
+            "batches of topic {its:?} are left out: the topic of this stream is {topic:?}, the whole of it"
+        ));
+        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+        tracing::warn!(
+            worker,
+            rank,
+            "batches of topic {its:?} are left out, and none has come of {topic:?}, the topic of this stream: set it to the \
+             whole topic of the engine, or leave it out"
+        );
+    }
+
+    /// Reports a second topic of a stream that takes any topic.
+    pub(crate) fn note_several_topics(&mut self, first: &[u8], second: &[u8]) {
+        let (first, second) = (String::from_utf8_lossy(first), String::from_utf8_lossy(second));
+        let what = format!("batches of several topics come here, such as {first:?} and {second:?}");
+        let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+        if !std::mem::replace(&mut self.warned.topics, true) {
+            tracing::warn!(worker, rank, "{what}: set the topic of the engine whose stream this is");
+        }
+        self.stream.status.set_error(what);
+    }
+
+    /// Reports a parent that is block 0, and logs it once.
+    pub(super) fn warn_of_parents(&mut self) {
+        let status = &self.stream.status;
+        if status.last_error().is_none() {
+            status.set_error("blocks continue a block named 0, which is not held: they do not count".to_owned());
+        }
+        if !std::mem::replace(&mut self.warned.parents, true) {
+            let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+            tracing::warn!(
+                worker,
+                rank,
+                "the engine names block 0 as the parent of blocks, and has no such block: blocks that begin a prompt should \
+                 have no parent. They and what follows them do not count, and the stream is marked as partial; a newer \
+                 version of what publishes the events (LMCache?) may have none"
+            );
+        }
+    }
+
+    /// Logs events of an unknown type, with the name of the type, once.
+    pub(super) fn warn_of_unknown_events(&mut self, what: &str) {
+        if !std::mem::replace(&mut self.warned.unknown_events, true) {
+            let (worker, rank) = (&*self.stream.worker, self.stream.registration.rank);
+            tracing::warn!(
+                worker,
+                rank,
+                what,
+                "the engine publishes events of a type that this version does not know and that may remove blocks: \
+                 each time, the stream's blocks are dropped; if more such events follow, the stream is not trusted; \
+                 a newer version of kvatlas may know the type"
+            );
+        }
+    }
+}

@@ -1,0 +1,439 @@
+//! The trie of runs, as the writer sees it.
+//!
+//! A run is a stretch of consecutive positions of one chain. Runs are never split and positions never move: (run,
+//! offset) names a block for as long as anyone holds it. A chain that diverges after `fork` blocks of a run becomes a
+//! child, found by (run, fork, content hash). Run 0 is the empty prompt, which every chain continues.
+
+mod children;
+mod forks;
+mod pages;
+
+use std::mem;
+use std::sync::Arc;
+
+use smallvec::SmallVec;
+
+use self::children::NextChildren;
+use self::forks::Forks;
+use self::pages::{NO_PAGE, PAGE, Pages};
+use crate::chunked::ChunkedList;
+use crate::position::{Place, Position, ROOT};
+use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, SwapCell, WriterToken, prefetch};
+use crate::retire::{Garbage, Trash};
+use crate::roster::Roster;
+
+/// A longer chain goes on in a child: bounds what moving a run costs.
+pub(crate) const MAX_RUN: usize = 1 << 16;
+/// A run of fewer blocks grows by more than an eighth at once.
+const SHORT_RUN: usize = 64;
+const NO_RUN: u32 = u32::MAX;
+
+/// Entry of a run: what the writer knows of it beyond what readers see.
+struct Entry {
+    /// The run; none for a free number.
+    run: Option<Run>,
+    /// Blocks before the run's first.
+    start: u32,
+    /// Siblings that hang off the same place; the first has no `previous`.
+    next: u32,
+    previous: u32,
+    /// True if memory has forgotten what once followed the last block. Then nothing may be appended: a reader that has
+    /// been through the old blocks may be about to look for children at the same offsets.
+    cut: bool,
+    /// True if the run is listed with its siblings; else its holders count it.
+    listed: bool,
+    /// The run's last page.
+    page: u32,
+    /// Places where children hang, deepest first, each with its first child.
+    forks: Option<Box<Forks>>,
+}
+
+/// Entry point of readers: one line of memory for all.
+pub(crate) struct ReaderEntry {
+    pub(crate) children: SwapCell<Children>,
+    pub(crate) roster: SwapCell<Roster>,
+}
+
+/// All runs.
+pub(crate) struct Runs {
+    entries: ChunkedList<Entry>,
+    pages: Pages,
+    free: ChunkedList<u32>,
+    /// Entry point of readers.
+    pub(crate) shown: Arc<ReaderEntry>,
+    /// The one that is being made.
+    next_children: Option<NextChildren>,
+    live: usize,
+    positions: usize,
+    bytes: usize,
+    /// Bytes of the places where children hang.
+    fork_bytes: usize,
+    /// Spare memory for levels that do not fit into a head.
+    pub(crate) spare_levels: Spares<(), Level>,
+    pub(crate) token: WriterToken,
+}
+
+impl Runs {
+    pub(crate) fn new(readers: &Readers) -> Self {
+        let token = WriterToken::of(readers);
+        Self {
+            entries: Entry::of_root(),
+            pages: Pages::new(),
+            free: ChunkedList::default(),
+            shown: Arc::new(ReaderEntry {
+                children: SwapCell::new(Children::with_room_for(6, &token), &token),
+                roster: SwapCell::new(Roster::default(), &token),
+            }),
+            next_children: None,
+            live: 0,
+            positions: 0,
+            bytes: 0,
+            fork_bytes: 0,
+            spare_levels: Spares::new(),
+            token,
+        }
+    }
+
+    /// Number of runs.
+    pub(crate) fn len(&self) -> usize {
+        self.live
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn pages_for_tests(&mut self) -> &mut Pages {
+        &mut self.pages
+    }
+
+    /// True if `more` further runs can be numbered.
+    pub(crate) fn can_number(&self, more: usize) -> bool {
+        self.entries.len().saturating_add(more) < NO_RUN as usize && self.pages.can_add(more)
+    }
+
+    /// Number of blocks of all runs.
+    pub(crate) fn positions(&self) -> usize {
+        self.positions
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.bytes
+            + self.pages.bytes()
+            + self.entries.bytes()
+            + self.free.bytes()
+            + self.fork_bytes
+            + self.spare_levels.bytes()
+            + self.shown.children.get(&self.token).bytes()
+            + self.next_children.as_ref().map_or(0, |next| next.table.bytes())
+    }
+
+    /// Every run that is not listed with its siblings, where it hangs, and its first level.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn unlisted(&self) -> impl Iterator<Item = (Place, Option<Level>)> {
+        let unlisted = (0..self.entries.len() as u32).filter(|&id| self.is_unlisted(id));
+        unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
+    }
+
+    /// True if the bytes are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
+        let runs: usize = self.entries.iter().flat_map(|e| &e.run).map(Run::bytes).sum();
+        self.fork_bytes == forks && self.bytes == runs
+    }
+
+    pub(crate) fn is_live(&self, id: u32) -> bool {
+        self.entries.get(id as usize).is_some_and(|entry| entry.run.is_some())
+    }
+
+    /// True if a run is live and not listed with its siblings.
+    pub(crate) fn is_unlisted(&self, id: u32) -> bool {
+        self.is_live(id) && !self.entries[id as usize].listed
+    }
+
+    #[inline]
+    pub(crate) fn get(&self, id: u32) -> &Run {
+        self.entries[id as usize].run.as_ref().expect("a run that is referred to is live")
+    }
+
+    #[inline]
+    fn get_mut(&mut self, id: u32) -> &mut Run {
+        self.entries[id as usize].run.as_mut().expect("a run that is referred to is live")
+    }
+
+    /// Blocks before the run's first.
+    #[inline]
+    pub(crate) fn start(&self, id: u32) -> u32 {
+        self.entries[id as usize].start
+    }
+
+    #[inline]
+    pub(crate) fn levels(&self, id: u32) -> LevelsNow<'_> {
+        self.get(id).head().levels_now(&self.token)
+    }
+
+    pub(crate) fn content(&self, at: Position) -> u64 {
+        self.get(at.run).contents()[at.offset as usize]
+    }
+
+    pub(crate) fn name(&self, at: Position) -> u64 {
+        self.get(at.run).names()[at.offset as usize]
+    }
+
+    /// Asks for what tells the position of a number, as [`Self::position`] soon will.
+    #[inline]
+    pub(crate) fn ask_for_page(&self, number: u32) {
+        self.pages.ask_for(number);
+    }
+
+    /// Asks for the name of a position, as [`Self::name`] soon will.
+    #[inline]
+    pub(crate) fn ask_for_name(&self, at: Position) {
+        prefetch(&self.get(at.run).names()[at.offset as usize]);
+    }
+
+    pub(crate) fn set_name(&mut self, at: Position, name: u64) {
+        self.get_mut(at.run).set_name(at.offset as usize, name);
+    }
+
+    /// The place that the run's first block comes after.
+    pub(crate) fn origin(&self, id: u32) -> Place {
+        let head = self.get(id).head();
+        Place { run: head.parent, blocks: head.fork }
+    }
+
+    /// The block before, if any.
+    pub(crate) fn parent(&self, at: Position) -> Option<Position> {
+        match at.offset {
+            0 => self.origin(at.run).before(),
+            offset => Some(Position { run: at.run, offset: offset - 1 }),
+        }
+    }
+
+    /// The child that continues `place` with `content`.
+    #[inline]
+    pub(crate) fn child(&self, place: Place, content: u64) -> Option<u32> {
+        if place.run != ROOT && self.entries[place.run as usize].forks.is_none() {
+            return None;
+        }
+        self.shown.children.get(&self.token).find_id(place.run, place.blocks, content, &self.token)
+    }
+
+    /// The block that continues `place` with `content`, in the run itself or in a child.
+    pub(crate) fn next(&self, place: Place, content: u64) -> Option<Position> {
+        if place.run != ROOT && self.get(place.run).contents().get(place.blocks as usize) == Some(&content) {
+            return Some(Position { run: place.run, offset: place.blocks });
+        }
+        self.child(place, content).map(|run| Position { run, offset: 0 })
+    }
+
+    /// True if these blocks can go to the end of the run itself. They cannot if other blocks have ever been there:
+    /// (run, offset) means one prefix for as long as the run lives.
+    pub(crate) fn can_append(&self, place: Place, contents: &[u64]) -> bool {
+        place.run != ROOT && {
+            let run = self.get(place.run);
+            let at_end = run.len() == place.blocks as usize && run.len() < MAX_RUN;
+            at_end && !self.entries[place.run as usize].cut && run.continues_with(contents)
+        }
+    }
+
+    /// Adds blocks at the end of a run, as many as it can take; they have no holders yet. Returns how many.
+    ///
+    /// `names`: none if they have no shared names. `more`: number of blocks that follow soon; there is room for them if it
+    /// has to be made.
+    pub(crate) fn append(
+        &mut self,
+        id: u32,
+        contents: &[u64],
+        names: Option<&[u64]>,
+        more: usize,
+        trash: &mut Trash,
+    ) -> usize {
+        let len = self.get(id).len();
+        let contents = &contents[..contents.len().min(MAX_RUN - len)];
+        let room = len + contents.len();
+        if !self.get(id).has_room_for(contents) {
+            // An eighth more, so that decoding block by block moves each block about eight times in all; half as much
+            // again while the run is short, as the move itself costs more than its blocks then.
+            let slack = if len < SHORT_RUN { len / 2 + 2 } else { len / 8 + 2 };
+            self.entries[id as usize].cut = self.get(id).written() > room;
+            self.relocate(id, (room + more).max(len + slack).min(MAX_RUN), trash);
+        }
+        for _ in len.div_ceil(PAGE as usize)..room.div_ceil(PAGE as usize) {
+            self.entries[id as usize].page = self.pages.add(id, self.entries[id as usize].page);
+        }
+        self.get_mut(id).extend(contents, names);
+        self.positions += contents.len();
+        contents.len()
+    }
+
+    /// Takes back blocks at the end that no reader was ever shown as held.
+    pub(crate) fn take_back(&mut self, id: u32, len: usize) {
+        self.cut_off(id, len);
+        self.get_mut(id).truncate(len);
+    }
+
+    /// Gives the pages beyond `len` blocks back.
+    fn cut_off(&mut self, id: u32, len: usize) {
+        let was = self.get(id).len();
+        self.positions -= was - len;
+        for _ in len.div_ceil(PAGE as usize)..was.div_ceil(PAGE as usize) {
+            self.entries[id as usize].page = self.pages.remove(self.entries[id as usize].page);
+        }
+    }
+
+    /// A position as a number of 32 bits.
+    #[inline]
+    pub(crate) fn number(&self, at: Position) -> u32 {
+        self.pages.number(self.entries[at.run as usize].page, at.offset)
+    }
+
+    /// The numbers of the last positions of a run, from `start` on.
+    pub(crate) fn numbers_from(&self, id: u32, start: u32) -> impl Iterator<Item = u32> {
+        let mut firsts: SmallVec<[u32; 64]> = SmallVec::new();
+        for (number, offset) in self.pages(id) {
+            firsts.push(number);
+            if offset <= start {
+                break;
+            }
+        }
+        let skip = (start % PAGE) as usize;
+        firsts.into_iter().rev().flat_map(|first| first..first + PAGE).skip(skip)
+    }
+
+    /// The pages of a run, last first: the number and the offset of each one's first position.
+    pub(crate) fn pages(&self, id: u32) -> impl Iterator<Item = (u32, u32)> {
+        self.pages.back_from(self.entries[id as usize].page)
+    }
+
+    /// The position with this number.
+    #[inline]
+    pub(crate) fn position(&self, number: u32) -> Position {
+        self.pages.position(number)
+    }
+
+    fn relocate(&mut self, id: u32, room: usize, trash: &mut Trash) {
+        let entry = &mut self.entries[id as usize];
+        let old = entry.run.as_ref().expect("live");
+        let new = old.moved(room, &mut self.spare_levels, &self.token);
+        self.bytes = self.bytes + new.bytes() - old.bytes();
+        if let Some(&first) = new.contents().first() {
+            self.shown.children.get(&self.token).replace(old, &new, first, &mut self.token);
+            if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+                next.replace(old, &new, first, &mut self.token);
+            }
+        }
+        trash.push(Garbage::Run(mem::replace(entry.run.as_mut().expect("live"), new)));
+    }
+
+    /// Makes a run of these blocks, as many as fit, below `place`; it has no holders yet.
+    pub(crate) fn create(
+        &mut self,
+        place: Place,
+        contents: &[u64],
+        names: Option<&[u64]>,
+        more: usize,
+        trash: &mut Trash,
+    ) -> u32 {
+        let id = self.free.pop().unwrap_or_else(|| {
+            self.entries.push(Entry::free());
+            (self.entries.len() - 1) as u32
+        });
+        let contents = &contents[..contents.len().min(MAX_RUN)];
+        let mut run = Run::new(id, place.run, place.blocks, (contents.len() + more).min(MAX_RUN));
+        run.extend(contents, names);
+        self.bytes += run.bytes();
+        self.live += 1;
+        self.positions += contents.len();
+        let start = if place.run == ROOT { 0 } else { self.start(place.run) + place.blocks };
+        self.entries[id as usize] = {
+            let mut page = NO_PAGE;
+            for _ in 0..contents.len().div_ceil(PAGE as usize) {
+                page = self.pages.add(id, page);
+            }
+            Entry { run: Some(run), start, next: NO_RUN, previous: NO_RUN, cut: false, listed: true, page, forks: None }
+        };
+        // Owned first, then linked, by what was copied: the caller's list is not looked at twice.
+        let run = self.entries[id as usize].run.as_ref().expect("live");
+        self.shown.children.get(&self.token).insert(run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.insert(run, run.contents()[0], &mut self.token);
+        }
+        self.hang(id, place);
+        self.reserve_children(trash);
+        id
+    }
+
+    /// Makes `levels` the run's levels and cuts off blocks without holders.
+    pub(crate) fn publish(&mut self, id: u32, levels: &[Level], trash: &mut Trash) {
+        let run = self.entries[id as usize].run.as_mut().expect("live");
+        if let Some(old) = run.head().publish(levels, &mut self.spare_levels, &mut self.token) {
+            trash.push(Garbage::Levels(old));
+        }
+        let len = levels.last().map_or(0, |level| level.end as usize);
+        if len == run.len() {
+            return;
+        }
+        self.cut_off(id, len);
+        if len == 0 {
+            self.unlink(id, trash);
+            return;
+        }
+        let run = self.get_mut(id);
+        run.truncate(len);
+        if run.room() > 2 * len + 8 {
+            self.entries[id as usize].cut = true;
+            self.relocate(id, len + 2, trash);
+        }
+    }
+
+    fn unlink(&mut self, id: u32, trash: &mut Trash) {
+        let place = self.origin(id);
+        self.unhang(id, place);
+        let run = mem::replace(&mut self.entries[id as usize], Entry::free()).run.expect("live");
+        self.shown.children.get(&self.token).remove(&run, run.contents()[0], &mut self.token);
+        if let Some(next) = NextChildren::of(self.next_children.as_ref(), id) {
+            next.remove(&run, run.contents()[0], &mut self.token);
+        }
+        self.bytes -= run.bytes();
+        self.live -= 1;
+        trash.push(Garbage::Run(run));
+        // A reader may still be about to look for children by this number.
+        trash.push(Garbage::RunId(id));
+        self.reserve_children(trash);
+    }
+
+    /// Numbers that runs have or had: all are less.
+    pub(crate) fn numbers(&self) -> usize {
+        self.entries.len()
+    }
+
+    /// The number of a run that no reader can mean any more.
+    pub(crate) fn reuse(&mut self, id: u32) {
+        self.free.push(id);
+        if self.live == 0 && self.free.len() + 1 == self.entries.len() {
+            self.entries = Entry::of_root();
+            self.free = ChunkedList::default();
+        }
+    }
+}
+
+impl Entry {
+    /// The list that nothing but the root is in.
+    fn of_root() -> ChunkedList<Self> {
+        let mut entries = ChunkedList::default();
+        entries.push(Self::free());
+        entries
+    }
+
+    fn free() -> Self {
+        Self {
+            run: None,
+            start: 0,
+            next: NO_RUN,
+            previous: NO_RUN,
+            cut: false,
+            listed: true,
+            page: NO_PAGE,
+            forks: None,
+        }
+    }
+}

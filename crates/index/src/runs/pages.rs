@@ -1,0 +1,121 @@
+//! Positions as 32-bit numbers.
+//!
+//! A run takes a page for every 16 blocks, and a position's number is its page's and four bits. The table of names
+//! keeps these numbers: half the memory of (run, offset), for one more step that is nearly always in cache.
+
+use crate::chunked::ChunkedList;
+use crate::position::Position;
+use crate::raw::prefetch;
+use crate::stats::step;
+
+const BITS: u32 = 4;
+/// Blocks a page.
+pub(crate) const PAGE: u32 = 1 << BITS;
+pub(crate) const NO_PAGE: u32 = u32::MAX;
+/// Greatest number of pages, so that a position fits into 32 bits.
+const MOST_PAGES: usize = 1 << (32 - BITS);
+
+/// One page: 16 consecutive positions of a run.
+#[derive(Clone, Copy)]
+struct Page {
+    run: u32,
+    /// Number of the page in its run; of a free one, the next free.
+    index: u32,
+    /// The run's page before this.
+    previous: u32,
+}
+
+/// All pages.
+pub(crate) struct Pages {
+    pages: ChunkedList<Page>,
+    /// Number of the first free page.
+    free: u32,
+    used: usize,
+    /// Largest number of pages that there can be; fewer in tests.
+    most: usize,
+}
+
+impl Pages {
+    pub(crate) fn new() -> Self {
+        Self { pages: ChunkedList::default(), free: NO_PAGE, used: 0, most: MOST_PAGES }
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.pages.bytes()
+    }
+
+    /// True if `more` further pages can be numbered.
+    pub(crate) fn can_add(&self, more: usize) -> bool {
+        self.used.saturating_add(more) < self.most
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn set_most(&mut self, most: usize) {
+        self.most = most;
+    }
+
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn used(&self) -> usize {
+        self.used
+    }
+
+    /// A page for the run whose last page is `previous`.
+    pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
+        let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
+        let page = Page { run, index, previous };
+        assert!(self.used < self.most, "refused before it comes to this");
+        self.used += 1;
+        if self.free == NO_PAGE {
+            self.pages.push(page);
+            return self.pages.len() as u32 - 1;
+        }
+        let id = self.free;
+        self.free = self.pages[id as usize].index;
+        self.pages[id as usize] = page;
+        id
+    }
+
+    /// Gives a run's last page back; returns the one before.
+    pub(crate) fn remove(&mut self, id: u32) -> u32 {
+        let previous = self.pages[id as usize].previous;
+        self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
+        self.free = id;
+        self.used -= 1;
+        if self.used == 0 {
+            *self = Self { most: self.most, ..Self::new() };
+        }
+        previous
+    }
+
+    /// The number of the position `offset` of a run whose last page is `last`.
+    #[inline]
+    pub(crate) fn number(&self, last: u32, offset: u32) -> u32 {
+        let mut page = last;
+        while self.pages[page as usize].index != offset / PAGE {
+            step();
+            page = self.pages[page as usize].previous;
+        }
+        (page << BITS) | (offset % PAGE)
+    }
+
+    /// The pages of a run whose last is `last`, from that on backwards: the number and the offset of each one's first
+    /// position.
+    pub(crate) fn back_from(&self, last: u32) -> impl Iterator<Item = (u32, u32)> {
+        let live = |page: u32| (page != NO_PAGE).then_some(page);
+        std::iter::successors(live(last), move |&page| live(self.pages[page as usize].previous))
+            .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
+    }
+
+    /// Asks for the page of a number.
+    #[inline]
+    pub(crate) fn ask_for(&self, number: u32) {
+        prefetch(&self.pages[(number >> BITS) as usize]);
+    }
+
+    /// The position of a number.
+    #[inline]
+    pub(crate) fn position(&self, number: u32) -> Position {
+        let page = self.pages[(number >> BITS) as usize];
+        Position { run: page.run, offset: page.index * PAGE + number % PAGE }
+    }
+}

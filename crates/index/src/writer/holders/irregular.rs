@@ -1,0 +1,275 @@
+//! Blocks that are not regular.
+//!
+//! An irregular block is kept literally, by name: under its parent's name, with its content. It is *reachable* when its
+//! parent is (regular, or irregular and reachable, or the root); then it has a position, which its holder covers. It is
+//! irregular because its chain to the root is broken (a hole, an orphan), or because its position already has a block of the
+//! same holder under another name. Chains are linked by name, as the engine announced them: that is the reference model to
+//! the letter.
+//!
+//! Parents of regular blocks are regular; an irregular block whose chain becomes complete turns regular if its position is
+//! free.
+
+use smallvec::SmallVec;
+
+use crate::position::Position;
+use crate::segmented::Map;
+use crate::stats::step;
+
+/// A holder's blocks that are not regular, literally as announced. It counts as it changes, so that a call that asks for
+/// sizes has to walk over it.
+#[derive(Default)]
+pub(crate) struct IrregularBlocks {
+    blocks: Map<u64, IrregularBlock>,
+    /// Parent's name → names. Parents may be regular, irregular or unknown.
+    children: Map<u64, Siblings>,
+    /// Positions at which reachable irregular blocks are.
+    at: Map<Position, IrregularCover>,
+    /// Number of these in each run.
+    in_runs: Map<u32, u32>,
+    /// Blocks that are not reachable.
+    unlinked: usize,
+    /// Positions of `at` without a regular block.
+    bare: usize,
+    /// Room in the lists of children that are lists of their own, in names.
+    room: usize,
+}
+
+/// Names of blocks with one parent, in any order. Nearly all have one child.
+type Siblings = SmallVec<[u64; 2]>;
+
+fn room(siblings: &Siblings) -> usize {
+    if siblings.spilled() { siblings.capacity() } else { 0 }
+}
+
+/// Block that is not regular.
+pub(crate) struct IrregularBlock {
+    pub(crate) parent: Option<u64>,
+    pub(crate) content: u64,
+    /// Position of the block, if its chain to the root is complete.
+    pub(crate) at: Option<Position>,
+    /// Index of the block in the list of its parent's children.
+    sibling: u32,
+}
+
+impl IrregularBlock {
+    pub(crate) fn new(parent: Option<u64>, content: u64, at: Option<Position>) -> Self {
+        Self { parent, content, at, sibling: 0 }
+    }
+}
+
+/// Cover of a position besides or instead of a regular block.
+struct IrregularCover {
+    /// Irregular blocks there; at least 1.
+    blocks: u32,
+    /// True if a regular block is there too.
+    regular: bool,
+}
+
+impl IrregularBlocks {
+    pub(in crate::writer) fn bytes(&self) -> usize {
+        size_of::<Self>()
+            + self.blocks.bytes()
+            + self.children.bytes()
+            + self.room * size_of::<u64>()
+            + self.at.bytes()
+            + self.in_runs.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(in crate::writer) fn shed(&mut self) -> bool {
+        self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.blocks.len()
+    }
+
+    /// Blocks that are not reachable.
+    pub(crate) fn unlinked(&self) -> usize {
+        self.unlinked
+    }
+
+    /// Positions that only irregular blocks cover.
+    pub(crate) fn bare(&self) -> usize {
+        self.bare
+    }
+
+    /// Every block with its name, in any order.
+    pub(crate) fn blocks(&self) -> impl Iterator<Item = (u64, &IrregularBlock)> {
+        self.blocks.iter().inspect(|_| step()).map(|(name, block)| (*name, block))
+    }
+
+    #[inline]
+    pub(crate) fn block(&self, name: u64) -> Option<&IrregularBlock> {
+        self.blocks.get(&name)
+    }
+
+    /// True if irregular blocks cover any position of a run.
+    #[inline]
+    pub(crate) fn is_in(&self, run: u32) -> bool {
+        self.in_runs.contains_key(&run)
+    }
+
+    /// True if irregular blocks cover a position.
+    pub(crate) fn covers(&self, at: Position) -> bool {
+        self.at.contains_key(&at)
+    }
+
+    /// True if irregular blocks alone cover a position.
+    #[inline]
+    pub(crate) fn covers_alone(&self, at: Position) -> bool {
+        self.at.get(&at).is_some_and(|cover| !cover.regular)
+    }
+
+    /// Adds a block of a name that is not here.
+    pub(crate) fn add(&mut self, name: u64, mut block: IrregularBlock) {
+        if let Some(parent) = block.parent {
+            let siblings = self.children.get_or_insert_with(parent, SmallVec::new);
+            let before = room(siblings);
+            block.sibling = siblings.len() as u32;
+            siblings.push(name);
+            self.room += room(siblings) - before;
+        }
+        self.unlinked += usize::from(block.at.is_none());
+        let old = self.blocks.insert(name, block);
+        debug_assert!(old.is_none(), "a name is one block's");
+    }
+
+    /// Takes a block out; its parent still lists it.
+    fn take(&mut self, name: u64) -> Option<IrregularBlock> {
+        let block = self.blocks.remove(&name)?;
+        self.unlinked -= usize::from(block.at.is_none());
+        Some(block)
+    }
+
+    /// Takes a block out.
+    pub(crate) fn remove(&mut self, name: u64) -> Option<IrregularBlock> {
+        let block = self.take(name)?;
+        if let Some(parent) = block.parent {
+            self.remove_child(parent, block.sibling);
+        }
+        Some(block)
+    }
+
+    /// Takes out the blocks that continue `name`, with their names.
+    pub(crate) fn take_children(&mut self, name: u64) -> Vec<(u64, IrregularBlock)> {
+        let Some(children) = self.children.remove(&name) else { return Vec::new() };
+        self.room -= room(&children);
+        children.into_iter().filter_map(|child| Some((child, self.take(child)?))).collect()
+    }
+
+    /// Takes out the block that continues `name`, with its name, if there is one and no other.
+    pub(in crate::writer) fn take_only_child(&mut self, name: u64) -> Option<(u64, IrregularBlock)> {
+        let &[child] = self.children.get(&name)?.as_slice() else { return None };
+        let siblings = self.children.remove(&name)?;
+        self.room -= room(&siblings);
+        Some((child, self.take(child)?))
+    }
+
+    /// An irregular block has come to a position. `regular`: whether a regular one is there.
+    pub(crate) fn cover(&mut self, at: Position, regular: bool) {
+        let Self { bare, in_runs, .. } = self;
+        let cover = self.at.get_or_insert_with(at, || {
+            *bare += usize::from(!regular);
+            *in_runs.get_or_insert_with(at.run, || 0) += 1;
+            IrregularCover { blocks: 0, regular }
+        });
+        cover.blocks += 1;
+    }
+
+    /// No regular block is at this position any more.
+    pub(crate) fn lose_regular(&mut self, at: Position) {
+        if let Some(cover) = self.at.get_mut(&at)
+            && std::mem::take(&mut cover.regular)
+        {
+            self.bare += 1;
+        }
+    }
+
+    /// True if [`Self::unlinked`], [`Self::bare`] and the room of the lists are what they must be.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self) -> bool {
+        let lists = || self.children.iter().map(|(_, siblings)| siblings);
+        let is_listed = |(name, block): (&u64, &IrregularBlock)| {
+            let siblings = block.parent.map(|parent| self.children.get(&parent).expect("a parent lists its children"));
+            siblings.is_none_or(|siblings| siblings[block.sibling as usize] == *name)
+        };
+        self.unlinked == self.blocks.iter().filter(|(_, block)| block.at.is_none()).count()
+            && self.bare == self.at.iter().filter(|(_, cover)| !cover.regular).count()
+            && self.room == lists().map(room).sum::<usize>()
+            && self.blocks.iter().all(is_listed)
+            && self.blocks.iter().filter(|(_, block)| block.parent.is_some()).count()
+                == lists().map(SmallVec::len).sum()
+            && self.blocks.is_counted()
+            && self.children.is_counted()
+            && self.at.is_counted()
+            && self
+                .in_runs
+                .iter()
+                .all(|(run, n)| self.at.iter().filter(|(at, _)| at.run == *run).count() == *n as usize)
+            && self.at.iter().all(|(at, _)| self.is_in(at.run))
+    }
+
+    /// True if blocks continue this name, be it known or not.
+    pub(in crate::writer) fn awaits(&self, name: u64) -> bool {
+        self.children.contains_key(&name)
+    }
+
+    /// True if a name means nothing here, so that a regular block of that name concerns no irregular one.
+    #[inline]
+    pub(crate) fn ignores(&self, name: u64) -> bool {
+        !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
+    }
+
+    fn remove_child(&mut self, parent: u64, sibling: u32) {
+        let Some(siblings) = self.children.get_mut(&parent) else { return };
+        siblings.swap_remove(sibling as usize);
+        if siblings.is_empty() {
+            self.room -= room(siblings);
+            self.children.remove(&parent);
+        } else if let Some(moved) = siblings.get(sibling as usize)
+            && let Some(moved) = self.blocks.get_mut(moved)
+        {
+            moved.sibling = sibling;
+        }
+    }
+
+    /// No irregular block below `name` is reachable any more; `left` gets the positions they leave.
+    pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
+        let mut todo = vec![name];
+        while let Some(name) = todo.pop() {
+            let Some(children) = self.children.get(&name) else { continue };
+            for child in children {
+                step();
+                if let Some(block) = self.blocks.get_mut(child) {
+                    if let Some(at) = block.at.take() {
+                        self.unlinked += 1;
+                        left.push(at);
+                    }
+                    todo.push(*child);
+                }
+            }
+        }
+    }
+
+    /// An irregular block has left each of these positions (they may repeat); `bare` gets those that nothing covers now.
+    pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
+        for at in left {
+            let Some(cover) = self.at.get_mut(at) else { continue };
+            cover.blocks -= 1;
+            if cover.blocks == 0 {
+                if !cover.regular {
+                    self.bare -= 1;
+                    bare.push(*at);
+                }
+                self.at.remove(at);
+                if let Some(count) = self.in_runs.get_mut(&at.run) {
+                    *count -= 1;
+                    if *count == 0 {
+                        self.in_runs.remove(&at.run);
+                    }
+                }
+            }
+        }
+    }
+}

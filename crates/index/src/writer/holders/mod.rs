@@ -1,0 +1,259 @@
+//! State of a holder: its runs, its branches below holes, and how far its list of runs has been put right.
+
+pub(in crate::writer) mod departing;
+pub(in crate::writer) mod irregular;
+pub(in crate::writer) mod workers;
+
+use hashbrown::HashMap;
+
+use self::irregular::IrregularBlocks;
+use self::workers::shrink;
+use super::names::private::{NameTableBuilder, PrivateNames};
+use crate::position::{NO_NAME, Place, Position, ROOT};
+
+/// A holder's books.
+#[derive(Default)]
+pub(crate) struct Holder {
+    /// True if readers have no name for the holder, and others do not count on it: a branch of another holder, or a
+    /// view that comes together.
+    pub(super) is_hidden: bool,
+    /// Names of its own; none while it names blocks as the others do.
+    pub(crate) private: Option<PrivateNames>,
+    /// Names of its own while they come together; none before and after.
+    pub(super) coming: Option<Box<NameTableBuilder>>,
+    /// Blocks that are not regular; none while there are none.
+    pub(crate) irregular: Option<Box<IrregularBlocks>>,
+    /// Branches: what it has below holes that much hangs below; none while there is nothing.
+    pub(crate) branches: Option<Box<Branches>>,
+    /// The block before the one it lost last: a guess at what it loses next.
+    pub(crate) resume: Option<Position>,
+    /// A run, and a number of its blocks after which the holder covers none of the run's children.
+    pub(crate) childless: Option<(u32, u32)>,
+    /// Ends of chains that it stored lately.
+    pub(crate) tails: Tails,
+    /// Runs it has entered; may list some that it has left, or twice.
+    pub(crate) runs: Vec<u32>,
+    /// If that list is being put right: how far.
+    pub(super) tidying: Option<Box<ListCleanup>>,
+    /// Runs it is in.
+    pub(crate) entered: u32,
+    /// Positions it covers.
+    pub(crate) blocks: u64,
+    /// Runs of its own that hang where they are not listed.
+    pub(crate) hanging: HangingRuns,
+    /// Blocks of its own whose chain to the root is not complete, as the writer has counted them.
+    pub(crate) waiting: usize,
+}
+
+/// Ends of chains that were stored lately, by name: guesses at where the next blocks go, as engines announce what they
+/// generate block by block, for several sequences at once.
+pub(crate) struct Tails([(u64, Position); TAILS]);
+
+const TAILS: usize = 4;
+
+impl Default for Tails {
+    fn default() -> Self {
+        Self([(NO_NAME, Position { run: ROOT, offset: 0 }); TAILS])
+    }
+}
+
+impl Tails {
+    #[inline]
+    fn slot(name: u64) -> usize {
+        // Engines' names may be of any kind: a few bits of all of them.
+        (name.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32) as usize % TAILS
+    }
+
+    #[inline]
+    pub(crate) fn add(&mut self, name: u64, at: Position) {
+        self.0[Self::slot(name)] = (name, at);
+    }
+
+    /// Returns where a chain ended with the block of this name. A guess: what is there now may be something else.
+    #[inline]
+    pub(crate) fn of(&self, name: Option<u64>) -> Option<Position> {
+        let name = name?;
+        let (it, at) = self.0[Self::slot(name)];
+        (it == name && name != NO_NAME).then_some(at)
+    }
+}
+
+/// Runs of a holder below runs with too many children to list.
+#[derive(Default)]
+pub(crate) struct HangingRuns {
+    /// Number of one run with unlisted children, and how many the holder has there: for most holders that is all.
+    first: (u32, Hangers),
+    /// Hangers off others.
+    rest: Option<Box<HashMap<u32, Hangers>>>,
+}
+
+/// Runs of a holder that hang off one run: their number, and after how many of its blocks none of them hangs.
+#[derive(Clone, Copy, Default)]
+struct Hangers {
+    count: u32,
+    end: u32,
+}
+
+impl HangingRuns {
+    pub(crate) fn bytes(&self) -> usize {
+        self.rest.as_ref().map_or(0, |rest| size_of::<HashMap<u32, Hangers>>() + rest.allocation_size())
+    }
+
+    fn of(&self, run: u32) -> Option<&Hangers> {
+        if self.first.0 == run { Some(&self.first.1) } else { self.rest.as_ref()?.get(&run) }
+    }
+
+    fn of_mut(&mut self, run: u32) -> Option<&mut Hangers> {
+        if self.first.0 == run { Some(&mut self.first.1) } else { self.rest.as_mut()?.get_mut(&run) }
+    }
+
+    /// Adds an unlisted run that the holder has entered.
+    pub(crate) fn add(&mut self, place: Place) {
+        if self.first.1.count == 0 && self.of(place.run).is_none() {
+            self.first = (place.run, Hangers::default());
+        }
+        let it = if self.first.0 == place.run {
+            &mut self.first.1
+        } else {
+            self.rest.get_or_insert_default().entry(place.run).or_default()
+        };
+        it.count += 1;
+        it.end = place.blocks.saturating_add(1).max(it.end);
+    }
+
+    /// Removes an unlisted run that the holder has left.
+    pub(crate) fn remove(&mut self, place: Place) {
+        let Some(it) = self.of_mut(place.run) else { return };
+        it.count -= 1;
+        if it.count > 0 {
+            return;
+        }
+        if self.first.0 == place.run {
+            self.first = (ROOT, Hangers::default());
+        } else if let Some(rest) = &mut self.rest {
+            rest.remove(&place.run);
+            shrink(rest);
+            if rest.is_empty() {
+                self.rest = None;
+            }
+        }
+    }
+
+    /// True if any may hang there, or farther along the same run.
+    #[inline]
+    pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
+        self.of(place.run).is_some_and(|it| place.blocks < it.end)
+    }
+
+    /// Notes that none hangs there or farther along.
+    pub(crate) fn none_beyond(&mut self, place: Place) {
+        if let Some(it) = self.of_mut(place.run) {
+            it.end = place.blocks.min(it.end);
+        }
+    }
+
+    /// True if these are all hangers; none may hang after more blocks of a run than is noted.
+    #[cfg(test)]
+    pub(crate) fn is_counted(&self, places: &[Place]) -> bool {
+        let rest = self.rest.iter().flat_map(|rest| rest.iter()).map(|(run, it)| (*run, *it));
+        let all: Vec<_> = rest.chain((self.first.0 != ROOT).then_some(self.first)).collect();
+        let count = |run: u32| places.iter().filter(|place| place.run == run).count();
+        places.iter().all(|place| self.may_be_beyond(*place))
+            && all.iter().all(|(run, it)| it.count > 0 && count(*run) == it.count as usize)
+            && places.len() == all.iter().map(|(_, it)| it.count as usize).sum()
+    }
+}
+
+impl Holder {
+    /// True if this position, which the holder covers, is covered by irregular blocks alone.
+    #[inline]
+    pub(crate) fn covers_irregularly(&self, at: Position) -> bool {
+        self.irregular.as_ref().is_some_and(|irregular| irregular.covers_alone(at))
+    }
+
+    /// Parent and content hash of an irregular block.
+    pub(crate) fn irregular_block(&self, name: u64) -> Option<(Option<u64>, u64)> {
+        let block = self.irregular.as_ref()?.block(name)?;
+        Some((block.parent, block.content))
+    }
+
+    /// Blocks held whose chain to the root is not complete.
+    pub(crate) fn unlinked(&self) -> usize {
+        self.irregular.as_ref().map_or(0, |irregular| irregular.unlinked()) + self.in_branches() as usize
+    }
+
+    /// Blocks in branches.
+    pub(super) fn in_branches(&self) -> u64 {
+        self.branches.as_ref().map_or(0, |branches| branches.blocks())
+    }
+
+    /// Names held.
+    pub(crate) fn names(&self) -> u64 {
+        let linked = self.blocks + self.in_branches();
+        let Some(irregular) = &self.irregular else { return linked };
+        linked - irregular.bare() as u64 + irregular.len() as u64
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.private.as_ref().map_or(0, PrivateNames::bytes)
+            + self.coming.as_ref().map_or(0, |it| it.bytes())
+            + self.irregular.as_ref().map_or(0, |o| o.bytes())
+            + self.branches.as_ref().map_or(0, |it| it.bytes())
+            + self.hanging.bytes()
+            + self.tidying.as_ref().map_or(0, |it| it.bytes())
+            + self.runs.capacity() * size_of::<u32>()
+    }
+}
+
+/// Branch: blocks of a holder below a hole.
+#[derive(Clone, Copy)]
+pub(super) struct Branch {
+    pub(super) number: u32,
+    /// The missing block, and where it was.
+    pub(super) awaits: u64,
+    pub(super) at: Position,
+}
+
+/// All branches of a holder: at least one.
+#[derive(Default)]
+pub(crate) struct Branches {
+    pub(super) all: Vec<Branch>,
+    /// Blocks of them all.
+    pub(super) blocks: u64,
+}
+
+impl Branches {
+    pub(super) fn blocks(&self) -> u64 {
+        self.blocks
+    }
+
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.all.capacity() * size_of::<Branch>()
+    }
+}
+
+/// Progress of putting a list right.
+pub(super) struct ListCleanup {
+    /// The next entry to be looked at, and where the next that is right goes.
+    pub(super) next: usize,
+    pub(super) kept: usize,
+    /// The runs among those that are kept, a bit for each.
+    pub(super) seen: Vec<u64>,
+}
+
+impl ListCleanup {
+    pub(super) fn bytes(&self) -> usize {
+        size_of::<Self>() + self.seen.capacity() * size_of::<u64>()
+    }
+
+    /// Notes a run; true if it is new.
+    pub(super) fn is_first(&mut self, run: u32) -> bool {
+        let (word, bit) = (run as usize / 64, 1 << (run % 64));
+        if self.seen.len() <= word {
+            self.seen.resize(word + word / 8 + 1, 0);
+        }
+        let is_first = self.seen[word] & bit == 0;
+        self.seen[word] |= bit;
+        is_first
+    }
+}

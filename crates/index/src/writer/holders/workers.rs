@@ -1,0 +1,346 @@
+//! Workers and their ranks, and what is kept of each.
+
+use std::sync::Arc;
+
+use hashbrown::{HashMap, HashSet};
+use smallvec::SmallVec;
+
+use super::departing::OrderedRuns;
+use crate::fingerprint::word;
+use crate::handle::{RankHandle, RankRef};
+use crate::position::NO_NAME;
+use crate::raw::prefetch_all;
+use crate::segmented::Map;
+use crate::stats::step;
+use crate::types::{BlockHash, Tier};
+
+/// All workers. A name is looked up once an event; from then on a rank is a number, the same until its worker is dropped:
+/// the holder of its device is another after a clear.
+#[derive(Default)]
+pub(in crate::writer) struct Workers {
+    pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
+    /// Books of the ranks, by that number.
+    books: Vec<Option<Rank>>,
+    free: Vec<u32>,
+}
+
+/// A worker's ranks with their numbers here; most have one.
+type Worker = SmallVec<[(u32, u32); 2]>;
+
+/// A rank's books.
+pub(in crate::writer) struct Rank {
+    pub(in crate::writer) device: u32,
+    /// No other rank has or had this number.
+    pub(in crate::writer) life: u64,
+    /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
+    pub(in crate::writer) wider: [Option<u32>; 3],
+    /// Copies on the device beyond the first.
+    pub(in crate::writer) copies: Copies,
+    pub(in crate::writer) offloaded: OffloadedBlocks,
+    /// The fingerprint's part of what is held on the device: see `fingerprint.rs`.
+    pub(in crate::writer) device_word: u64,
+    /// Number of times that each tier was cleared.
+    pub(in crate::writer) clears: [u32; 4],
+    /// A view that comes together.
+    pub(in crate::writer) new_view: Option<Box<NewView>>,
+    /// A tier that is being cleared: first of all to be done when anything happens to the rank.
+    pub(in crate::writer) clearing: Option<Box<TierClear>>,
+}
+
+/// A view before it is a rank's: its holder, and what is to be put in.
+pub(in crate::writer) struct NewView {
+    /// Number that the view will have.
+    pub(in crate::writer) number: usize,
+    pub(in crate::writer) holder: u32,
+    /// The holder that has what it is to have.
+    pub(in crate::writer) narrower: u32,
+    pub(in crate::writer) watch: u64,
+    pub(in crate::writer) runs: OrderedRuns,
+    /// The run that is being put in, and after how many of its blocks to go on.
+    pub(in crate::writer) at: Option<(u32, u32)>,
+    /// Names to be looked up.
+    pub(in crate::writer) names: Vec<u64>,
+    /// Names to be looked up after those, perhaps again.
+    pub(in crate::writer) touched: HashSet<u64>,
+    pub(in crate::writer) rounds: usize,
+}
+
+/// Rest of a tier that is being cleared.
+pub(in crate::writer) struct TierClear {
+    pub(in crate::writer) tier: Tier,
+    /// The holder that has what is on the tier, with its runs and the names that are in none.
+    pub(in crate::writer) holder: u32,
+    pub(in crate::writer) runs: OrderedRuns,
+    /// The run that is being cleared, and up to how many of its blocks to go on.
+    pub(in crate::writer) at: Option<(u32, u32)>,
+    pub(in crate::writer) names: Vec<u64>,
+}
+
+impl NewView {
+    fn bytes(&self) -> usize {
+        let touched = self.touched.allocation_size();
+        size_of::<Self>() + self.runs.bytes() + self.names.capacity() * size_of::<u64>() + touched
+    }
+}
+
+impl TierClear {
+    fn bytes(&self) -> usize {
+        size_of::<Self>() + self.runs.bytes() + self.names.capacity() * size_of::<u64>()
+    }
+}
+
+/// Copies on cpu, disk and external.
+pub(in crate::writer) type Claims = [u32; 3];
+
+/// Blocks that a rank has on other tiers than the device, by name: at least one copy of each.
+#[derive(Default)]
+pub(in crate::writer) struct OffloadedBlocks {
+    by_name: Map<u64, Claims>,
+    /// Names on each tier.
+    tiers: [usize; 3],
+    /// The fingerprint's part of what is held on each tier.
+    words: [u64; 3],
+}
+
+impl OffloadedBlocks {
+    pub(in crate::writer) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// Names that have copies on a tier.
+    pub(in crate::writer) fn on(&self, tier: usize) -> usize {
+        self.tiers[tier]
+    }
+
+    /// The fingerprint's part of what is held on each tier.
+    pub(in crate::writer) fn words(&self) -> [u64; 3] {
+        self.words
+    }
+
+    pub(in crate::writer) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(in crate::writer) fn shed(&mut self) -> bool {
+        self.by_name.shed()
+    }
+
+    pub(in crate::writer) fn get(&self, name: u64) -> Option<Claims> {
+        self.by_name.get(&name).copied()
+    }
+
+    pub(in crate::writer) fn iter(&self) -> impl Iterator<Item = (u64, Claims)> {
+        self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
+    }
+
+    /// Says how many copies there are of a name; returns how many there were.
+    pub(in crate::writer) fn set(&mut self, name: u64, now: Claims) -> Claims {
+        let gone = now == [0; 3];
+        let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
+        let before = before.unwrap_or_default();
+        for slot in 0..3 {
+            let (was, is) = (before[slot] > 0, now[slot] > 0);
+            if was == is {
+                continue;
+            }
+            let word = word(Tier::ALL[slot + 1], name);
+            let (names, words) = (&mut self.tiers[slot], &mut self.words[slot]);
+            if is {
+                *names += 1;
+                *words = words.wrapping_add(word);
+            } else {
+                *names -= 1;
+                *words = words.wrapping_sub(word);
+            }
+        }
+        before
+    }
+
+    /// True if the names on each tier are as many as it says.
+    #[cfg(test)]
+    pub(in crate::writer) fn is_counted(&self) -> bool {
+        let on = |tier: usize| self.by_name.iter().filter(|(_, claims)| claims[tier] > 0).count();
+        self.by_name.is_counted() && self.tiers == [on(0), on(1), on(2)]
+    }
+}
+
+/// Copies beyond the first, by name, and how many they are.
+#[derive(Default)]
+pub(in crate::writer) struct Copies {
+    by_name: Map<u64, u32>,
+    sum: u64,
+}
+
+impl Copies {
+    pub(in crate::writer) fn is_empty(&self) -> bool {
+        self.by_name.is_empty()
+    }
+
+    pub(in crate::writer) fn bytes(&self) -> usize {
+        self.by_name.bytes()
+    }
+
+    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    pub(in crate::writer) fn shed(&mut self) -> bool {
+        self.by_name.shed()
+    }
+
+    pub(in crate::writer) fn sum(&self) -> u64 {
+        self.sum
+    }
+
+    /// Copies of one name beyond the first.
+    pub(in crate::writer) fn of(&self, name: u64) -> u32 {
+        self.by_name.get(&name).copied().unwrap_or(0)
+    }
+
+    /// Adds a copy.
+    pub(in crate::writer) fn add(&mut self, name: u64) {
+        let extra = self.by_name.get_or_insert_with(name, || 0);
+        if *extra < u32::MAX {
+            *extra += 1;
+            self.sum += 1;
+        }
+    }
+
+    /// Takes a copy away, if there is more than one; returns whether there was.
+    pub(in crate::writer) fn take(&mut self, name: u64) -> bool {
+        let Some(extra) = self.by_name.get_mut(&name) else { return false };
+        *extra -= 1;
+        self.sum -= 1;
+        if *extra == 0 {
+            self.by_name.remove(&name);
+        }
+        true
+    }
+
+    /// Forgets the copies beyond the first.
+    pub(in crate::writer) fn forget(&mut self, name: u64) {
+        self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
+    }
+
+    /// True if [`Self::sum`] is what it must be.
+    #[cfg(test)]
+    pub(in crate::writer) fn is_counted(&self) -> bool {
+        self.sum == self.by_name.iter().map(|(_, &extra)| u64::from(extra)).sum::<u64>() && self.by_name.is_counted()
+    }
+}
+
+impl Workers {
+    pub(in crate::writer) fn bytes(&self) -> usize {
+        let books = |(_, _, rank): (&Arc<str>, u32, &Rank)| {
+            let new_view = rank.new_view.as_ref().map_or(0, |it| it.bytes());
+            let clearing = rank.clearing.as_ref().map_or(0, |it| it.bytes());
+            rank.copies.bytes() + rank.offloaded.bytes() + new_view + clearing
+        };
+        self.by_name.allocation_size()
+            + self.books.capacity() * size_of::<Option<Rank>>()
+            + self.free.capacity() * size_of::<u32>()
+            + self.ranks().map(books).sum::<usize>()
+    }
+
+    /// Every rank with its worker's name and its number, in no particular order.
+    pub(in crate::writer) fn ranks(&self) -> impl Iterator<Item = (&Arc<str>, u32, &Rank)> {
+        let ranks = self.by_name.iter().flat_map(|(name, ranks)| ranks.iter().map(move |(n, rank)| (name, *n, *rank)));
+        ranks.inspect(|_| step()).filter_map(|(name, n, rank)| Some((name, n, self.get(rank)?)))
+    }
+
+    pub(in crate::writer) fn len(&self) -> usize {
+        self.by_name.len()
+    }
+
+    /// The number of a rank.
+    #[inline]
+    pub(in crate::writer) fn rank(&self, worker: &str, rank: u32) -> Option<u32> {
+        self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
+    }
+
+    /// Asks for the books of a rank, if there are any.
+    #[inline]
+    pub(in crate::writer) fn ask_for(&self, rank: u32) {
+        self.books.get(rank as usize).map(prefetch_all);
+    }
+
+    /// The number of a rank, without a look at its name if that was looked up before.
+    #[inline]
+    pub(in crate::writer) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
+        let (number, life) = handle.found();
+        if let Some(books) = self.get(number)
+            && books.life == life
+        {
+            handle.remember_device(books.device);
+            return Some(number);
+        }
+        let number = self.rank(handle.worker(), handle.rank())?;
+        handle.remember(number, self.get(number)?.life);
+        Some(number)
+    }
+
+    #[inline]
+    pub(in crate::writer) fn get(&self, rank: u32) -> Option<&Rank> {
+        self.books.get(rank as usize)?.as_ref()
+    }
+
+    #[inline]
+    pub(in crate::writer) fn get_mut(&mut self, rank: u32) -> Option<&mut Rank> {
+        self.books.get_mut(rank as usize)?.as_mut()
+    }
+
+    /// A rank of a worker is known from now on. Returns its number.
+    pub(in crate::writer) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
+        let rank = self.free.pop().unwrap_or_else(|| {
+            if self.books.len() == self.books.capacity() {
+                self.books.reserve_exact(self.books.len() / 4 + 4);
+            }
+            self.books.push(None);
+            (self.books.len() - 1) as u32
+        });
+        self.by_name.entry(worker).or_default().push((number, rank));
+        self.books[rank as usize] = Some(books);
+        rank
+    }
+
+    /// A worker is not known any more. Returns the books of its ranks.
+    pub(in crate::writer) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
+        let ranks = self.by_name.remove(worker).unwrap_or_default();
+        let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();
+        self.free.extend(ranks.iter().map(|(_, rank)| *rank));
+        if self.free.len() == self.books.len() {
+            (self.books, self.free) = (Vec::new(), Vec::new());
+        }
+        shrink(&mut self.by_name);
+        books
+    }
+}
+
+/// Number that identifies a block inside: one value is needed for "none".
+pub(in crate::writer) fn inner(name: BlockHash) -> u64 {
+    if name.0 == NO_NAME { !NO_NAME } else { name.0 }
+}
+
+impl Rank {
+    /// The views wider than the device that have a holder, narrowest first, with their numbers.
+    pub(in crate::writer) fn views(&self) -> SmallVec<[(usize, u32); 3]> {
+        self.wider.iter().enumerate().filter_map(|(view, holder)| Some((view, (*holder)?))).collect()
+    }
+
+    /// The holder of what the rank holds in the view number `view`, if it has not got that.
+    pub(in crate::writer) fn narrower(&self, view: usize) -> u32 {
+        self.wider[..view].iter().rev().find_map(|holder| *holder).unwrap_or(self.device)
+    }
+
+    /// The holder of whatever the rank holds anywhere.
+    pub(in crate::writer) fn widest(&self) -> u32 {
+        self.narrower(self.wider.len())
+    }
+}
+
+/// Gives room back that a map has not needed for long.
+pub(in crate::writer) fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
+    if map.is_empty() {
+        *map = HashMap::new();
+    } else if map.capacity() > 64 && map.len() * 8 < map.capacity() {
+        map.shrink_to(map.len() * 2);
+    }
+}

@@ -1,0 +1,151 @@
+//! The lines of the table of slots: entries that find no room in the line that they want are in a later one.
+
+use crate::raw::{equal_lanes, lesser_lanes};
+use crate::spread::line_after;
+
+pub(in crate::writer) const SLOTS: usize = 10;
+/// The marks of all slots.
+pub(in crate::writer) const ALL: u32 = 0x5_5555;
+/// The shortest way from the line that an entry wanted that its tag does not tell from a shorter one.
+pub(in crate::writer) const FAR: usize = 4;
+/// In [`Line::notes`], from which bit on: for each slot whether its entry wanted an earlier line; whether that is [`FAR`]
+/// or farther away, or at the end of the piece; and how many entries are in later lines because this was full.
+pub(in crate::writer) const LATE: u32 = 0;
+pub(in crate::writer) const FAR_AWAY: u32 = SLOTS as u32;
+pub(in crate::writer) const OVERFLOW: u32 = 2 * SLOTS as u32;
+pub(in crate::writer) const MOST_OVERFLOW: u32 = u32::MAX >> OVERFLOW;
+
+#[derive(Clone, Copy)]
+#[repr(C, align(64))]
+pub(in crate::writer) struct Line {
+    pub(in crate::writer) words: [u32; SLOTS],
+    /// 0 for an empty slot.
+    pub(in crate::writer) tags: [u16; SLOTS],
+    pub(in crate::writer) notes: u32,
+}
+
+const _: () = assert!(size_of::<Line>() == 64);
+
+impl super::lines::Line for Line {
+    const EMPTY: Self = Self { words: [0; SLOTS], tags: [0; SLOTS], notes: 0 };
+    const FULL_PAIR: usize = 13;
+    const PACE: usize = 1;
+}
+
+/// Line, slot, and lines from home.
+#[inline]
+pub(in crate::writer) fn locate(
+    piece: &[Line],
+    home: usize,
+    tag: u16,
+    mut is_it: impl FnMut(u32) -> bool,
+) -> Option<(usize, usize, usize)> {
+    let mut at = home;
+    for distance in 0..piece.len() {
+        let line = &piece[at];
+        let mut marks = line.marks(tag);
+        while marks != 0 {
+            let slot = slot(marks);
+            if is_it(line.words[slot]) {
+                return Some((at, slot, distance));
+            }
+            marks &= marks - 1;
+        }
+        if line.overflow() == 0 {
+            return None;
+        }
+        at = line_after(at, piece.len());
+    }
+    None
+}
+
+#[inline]
+pub(in crate::writer) fn insert(piece: &mut [Line], home: usize, tag: u16, word: u32) {
+    let line = &mut piece[home];
+    let empty = line.marks(0);
+    if empty == 0 {
+        return insert_late(piece, home, tag, word);
+    }
+    line.put(slot(empty), tag, word);
+}
+
+#[cold]
+#[inline(never)]
+pub(in crate::writer) fn insert_late(piece: &mut [Line], home: usize, tag: u16, word: u32) {
+    let (mut at, mut distance) = (home, 0);
+    loop {
+        piece[at].one_more_past();
+        (at, distance) = (line_after(at, piece.len()), distance + 1);
+        assert!(at != home, "there is room");
+        let line = &mut piece[at];
+        let empty = line.marks(0);
+        if empty != 0 {
+            let (slot, is_far) = (slot(empty), distance >= FAR || at < home);
+            line.put(slot, tag, word);
+            line.notes |= 1 << (LATE + slot as u32) | u32::from(is_far) << (FAR_AWAY + slot as u32);
+            return;
+        }
+    }
+}
+
+/// Empties a slot: line, slot, and lines from home.
+#[inline]
+pub(in crate::writer) fn take(piece: &mut [Line], home: usize, (line, slot, distance): (usize, usize, usize)) {
+    piece[line].tags[slot] = 0;
+    if distance > 0 {
+        piece[line].notes &= !(1 << (LATE + slot as u32) | 1 << (FAR_AWAY + slot as u32));
+        let mut at = home;
+        for _ in 0..distance {
+            piece[at].one_less_past();
+            at = line_after(at, piece.len());
+        }
+    }
+}
+
+impl Line {
+    #[inline]
+    pub(in crate::writer) fn put(&mut self, slot: usize, tag: u16, word: u32) {
+        (self.tags[slot], self.words[slot]) = (tag, word);
+    }
+
+    /// Entries that are in later lines because this was full.
+    #[inline]
+    pub(in crate::writer) fn overflow(&self) -> u32 {
+        self.notes >> OVERFLOW
+    }
+
+    pub(in crate::writer) fn one_more_past(&mut self) {
+        if self.overflow() < MOST_OVERFLOW {
+            self.notes += 1 << OVERFLOW;
+        }
+    }
+
+    /// Once there were more than it can count, it counts no more: the line is taken for full until its entries move.
+    pub(in crate::writer) fn one_less_past(&mut self) {
+        if self.overflow() < MOST_OVERFLOW {
+            self.notes -= 1 << OVERFLOW;
+        }
+    }
+
+    /// Bit 2 i for each slot i with this tag.
+    #[inline]
+    pub(in crate::writer) fn marks(&self, tag: u16) -> u32 {
+        let [a, b, c, d, e, f, g, h, y, z] = self.tags;
+        equal_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y == tag) << 16 | u32::from(z == tag) << 18
+    }
+
+    /// The same, of those with a lesser tag; empty slots may or may not be among them.
+    #[inline]
+    pub(in crate::writer) fn lesser(&self, tag: u16) -> u32 {
+        // All tags have their highest bit: as signed numbers they are in the same order.
+        let [a, b, c, d, e, f, g, h, y, z] = self.tags.map(u16::cast_signed);
+        let tag = tag.cast_signed();
+        lesser_lanes([a, b, c, d, e, f, g, h], tag) | u32::from(y < tag) << 16 | u32::from(z < tag) << 18
+    }
+}
+
+/// The slot of the lowest mark.
+#[inline]
+pub(in crate::writer) fn slot(marks: u32) -> usize {
+    marks.trailing_zeros() as usize / 2
+}

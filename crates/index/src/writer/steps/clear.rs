@@ -1,0 +1,362 @@
+//! Clearing a worker, a rank or a tier, and dropping a worker.
+//!
+//! To clear a holder at once would take as long as it holds much. Instead its rank gets another holder, and readers,
+//! who are shown no name for the old one, pass over it from that moment. What it was in goes step by step, at the end
+//! of the events that follow: its runs those farthest from the root first, as no run may go before what hangs on it, then
+//! the tables that were its own, segment by segment. Meanwhile it still is in sets and in the way of nothing: a block hash
+//! that means a block of these holders alone is free to mean another.
+//!
+//! If one tier of several is cleared, what the rank loses is block by block a matter of what the others have. So blocks go
+//! leaves first, a bounded part at a time, and between two parts others have their turn. Any other change of the same rank
+//! first finishes the clearing.
+
+use smallvec::SmallVec;
+
+use super::chains::RUN_STEPS;
+use crate::position::{NO_NAME, Position};
+use crate::retire::Garbage;
+use crate::stats::step;
+use crate::types::Tier;
+use crate::writer::holders::Holder;
+use crate::writer::holders::departing::{DepartingHolder, Departures, OrderedRuns, Table};
+use crate::writer::holders::workers::TierClear;
+use crate::writer::state::Writer;
+
+impl Writer {
+    /// A worker, or one rank or tier of it, holds nothing any more. Returns the ranks for which that is to be gone on with
+    /// ([`Self::go_on_clearing`]).
+    pub(crate) fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) -> SmallVec<[u32; 4]> {
+        self.counters.clears += 1;
+        let ranks = self.workers.by_name.get(worker).into_iter().flatten();
+        let mut ranks: SmallVec<[u32; 4]> =
+            ranks.filter(|(n, _)| rank.is_none_or(|r| r == *n)).map(|(_, rank)| *rank).collect();
+        ranks.retain(|&mut rank| {
+            match tier {
+                // It all goes.
+                None => self.rank_mut(rank).clearing = None,
+                Some(_) => self.finish_clearing(rank),
+            }
+            self.touch_all(self.device_of(rank));
+            for (number, clears) in self.rank_mut(rank).clears.iter_mut().enumerate() {
+                *clears = clears.wrapping_add(u32::from(tier.is_none_or(|tier| tier as usize == number)));
+            }
+            match tier {
+                Some(tier) if self.is_mixed(rank, tier) => {
+                    self.begin_clearing(rank, tier);
+                    return true;
+                }
+                None => self.clear_rank(rank),
+                Some(Tier::Gpu) => {
+                    if self.empty_device(rank) {
+                        self.publish_roster();
+                    }
+                }
+                Some(_) => {
+                    // The device is all there is.
+                    if self.end_views(rank) {
+                        self.publish_roster();
+                    }
+                }
+            }
+            false
+        });
+        ranks
+    }
+
+    /// True if what a rank loses with a tier depends on what it has on others.
+    fn is_mixed(&mut self, rank: u32, tier: Tier) -> bool {
+        let books = self.rank_mut(rank);
+        match (tier as usize).checked_sub(1) {
+            None => books.wider != [None; 3],
+            Some(slot) => (0..3).any(|other| other != slot && books.offloaded.on(other) > 0),
+        }
+    }
+
+    fn clear_rank(&mut self, rank: u32) {
+        let has_views = self.end_views(rank);
+        let has_moved = self.empty_device(rank);
+        if has_views || has_moved {
+            self.publish_roster();
+        }
+    }
+
+    /// A rank has nothing on other tiers than the device any more. Returns whether that changes the roster, which is
+    /// to be published.
+    fn end_views(&mut self, rank: u32) -> bool {
+        self.end_new_view(rank);
+        let books = self.rank_mut(rank);
+        let (device, wider) = (books.device, std::mem::take(&mut books.wider));
+        let offloaded = std::mem::take(&mut books.offloaded);
+        self.leaving.push(Table::Offloaded(offloaded));
+        if wider == [None; 3] {
+            return false;
+        }
+        self.set_views(device, wider, [None; 3]);
+        wider.into_iter().flatten().for_each(|view| self.send_off(view));
+        true
+    }
+
+    /// A rank has nothing on its device any more. Returns whether that changes the roster, which is to be published.
+    pub(in crate::writer) fn empty_device(&mut self, rank: u32) -> bool {
+        let books = self.rank_mut(rank);
+        let copies = std::mem::take(&mut books.copies);
+        books.device_word = 0;
+        let device = books.device;
+        self.leaving.push(Table::Copies(copies));
+        if self.is_small(device) {
+            self.clear_holder(device);
+            return false;
+        }
+        let new = self.new_holder();
+        self.rank_mut(rank).device = new;
+        let member = self.roster.get(device);
+        self.roster.set(device, None);
+        self.roster.set(new, member);
+        self.send_off(device);
+        true
+    }
+
+    /// A worker is gone.
+    pub(crate) fn drop_worker(&mut self, worker: &str) {
+        self.counters.drops += 1;
+        if !self.workers.by_name.contains_key(worker) {
+            return;
+        }
+        self.clear(worker, None, None);
+        self.counters.clears -= 1;
+        if let Some(&[(_, first), ..]) = self.workers.by_name.get(worker).map(|ranks| &ranks[..]) {
+            self.roster.name(first, None);
+        }
+        for rank in self.workers.drop(worker) {
+            self.roster.set(rank.device, None);
+            self.trash.push(Garbage::HolderId(rank.device));
+        }
+        self.publish_roster();
+    }
+}
+
+/// Cost of a block, in steps.
+const BLOCK_STEPS: isize = 4;
+
+impl Writer {
+    /// Begins to clear a tier, which takes as long as there is much.
+    pub(in crate::writer) fn begin_clearing(&mut self, rank: u32, tier: Tier) {
+        let books = self.rank_mut(rank);
+        let holder = if tier == Tier::Gpu { books.device } else { books.widest() };
+        let runs = OrderedRuns::leaves_first(self.holders[holder as usize].runs.clone());
+        let names = self.names_not_in_runs(holder);
+        self.rank_mut(rank).clearing = Some(Box::new(TierClear { tier, holder, runs, at: None, names }));
+    }
+
+    /// Does all that is left of a tier that is being cleared.
+    #[inline]
+    pub(in crate::writer) fn finish_clearing(&mut self, rank: u32) {
+        while self.workers.get(rank).is_some_and(|books| books.clearing.is_some()) {
+            self.go_on_clearing(rank, usize::MAX);
+        }
+    }
+
+    /// Continues to clear a tier of a rank, if one is being cleared, in about `steps` steps. Returns whether there is
+    /// more to do.
+    #[cold]
+    pub(crate) fn go_on_clearing(&mut self, rank: u32, steps: usize) -> bool {
+        let Some(mut it) = self.workers.get_mut(rank).and_then(|books| books.clearing.take()) else { return false };
+        if self.clear_some(rank, &mut it, steps) {
+            self.rank_mut(rank).clearing = Some(it);
+            return true;
+        }
+        if it.tier == Tier::Gpu && self.empty_device(rank) {
+            self.publish_roster();
+        }
+        let books = self.rank_mut(rank);
+        let holders = [books.device, books.widest()];
+        self.forget_places(holders);
+        false
+    }
+
+    /// Returns whether there is more.
+    fn clear_some(&mut self, rank: u32, it: &mut TierClear, steps: usize) -> bool {
+        let mut spent = 0;
+        let device = self.device_of(rank);
+        if ![device, it.holder].iter().all(|holder| self.gather_places(*holder, steps, &mut spent)) {
+            return true;
+        }
+        let mut left: isize = steps.saturating_sub(spent).try_into().unwrap_or(isize::MAX);
+        while left > 0 && !it.names.is_empty() {
+            let most = (left / BLOCK_STEPS).max(1) as usize;
+            let mut names = it.names.split_off(it.names.len().saturating_sub(most));
+            names.reverse();
+            left -= names.len() as isize * BLOCK_STEPS;
+            self.clear_names(rank, it.tier, &names);
+        }
+        while left > 0
+            && let Some((run, to)) = it.at.take().or_else(|| Some((it.runs.next(&self.runs, &mut left)?, u32::MAX)))
+        {
+            left -= RUN_STEPS as isize;
+            if !self.runs.is_live(run) || !self.covers(it.holder, Position { run, offset: 0 }) {
+                continue;
+            }
+            let to = to.min(self.cutoff(it.holder, run, 0));
+            let from = to.saturating_sub((left / BLOCK_STEPS).clamp(1, i32::MAX as isize) as u32);
+            if let Some(mut chain) = self.chain_in(it.holder, run, from, to) {
+                left -= chain.names.len() as isize * BLOCK_STEPS;
+                chain.names.reverse();
+                self.clear_names(rank, it.tier, &chain.names);
+            }
+            it.at = (from > 0).then_some((run, from));
+        }
+        if it.at.is_some() || !it.runs.is_empty() || !it.names.is_empty() {
+            return true;
+        }
+        if let Some(slot) = (it.tier as usize).checked_sub(1)
+            && let offloaded = &self.rank_mut(rank).offloaded
+            && offloaded.on(slot) > 0
+        {
+            debug_assert!(false, "a block was in no run and among no names");
+            it.names.extend(offloaded.iter().filter(|(_, claims)| claims[slot] > 0).map(|(name, _)| name));
+        }
+        !it.names.is_empty()
+    }
+
+    fn clear_names(&mut self, rank: u32, tier: Tier, names: &[u64]) {
+        self.touch(self.device_of(rank), names.iter().copied());
+        match tier {
+            Tier::Gpu => self.narrow(rank, names),
+            tier => self.clear_names_elsewhere(rank, tier, names),
+        }
+    }
+}
+
+/// Greatest number of blocks and runs, taken together, of a holder that is cleared at once.
+const SMALL: u64 = 1 << 7;
+/// Work that is done at the end of an event, in blocks, about.
+const SHARE: usize = 1 << 8;
+/// Blocks of one run that are left in one go.
+const MOST_OF_A_RUN: u32 = 1 << 9;
+/// Cost of a run, in blocks.
+const RUN: usize = 16;
+
+impl Writer {
+    /// True if a holder has little enough to be cleared at once.
+    pub(in crate::writer) fn is_small(&self, holder: u32) -> bool {
+        let it = &self.holders[holder as usize];
+        it.names() + u64::from(it.entered) * RUN as u64 <= SMALL
+    }
+
+    /// `holder`, for whom readers will have no name, holds nothing any more. Its number is free when that is done.
+    pub(in crate::writer) fn send_off(&mut self, holder: u32) {
+        // Readers have no name for its branches, either, and know it.
+        if let Some(branches) = self.holders[holder as usize].branches.take() {
+            for branch in branches.all {
+                self.send_off(branch.number);
+                self.roster.one_has_left();
+            }
+        }
+        let it = &mut self.holders[holder as usize];
+        it.tidying = None;
+        let (listed, private, irregular) = (std::mem::take(&mut it.runs), it.private.take(), it.irregular.take());
+        if private.is_some() {
+            self.counters.private_holders -= 1;
+        }
+        let coming = it.coming.take().map(|it| it.names);
+        self.leaving.tables.extend(private.into_iter().chain(coming).map(|it| Table::Private(Box::new(it))));
+        self.leaving.tables.extend(irregular.map(Table::Irregular));
+        self.leaving.holders.push_back(DepartingHolder { number: holder, runs: OrderedRuns::leaves_first(listed) });
+        self.count_waiting(holder);
+        self.roster.one_leaves();
+    }
+
+    /// Does an event's share.
+    pub(in crate::writer) fn see_off(&mut self) {
+        if !self.leaving.is_empty() {
+            self.see_off_some(SHARE);
+        }
+    }
+
+    /// Does so much, in blocks.
+    #[cold]
+    pub(in crate::writer) fn see_off_some(&mut self, blocks: usize) {
+        let mut left = blocks as isize;
+        while left > 0
+            && let Some(mut it) = self.leaving.holders.pop_front()
+        {
+            let is_done = self.see_runs_off(&mut it, &mut left);
+            if !is_done {
+                self.leaving.holders.push_front(it);
+                continue;
+            }
+            self.holders[it.number as usize] = Holder::default();
+            self.roster.one_has_left();
+            if self.leaving.holders.is_empty() {
+                self.publish_roster();
+            }
+            self.trash.push(Garbage::HolderId(it.number));
+        }
+        while left > 0
+            && let Some(table) = self.leaving.tables.last_mut()
+        {
+            left -= 128;
+            step();
+            let is_more = match table {
+                Table::Private(it) => it.shed(),
+                Table::Places(it) => it.shed(),
+                Table::Irregular(it) => it.shed(),
+                Table::Copies(it) => it.shed(),
+                Table::Offloaded(it) => it.shed(),
+                Table::Children(it) => it.shed(),
+            };
+            if !is_more {
+                self.leaving.tables.pop();
+            }
+        }
+        if self.leaving.is_empty() {
+            self.leaving = Departures::default();
+        }
+    }
+
+    /// Takes the holder out of its runs; true if it has left all.
+    fn see_runs_off(&mut self, it: &mut DepartingHolder, left: &mut isize) -> bool {
+        while let Some(run) = it.runs.next(&self.runs, left) {
+            step();
+            *left -= RUN as isize;
+            // It may be listed twice, or have been left long ago.
+            if self.runs.is_live(run) && self.covers(it.number, Position { run, offset: 0 }) {
+                let cutoff = self.cutoff(it.number, run, 0);
+                let to = cutoff.saturating_sub(MOST_OF_A_RUN);
+                *left -= (cutoff - to) as isize;
+                self.lower(it.number, run, cutoff, to);
+                if to > 0 {
+                    it.runs.put_back(run, &self.runs);
+                }
+            }
+        }
+        it.runs.is_empty()
+    }
+
+    /// True if a position has no holders but those on their way out.
+    pub(in crate::writer) fn is_left(&self, at: Position) -> bool {
+        if self.leaving.holders.is_empty() {
+            return false;
+        }
+        let levels = self.runs.levels(at.run);
+        let Some(level) = levels.iter().find(|level| level.end > at.offset) else { return false };
+        let mut is_left = true;
+        self.sets.members(level.set).for_each(|holder| is_left = is_left && self.is_leaving(holder));
+        is_left
+    }
+
+    /// True if a holder is on its way out.
+    pub(in crate::writer) fn is_leaving(&self, holder: u32) -> bool {
+        self.leaving.holders.iter().any(|it| it.number == holder)
+    }
+
+    /// Takes the shared name from a position, if it has one.
+    pub(in crate::writer) fn unname(&mut self, at: Position) {
+        let name = self.runs.name(at);
+        if name != NO_NAME {
+            let runs = &self.runs;
+            self.names.remove(name, |number| runs.position(number) == at);
+            self.runs.set_name(at, NO_NAME);
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Steps of the writer: what happens to holders and ranks, as methods of one [`Writer`].
+//!
+//! | file | what |
+//! |---|---|
+//! | `lookup.rs`, `chains.rs` | what a holder has, by name, by position, and as chains |
+//! | `cover.rs` | how far a holder covers a run: levels and names change together |
+//! | `branches.rs`, `lose.rs` | a holder loses blocks: those with many others below them, then those with few, then all |
+//! | `private.rs` | a holder gets names of its own, at once or in steps |
+//! | `gain.rs` | a holder gains blocks |
+//! | `ranks.rs`, `tiers.rs` | a rank becomes known; the holders of its views beyond the device |
+//! | `store.rs`, `remove.rs`, `clear.rs` | the events, for a worker's rank |
+//! | `adopt.rs` | blocks that were never announced: what is missing, and what is learnt of it otherwise |
+//! | `slices.rs` | what a rank holds, in slices |
+//!
+//! Events leave work to be done: a share of it is done at the end of each.
+
+mod adopt;
+mod branches;
+mod chains;
+mod clear;
+mod cover;
+mod gain;
+mod lookup;
+mod lose;
+mod private;
+mod ranks;
+mod remove;
+mod slices;
+mod store;
+mod tiers;
+
+use super::state::Writer;
+pub use adopt::{Adoption, Roots};
+pub(crate) use remove::Way;
+pub(crate) use slices::{LargeCopy, Slice};
+pub(crate) use store::Chain;
+
+impl Writer {
+    /// Does an event's share of what is left to do.
+    #[inline]
+    pub(crate) fn do_share(&mut self) {
+        self.see_off();
+        self.gather_names();
+    }
+
+    /// Does up to `blocks` blocks of each kind of work that is left.
+    pub(crate) fn do_some(&mut self, blocks: usize) {
+        self.see_off_some(blocks);
+        self.gather_some_names(blocks);
+    }
+
+    /// True if anything is left to do, or to be freed that no reader can see any more.
+    pub(crate) fn has_more_to_do(&self) -> bool {
+        !self.leaving.is_empty() || !self.gathering.is_empty() || self.has_garbage()
+    }
+}

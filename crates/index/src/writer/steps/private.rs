@@ -1,0 +1,118 @@
+//! A holder gets names of its own.
+//!
+//! Holders call a position as all others do, for as long as they can. One whose engine calls a position otherwise, or calls
+//! another position by a name that is taken, has a table of its own from then on, with all of its names in it. To fill that
+//! takes long for who has much. So it comes together in steps, at the end of the events that follow; until it is complete
+//! the holder goes on to name its regular blocks as others do, and keeps what it cannot name so as irregular blocks.
+
+use crate::position::{NO_NAME, Position};
+use crate::stats::step;
+use crate::writer::names::private::{NameTableBuilder, PrivateNames};
+use crate::writer::state::Writer;
+
+/// Names that are put in at the end of an event, about.
+const SHARE: usize = 1 << 9;
+/// Cost of a run, in names.
+const RUN: usize = 8;
+
+impl Writer {
+    /// True if `holder` can give a position, or a new one, this name as a regular block. If it has to have names
+    /// of its own for that, it gets them, or begins to.
+    pub(in crate::writer) fn may_name(&mut self, holder: u32, name: u64, existing: Option<Position>) -> bool {
+        let it = &self.holders[holder as usize];
+        if it.private.is_some() || self.make_shared(name, existing) {
+            return true;
+        }
+        let it = &self.holders[holder as usize];
+        if it.coming.is_some() {
+            return false;
+        }
+        self.dissolve_all(holder);
+        let it = &self.holders[holder as usize];
+        if it.blocks <= self.most_own_at_once {
+            self.make_private(holder);
+            return true;
+        }
+        let runs = it.runs.clone();
+        self.holders[holder as usize].coming = Some(Box::new(NameTableBuilder::new(runs)));
+        self.gathering.push(holder);
+        false
+    }
+
+    /// Gives `holder` names of its own.
+    fn make_private(&mut self, holder: u32) {
+        let runs = self.runs_of(holder);
+        let mut private = PrivateNames::with_room_for(self.holders[holder as usize].blocks as usize);
+        for (run, cutoff) in runs {
+            private.push_new(run, 0, &self.regular_names(holder, run, 0, cutoff), &self.runs);
+        }
+        self.now_private(holder, private);
+    }
+
+    fn now_private(&mut self, holder: u32, names: PrivateNames) {
+        self.holders[holder as usize].private = Some(names);
+        self.counters.private_holders += 1;
+    }
+
+    /// Returns what a holder calls positions of a run that it covers, as others do; [`NO_NAME`] where it has no regular
+    /// block.
+    fn regular_names(&self, holder: u32, run: u32, from: u32, to: u32) -> Vec<u64> {
+        let it = &self.holders[holder as usize];
+        let name = |offset| {
+            let at = Position { run, offset };
+            if it.covers_irregularly(at) { NO_NAME } else { self.runs.name(at) }
+        };
+        (from..to).map(name).collect()
+    }
+
+    /// Does an event's share of giving holders names of their own.
+    pub(in crate::writer) fn gather_names(&mut self) {
+        if !self.gathering.is_empty() {
+            self.gather_some_names((self.most_own_at_once as usize).clamp(1, SHARE));
+        }
+    }
+
+    /// Gathers about `names` names.
+    #[cold]
+    pub(in crate::writer) fn gather_some_names(&mut self, names: usize) {
+        let mut left = names as isize;
+        while left > 0
+            && let Some(&holder) = self.gathering.last()
+        {
+            let Some(mut coming) = self.holders.get_mut(holder as usize).and_then(|it| it.coming.take()) else {
+                // It has been cleared.
+                self.gathering.pop();
+                continue;
+            };
+            while left > 0
+                && let Some(&run) = coming.runs.last()
+            {
+                step();
+                let from = coming.offset;
+                let first = Position { run, offset: 0 };
+                let is_in = self.runs.is_live(run) && self.covers(holder, first);
+                let cutoff = if is_in { self.cutoff(holder, run, from) } else { 0 };
+                let to = cutoff.min(from.saturating_add(left as u32));
+                if from < to {
+                    coming.add(run, from, &self.regular_names(holder, run, from, to), &self.runs);
+                    left -= (to - from) as isize;
+                }
+                left -= RUN as isize;
+                coming.offset = to;
+                if to >= cutoff {
+                    coming.runs.pop();
+                    coming.offset = 0;
+                }
+            }
+            if coming.runs.is_empty() {
+                self.gathering.pop();
+                self.now_private(holder, coming.names);
+            } else {
+                self.holders[holder as usize].coming = Some(coming);
+            }
+        }
+        if self.gathering.is_empty() {
+            self.gathering = Vec::new();
+        }
+    }
+}

@@ -1,0 +1,336 @@
+//! Slices: what a rank holds, copied in parts between which others change it, and still the state of one moment, the
+//! last one.
+//!
+//! First what its runs hold is copied, run by run, then what is not plain (irregular blocks, copies, other tiers), name
+//! by name. By name, a rank is a plain map (of a block's parent, content and copies): what was copied of a name stays right
+//! until a call mentions that name, or moves its block from one place to look at to another. A watch notes those names; they
+//! are looked up again, and again what was touched during that, until little enough is left for one slice. That slice's
+//! moment is the one: all else is as it was copied.
+
+use hashbrown::{HashMap, HashSet};
+
+use super::chains::{HeldChain, NAME_STEPS, RUN_STEPS};
+use crate::copied::{CopiedBlock, CopiedChain, RankCopy};
+use crate::position::Position;
+use crate::types::BlockHash;
+use crate::writer::holders::departing::Watch;
+use crate::writer::holders::workers::Rank;
+use crate::writer::state::Writer;
+
+/// Rounds of looking up what was touched during the last. Each is shorter than the one before, unless changes come as
+/// fast as they can be read: then the last one ends it, however long.
+const ROUNDS: usize = 16;
+
+/// Outcome of a slice.
+pub(crate) enum Slice {
+    /// The rank is complete.
+    Done,
+    /// More slices of the rank are to come.
+    More,
+    /// Everything has changed: it is to be begun again.
+    Again,
+}
+
+/// Copy of a large rank, as far as it has come together.
+pub(crate) struct LargeCopy {
+    worker: Box<str>,
+    rank: u32,
+    pub(crate) watch: u64,
+    device: u32,
+    widest: u32,
+    /// Runs that the device, and those that the widest view was in at the beginning.
+    runs: Vec<u32>,
+    wider_runs: Vec<u32>,
+    /// Names to be looked up.
+    names: Vec<u64>,
+    /// Names to be looked up after those, perhaps again.
+    touched: HashSet<u64>,
+    /// By slice, as a long list is slow to grow.
+    chains: Vec<Vec<Piece>>,
+    /// All about those names that were looked up, and that the chains do not count for.
+    /// By slice, too; what was looked up last is right.
+    known: Vec<Vec<(u64, NameState)>>,
+    rounds: usize,
+}
+
+/// Piece of a run that a rank has.
+struct Piece {
+    /// Blocks before the first.
+    start: u32,
+    run: u32,
+    chain: HeldChain,
+}
+
+/// All about a name: parent and content hash on the device with the copies, and on the other tiers.
+#[derive(Default)]
+struct NameState {
+    device: Option<(Option<u64>, u64, u32)>,
+    elsewhere: Option<(Option<u64>, u64, [u32; 3])>,
+}
+
+impl Writer {
+    /// Copies a rank at once, however large it is; nothing if it is not known.
+    pub(crate) fn copy_rank(&mut self, worker: &str, rank: u32) -> RankCopy {
+        let begun = self.slice_first(worker, rank, usize::MAX, &mut 0);
+        // There is no bound that it could come to before it is done.
+        begun.map(|(large, _)| large.copy()).unwrap_or_default()
+    }
+
+    /// Begins to copy a rank, and goes on if it is small; none if it is not known. `spent`: counts the steps.
+    pub(crate) fn slice_first(
+        &mut self,
+        worker: &str,
+        rank: u32,
+        steps: usize,
+        spent: &mut usize,
+    ) -> Option<(LargeCopy, Slice)> {
+        let mut large = self.slice_begin(worker, rank, spent)?;
+        // A few are in order in no time. Many are brought in order without the lock.
+        if (large.runs.len() + large.wider_runs.len() + large.names.len()) * RUN_STEPS > steps {
+            return Some((large, Slice::More));
+        }
+        large.tidy();
+        let slice = self.slice_more(&mut large, steps, spent);
+        Some((large, slice))
+    }
+
+    /// Begins to copy a rank, however small it is; none if it is not known.
+    fn slice_begin(&mut self, worker: &str, rank: u32, spent: &mut usize) -> Option<LargeCopy> {
+        let number = self.workers.rank(worker, rank)?;
+        self.finish_clearing(number);
+        let books = self.workers.get(number)?;
+        let (device, widest) = (books.device, books.widest());
+        let runs = self.holders[device as usize].runs.clone();
+        let watch = self.watch([device, widest]);
+        let mut large = LargeCopy {
+            worker: worker.into(),
+            rank,
+            watch,
+            device,
+            widest,
+            runs,
+            wider_runs: Vec::new(),
+            names: self.names_not_in_runs(device),
+            chains: Vec::new(),
+            touched: HashSet::new(),
+            known: Vec::new(),
+            rounds: 0,
+        };
+        if widest != device {
+            large.wider_runs.clone_from(&self.holders[widest as usize].runs);
+            large.names.extend(self.names_not_in_runs(widest));
+        }
+        // Plain lists of numbers: many a step.
+        *spent += (large.runs.len() + large.wider_runs.len() + large.names.len()) / 8;
+        Some(large)
+    }
+
+    /// Copies more of a rank.
+    pub(crate) fn slice_more(&mut self, large: &mut LargeCopy, steps: usize, spent: &mut usize) -> Slice {
+        let Some(touched) = self.take_touched(large.watch) else { return self.slice_end(large, Slice::Again) };
+        let of_rank = |writer: &Self| writer.workers.rank(&large.worker, large.rank);
+        let Some(rank) = of_rank(self) else { return self.slice_end(large, Slice::Again) };
+        large.touched.extend(touched);
+        let books = self.workers.get(rank).expect("known");
+        if ![books.device, books.widest()].into_iter().all(|holder| self.gather_places(holder, steps, spent)) {
+            return Slice::More;
+        }
+        let books = self.workers.get(rank).expect("known");
+        large.chains.push(Vec::new());
+        let mut known = Vec::new();
+        while *spent < steps {
+            if let Some(run) = large.runs.pop() {
+                *spent += self.slice_run(large, books, run, false);
+            } else if let Some(run) = large.wider_runs.pop() {
+                *spent += self.slice_run(large, books, run, true);
+            } else {
+                break;
+            }
+        }
+        if !large.runs.is_empty() || !large.wider_runs.is_empty() {
+            return Slice::More;
+        }
+        while *spent < steps
+            && let Some(name) = large.names.pop()
+        {
+            *spent += NAME_STEPS;
+            known.push((name, self.known(books, large.device, large.widest, name)));
+        }
+        if !large.names.is_empty() {
+            large.known.push(known);
+            return Slice::More;
+        }
+        let touched = std::mem::take(&mut large.touched);
+        if *spent + touched.len() * NAME_STEPS > steps && large.rounds < ROUNDS {
+            large.names.extend(touched);
+            large.rounds += 1;
+            large.known.push(known);
+            return Slice::More;
+        }
+        // All that was touched until now, at once: this is the moment.
+        for name in touched {
+            *spent += NAME_STEPS;
+            known.push((name, self.known(books, large.device, large.widest, name)));
+        }
+        large.known.push(known);
+        self.slice_end(large, Slice::Done)
+    }
+
+    fn slice_end(&mut self, large: &LargeCopy, slice: Slice) -> Slice {
+        self.unwatch(large.watch);
+        slice
+    }
+
+    /// Copies a run of the device's, or notes what the other tiers have in one. Returns the steps it took.
+    fn slice_run(&self, large: &mut LargeCopy, books: &Rank, run: u32, wider: bool) -> usize {
+        let holder = if wider { large.widest } else { large.device };
+        // It may be another run under the same number; then all its names are touched.
+        if !self.runs.is_live(run) || !self.covers(holder, Position { run, offset: 0 }) {
+            return RUN_STEPS;
+        }
+        let cutoff = self.cutoff(holder, run, 0);
+        let Some(chain) = self.chain_in(holder, run, 0, cutoff) else { return RUN_STEPS };
+        let mut steps = RUN_STEPS + chain.names.len();
+        if wider {
+            steps += chain.names.len() * NAME_STEPS;
+            large.names.extend(chain.names.iter().filter(|name| books.offloaded.get(**name).is_some()));
+            return steps;
+        }
+        if !books.copies.is_empty() {
+            steps += chain.names.len() * NAME_STEPS;
+            large.names.extend(chain.names.iter().filter(|name| books.copies.of(**name) > 0));
+        }
+        if let Some(chains) = large.chains.last_mut() {
+            chains.push(Piece { start: self.runs.start(run), run, chain });
+        }
+        steps
+    }
+
+    fn known(&self, books: &Rank, device: u32, widest: u32, name: u64) -> NameState {
+        let on_device = self.block(device, name).map(|(parent, content)| (parent, content, books.copies.of(name)));
+        let claims = books.offloaded.get(name);
+        let elsewhere = claims.and_then(|claims| {
+            let (parent, content) = self.block(widest, name)?;
+            Some((parent, content, claims))
+        });
+        NameState { device: on_device, elsewhere }
+    }
+}
+
+impl LargeCopy {
+    /// Brings the lists of runs in order. Needs no lock.
+    pub(crate) fn tidy(&mut self) {
+        for runs in [&mut self.runs, &mut self.wider_runs] {
+            runs.sort_unstable();
+            runs.dedup();
+        }
+    }
+
+    fn take_chains(&mut self) -> Vec<Piece> {
+        let mut chains: Vec<_> = std::mem::take(&mut self.chains).into_iter().flatten().collect();
+        chains.sort_by_key(|piece| piece.start);
+        chains
+    }
+
+    /// Makes a copy of all that there was. Needs no lock.
+    pub(crate) fn copy(mut self) -> RankCopy {
+        let pieces = self.take_chains();
+        let known: HashMap<u64, NameState> = self.known.into_iter().flatten().collect();
+        let plain = |names: &[u64]| {
+            let mut plain = Vec::new();
+            let mut at = 0;
+            for part in names.split(|name| known.contains_key(name)) {
+                if !part.is_empty() {
+                    plain.push(at..at + part.len());
+                }
+                at += part.len() + 1;
+            }
+            plain
+        };
+        let hashes = |names: Vec<u64>| names.into_iter().map(BlockHash).collect();
+        let chain = |Piece { run, chain: HeldChain { parent, names, contents }, .. }| CopiedChain {
+            run,
+            parent: parent.map(BlockHash),
+            plain: plain(&names),
+            names: hashes(names),
+            contents,
+        };
+        let chains = pieces.into_iter().map(chain).filter(|chain| !chain.plain.is_empty()).collect();
+        let block = |name: u64, (parent, content): (Option<u64>, u64), copies| CopiedBlock {
+            name: BlockHash(name),
+            parent: parent.map(BlockHash),
+            content,
+            copies,
+        };
+        let (mut device, mut elsewhere) = (Vec::new(), Vec::new());
+        for (name, it) in &known {
+            if let Some((parent, content, extra)) = it.device {
+                device.push(block(*name, (parent, content), [extra.saturating_add(1), 0, 0, 0]));
+            }
+            if let Some((parent, content, [cpu, disk, external])) = it.elsewhere {
+                elsewhere.push(block(*name, (parent, content), [0, cpu, disk, external]));
+            }
+        }
+        for blocks in [&mut device, &mut elsewhere] {
+            blocks.sort_unstable_by_key(|block: &CopiedBlock| block.name);
+        }
+        device.append(&mut elsewhere);
+        RankCopy { chains, blocks: device }
+    }
+}
+
+impl Writer {
+    /// Notes from now on what happens to the rank of these holders. Returns a number for the watch.
+    pub(in crate::writer) fn watch(&mut self, holders: [u32; 2]) -> u64 {
+        let watches = &mut self.watches;
+        watches.last += 1;
+        watches.all.push(Watch { id: watches.last, holders, touched: HashSet::new(), over: false });
+        watches.last
+    }
+
+    /// Ends a watch.
+    pub(crate) fn unwatch(&mut self, id: u64) {
+        if let Some(watch) = self.watches.all.iter().find(|watch| watch.id == id) {
+            self.forget_places(watch.holders);
+        }
+        self.watches.all.retain(|watch| watch.id != id);
+        if self.watches.all.is_empty() {
+            self.watches.all = Vec::new();
+        }
+    }
+
+    /// The names noted since the last look, or none if all that was copied is void.
+    pub(in crate::writer) fn take_touched(&mut self, id: u64) -> Option<HashSet<u64>> {
+        let watch = self.watches.all.iter_mut().find(|watch| watch.id == id)?;
+        (!watch.over).then(|| std::mem::take(&mut watch.touched))
+    }
+
+    /// Something happens to these names of a holder.
+    #[inline]
+    pub(in crate::writer) fn touch(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
+        if !self.watches.all.is_empty() {
+            self.note(holder, names);
+        }
+    }
+
+    #[cold]
+    fn note(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
+        let mut watches: Vec<_> = self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)).collect();
+        if watches.is_empty() {
+            return;
+        }
+        for name in names {
+            for watch in &mut watches {
+                watch.touched.insert(name);
+            }
+        }
+    }
+
+    /// Something happens to all that a holder has.
+    pub(in crate::writer) fn touch_all(&mut self, holder: u32) {
+        for watch in self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)) {
+            watch.over = true;
+            watch.touched = HashSet::new();
+        }
+    }
+}

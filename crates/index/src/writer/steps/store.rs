@@ -1,0 +1,184 @@
+//! A rank holds blocks from now on.
+
+use crate::error::Error;
+use crate::fingerprint::words;
+use crate::handle::RankRef;
+use crate::types::{BlockHash, Tier};
+use crate::writer::holders::workers::{Rank, inner};
+use crate::writer::state::Writer;
+
+/// Consecutive blocks: a store, or a part of one.
+pub(crate) struct Chain<'a> {
+    pub(crate) parent: Option<BlockHash>,
+    pub(crate) block_hashes: &'a [BlockHash],
+    pub(crate) content_hashes: &'a [u64],
+    /// If it is not the first part: where that was stored.
+    begun: Option<StoreStart>,
+    /// Blocks of the parts that follow.
+    promised: usize,
+}
+
+/// A rank at the moment when the first part of a store came to one of its tiers.
+#[derive(Clone, Copy)]
+struct StoreStart {
+    rank: u32,
+    life: u64,
+    clears: u32,
+}
+
+impl<'a> Chain<'a> {
+    pub(crate) fn new(
+        parent: Option<BlockHash>,
+        block_hashes: &'a [BlockHash],
+        content_hashes: &'a [u64],
+    ) -> Result<Self, Error> {
+        if block_hashes.len() != content_hashes.len() {
+            let (block_hashes, content_hashes) = (block_hashes.len(), content_hashes.len());
+            return Err(Error::LengthMismatch { block_hashes, content_hashes });
+        }
+        Ok(Self { parent, block_hashes, content_hashes, begun: None, promised: 0 })
+    }
+
+    /// Number of blocks.
+    #[inline]
+    pub(crate) fn len(&self) -> usize {
+        self.block_hashes.len()
+    }
+
+    /// This is the next part of a store, after one that was stored.
+    pub(crate) fn goes_on(&mut self, before: &Self) {
+        self.begun = before.begun;
+    }
+
+    /// Cuts off what comes after the first `blocks`, if it is longer: to be stored when this has been ([`Self::goes_on`]).
+    pub(crate) fn split_off(&mut self, blocks: usize) -> Option<Self> {
+        if self.len() <= blocks {
+            return None;
+        }
+        let (block_hashes, names) = self.block_hashes.split_at(blocks);
+        let (content_hashes, contents) = self.content_hashes.split_at(blocks);
+        (self.block_hashes, self.content_hashes, self.promised) = (block_hashes, content_hashes, names.len());
+        let parent = block_hashes.last().copied();
+        Some(Self { parent, block_hashes: names, content_hashes: contents, begun: None, promised: 0 })
+    }
+}
+
+impl Writer {
+    /// A rank holds consecutive blocks on a tier from now on.
+    #[inline]
+    pub(crate) fn store(&mut self, rank: &impl RankRef, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
+        if let Some(handle) = rank.handle() {
+            self.ask_for(handle);
+        }
+        if let Some(begun) = chain.begun {
+            // There is room: it was promised.
+            self.promised -= chain.len();
+            if self.is_still(begun, tier) {
+                self.store_at(begun.rank, tier, chain);
+            }
+            return Ok(());
+        }
+        if chain.len() > 0 {
+            // A block needs at most one new run for each view, and so does each that waits for a block that may now come.
+            let blocks = chain.len() + chain.promised + self.promised + self.waiting;
+            if !self.runs.can_number(blocks.saturating_mul(4)) {
+                return Err(Error::Full { what: "it can number 2^28 pages of 16 blocks" });
+            }
+            self.promised += chain.promised;
+            let rank = self.known_rank(rank);
+            self.store_at(rank, tier, chain);
+            if chain.promised > 0 {
+                let books = self.rank_mut(rank);
+                chain.begun = Some(StoreStart { rank, life: books.life, clears: books.clears[tier as usize] });
+            }
+        }
+        self.counters.stores += 1;
+        Ok(())
+    }
+
+    /// True if nothing has ended what was begun: its worker is there, and the tier has not been cleared. Otherwise it
+    /// is as if all of it had come before that.
+    fn is_still(&self, begun: StoreStart, tier: Tier) -> bool {
+        self.workers
+            .get(begun.rank)
+            .is_some_and(|books| books.life == begun.life && books.clears[tier as usize] == begun.clears)
+    }
+
+    #[inline]
+    fn store_at(&mut self, rank: u32, tier: Tier, chain: &Chain<'_>) {
+        self.finish_clearing(rank);
+        let parent = chain.parent.map(inner);
+        let names = self.inner_names(chain.block_hashes);
+        self.touch(self.device_of(rank), names.iter().copied());
+        self.coming = chain.promised;
+        match tier {
+            Tier::Gpu => self.store_on_device(rank, parent, &names, chain.content_hashes),
+            tier => {
+                self.add_view(rank, tier);
+                self.store_elsewhere(rank, tier, parent, &names, chain.content_hashes);
+            }
+        }
+        self.coming = 0;
+        self.names_done(names);
+    }
+
+    fn store_on_device(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let books = self.rank_mut(rank);
+        let device = books.device;
+        if !books.copies.is_empty() {
+            self.end_copies_of_replaced(rank, parent, names, contents);
+        }
+        let mut same = Vec::new();
+        // Other views may have replaced names, too.
+        self.replaced_words = 0;
+        self.counters.replaced += self.gain(device, parent, names, contents, &mut same);
+        // All that is held under these names now, less what was held under them before.
+        let new = words(Tier::Gpu, names);
+        let held = words(Tier::Gpu, &same).wrapping_add(self.replaced_words);
+        let sum = &mut self.rank_mut(rank).device_word;
+        *sum = sum.wrapping_add(new).wrapping_sub(held);
+        if self.count_copies && !same.is_empty() {
+            let copies = &mut self.rank_mut(rank).copies;
+            same.iter().for_each(|&name| copies.add(name));
+        }
+        self.widen(rank, parent, names, contents);
+    }
+
+    /// A name that is about to mean another block has one copy of that.
+    fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let device = self.device_of(rank);
+        for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
+            let parent = if i == 0 { parent } else { Some(names[i - 1]) };
+            if self.rank_mut(rank).copies.of(name) > 0 && !self.has_block(device, parent, name, content) {
+                self.rank_mut(rank).copies.forget(name);
+            }
+        }
+    }
+
+    /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
+    pub(crate) fn store_known(
+        &mut self,
+        rank: &impl RankRef,
+        tier: Tier,
+        block_hashes: &[BlockHash],
+    ) -> Vec<BlockHash> {
+        let mut unknown = Vec::new();
+        if let Some(rank) = self.number_of(rank) {
+            self.finish_clearing(rank);
+        }
+        for &block_hash in block_hashes {
+            let widest = self.number_of(rank).and_then(|rank| self.workers.get(rank)).map(Rank::widest);
+            let Some((parent, content)) = widest.and_then(|widest| self.block(widest, inner(block_hash))) else {
+                unknown.push(block_hash);
+                continue;
+            };
+            let parent = parent.map(BlockHash);
+            let stored =
+                Chain::new(parent, &[block_hash], &[content]).and_then(|mut chain| self.store(rank, tier, &mut chain));
+            if stored.is_err() {
+                unknown.push(block_hash);
+            }
+        }
+        unknown
+    }
+}

@@ -1,0 +1,344 @@
+//! Tiers: what a rank holds beyond its device memory.
+//!
+//! A query may count the blocks in device memory, or those down to a tier: a view. Views are nested, and each is a
+//! holder of its own, made when the first block comes to its tier; until then the next narrower one answers for it.
+//! By name, a view is the device's blocks overlaid by those offloaded to its tiers; the newest announcement of a name
+//! says what it means there, and an announcement of it for the device with another content ends the claims of the
+//! other tiers on it.
+//!
+//! A view begins with all that the next narrower one has, which may be much. So before a large rank's first block is stored
+//! on a tier, a holder that readers have no name for takes all that over in steps: run by run, then what is in none, name by
+//! name. Whatever is touched meanwhile (`slices.rs`) is looked up again, until so little is left that it can be done at once.
+//! Then the view is there, as it would be if it had been made in one go.
+
+use hashbrown::HashSet;
+
+use super::chains::{NAME_STEPS, RUN_STEPS};
+use crate::position::Position;
+use crate::roster::Member;
+use crate::types::Tier;
+use crate::writer::holders::departing::OrderedRuns;
+use crate::writer::holders::workers::{Claims, NewView};
+use crate::writer::state::Writer;
+
+/// True if these claims make a block part of the view number `view`.
+fn reach(claims: Claims, view: usize) -> bool {
+    claims[..=view].iter().any(|&copies| copies > 0)
+}
+
+impl Writer {
+    /// Gives a rank a holder for the view down to a tier, if it has none.
+    pub(in crate::writer) fn add_view(&mut self, rank: u32, tier: Tier) {
+        let number = tier as usize - 1;
+        let books = self.rank_mut(rank);
+        if books.wider[number].is_some() {
+            return;
+        }
+        let narrower = books.narrower(number);
+        let holder = self.new_holder();
+        for chain in self.chains_of(narrower) {
+            self.gain(holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
+        }
+        self.now_view(rank, number, holder);
+        self.publish_roster();
+    }
+
+    /// A holder answers for a view of a rank, which has what the next narrower one has. To be published: only then may
+    /// readers count on it.
+    pub(in crate::writer) fn now_view(&mut self, rank: u32, number: usize, holder: u32) {
+        let books = self.rank_mut(rank);
+        let (device, before) = (books.device, books.wider);
+        books.wider[number] = Some(holder);
+        let after = books.wider;
+        self.touch_all(device);
+        self.set_views(device, before, after);
+    }
+
+    /// Says which holder answers for which view. To be published.
+    pub(in crate::writer) fn set_views(&mut self, device: u32, before: [Option<u32>; 3], after: [Option<u32>; 3]) {
+        let Some(member) = self.roster.get(device) else { return };
+        for gone in before.into_iter().flatten().filter(|holder| !after.contains(&Some(*holder))) {
+            self.roster.set(gone, None);
+        }
+        let (mut holder, mut views) = (device, 1);
+        for (number, next) in after.into_iter().enumerate() {
+            if let Some(next) = next {
+                self.roster.set(holder, Some(Member { views, ..member.clone() }));
+                (holder, views) = (next, 0);
+            }
+            views |= 2 << number;
+        }
+        self.roster.set(holder, Some(Member { views, ..member }));
+    }
+
+    /// Puts what the device just stored in the wider views, too.
+    pub(in crate::writer) fn widen(&mut self, rank: u32, mut parent: Option<u64>, names: &[u64], contents: &[u64]) {
+        let books = self.rank_mut(rank);
+        if books.wider == [None; 3] {
+            return;
+        }
+        let (views, widest) = (books.views(), books.widest());
+        let first = parent;
+        for (&name, &content) in names.iter().zip(contents) {
+            let claimed = self.rank_mut(rank).offloaded.get(name).is_some();
+            if claimed && !self.has_block(widest, parent, name, content) {
+                self.rank_mut(rank).offloaded.set(name, [0; 3]);
+                self.counters.replaced += 1;
+            }
+            parent = Some(name);
+        }
+        for (_, holder) in views {
+            self.gain(holder, first, names, contents, &mut Vec::new());
+        }
+    }
+
+    /// Takes what the device just lost, or is about to, out of the views in which nothing else claims it.
+    pub(in crate::writer) fn narrow(&mut self, rank: u32, names: &[u64]) {
+        if self.rank_mut(rank).wider == [None; 3] {
+            return;
+        }
+        for (view, holder) in self.rank_mut(rank).views() {
+            let offloaded = &self.rank_mut(rank).offloaded;
+            let gone: Vec<u64> =
+                names.iter().copied().filter(|&name| !reach(offloaded.get(name).unwrap_or_default(), view)).collect();
+            self.lose(holder, &gone, &mut Vec::new());
+        }
+    }
+
+    /// A rank holds consecutive blocks on a tier other than the device, whose view it has.
+    pub(in crate::writer) fn store_elsewhere(
+        &mut self,
+        rank: u32,
+        tier: Tier,
+        mut parent: Option<u64>,
+        names: &[u64],
+        contents: &[u64],
+    ) {
+        let slot = tier as usize - 1;
+        let books = self.rank_mut(rank);
+        let (views, widest) = (books.views(), books.widest());
+        for (&name, &content) in names.iter().zip(contents) {
+            let same_block = self.has_block(widest, parent, name, content);
+            let count_copies = self.count_copies;
+            let offloaded = &mut self.rank_mut(rank).offloaded;
+            let mut only = [0; 3];
+            only[slot] = 1;
+            let before = match offloaded.get(name) {
+                Some(mut claims) if same_block => {
+                    if claims[slot] == 0 || count_copies {
+                        claims[slot] = claims[slot].saturating_add(1);
+                    }
+                    offloaded.set(name, claims)
+                }
+                Some(before) => {
+                    offloaded.set(name, only);
+                    self.counters.replaced += 1;
+                    self.leave(rank, name, before);
+                    [0; 3]
+                }
+                None => offloaded.set(name, only),
+            };
+            for &(view, holder) in &views {
+                if view >= slot && !reach(before, view) {
+                    self.gain(holder, parent, &[name], &[content], &mut Vec::new());
+                }
+            }
+            parent = Some(name);
+        }
+    }
+
+    /// A rank does not hold these blocks on a tier other than the device any more.
+    pub(in crate::writer) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
+        let slot = tier as usize - 1;
+        for &name in names {
+            let offloaded = &mut self.rank_mut(rank).offloaded;
+            match offloaded.get(name) {
+                Some(mut claims) if claims[slot] > 0 => {
+                    claims[slot] -= 1;
+                    let before = offloaded.set(name, claims);
+                    if claims[slot] == 0 {
+                        self.leave(rank, name, before);
+                    }
+                }
+                _ => self.counters.unknown_removals += 1,
+            }
+        }
+    }
+
+    /// A rank does not hold these blocks on a tier other than the device any more, whatever the number of copies.
+    pub(in crate::writer) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
+        let slot = tier as usize - 1;
+        for &name in names {
+            let offloaded = &mut self.rank_mut(rank).offloaded;
+            if let Some(mut claims) = offloaded.get(name)
+                && claims[slot] > 0
+            {
+                claims[slot] = 0;
+                let before = offloaded.set(name, claims);
+                self.leave(rank, name, before);
+            }
+        }
+    }
+
+    /// The views in which the claims on a name have ended have what the device has of it, if anything.
+    fn leave(&mut self, rank: u32, name: u64, before: Claims) {
+        let books = self.rank_mut(rank);
+        let now = books.offloaded.get(name).unwrap_or_default();
+        let (device, views) = (books.device, books.views());
+        for (view, holder) in views {
+            if reach(before, view) && !reach(now, view) {
+                match self.block(device, name) {
+                    Some((parent, content)) => drop(self.gain_one(holder, parent, name, content)),
+                    None => drop(self.lose_one(holder, name)),
+                }
+            }
+        }
+    }
+}
+
+/// Rounds of looking up what was touched during the last, as in `slices.rs`.
+const ROUNDS: usize = 16;
+
+impl Writer {
+    /// Continues to make a rank ready for events of a tier other than the device, in about `steps` steps; `stores`:
+    /// there are to be blocks. Returns whether there is more to do; what is little is left to the event.
+    pub(crate) fn prepare(&mut self, rank: Option<u32>, tier: Tier, stores: bool, steps: usize) -> bool {
+        let Some((rank, books)) = rank.and_then(|rank| Some((rank, self.workers.get(rank)?))) else { return false };
+        let (device, has_views) = (books.device, books.wider != [None; 3]);
+        // The other views hear of its blocks' parents.
+        if has_views && !self.gather_places(device, steps, &mut 0) {
+            return true;
+        }
+        stores && self.prepare_view(rank, tier as usize - 1, steps)
+    }
+
+    /// Goes on with the view that a rank will need for its first block on a tier.
+    fn prepare_view(&mut self, rank: u32, number: usize, steps: usize) -> bool {
+        self.finish_clearing(rank);
+        let books = self.rank_mut(rank);
+        if books.wider[number].is_some() {
+            // Somebody may have needed it at once.
+            if books.new_view.as_ref().is_some_and(|view| view.number == number) {
+                self.end_new_view(rank);
+            }
+            return false;
+        }
+        let narrower = books.narrower(number);
+        let Some(mut view) = self.rank_mut(rank).new_view.take() else {
+            return self.begin_view(rank, number, narrower, steps);
+        };
+        if view.number != number {
+            // Somebody else has begun another one.
+            self.rank_mut(rank).new_view = Some(view);
+            return false;
+        }
+        match self.take_touched(view.watch) {
+            Some(touched) if view.narrower == narrower => view.touched.extend(touched),
+            _ => {
+                // It is all different now.
+                self.end_view(*view);
+                return true;
+            }
+        }
+        if !self.fill_view(&mut view, steps) {
+            self.rank_mut(rank).new_view = Some(view);
+            return true;
+        }
+        self.unwatch(view.watch);
+        self.holders[view.holder as usize].is_hidden = false;
+        self.roster.one_has_left();
+        self.now_view(rank, number, view.holder);
+        self.publish_roster();
+        true
+    }
+
+    fn begin_view(&mut self, rank: u32, number: usize, narrower: u32, steps: usize) -> bool {
+        let it = &self.holders[narrower as usize];
+        if it.names() as usize + it.runs.len() * RUN_STEPS <= steps {
+            return false;
+        }
+        let runs = OrderedRuns::root_first(it.runs.clone());
+        let device = self.device_of(rank);
+        let watch = self.watch([device, narrower]);
+        let names = self.names_not_in_runs(narrower);
+        let holder = self.new_holder();
+        self.holders[holder as usize].is_hidden = true;
+        self.roster.one_leaves();
+        // Before any reader meets it.
+        self.publish_roster();
+        let (at, touched, rounds) = (None, HashSet::new(), 0);
+        let view = NewView { number, holder, narrower, watch, runs, at, names, touched, rounds };
+        self.rank_mut(rank).new_view = Some(Box::new(view));
+        true
+    }
+
+    /// Gives up the view that a rank was to have.
+    pub(in crate::writer) fn end_new_view(&mut self, rank: u32) {
+        if let Some(view) = self.rank_mut(rank).new_view.take() {
+            self.end_view(*view);
+        }
+    }
+
+    fn end_view(&mut self, view: NewView) {
+        self.unwatch(view.watch);
+        self.holders[view.holder as usize].is_hidden = false;
+        self.send_off(view.holder);
+        // It was counted as hidden, and is now as leaving.
+        self.roster.one_has_left();
+    }
+
+    /// Puts more into a view; returns whether all is there.
+    fn fill_view(&mut self, view: &mut NewView, steps: usize) -> bool {
+        let mut spent = 0;
+        if !self.gather_places(view.narrower, steps, &mut spent) {
+            return false;
+        }
+        let mut left = steps.saturating_sub(spent).try_into().unwrap_or(isize::MAX);
+        while left > 0
+            && let Some((run, from)) = view.at.take().or_else(|| Some((view.runs.next(&self.runs, &mut left)?, 0)))
+        {
+            left -= RUN_STEPS as isize;
+            if !self.runs.is_live(run) || !self.covers(view.narrower, Position { run, offset: 0 }) {
+                continue;
+            }
+            let cutoff = self.cutoff(view.narrower, run, from);
+            let to = cutoff.min(from.saturating_add(left.clamp(1, i32::MAX as isize) as u32));
+            if let Some(chain) = self.chain_in(view.narrower, run, from, to) {
+                left -= chain.names.len() as isize;
+                self.gain(view.holder, chain.parent, &chain.names, &chain.contents, &mut Vec::new());
+            }
+            view.at = (to < cutoff).then_some((run, to));
+        }
+        if view.at.is_some() || !view.runs.is_empty() {
+            return false;
+        }
+        loop {
+            while left > 0
+                && let Some(name) = view.names.pop()
+            {
+                left -= NAME_STEPS as isize;
+                self.follow(view, name);
+            }
+            if !view.names.is_empty() {
+                return false;
+            }
+            let touched = std::mem::take(&mut view.touched);
+            if touched.is_empty() {
+                return true;
+            }
+            view.names.extend(touched);
+            if view.names.len() * NAME_STEPS <= left.max(0).unsigned_abs() || view.rounds >= ROUNDS {
+                left = isize::MAX;
+            }
+            view.rounds += 1;
+        }
+    }
+
+    /// A view has under a name what the narrower one has.
+    fn follow(&mut self, view: &NewView, name: u64) {
+        match self.block(view.narrower, name) {
+            Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),
+            None => drop(self.lose_one(view.holder, name)),
+        }
+    }
+}

@@ -1,0 +1,231 @@
+//! Events of a batch, applied one by one: what a store, a removal and a store of another cache group change.
+
+use std::sync::Arc;
+
+use kvatlas_index::{self as index, BlockHash, Changes, RankHandle, RankRef};
+
+use super::salts::Salts;
+use super::{Reader, Scratch, Tally};
+use crate::error::Reason;
+use crate::event::{RemovedOf, StoredOf};
+use crate::hybrid::Hybrid;
+use crate::identity::{Identity, Space};
+use crate::name::BlockName;
+
+impl Reader {
+    pub(super) fn store<N: BlockName>(
+        &mut self,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
+        if !self.groups.store(it.group, it.kind.as_deref()) {
+            return self.store_other(it, index, rank, tally);
+        }
+        if it.block_hashes.is_empty() {
+            return Ok(());
+        }
+        if it.block_size == 0 && it.tokens.is_empty() {
+            return self.store_by_name(it, index, rank, tally);
+        }
+        if it.block_size != self.block_size {
+            return Err(self.refuse_size(it));
+        }
+        let size = it.block_size as usize;
+        let full = match it.block_hashes.len().checked_mul(size) {
+            Some(tokens) if tokens == it.tokens.len() => it.block_hashes.len(),
+            // The last block is not full, so no prompt can be found by it.
+            Some(tokens) if tokens > it.tokens.len() && tokens - it.tokens.len() < size => it.block_hashes.len() - 1,
+            _ => return Err(Reason::TokenCount),
+        };
+        if full == 0 {
+            return Err(Reason::PartialBlock);
+        }
+        // Some engines add the place when there is something to be put there.
+        self.shows_salts = Some(!it.bare || self.shows_salts == Some(true));
+        self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
+        let Scratch { names: room, contents } = &mut self.scratch;
+        let names = &N::block_hashes(&it.block_hashes, room)[..full];
+        let parent = it.parent.as_ref().map(N::block_hash);
+        let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
+        contents.resize(names.len(), 0);
+        tally.collisions += contents_of(&self.identity, it, salt.as_deref(), contents);
+        let tier = it.tier();
+        // What was hit has no more copies than before.
+        let counts = self.count_copies && !it.reused;
+        let stored = if counts {
+            index.store(rank, tier, parent, names, contents)
+        } else {
+            index.store_once(rank, tier, parent, names, contents)
+        };
+        stored.map_err(|_| Reason::IndexFull)?;
+        self.has_stored = true;
+        let count_copies = counts && index.config().count_copies;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.store(tier, parent, names, contents, !count_copies);
+        }
+        self.salts.store(names, salt.as_ref(), tier, count_copies);
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.store(parent, names, contents, tier, it.group.is_none(), count_copies);
+        }
+        tally.stored_blocks += names.len() as u64;
+        tally.reused_blocks += if it.reused { names.len() as u64 } else { 0 };
+        if full == it.block_hashes.len() { Ok(()) } else { Err(Reason::PartialBlock) }
+    }
+
+    /// A store of blocks of another size than the index's: a part of a block, as engines whose hashes are finer than
+    /// their blocks store at the end of a prompt, or blocks that cannot be used.
+    fn refuse_size<N: BlockName>(&mut self, it: &StoredOf<N>) -> Reason {
+        let may_be_part = (1..self.block_size).contains(&it.block_size) && it.block_hashes.len() == 1;
+        if !may_be_part || !self.has_stored {
+            self.other_sizes.add(it.block_size, it.block_hashes.len() as u64);
+        }
+        if may_be_part { Reason::PartialBlock } else { Reason::BlockSize }
+    }
+
+    /// Blocks that were copied to another tier and are announced by name alone, as vLLM's offloading connectors do
+    /// unless told otherwise: they contain what the rank holds under these names.
+    fn store_by_name<N: BlockName>(
+        &mut self,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
+        if it.reused {
+            // A hit of what is known, or of what cannot be known.
+            tally.reused_blocks += it.block_hashes.len() as u64;
+            return Ok(());
+        }
+        let tier = it.tier();
+        let names = &mut self.scratch.names;
+        names.clear();
+        names.extend(it.block_hashes.iter().map(N::block_hash));
+        let unknown = index.store_known(rank, tier, names);
+        // They come in the order of the names.
+        let mut left_out = unknown.iter().peekable();
+        names.retain(|name| left_out.next_if_eq(&name).is_none());
+        let count_copies = self.count_copies && index.config().count_copies;
+        if let Some(recorder) = &mut self.recorder {
+            recorder.store_known(tier, names, !index.config().count_copies);
+        }
+        for &name in &*names {
+            let salt = self.salts.of(name);
+            self.salts.store(&[name], salt.as_ref(), tier, count_copies);
+        }
+        if let Some(hybrid) = &self.hybrid {
+            // What they contain was said when they were stored first.
+            hybrid.store(None, names, &[], tier, it.group.is_none(), count_copies);
+        }
+        tally.stored_blocks += names.len() as u64;
+        if unknown.is_empty() { Ok(()) } else { Err(Reason::NoContent) }
+    }
+
+    pub(super) fn remove<N: BlockName>(
+        &mut self,
+        it: &RemovedOf<N>,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
+        let tier = it.tier();
+        let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
+        if !self.groups.remove(it.group) {
+            let (Some(group), true) = (it.group, self.follow_groups) else {
+                return Err(Reason::OtherGroup);
+            };
+            // Nothing is known of a group before its first store.
+            if let Some(hybrid) = &self.hybrid {
+                hybrid.remove_other(group, names, tier);
+                if self.groups.only_others() {
+                    self.salts.remove(names, tier);
+                }
+            }
+            tally.group_events += 1;
+            return Ok(());
+        }
+        index.remove(rank, tier, names);
+        if let Some(recorder) = &mut self.recorder {
+            recorder.remove(tier, names, !index.config().count_copies);
+        }
+        self.salts.remove(names, tier);
+        if let Some(hybrid) = &self.hybrid {
+            hybrid.remove(names, tier, it.group.is_none());
+        }
+        tally.removed_blocks += names.len() as u64;
+        Ok(())
+    }
+
+    /// Blocks of a group that is not indexed.
+    fn store_other<N: BlockName>(
+        &mut self,
+        it: &StoredOf<N>,
+        index: &mut Changes<'_>,
+        rank: &RankHandle,
+        tally: &mut Tally,
+    ) -> Result<(), Reason> {
+        if !self.follow_groups {
+            return Err(Reason::OtherGroup);
+        }
+        let names = N::block_hashes(&it.block_hashes, &mut self.scratch.names);
+        let count_copies = self.count_copies && !it.reused && index.config().count_copies;
+        let hybrid = self.hybrid.get_or_insert_with(|| seeded(index, rank));
+        hybrid.store_other(it, names, it.tier(), count_copies);
+        if self.groups.only_others() && it.block_size > 0 {
+            let hybrid = hybrid.clone();
+            self.link_other(it, &hybrid, count_copies, tally);
+        }
+        tally.group_events += 1;
+        tally.group_blocks += it.block_hashes.len() as u64;
+        tally.reused_blocks += if it.reused { it.block_hashes.len() as u64 } else { 0 };
+        Ok(())
+    }
+
+    /// In models without full attention, the groups that there are have to say what their blocks contain.
+    fn link_other<N: BlockName>(&mut self, it: &StoredOf<N>, hybrid: &Hybrid, count_copies: bool, tally: &mut Tally) {
+        let fills = it.block_hashes.len().checked_mul(it.block_size as usize) == Some(it.tokens.len());
+        let parent = it.parent.as_ref().map(N::block_hash);
+        if it.block_size != self.block_size || !fills {
+            return hybrid.link_other(parent, &[], None);
+        }
+        self.looks_ahead |= it.bigrams.is_some() || it.lookahead.is_some();
+        let Scratch { names: room, contents } = &mut self.scratch;
+        let names = N::block_hashes(&it.block_hashes, room);
+        let salt = salt_of(&self.salts, self.adapters.salt_of(it, tally), parent, names);
+        contents.resize(names.len(), 0);
+        contents_of(&self.identity, it, salt.as_deref(), contents);
+        hybrid.link_other(parent, names, Some(contents));
+        self.salts.store(names, salt.as_ref(), it.tier(), count_copies);
+    }
+}
+
+/// The salt of an event's blocks: the one it shows, or the one inherited from its parent.
+fn salt_of(salts: &Salts, shown: Option<&str>, parent: Option<BlockHash>, names: &[BlockHash]) -> Option<Arc<str>> {
+    match (shown, parent) {
+        (Some(shown), _) => Some(shown.into()),
+        // A name means one content, salt included, so what is held under it already tells as well.
+        (None, Some(parent)) => salts.of(parent).or_else(|| names.first().and_then(|&name| salts.of(name))),
+        (None, None) => None,
+    }
+}
+
+/// For a rank that turns out to be of a hybrid model: with what the index has of it already.
+fn seeded(index: &mut Changes<'_>, rank: &RankHandle) -> Arc<Hybrid> {
+    let hybrid = Hybrid::new(index.config().block_size);
+    for event in index.dump_rank(rank.worker(), rank.rank()) {
+        if let index::Event::Store { tier, parent, block_hashes, content_hashes, .. } = event {
+            hybrid.store(parent, &block_hashes, &content_hashes, tier, false, true);
+        }
+    }
+    Arc::new(hybrid)
+}
+
+/// Computes the words of the event's blocks, whose tokens fill them. Returns how many of them are those of other blocks
+/// too.
+fn contents_of<N>(identity: &Identity, it: &StoredOf<N>, salt: Option<&str>, contents: &mut [u64]) -> u64 {
+    let lora = it.adapter();
+    let space = Space { lora: lora.as_deref(), salt };
+    let size = it.block_size as usize;
+    identity.words_of(&it.tokens[..contents.len() * size], size, space, &it.extra_keys, contents)
+}
