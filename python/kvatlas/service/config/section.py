@@ -58,8 +58,8 @@ class Key:
 def about(kind: Kind, flag: str, text: str, *, native: bool | str = True) -> dict[str, Any]:
     """Make the metadata of a field of a section: the kind of its values, its flag and its help.
 
-    `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`, under
-    that name in another struct inside it. Otherwise only Python does.
+    `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`,
+    under that name in another struct inside it. Otherwise only Python does.
     """
     return {"kind": kind, "flag": flag, "help": text, "native": native}
 
