@@ -35,7 +35,7 @@ BLOCK = SMALL * PER_BLOCK
 PREFILL_RATE, TOKEN_TIME, OVERHEAD = 7_400.0, 0.036, 0.1  # of an idle engine
 
 LARGE_FILE = 4 << 20
-"""Size in bytes from which files are left out: the sample of the figures was made of a copy without them."""
+"""Size of a file, in bytes, from which it is left out, as in the copy behind the published figures."""
 
 USABLE = 710
 """Recordings that are left of the 739 published."""
@@ -84,7 +84,7 @@ def make(recordings: dict[str, Recording], sessions: int = SESSIONS, with_subage
 def _is_usable(recording: Recording) -> bool:
     """True if the session has blocks of 64 tokens, and no prompt that is too long."""
     requests = [it for each in recording["requests"] for it in each.get("requests", [each])]
-    return recording["block_size"] == SMALL and max(it["in"] for it in requests) <= LONGEST
+    return bool(recording["block_size"] == SMALL and max(it["in"] for it in requests) <= LONGEST)
 
 
 def _renumbered(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -191,7 +191,7 @@ class _Schedule:
     def _pause(
         self, agent: _Agent, turn: int, request: dict[str, Any], ended: float, waiting: list[int]
     ) -> tuple[float, list[int], float]:
-        """The end of all that a request waits for, their ids, and the pause after that."""
+        """The wait before a request: the end of the requests it waits for, their ids, and the pause after them."""
         previous = agent.requests[turn - 1]
         gap = request["t"] - previous["t"]
         spent = previous.get("api_time")

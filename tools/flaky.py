@@ -28,7 +28,7 @@ _CARGO = re.compile(r"^test (\S+)(?: - should panic)? \.\.\. FAILED$", re.MULTIL
 
 @contextlib.contextmanager
 def load(processes: int) -> Iterator[None]:
-    """A number of processes that compute without pause, at the priority of the tests."""
+    """Start processes that compute without pause, at the priority of the tests."""
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(processes)]
     try:
         yield

@@ -59,7 +59,7 @@ def test_files_are_known_by_their_content(
 
 
 def recordings(folder: Path) -> Path:
-    """Recordings that are made up, in the form of those published: sub-agents, pauses, blocks of another size."""
+    """Recordings in the published form, generated: sub-agents, pauses, blocks of another size."""
     rng = random.Random(5)
 
     def request(at: float, blocks: list[int], tokens: int) -> dict[str, Any]:
@@ -93,7 +93,7 @@ def recordings(folder: Path) -> Path:
 
 
 def test_the_sample_of_agents_is_made_of_recordings(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The hash belongs to the output, on these recordings, of the program that made the sample of the figures."""
+    """The hash belongs to the sample that the program of the published figures made of these recordings."""
     out = tmp_path / "made" / "sample.jsonl.gz"
     assert make_agents(out, recordings(tmp_path), expected=MADE) == 0
     assert "the trace of the figures" in capsys.readouterr().out
@@ -121,7 +121,8 @@ def test_large_recordings_are_left_out_and_others_named(tmp_path: Path, capsys: 
 
 def test_recordings_are_fetched_with_git(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     origin = tmp_path / "origin"
-    recordings((origin / "traces").mkdir(parents=True) or origin / "traces")
+    (origin / "traces").mkdir(parents=True)
+    recordings(origin / "traces")
     git = ["git", "-C", str(origin), "-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
     for command in (["init", "--quiet"], ["add", "."], ["commit", "--quiet", "-m", "a"]):
         subprocess.run([*git, *command], check=True)

@@ -49,7 +49,7 @@ _WATCHED = (
     "python",
     "lab/python",
     "crates/router/src/requests/routes",
-    "crates/service/src/http",
+    "crates/service/src",
     "tools/docs",
     "CHANGELOG.md",
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 from tools.docs.markdown import cell, code, join, table
 
-DOCUMENT = Path(__file__).resolve().parents[2] / "crates/service/src/http/openapi.json"
+DOCUMENT = Path(__file__).resolve().parents[2] / "crates/service/src/openapi.json"
 _HEAD = ("field", "type", "meaning")
 
 

@@ -14,4 +14,4 @@ def router_page() -> str:
 
 def service_page() -> str:
     """The routes of a service."""
-    return (CRATES / "service/src/http/routes.md").read_text(encoding="utf-8").strip()
+    return (CRATES / "service/src/routes.md").read_text(encoding="utf-8").strip()

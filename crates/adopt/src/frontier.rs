@@ -182,7 +182,7 @@ impl Frontier {
         self.expired
     }
 
-    /// Stops remembering removals until the next proof: those until now are not known later.
+    /// Drops the removals remembered if there are no proofs: those until now are not known later.
     pub fn rest(&mut self) {
         if self.proofs.is_empty() {
             self.forget();

@@ -12,7 +12,7 @@ pub enum Error {
     Name {
         /// Bytes given.
         got: usize,
-        /// Bytes at most.
+        /// Most bytes allowed.
         most: usize,
     },
     /// The bytes are not a digest.
@@ -21,7 +21,7 @@ pub enum Error {
         /// Description of the fault.
         what: String,
     },
-    /// A site's digest has another grain than the index of sites.
+    /// The digest has another grain than the index of sites.
     #[error("the digest has a grain of {got} blocks, and this index of sites has {expected}: use the same everywhere")]
     OtherGrain {
         /// Grain of the digest.
@@ -35,7 +35,7 @@ pub enum Error {
         /// Reason to request a whole digest.
         why: &'static str,
     },
-    /// There are too many sites.
+    /// The index has as many sites as it can.
     #[error("there are {most} sites already, and no more can be numbered")]
     TooMany {
         /// Largest number of sites.

@@ -52,7 +52,7 @@ pub fn marks_of_rank(copy: &RankCopy, grain: u32) -> Vec<u64> {
             if walk.depth.is_multiple_of(grain) {
                 marks.push(walk.prefix);
             }
-            // Each part is below one name, and taken out with it: it is walked once, also if names go in a circle.
+            // Each part is below one name, and removed with it: it is walked once, even if names form a cycle.
             if !below.is_empty()
                 && let Some(next) = below.remove(&name.0)
             {
@@ -103,7 +103,7 @@ impl Walk {
 
 type Names = BuildHasherDefault<NameHasher>;
 
-/// Names of blocks may be small numbers.
+/// A hasher for block names, which may be small numbers.
 #[derive(Default)]
 struct NameHasher(u64);
 
@@ -156,7 +156,7 @@ mod tests {
         };
         index.store("w", 0, Tier::Gpu, None, &names(0..12), &contents).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), sorted(expected.clone()));
-        // A fork in the middle, which counts from the same root.
+        // A fork in the middle, from the same root.
         index.store("w", 0, Tier::Gpu, Some(BlockHash(4)), &names(20..23), &[7, 8, 9]).unwrap();
         let fork: Vec<u64> = contents[..5].iter().copied().chain([7, 8, 9]).collect();
         let mut both = [expected.clone(), marks_of_prompt(&fork, 2)].concat();
@@ -166,13 +166,13 @@ mod tests {
         // A hole above both.
         index.remove("w", 0, Tier::Gpu, &[BlockHash(3)]);
         assert_eq!(marks_of_rank(&copy(&index), 2), expected[..1]);
-        // Filled, with two copies of one block; offloaded blocks do not fill it.
+        // Filled, with two copies of one block; offloaded blocks do not fill a hole.
         index.store("w", 0, Tier::Cpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), expected[..1]);
         index.store("w", 0, Tier::Gpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         index.store("w", 0, Tier::Gpu, Some(BlockHash(2)), &[BlockHash(3)], &[103]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), both);
-        // Without a known parent.
+        // With an unknown parent.
         index.store("w", 0, Tier::Gpu, Some(BlockHash(77)), &names(30..34), &[1, 2, 3, 4]).unwrap();
         assert_eq!(marks_of_rank(&copy(&index), 2), both);
     }

@@ -21,7 +21,7 @@ const VERSION: u8 = 1;
 /// Most bytes of a site's name.
 pub(crate) const LONGEST_NAME: usize = 256;
 
-/// Message of a site: all its marks, or those that came and went.
+/// A site's message: all its marks, or the changes since the message before.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Digest {
     /// Name of the site.
@@ -34,7 +34,7 @@ pub struct Digest {
     pub seq: u64,
     /// Sum of a mix of each mark that the site has published, this digest included.
     pub word: u64,
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     pub grain: u32,
     /// Removed marks, in increasing order. None in a whole digest.
     pub removed: Vec<u64>,

@@ -78,13 +78,13 @@ impl Publisher {
         &self.site
     }
 
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Marks that the site has now.
+    /// Number of marks that the site has now.
     #[must_use]
     pub fn marks(&self) -> usize {
         self.marks.len()
@@ -114,7 +114,7 @@ impl Publisher {
             if rank.fingerprint == stats.fingerprint && at != turn {
                 continue;
             }
-            // A change between the look at the fingerprint and the copy has the rank copied once more.
+            // If the rank changes between fingerprint and copy, it is copied once more next time.
             rank.fingerprint = stats.fingerprint;
             let mut copier = RankCopier::new(index.clone(), &stats.worker, stats.rank);
             let copy = loop {
@@ -194,7 +194,7 @@ impl Publisher {
                 _ => {}
             }
         }
-        // What was much once is not kept for ever.
+        // Memory of a past peak is released.
         self.changed.shrink_to(1 << 10);
         removed.sort_unstable();
         added.sort_unstable();

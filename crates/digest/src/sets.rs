@@ -23,7 +23,7 @@ pub(crate) struct Sets {
     kept: Vec<Option<SharedSet>>,
     free: Vec<u32>,
     numbers: HashMap<Arc<Bits>, u32>,
-    /// Words of all kept sets.
+    /// Number of words of all shared sets.
     words: usize,
 }
 
@@ -71,7 +71,7 @@ impl Sets {
         let mut bits = self.copy(set, 0);
         bits[site / 64] &= !(1 << (site % 64));
         self.release(set);
-        // A kept set has two sites at least.
+        // A shared set has at least two sites.
         let (one, other) = {
             let mut sites = ones(&bits);
             (sites.next(), sites.next())
@@ -138,7 +138,7 @@ impl Sets {
     }
 
     pub(crate) fn bytes(&self) -> usize {
-        // Counters before the words of each.
+        // Reference counts before the words of each.
         self.kept.capacity() * size_of::<Option<SharedSet>>()
             + self.free.capacity() * 4
             + self.numbers.capacity() * (size_of::<(Arc<Bits>, u32)>() + 1)
@@ -180,7 +180,7 @@ mod tests {
                     *set = Some(sets.with(*set, site));
                     model.insert(site);
                 } else if let Some(number) = *set {
-                    // Often one that is in it.
+                    // Often a site already in it.
                     let site = if random.chance(80) { *model.iter().next().unwrap() } else { site };
                     *set = sets.without(number, site);
                     model.remove(&site);

@@ -59,7 +59,7 @@ struct SiteCounters {
 /// Effect of a digest.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DigestEffect {
-    /// The digest was taken in.
+    /// The digest was applied.
     Now,
     /// The digest was taken in before.
     Before,
@@ -110,13 +110,13 @@ impl Sites {
         })
     }
 
-    /// Blocks between marks.
+    /// Number of blocks between marks.
     #[must_use]
     pub fn grain(&self) -> u32 {
         self.grain
     }
 
-    /// Takes in a digest of `bytes` bytes.
+    /// Applies a digest of `bytes` bytes.
     ///
     /// # Errors
     /// [`Error::OtherGrain`]; [`Error::WholeWanted`] if a digest is missing before it, after which the site may have any blocks
@@ -156,7 +156,7 @@ impl Sites {
                 return Err(Error::WholeWanted { why: "a digest is missing before it" });
             }
         } else if !digest.whole {
-            // Its claims are those of another life.
+            // A new life makes new claims.
             site.broken = true;
             return Err(Error::WholeWanted { why: "the site has restarted, or a digest was missing" });
         }
@@ -230,7 +230,7 @@ impl Sites {
         }
     }
 
-    /// Forgets a site. False if it is not known.
+    /// Removes a site. False if it is unknown.
     pub fn forget(&mut self, site: &str) -> bool {
         let Some(at) = self.numbers.get(site).map(|&at| at as usize) else { return false };
         self.clear(at);
@@ -251,7 +251,7 @@ impl Sites {
     pub fn find(&self, marks: &[u64], blocks: u32, now: Duration) -> Answer {
         self.counts.answers.fetch_add(1, Relaxed);
         let mut answer = Answer { rest_at_most: blocks.min(self.grain - 1), ..Answer::default() };
-        // A site that has a mark has those before it.
+        // A site with a mark has the marks before it.
         let sets: Vec<u32> = marks.iter().map_while(|&mark| self.table.get(mark)).collect();
         let mut seen = vec![0_u64; self.sites.len().div_ceil(64)];
         let mut doubted = Vec::new();
@@ -302,14 +302,14 @@ impl Sites {
     /// engine's report. False if the site is not known.
     pub fn compare(&mut self, site: &str, at_least: u32, at_most: u32, was: u32, proof: Proof) -> bool {
         let Some(site) = self.numbers.get(site).and_then(|&at| self.sites[at as usize].as_mut()) else { return false };
-        // An engine may have computed what it held: that it took less from its cache proves less than an answer, and that
-        // it took more proves as much.
+        // An engine may have recomputed blocks it held: a smaller depth proves less than an answer, a larger one as
+        // much.
         self.counts.compared += 1;
         self.counts.short += u64::from(was < at_least);
         self.counts.beyond += u64::from(was > at_most);
         let claimed = match proof {
             Proof::Answer => at_least,
-            // It always computes the last block of a prompt, and caches in units of its own.
+            // An engine always computes the last block of a prompt, and caches in units of its own.
             Proof::Engine => at_least.saturating_sub(self.grain),
         };
         self.counts.doubted += u64::from(site.trust.compare(claimed, was, self.grain));
@@ -326,7 +326,7 @@ impl Sites {
         }
     }
 
-    /// All sites, by name.
+    /// The status of all sites, by name.
     #[must_use]
     pub fn list(&self, now: Duration) -> Vec<SiteStatus> {
         let status = |site: &Site| SiteStatus {

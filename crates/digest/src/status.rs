@@ -8,23 +8,23 @@ use std::time::Duration;
 pub struct Counts {
     /// Number of sites.
     pub sites: u64,
-    /// Different marks of all sites.
+    /// Number of different marks of all sites.
     pub marks: u64,
-    /// Different sets of more than one site.
+    /// Number of different sets of more than one site.
     pub sets: u64,
     /// Allocated memory, in bytes.
     pub bytes: u64,
     /// Digests that were taken in, whole ones included.
     pub applied: u64,
-    /// Whole digests that were taken in.
+    /// Whole digests applied.
     pub whole: u64,
     /// Digests that had been taken in before.
     pub repeated: u64,
-    /// Digests that could not be used.
+    /// Digests refused.
     pub refused: u64,
     /// Digests after which a whole one was requested.
     pub whole_wanted: u64,
-    /// Sites that were forgotten.
+    /// Sites removed.
     pub forgotten: u64,
     /// Number of times that a site became doubted.
     pub doubted: u64,
@@ -36,7 +36,7 @@ pub struct Counts {
     pub beyond: u64,
     /// Prompts looked up.
     pub answers: u64,
-    /// Claims of doubted sites that were left out of answers.
+    /// Claims of doubted sites left out of answers.
     pub left_out: u64,
     /// Suggested probes of doubted sites.
     pub probes: u64,
@@ -95,7 +95,7 @@ pub struct SiteStatus {
     pub seq: u64,
     /// Number of its marks.
     pub marks: u64,
-    /// Bytes of its digests so far.
+    /// Bytes of the site's digests so far.
     pub bytes: u64,
     /// Share of its claims that the site kept, from 0 to 1.
     pub trust: f64,

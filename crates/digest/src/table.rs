@@ -1,8 +1,8 @@
 //! Table of marks and their sets of sites: a hash table of 12 bytes an entry that grows by a quarter.
 //!
-//! There may be as many marks as the fleet has different blocks divided by the grain, and their memory is what an index of
-//! sites costs. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80 % full
-//! while it grows. It is kept in shards, so that growing moves a part of it at a time.
+//! There are as many marks as different blocks in the fleet divided by the grain, and their memory is the main cost
+//! of an index of sites. Tables that double are nearly half empty for half of the time; this one is between 64 % and 80
+//! % full while it grows. It is divided into shards, so that growing moves one part at a time.
 
 const SHARDS: usize = 64;
 /// Value of an empty entry.
@@ -28,7 +28,7 @@ impl Entry {
     }
 }
 
-/// Mixes a word.
+/// Mixes the bits of a word.
 pub(crate) fn mix(word: u64) -> u64 {
     let product = u128::from(word ^ 0x9e37_79b9_7f4a_7c15) * 0xa076_1d64_78bd_642f;
     (product >> 64) as u64 ^ product as u64
@@ -79,7 +79,7 @@ impl Table {
         }
     }
 
-    /// All marks, with their sets.
+    /// All marks with their sets.
     pub(crate) fn iter(&self) -> impl Iterator<Item = (u64, u32)> {
         let entries = self.shards.iter().flat_map(|shard| &shard.entries);
         entries.filter(|entry| entry.set != EMPTY).map(|entry| (entry.mark(), entry.set))
@@ -142,7 +142,7 @@ impl Shard {
         let mut at = self.next(at);
         while self.entries[at].set != EMPTY {
             let home = self.home(mix(self.entries[at].mark() ^ key));
-            // Whether the hole is on the way from home to here, around the end if need be.
+            // Whether the hole lies between the entry's first place and here, possibly around the end.
             let is_between = if home <= at { home <= hole && hole < at } else { home <= hole || hole < at };
             if is_between {
                 self.entries[hole] = self.entries[at];

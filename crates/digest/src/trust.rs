@@ -27,7 +27,7 @@ pub enum Proof {
     Engine,
 }
 
-/// Record of a site's honesty.
+/// A record of kept and claimed blocks.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Trust {
     claimed: f64,

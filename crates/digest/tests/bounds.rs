@@ -1,4 +1,4 @@
-//! Bounds against the exact indexes they are of: random fleets, lost digests, restarts, liars.
+//! Tests of bounds against the exact indexes: random fleets, lost digests, restarts, false claims.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -11,7 +11,7 @@ use kvatlas_testing::{Random, seeds};
 const GRAIN: u32 = 4;
 const NOW: Duration = Duration::from_secs(1);
 
-/// A prompt out of few that share beginnings.
+/// A prompt from a small set with shared beginnings.
 fn prompt(random: &mut Random) -> Vec<u64> {
     let (family, fork) = (random.below(4), random.below(30));
     let blocks = random.below(40);
@@ -44,7 +44,7 @@ impl Site {
                 let (names, contents) = (&names[from..], &contents[from..]);
                 self.index.store(worker, rank, Tier::Cpu, parent, names, contents).unwrap();
             }
-            // Some below a parent that is not there.
+            // Some have an unknown parent.
             10 => {
                 let parent = from.checked_sub(1).map(|at| names[at]);
                 let (names, contents) = (&names[from..], &contents[from..]);
@@ -77,7 +77,7 @@ fn bounds_hold_at_the_moment_of_the_digests_and_lost_ones_are_noticed() {
         for round in 0..12_u64 {
             for (at, site) in fleet.iter_mut().enumerate() {
                 if random.chance(2) {
-                    // It restarts with nothing.
+                    // The site restarts empty.
                     *site = Site::new(&format!("s{at}"), round + 2);
                 }
                 (0..random.below(6)).for_each(|_| site.event(&mut random));
@@ -102,11 +102,11 @@ fn bounds_hold_at_the_moment_of_the_digests_and_lost_ones_are_noticed() {
                     }
                     Err(error) => panic!("seed {seed}: {error}"),
                 }
-                // A second time changes nothing.
+                // A repetition changes nothing.
                 assert!(random.chance(80) || sites.apply(&site.publisher.whole(), 0, NOW).is_ok());
             }
             assert!(sites.is_consistent(), "seed {seed}");
-            // Lost digests are found out by the next: all have come now.
+            // A lost digest is detected with the next one: now none is missing.
             for site in &mut fleet {
                 if sites.apply(&site.publisher.delta(), 0, NOW).is_err() {
                     sites.apply(&site.publisher.whole(), 0, NOW).unwrap();
@@ -144,7 +144,7 @@ fn a_site_that_is_cut_off_may_have_anything() {
     let find = |sites: &Sites, at| bounds(sites, &sites.find(&marks, 9, Duration::from_secs(at)), "far");
     assert_eq!(find(&sites, 11), Some((8, 9)));
     assert_eq!(find(&sites, 12), None);
-    // An empty digest says that it is there.
+    // An empty digest is a sign of life.
     sites.apply(&site.publisher.delta(), 0, Duration::from_secs(20)).unwrap();
     assert_eq!(find(&sites, 29), Some((8, 9)));
     let grain = sites.apply(&Digest { grain: 5, ..site.publisher.delta() }, 0, NOW);
@@ -161,7 +161,7 @@ fn a_liar_is_asked_a_few_times_and_then_once_in_a_while() {
     let claim = |site: &str, added: &[u64]| {
         let mut publisher = Publisher::new(site, 1, GRAIN).unwrap();
         let mut digest = Digest { whole: true, ..publisher.delta() };
-        // It may say what it likes, and no sum tells.
+        // A site may publish false marks, which no checksum detects.
         digest.added = added.to_vec();
         digest
     };
@@ -170,7 +170,7 @@ fn a_liar_is_asked_a_few_times_and_then_once_in_a_while() {
     for (site, added) in [("liar", &added), ("good", &good)] {
         let mut digest = claim(site, added);
         let mut probe = Sites::new(GRAIN, NOW, 0).unwrap();
-        // The word that these marks come to: that with which they are not refused.
+        // The word of these marks, with which they are accepted.
         let index = Arc::new(BlockIndex::new(Config::default()).unwrap());
         let held = if site == "liar" { &contents[..] } else { &contents[..24] };
         let names: Vec<BlockHash> = prefix_hashes(held).into_iter().map(BlockHash).collect();
@@ -200,7 +200,7 @@ fn a_liar_is_asked_a_few_times_and_then_once_in_a_while() {
     let status = sites.list(NOW);
     assert_eq!([status[0].state, status[1].state], [State::Known, State::Doubted]);
     assert_eq!(sites.counts().doubted, 1);
-    // It mends its ways.
+    // The site becomes honest.
     for _ in 0..2_000 {
         if let Some((_, least)) = sites.find(&marks, 40, NOW).probe {
             sites.compare("liar", least, 40, 40, Proof::Answer);

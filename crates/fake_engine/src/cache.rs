@@ -1,8 +1,8 @@
-//! An engine's cache, announced as engines announce it.
+//! A simulated cache of an engine, with the events that announce its changes.
 //!
 //! Two kinds: `Vllm` has physical blocks with copies, evicts the least recently released first and announces each copy;
-//! `Sglang` has one copy of each, evicts leaves and announces many in one event. Neither evicts a block before those
-//! below it.
+//! `Sglang` has one copy of each block, evicts leaves and announces many in one event. Neither evicts a block before
+//! those that continue it.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -14,7 +14,7 @@ use crate::chain::BLOCK_SIZE;
 
 const BLOCK: usize = BLOCK_SIZE as usize;
 
-/// Engine that a cache is like.
+/// The engine that a cache imitates.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum Kind {
     /// vLLM.
@@ -24,7 +24,7 @@ pub enum Kind {
 }
 
 impl Kind {
-    /// The names that such an engine gives to blocks, in this form.
+    /// The block names of the engine, in this form.
     #[must_use]
     pub fn dialect(self, form: Form) -> Dialect {
         let algorithm = if self == Self::Vllm { Algorithm::Sha256 } else { Algorithm::Sglang };
@@ -32,7 +32,7 @@ impl Kind {
     }
 }
 
-/// A request's tokens, prompt and output, and what is known of its blocks.
+/// A request's tokens, prompt and output, with its salt.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Sequence {
     /// The tokens.
@@ -42,44 +42,44 @@ pub struct Sequence {
 }
 
 impl Sequence {
-    /// The engine's names of the whole blocks.
+    /// The engine's names of the full blocks.
     #[must_use]
     pub fn names(&self, dialect: &Dialect) -> Vec<BlockHash> {
         let mut namer = dialect.scheme.namer(self.salt.as_deref());
         self.tokens.chunks_exact(BLOCK).map(|block| namer.next(block).name(dialect.form)).collect()
     }
 
-    /// The index's hashes of the whole blocks.
+    /// The content hashes of the full blocks.
     #[must_use]
     pub fn contents(&self) -> Vec<u64> {
         hash::content_hashes(&self.tokens, BLOCK, None, self.salt.as_deref())
     }
 }
 
-/// A request that runs.
+/// A running request.
 struct ActiveRequest {
     sequence: Sequence,
     names: Vec<BlockHash>,
-    /// Tokens computed.
+    /// Number of computed tokens.
     done: usize,
     /// Physical blocks of the full ones.
     blocks: Vec<usize>,
 }
 
-/// Physical block.
+/// A physical block.
 #[derive(Clone, Default)]
 struct Slot {
     name: Option<BlockHash>,
-    /// Requests that use it.
+    /// Number of requests that use it.
     users: u32,
 }
 
-/// An engine's cache, and the requests that run in it.
+/// An engine's cache and its running requests.
 pub struct Cache {
     kind: Kind,
     dialect: Dialect,
     slots: Vec<Slot>,
-    /// Slots that no request uses, the next one to be taken first.
+    /// Unused slots, in the order of their reuse.
     free: VecDeque<usize>,
     by_name: HashMap<BlockHash, Vec<usize>>,
     running: Vec<ActiveRequest>,
@@ -87,7 +87,7 @@ pub struct Cache {
 }
 
 impl Cache {
-    /// An empty cache with room for so many blocks.
+    /// An empty cache with room for `blocks` blocks.
     #[must_use]
     pub fn new(kind: Kind, dialect: Dialect, blocks: usize) -> Self {
         Self {
@@ -101,43 +101,44 @@ impl Cache {
         }
     }
 
-    /// Blocks that there is room for.
+    /// Capacity in blocks.
     #[must_use]
     pub fn room(&self) -> usize {
         self.slots.len()
     }
 
-    /// Number of requests that run.
+    /// Number of running requests.
     #[must_use]
     pub fn running(&self) -> usize {
         self.running.len()
     }
 
-    /// Sequences of the requests that run, with the output that they will have.
+    /// Sequences of the running requests, including their future output.
     #[must_use]
     pub fn sequences(&self) -> Vec<Sequence> {
         self.running.iter().map(|running| running.sequence.clone()).collect()
     }
 
-    /// Events since this was last called.
+    /// Takes the events since the last call.
     pub fn take_events(&mut self) -> Vec<EventOf<BlockHash>> {
         std::mem::take(&mut self.events)
     }
 
-    /// Leading blocks cached of a prompt.
+    /// Number of leading blocks of a prompt that are cached.
     #[must_use]
     pub fn depth(&self, names: &[BlockHash]) -> usize {
         names.iter().take_while(|name| self.by_name.contains_key(name)).count()
     }
 
-    /// True if each name that is held is held with all before it: what makes proofs proofs.
+    /// True if the parents of every held block are held, on which proofs rely.
     #[must_use]
     pub fn is_closed(&self, parents: &HashMap<BlockHash, Option<BlockHash>>) -> bool {
         let held: HashSet<_> = self.by_name.keys().copied().collect();
         held.iter().all(|name| parents[name].is_none_or(|parent| held.contains(&parent)))
     }
 
-    /// Blocks cached of a prompt whose request could begin now; none if there is no room for it and those that run.
+    /// Number of cached blocks of a prompt whose request could begin now; none if it has no room beside the running
+    /// ones.
     #[must_use]
     pub fn admits(&self, prompt: &Sequence) -> Option<usize> {
         let names = prompt.names(&self.dialect);
@@ -148,8 +149,8 @@ impl Cache {
         (self.free.len() >= need + idle + owed).then_some(cached)
     }
 
-    /// Begins a request that was admitted. What it will generate is part of the sequence from the beginning: nobody sees
-    /// it before it is computed.
+    /// Begins an admitted request. Its future output is part of the sequence from the beginning, but not announced
+    /// before it is computed.
     pub fn begin(&mut self, sequence: Sequence, cached: usize) {
         let names = sequence.names(&self.dialect);
         let blocks: Vec<usize> = names[..cached].iter().map(|name| self.by_name[name][0]).collect();
@@ -157,13 +158,13 @@ impl Cache {
         self.running.push(ActiveRequest { sequence, names, done: cached * BLOCK, blocks });
     }
 
-    /// Tokens of a running request that are not computed yet.
+    /// Tokens of a running request that remain to be computed.
     #[must_use]
     pub fn left(&self, request: usize) -> usize {
         self.running[request].sequence.tokens.len() - self.running[request].done
     }
 
-    /// Computes so many more tokens of a running request.
+    /// Computes `tokens` more tokens of a running request.
     pub fn compute(&mut self, request: usize, tokens: usize) {
         let running = &mut self.running[request];
         running.done += tokens;
@@ -178,14 +179,14 @@ impl Cache {
             parent,
             tokens: running.sequence.tokens[from * BLOCK..to * BLOCK].to_vec(),
             block_size: BLOCK_SIZE,
-            // vLLM shows the salt at the beginning of a prompt only.
+            // vLLM announces the salt with the first block of a prompt only.
             salt: running.sequence.salt.as_deref().filter(|_| from == 0 || self.kind == Kind::Sglang).map(Into::into),
             ..StoredOf::default()
         };
         let mut kept = Vec::new();
         for name in &names {
             let held = self.by_name.get(name).and_then(|blocks| blocks.first().copied());
-            // If somebody else has written it meanwhile, SGLang does not keep this one's own copy.
+            // If another request has stored the block meanwhile, SGLang drops this copy.
             let block = held.filter(|_| self.kind == Kind::Sglang).unwrap_or_else(|| {
                 kept.push(*name);
                 self.write(*name)
@@ -196,7 +197,7 @@ impl Cache {
         if self.kind == Kind::Vllm {
             self.events.push(stored.into());
         } else if let Some(first) = kept.first() {
-            // New ones are the last, because what is below a block that is held continues it.
+            // New copies are last, because blocks below a held block continue it.
             let skip = names.iter().position(|name| name == first).expect("one of them");
             self.events.push(
                 StoredOf {
@@ -222,14 +223,14 @@ impl Cache {
         sequence
     }
 
-    /// Forgets everything. No request may run.
+    /// Clears the cache. No request may be running.
     pub fn reset(&mut self) {
         self.by_name.clear();
         self.slots.iter_mut().for_each(|slot| slot.name = None);
         self.events.push(Cleared.into());
     }
 
-    /// One more request uses a block.
+    /// Adds a user to a block.
     fn hold(&mut self, block: usize) {
         if self.slots[block].users == 0 {
             self.free.retain(|it| *it != block);
@@ -237,7 +238,7 @@ impl Cache {
         self.slots[block].users += 1;
     }
 
-    /// Writes a block where the least recently released one is, which is evicted. It is in nobody's use yet.
+    /// Stores a block in the least recently released slot, evicting its content. The block has no users yet.
     fn write(&mut self, name: BlockHash) -> usize {
         let block = *self.free.front().expect("room was checked");
         if let Some(evicted) = self.slots[block].name.replace(name) {

@@ -5,26 +5,26 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use kvatlas_wire::encode::{Dialect, encode};
 use kvatlas_wire::{Batch, Event, Name, Removed, Stored};
 
-/// Tokens in a block of an engine that has not been given another size.
+/// Default number of tokens in a block.
 pub const BLOCK_SIZE: u32 = 4;
 
-/// Chain of blocks without end. Each life of an engine has its own.
+/// An endless chain of blocks. Each life of an engine has its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Chain {
-    /// The engine's life.
+    /// Number of the engine's life.
     pub life: u32,
-    /// Tokens in a block.
+    /// Number of tokens in a block.
     pub block_size: u32,
 }
 
 impl Chain {
-    /// The chain of a life, in blocks of the usual size.
+    /// The chain of a life, with the default block size.
     #[must_use]
     pub const fn new(life: u32) -> Self {
         Self { life, block_size: BLOCK_SIZE }
     }
 
-    /// Tokens of the first blocks.
+    /// The tokens of the first `blocks` blocks.
     #[must_use]
     pub fn tokens(self, blocks: u64) -> Vec<u32> {
         (0..blocks).flat_map(|block| self.block_tokens(block)).collect()
@@ -44,7 +44,7 @@ impl Chain {
         stored.into()
     }
 
-    /// The event that removes the first blocks.
+    /// The event that removes the first `blocks` blocks.
     #[must_use]
     pub fn removed(self, blocks: u64) -> Event {
         let block_hashes = (0..blocks).map(|block| self.name(block)).collect();
@@ -60,14 +60,14 @@ impl Chain {
     }
 }
 
-/// The payload of a batch, as vLLM sends it now.
+/// The payload of a batch in vLLM's present format, with the current time.
 #[must_use]
 pub fn payload(rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
     let timestamp = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").as_secs_f64();
     payload_at(timestamp, rank, events)
 }
 
-/// The same with the time that the batch tells: at one time, the same events are the same batch.
+/// The payload of a batch with a given timestamp: equal timestamps and events give equal batches.
 #[must_use]
 pub fn payload_at(timestamp: f64, rank: Option<u32>, events: Vec<Event>) -> Vec<u8> {
     encode(&Batch { timestamp, rank, events, refused: Vec::new() }, Dialect::Vllm)

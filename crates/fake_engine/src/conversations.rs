@@ -1,4 +1,4 @@
-//! Conversations at random, which fill a cache.
+//! Random conversations that fill a cache.
 
 use std::collections::HashMap;
 
@@ -13,11 +13,11 @@ use crate::chain::BLOCK_SIZE;
 const BLOCK: usize = BLOCK_SIZE as usize;
 const VOCABULARY: u64 = 100_000;
 
-/// Blocks of a prompt that were cached when its request began.
+/// Number of blocks of a prompt that were cached when its request began.
 pub struct Hit {
     /// The prompt.
     pub sequence: Sequence,
-    /// The number of blocks.
+    /// Number of cached blocks.
     pub blocks: usize,
 }
 
@@ -31,7 +31,7 @@ pub struct Conversations {
 }
 
 impl Conversations {
-    /// Conversations in an empty cache with room for so many blocks. `salts`: some have one.
+    /// Conversations in an empty cache with room for `blocks` blocks. `salts`: whether some have a salt.
     #[must_use]
     pub fn new(kind: Kind, dialect: Dialect, seed: u64, blocks: usize, salts: bool) -> Self {
         let mut random = Random(seed);
@@ -44,7 +44,7 @@ impl Conversations {
         Self { cache: Cache::new(kind, dialect, blocks), random, past: systems, salts }
     }
 
-    /// One step: what was cached of the prompt that began, if one did, and the batch that is published.
+    /// One step: the cached blocks of the prompt that began, if one did, and the published batch.
     pub fn step(&mut self) -> (Option<Hit>, BatchOf<BlockHash>) {
         let begins = self.random.chance(40) && self.cache.running() < 4;
         let hit = if begins { self.begin() } else { None };
@@ -68,19 +68,19 @@ impl Conversations {
         &self.past
     }
 
-    /// Sequences of the requests that run, with the output that they will have.
+    /// Sequences of the running requests, including their future output.
     #[must_use]
     pub fn running(&self) -> Vec<Sequence> {
         self.cache.sequences()
     }
 
-    /// Leading blocks cached of a prompt.
+    /// Number of leading blocks of a prompt that are cached.
     #[must_use]
     pub fn depth(&self, names: &[BlockHash]) -> usize {
         self.cache.depth(names)
     }
 
-    /// True if each name that is held is held with all before it.
+    /// True if the parents of every held block are held.
     #[must_use]
     pub fn is_closed(&self, parents: &HashMap<BlockHash, Option<BlockHash>>) -> bool {
         self.cache.is_closed(parents)

@@ -1,4 +1,4 @@
-//! All sides of an engine as one.
+//! Cache, event sockets and server of one engine.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::chain::BLOCK_SIZE;
 use crate::events::Publisher;
 use crate::http::{Prefill, Server};
 
-/// Engine whose three sides agree: the prompts of requests, which are token ids, go into its cache, their usage says what
-/// was cached, and what the cache stores and evicts is published before the answer.
+/// An engine whose three sides agree: the prompts of requests, which are token ids, go into its cache, their usage
+/// reports the cached tokens, and the cache's events are published before the answer.
 pub struct Engine {
-    /// The server that requests go to.
+    /// The HTTP server.
     pub server: Server,
-    /// The sockets of its events.
+    /// The event sockets.
     pub publisher: Arc<Publisher>,
 }
 
 impl Engine {
-    /// Starts a vLLM that serves a model of this name, with room for so many blocks.
+    /// Starts a vLLM that serves the model `model`, with room for `blocks` blocks.
     #[must_use]
     pub fn start(model: &str, blocks: usize) -> Self {
         let publisher = Arc::new(Publisher::start(10_000));
@@ -31,7 +31,7 @@ impl Engine {
         let own = publisher.clone();
         let server = Server::start_with(model, move |body| {
             let prompt = prompt(body);
-            // Batches are published in the order of what they tell.
+            // Batches are published in the order of their changes.
             let mut cache = cache.lock();
             let prefill = compute(&mut cache, prompt);
             let events: Vec<Event> = cache.take_events().into_iter().map(named).collect();
@@ -49,7 +49,7 @@ fn prompt(body: &Value) -> Sequence {
     Sequence { tokens: tokens.filter_map(|token| Some(token.as_u64()? as u32)).collect(), salt: None }
 }
 
-/// Computes a prompt alone; one for which there is no room is computed and not cached.
+/// Computes a prompt as the only request; a prompt without room is computed and not cached.
 fn compute(cache: &mut Cache, prompt: Sequence) -> Prefill {
     let tokens = prompt.tokens.len();
     let cached = if tokens > 0 { cache.admits(&prompt) } else { None };
@@ -61,7 +61,7 @@ fn compute(cache: &mut Cache, prompt: Sequence) -> Prefill {
     Prefill { tokens, cached: cached.unwrap_or(0) * BLOCK_SIZE as usize }
 }
 
-/// An event with names as they are sent.
+/// Converts the names of an event to their form on the wire.
 fn named(event: EventOf<BlockHash>) -> Event {
     let sent = |name: BlockHash| Name::from(name.0);
     let all = |names: Vec<BlockHash>| names.into_iter().map(sent).collect();

@@ -1,4 +1,4 @@
-//! The cache of a hybrid model: groups of layers, each of which keeps blocks of its own for as long as it needs them.
+//! The cache of a hybrid model: groups of layers that keep blocks for different times.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,27 +9,27 @@ use kvatlas_wire::{Cleared, Name, Removed, Stored};
 
 use crate::chain::payload;
 
-/// Tokens in a block of the group that an index follows.
+/// Number of tokens in a block of the indexed group.
 pub const BLOCK: u32 = 2;
-/// Blocks in a prompt.
+/// Number of blocks in a prompt.
 const LONG: usize = 12;
-/// The number of the group that an index follows. It need not be the first.
+/// The number of the indexed group, which need not be the first.
 const FULL: u32 = 3;
 const MEDIA: [&str; 2] = ["GPU", "CPU"];
 
-/// Group of layers.
+/// A group of layers.
 #[derive(Debug, Clone, Copy)]
 struct Group {
-    /// None: what a connector stores, which is of all groups.
+    /// The group's number; none for a connector's blocks, which belong to all groups.
     number: Option<u32>,
     kind: &'static str,
     window: Option<u64>,
-    /// Blocks of the index in one of the group.
+    /// Number of index blocks in one block of the group.
     step: usize,
 }
 
 impl Group {
-    /// True if the group can serve this depth, said as the engine's rule says it.
+    /// True if the group can serve this depth, by the engine's own rule.
     fn serves(&self, depth: usize, held: impl Fn(usize) -> bool) -> bool {
         let blocks = (1..=depth).filter(|end| end.is_multiple_of(self.step)).collect::<Vec<_>>();
         let tokens = depth as u64 * u64::from(BLOCK);
@@ -37,7 +37,7 @@ impl Group {
             "mamba" => depth == 0 || held(depth),
             "full_attention" => depth.is_multiple_of(self.step) && blocks.iter().all(|&end| held(end)),
             _ => {
-                // All blocks with a token that the next one sees; at least the last.
+                // All blocks with a token that the next one attends to; at least the last.
                 let first_seen = (tokens + 1).saturating_sub(self.window.unwrap_or(0));
                 let seen = |end: usize| end as u64 * u64::from(BLOCK) > first_seen || end == depth;
                 depth.is_multiple_of(self.step) && blocks.iter().filter(|&&end| seen(end)).all(|&end| held(end))
@@ -46,15 +46,15 @@ impl Group {
     }
 }
 
-/// Block that there is: its group, its tier and its prefix.
+/// A held block: its group, its tier and its prefix.
 type HeldBlock = (Option<u32>, usize, u64);
 
-/// Cache with one group that an index follows, and one or two others, filled and emptied at random. What it does is
-/// returned as the payload that announces it.
+/// A cache with one indexed group and one or two others, filled and emptied at random. Each step returns the payload
+/// that announces it.
 pub struct GroupCache {
     random: Random,
     groups: Vec<Group>,
-    /// Copies of each block.
+    /// Number of copies of each block.
     held: BTreeMap<HeldBlock, u32>,
 }
 
@@ -76,19 +76,19 @@ impl GroupCache {
         Self { random, groups, held: BTreeMap::new() }
     }
 
-    /// Number of groups. The first is the one that an index follows.
+    /// Number of groups. The first is the indexed one.
     #[must_use]
     pub fn groups(&self) -> usize {
         self.groups.len()
     }
 
-    /// Number of different blocks that are held.
+    /// Number of different blocks held.
     #[must_use]
     pub fn blocks(&self) -> usize {
         self.held.keys().map(|&(_, _, prefix)| prefix).collect::<BTreeSet<_>>().len()
     }
 
-    /// The largest depth up to `limit` that all groups but the first can serve from the first tiers, this one included.
+    /// The largest depth up to `limit` that all groups but the first can serve from the tiers up to `tier`.
     #[must_use]
     pub fn reach(&self, prefixes: &[u64], tier: usize, limit: u32) -> u32 {
         let held = |group: &Group, end: usize| {
@@ -99,7 +99,7 @@ impl GroupCache {
         (0..=limit).rev().find(|&depth| all(depth as usize)).expect("nothing can always be served")
     }
 
-    /// A prompt, one of few.
+    /// A prompt from a small set.
     pub fn prompt(&mut self) -> Vec<u32> {
         (0..LONG * BLOCK as usize).map(|at| if at % 6 == 0 { self.random.below(2) as u32 } else { 7 }).collect()
     }
@@ -137,7 +137,7 @@ impl GroupCache {
         let mut names = Vec::new();
         for block in first..end {
             let prefix = prefixes[(block + 1) * group.step - 1];
-            // Only the indexed group says what its blocks contain.
+            // Only events of the indexed group have tokens.
             if is_indexed || self.random.chance(80) {
                 names.push(name(prefix));
                 *self.held.entry((group.number, tier, prefix)).or_default() += 1;
@@ -161,7 +161,7 @@ impl GroupCache {
         payload(None, vec![stored.into()])
     }
 
-    /// Removes one copy of a block; nothing if none is held, or if there was nothing to it but a connector's copy.
+    /// Removes one copy of a block; empty if none is held, or if only a connector held it.
     fn remove(&mut self) -> Vec<u8> {
         let held: Vec<_> = self.held.keys().copied().collect();
         if held.is_empty() {
@@ -172,7 +172,7 @@ impl GroupCache {
         if group.is_none() {
             self.take((Some(FULL), tier, prefix));
         } else if group == Some(FULL) && self.held.get(&(None, tier, prefix)) > self.held.get(&(group, tier, prefix)) {
-            // It was the connector's copy; there is nothing left of that.
+            // The connector's copy was the last one.
             *self.held.entry((group, tier, prefix)).or_default() += 1;
             return payload(None, Vec::new());
         }
@@ -190,7 +190,7 @@ impl GroupCache {
     }
 }
 
-/// Only the groups: of blocks there are too many to read.
+/// Shows only the groups, since there are too many blocks to read.
 impl fmt::Debug for GroupCache {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.groups.fmt(f)

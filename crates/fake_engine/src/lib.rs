@@ -1,19 +1,20 @@
-//! An inference engine without a model, for the tests of all crates. A test takes the side of it that it needs:
+//! An inference engine without a model, for the tests of all crates. A test uses the sides that it needs:
 //!
 //! | module | side |
 //! |---|---|
 //! | [`cache`] | the cache, which stores and evicts as vLLM's or SGLang's does; `conversations` fill it at random |
 //! | [`groups`] | the cache of a hybrid model, with groups that keep blocks for different times |
 //! | [`chain`] | the simplest content: one chain of blocks, and the events that announce it |
-//! | [`events`] | the sockets that batches are published and replayed on, with faults on order |
-//! | [`http`] | the server of requests, with its manners of failing, and a client that sees every byte |
+//! | [`events`] | the sockets that batches are published and replayed on, with faults on demand |
+//! | [`http`] | the HTTP server, with faults on demand, and a client with access to every byte |
 //! | [`engine`] | cache, sockets and server as one engine that agrees with itself |
 //!
-//! The sides are not one struct, because few tests want more than one, and what is ordered of one says nothing to the
-//! others: a publisher with gaps has no prompts, and a server that hangs has no events.
+//! The sides are separate, because few tests need more than one, and a fault of one has no meaning for the others: a
+//! publisher with gaps has no prompts, and a server that hangs has no events.
 //!
-//! Below them are [`net`] (ports and listeners), [`proxy`] (a connection that can be cut and held up), [`zmtp`] (ZeroMQ's
-//! protocol as bytes, for those who speak it wrongly) and [`wait`].
+//! Shared parts: [`net`] (ports and listeners), [`proxy`] (a connection that can be cut and held up), [`zmtp`]
+//! (ZeroMQ's protocol as bytes, for tests that violate it), and [`until`] and [`eventually`], which wait for a
+//! condition.
 
 pub mod cache;
 pub mod chain;
@@ -24,8 +25,9 @@ pub mod groups;
 pub mod http;
 pub mod net;
 pub mod proxy;
-pub mod wait;
 pub mod zmtp;
+
+use std::time::{Duration, Instant};
 
 pub use self::cache::{Cache, Kind, Sequence};
 pub use self::chain::{BLOCK_SIZE, Chain, payload, payload_at};
@@ -35,5 +37,22 @@ pub use self::events::Publisher;
 pub use self::groups::GroupCache;
 pub use self::http::{Client, Manner, Message, Server};
 pub use self::net::{Listener, free_port};
-pub use self::proxy::Proxy;
-pub use self::wait::{eventually, until};
+pub use self::proxy::CuttableProxy;
+
+/// Waits until `holds`; after a minute the test fails with the message `wrong`.
+#[track_caller]
+pub fn until(mut holds: impl FnMut() -> bool, wrong: impl FnOnce() -> String) {
+    let start = Instant::now();
+    while !holds() {
+        if start.elapsed() > Duration::from_secs(60) {
+            panic!("{}", wrong());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+}
+
+/// Waits until `holds`; `what` describes the condition.
+#[track_caller]
+pub fn eventually(what: &str, holds: impl FnMut() -> bool) {
+    until(holds, || format!("it did not come to be: {what}"));
+}

@@ -1,4 +1,4 @@
-//! Ports, and threads that listen at them.
+//! Free ports, and threads that listen on them.
 
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::Relaxed, Ordering::SeqC
 use std::thread::JoinHandle;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-/// A port that nothing listens on, and that the system gives nobody: not from its pool for outgoing connections. Whoever
-/// tries again and again to reach one of those that is down is given it in the end, and is connected to itself.
+/// A port that no program listens on, from outside the system's range for outgoing connections. A client that keeps
+/// trying to reach a closed port within that range is eventually assigned this port itself, and connects to itself.
 #[must_use]
 pub fn free_port() -> u16 {
     static NEXT: AtomicU32 = AtomicU32::new(0);
     let clock = SystemTime::now().duration_since(UNIX_EPOCH).expect("it is after 1970").subsec_nanos();
-    // Processes of tests that run beside this one begin elsewhere.
+    // Other test processes start at other ports.
     let _ = NEXT.compare_exchange(0, clock ^ std::process::id().wrapping_mul(0x9e37_79b1), Relaxed, Relaxed);
     loop {
         let port = 10_000 + (NEXT.fetch_add(1, Relaxed) % 20_000) as u16;
@@ -22,8 +22,8 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// Thread that listens at a port and gives each connection to a thread of its own. When this is dropped nobody listens
-/// there any more; connections that are open stay.
+/// A thread that listens on a port and serves each connection in a thread of its own. Dropping it closes the port; open
+/// connections stay.
 pub struct Listener {
     address: SocketAddr,
     is_over: Arc<AtomicBool>,
@@ -31,7 +31,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens at a free port.
+    /// Listens on a free port.
     pub fn start(serve: impl Fn(TcpStream) + Send + Sync + 'static) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").expect("a free port");
         let address = listener.local_addr().expect("it is bound");
@@ -62,7 +62,7 @@ impl Listener {
         self.address.port()
     }
 
-    /// The address as ZeroMQ has it.
+    /// The address in ZeroMQ's form.
     #[must_use]
     pub fn endpoint(&self) -> String {
         format!("tcp://{}", self.address)

@@ -1,4 +1,4 @@
-//! A proxy between two sides of a connection, which can be cut and held up.
+//! A TCP proxy whose connections can be cut and held up.
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
@@ -10,13 +10,13 @@ use parking_lot::Mutex;
 
 use crate::net::Listener;
 
-/// Proxy in front of a port. When it is dropped nobody listens there any more; connections that are open stay.
-pub struct Proxy {
+/// Proxy in front of a port, whose connections can be cut and held up. Dropping it closes the port, not open connections.
+pub struct CuttableProxy {
     listener: Listener,
     line: Arc<Line>,
 }
 
-/// State that all connections share.
+/// State shared by all connections.
 #[derive(Default)]
 struct Line {
     is_cut: AtomicBool,
@@ -24,7 +24,7 @@ struct Line {
     open: Mutex<Vec<TcpStream>>,
 }
 
-impl Proxy {
+impl CuttableProxy {
     /// Starts a proxy to a port of this machine.
     #[must_use]
     pub fn new(to: u16) -> Self {
@@ -40,13 +40,13 @@ impl Proxy {
         self.listener.port()
     }
 
-    /// The port to connect to, as an address of ZeroMQ.
+    /// The port to connect to, in ZeroMQ's form of an address.
     #[must_use]
     pub fn endpoint(&self) -> String {
         self.listener.endpoint()
     }
 
-    /// Ends all connections, and lets none begin.
+    /// Closes all connections and refuses new ones, while `is_cut`.
     pub fn cut(&self, is_cut: bool) {
         self.line.is_cut.store(is_cut, SeqCst);
         for stream in self.line.open.lock().drain(..) {
@@ -54,7 +54,7 @@ impl Proxy {
         }
     }
 
-    /// Nothing comes through, and nobody notices by that.
+    /// Holds back all bytes without closing connections, while `is_held`.
     pub fn hold(&self, is_held: bool) {
         self.line.is_held.store(is_held, SeqCst);
     }
@@ -63,7 +63,7 @@ impl Proxy {
 impl Line {
     fn join(self: &Arc<Self>, here: TcpStream, to: u16) {
         let Ok(there) = TcpStream::connect(("127.0.0.1", to)) else { return };
-        // Under the lock, so that whoever cuts sees either the connection or that it does not begin.
+        // Under the lock, so that a cut either finds the connection or keeps it from beginning.
         let mut open = self.open.lock();
         if self.is_cut.load(SeqCst) {
             return;

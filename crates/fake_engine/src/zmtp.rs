@@ -1,4 +1,4 @@
-//! ZeroMQ's protocol as bytes, for those who speak it wrongly or without end.
+//! ZeroMQ's protocol as bytes, for tests that violate it.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::net::Listener;
 
-/// The greeting and the handshake of a socket of this type (`PUB`, `DEALER`), without a key.
+/// The greeting and the handshake of a socket of the given type (`PUB`, `DEALER`), without a key.
 #[must_use]
 pub fn greeting(socket: &str) -> Vec<u8> {
     let mut bytes = vec![0xff, 0, 0, 0, 0, 0, 0, 0, 1, 0x7f, 3, 0];
@@ -21,7 +21,7 @@ pub fn greeting(socket: &str) -> Vec<u8> {
     bytes
 }
 
-/// A frame, with a short or a long head as its length wants it.
+/// A frame, with a short or a long head depending on its length.
 #[must_use]
 pub fn frame(more: bool, body: &[u8]) -> Vec<u8> {
     let mut bytes = match u8::try_from(body.len()) {
@@ -38,7 +38,7 @@ pub fn message(frames: &[&[u8]]) -> Vec<u8> {
     frames.iter().enumerate().flat_map(|(at, body)| frame(at + 1 < frames.len(), body)).collect()
 }
 
-/// Listens at an address and is no engine: it sends the same to all who connect, whatever they say.
+/// Listens on a port without being an engine: sends the same bytes to every client, whatever it sends.
 pub fn impostor(what: Vec<u8>) -> Listener {
     Listener::start(move |mut peer| {
         let _ = peer.write_all(&what);
@@ -47,8 +47,8 @@ pub fn impostor(what: Vec<u8>) -> Listener {
     })
 }
 
-/// Publisher that shakes hands, then writes `bytes` again and again, until nobody takes them or they are enough. The
-/// second is how many are written.
+/// A publisher that completes the handshake, then writes `bytes` again and again, until the reader stops or `enough`
+/// bytes are written. The second value is the number of bytes written.
 pub fn flood(bytes: Vec<u8>, enough: u64) -> (Listener, Arc<AtomicU64>) {
     let written = Arc::new(AtomicU64::new(0));
     let count = written.clone();

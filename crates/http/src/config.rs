@@ -1,5 +1,5 @@
-//! The settings of an HTTP server: the section `http` of a service and of a router. Python declares and checks them, and
-//! hands them over as JSON; durations are in seconds.
+//! Settings of an HTTP server: the section `http` of a service and of a router. Python declares and checks them, and
+//! passes them as JSON; durations are in seconds.
 
 use std::net::SocketAddr;
 use std::path::PathBuf;
@@ -9,41 +9,41 @@ use serde::Deserialize;
 
 use kvatlas_settings::{Secret, seconds};
 
-/// The settings of an HTTP server.
+/// Settings of an HTTP server.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Config {
     /// The address to listen on; port 0 lets the system choose.
     pub bind: SocketAddr,
-    /// A second address, for health, readiness and metrics only: without TLS and without a key.
+    /// A second address, for health, readiness and metrics only, without TLS and without a key.
     pub admin_bind: Option<SocketAddr>,
-    /// Threads that serve; 0 for one a core.
+    /// Number of serving threads; 0 for one per core.
     pub threads: usize,
-    /// The bearer key that clients must show to ask; none for no check.
+    /// The bearer key that clients must send; none for open access.
     pub key: Option<Secret>,
-    /// A file with that key instead, read again when it changes.
+    /// A file with the key, read again when it changes.
     pub key_file: Option<PathBuf>,
-    /// The bearer key for changes; none if `key` is enough for that.
+    /// The bearer key for requests that change something; none if `key` suffices.
     pub admin_key: Option<Secret>,
-    /// A file with that key instead, read again when it changes.
+    /// A file with the admin key, read again when it changes.
     pub admin_key_file: Option<PathBuf>,
-    /// Host names that requests may name, besides this machine's own and addresses. If there are none, they are checked
-    /// only where the server listens on loopback and asks for no key.
+    /// Host names that requests may use, besides this machine's own and addresses. If the list is empty, hosts are
+    /// checked only if the server listens on loopback without a key.
     pub hosts: Vec<String>,
-    /// Origins, besides the server's own, whose web pages may send requests and read answers. Only a router has some.
+    /// Origins, besides the server's own, whose web pages may send requests and read answers. For a router only.
     #[serde(default)]
     pub origins: Vec<String>,
     /// Certificate and key of the server; none for plain HTTP.
     pub tls: Option<TlsConfig>,
-    /// Bytes of a request's body at most.
+    /// Largest body of a request, in bytes.
     pub max_body: usize,
-    /// Bytes of the bodies of all requests together; none for four times `max_body`, and 64 MiB at least.
+    /// Memory for the bodies of all requests together, in bytes; by default four times `max_body`, and at least 64 MiB.
     pub body_memory: Option<usize>,
-    /// Bytes of a request's head at most.
+    /// Largest head of a request, in bytes.
     pub max_head: usize,
-    /// Lines of a request's head at most.
+    /// Most lines in the head of a request.
     pub max_headers: usize,
-    /// Connections at most; more wait to be accepted.
+    /// Most open connections; further ones wait to be accepted.
     pub max_connections: usize,
     /// The longest time from the first byte of a request to the last of its body.
     #[serde(with = "seconds")]
@@ -51,18 +51,18 @@ pub struct Config {
     /// The time without a request after which a connection is closed.
     #[serde(with = "seconds")]
     pub idle_timeout: Duration,
-    /// The time within which a client must take the next 16 KiB of an answer that is there, or the rest of it.
+    /// The time limit for a client to take the next 16 KiB of an available answer, or the rest of it.
     #[serde(with = "seconds")]
     pub write_timeout: Duration,
-    /// True if each request is logged.
+    /// True if each request is written to the access log.
     pub access_log: bool,
 }
 
 impl Config {
-    /// Checks what Python has checked already, for programs in Rust.
+    /// Checks the settings again, for programs in Rust; Python has checked its own.
     ///
     /// # Errors
-    /// The name of a setting that must be above 0, and is not.
+    /// The name of a setting that must be above 0 and is not.
     pub fn check(&self) -> Result<(), String> {
         for (name, is_zero) in [
             ("http.max_body", self.max_body == 0),
@@ -76,22 +76,22 @@ impl Config {
         Ok(())
     }
 
-    /// Bytes of the bodies of all requests together.
+    /// Memory for the bodies of all requests together, in bytes.
     #[must_use]
     pub fn body_memory(&self) -> usize {
         self.body_memory.unwrap_or_else(|| self.max_body.saturating_mul(4).max(64 << 20))
     }
 }
 
-/// Files in PEM for TLS.
+/// PEM files for TLS.
 #[derive(Debug, Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The chain, the server's own certificate first.
+    /// The certificate chain, the server's own certificate first.
     pub cert: PathBuf,
     /// The private key of the server's certificate.
     pub key: PathBuf,
-    /// Authorities one of which must have signed the certificate of a client; none if clients need no certificate.
+    /// Authorities that sign client certificates; none if clients need no certificate.
     #[serde(default)]
     pub client_ca: Option<PathBuf>,
 }

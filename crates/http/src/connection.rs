@@ -18,10 +18,9 @@ use tokio::sync::watch;
 
 use crate::Denial;
 use crate::body::RequestBody;
-use crate::counts::Counts;
 use crate::heads::{self, Head};
 use crate::ledger::Ledger;
-use crate::limits::{HTTP2, Limits, STRANGER_READ};
+use crate::limits::{Counts, HTTP2, Limits, STRANGER_READ};
 use crate::note::{Note, PIECE, Phase};
 use crate::sniff::Protocol;
 use crate::streams::{self, Streams};

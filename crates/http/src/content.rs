@@ -1,20 +1,20 @@
-//! The content of a body, as its header announces it.
+//! The content type of a body, from its header.
 //!
-//! A page in somebody's browser can send other types anywhere without asking; these two it cannot.
+//! A web page can make a browser send other types to any server without permission, but not these two.
 
 use hyper::header::{CONTENT_TYPE, HeaderMap};
 
-/// The content of a body, as its header announces it.
+/// The content type of a body, from its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Content {
-    /// JSON, or a format that is written in it.
+    /// JSON, or a format based on it.
     Json,
-    /// The numbers of a query, as bytes.
+    /// The numbers of a query as bytes.
     Bytes,
 }
 
 impl Content {
-    /// The content that a head announces; none if it is of another type.
+    /// The content type in the headers; none if it is another one.
     #[must_use]
     pub fn of(headers: &HeaderMap) -> Option<Self> {
         let kind = headers.get(CONTENT_TYPE)?.to_str().ok()?;

@@ -1,4 +1,4 @@
-//! Frames of HTTP/2 as they go by (RFC 9113, 4.1): their heads are read, their payloads are not.
+//! HTTP/2 frames in transit (RFC 9113, 4.1): frame heads are parsed, payloads are skipped.
 
 /// Bytes of a frame's head.
 const HEAD: usize = 9;
@@ -22,42 +22,42 @@ pub(crate) struct FrameHead {
     pub(crate) stream: u32,
 }
 
-/// A place in a stream of frames.
+/// An event in a stream of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mark {
-    /// A frame's head is here.
+    /// A frame's head is complete.
     Begins(FrameHead),
-    /// A frame's payload is here.
+    /// A frame's payload is complete.
     Ends(FrameHead),
 }
 
-/// One direction of a connection.
+/// The frames of one direction of a connection.
 #[derive(Debug)]
 pub(crate) struct Frames {
     bytes: [u8; HEAD],
     have: usize,
-    /// Bytes of the payload that are to come, or of what comes before the first frame.
+    /// Remaining bytes of the current payload, or of the bytes before the first frame.
     rest: usize,
     head: Option<FrameHead>,
 }
 
 impl Frames {
-    /// `before`: bytes before the first frame.
+    /// A direction with `before` bytes before its first frame.
     pub(crate) fn new(before: usize) -> Self {
         Self { bytes: [0; HEAD], have: 0, rest: before, head: None }
     }
 
-    /// Bytes until the end of the head or payload that is coming.
+    /// Remaining bytes of the current head or payload.
     pub(crate) fn left(&self) -> usize {
         if self.rest > 0 { self.rest } else { HEAD - self.have }
     }
 
-    /// The frame whose payload is coming.
+    /// The frame whose payload is in transit.
     pub(crate) fn current(&self) -> Option<FrameHead> {
         self.head
     }
 
-    /// Takes bytes that go by.
+    /// Parses the next bytes, and reports each complete head and payload.
     pub(crate) fn take(&mut self, mut bytes: &[u8], mut passed: impl FnMut(Mark)) {
         while !bytes.is_empty() {
             let (piece, behind) = bytes.split_at(self.left().min(bytes.len()));

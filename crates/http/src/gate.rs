@@ -1,4 +1,4 @@
-//! Checks of clients: keys, certificates, and names of hosts.
+//! Access checks: keys, certificates, and host names.
 
 use std::sync::Arc;
 
@@ -13,17 +13,17 @@ use crate::origin::check_origin;
 use crate::trust::Trust;
 use crate::{Denial, Error};
 
-/// Lets clients in, or not, as a configuration says.
+/// Access checks as configured.
 pub struct Gate {
     trust: Arc<Trust>,
     config: Config,
 }
 
 impl Gate {
-    /// Reads keys and certificates. `alpn`: the protocols that TLS may agree on, the preferred one first.
+    /// Reads keys and certificates. `alpn`: protocols to offer in TLS, the preferred one first.
     ///
     /// # Errors
-    /// If a file cannot be used.
+    /// If a file cannot be read or is not valid.
     pub fn new(config: &Config, alpn: &[&str]) -> Result<Self, Error> {
         Ok(Self { trust: Arc::new(Trust::new(config, alpn)?), config: config.clone() })
     }
@@ -40,23 +40,23 @@ impl Gate {
         self.trust.keys().changes_need_key()
     }
 
-    /// True if there are connections of which it is not known who has made them.
+    /// True if clients are unknown at first: a key, or certificates of clients, are configured.
     pub(crate) fn has_strangers(&self) -> bool {
         self.asks_for_key() || self.config.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some())
     }
 
-    /// True if a request shows one of the keys.
+    /// True if a request carries one of the keys.
     pub(crate) fn is_shown_key<B>(&self, request: &Request<B>) -> bool {
         self.trust.keys().are_shown(request)
     }
 
-    /// True if a text contains one of the keys, however it is encoded.
+    /// True if a text contains one of the keys, in any encoding.
     #[must_use]
     pub fn has_key_in(&self, text: &[u8]) -> bool {
         self.trust.keys().are_in(text)
     }
 
-    /// The names of the headers that contain one of the keys, in their values or in their names, however it is encoded.
+    /// The names of headers with one of the keys in their value or name, in any encoding.
     #[must_use]
     pub fn names_with_keys(&self, headers: &HeaderMap) -> Vec<HeaderName> {
         let keys = self.trust.keys();
@@ -66,8 +66,8 @@ impl Gate {
         headers.iter().filter(has_key).map(|(name, _)| name.clone()).collect()
     }
 
-    /// The secret that routers of a fleet share: the admin key, else `engines`, the key that they show to engines, else the
-    /// one key that there is.
+    /// The secret shared by the routers of a fleet: the admin key, else `engines`, the key sent to engines, else the
+    /// query key.
     #[must_use]
     pub fn fleet_secret(&self, engines: Option<&Secret>) -> Option<Secret> {
         let keys = self.trust.keys();
@@ -75,7 +75,7 @@ impl Gate {
         admin.or(engines).or_else(|| keys.for_changes()).cloned()
     }
 
-    /// True if the name of a header contains one of the keys, or a list of such names does.
+    /// True if a header name, or a list of header names, contains one of the keys.
     #[must_use]
     pub fn has_key_in_name(&self, name: &[u8]) -> bool {
         self.trust.keys().are_in_name(name)
@@ -84,26 +84,25 @@ impl Gate {
     /// Refuses a request with a key in its path, query or method.
     ///
     /// # Errors
-    /// [`Denial`] if there is one.
+    /// [`Denial`] if it has one.
     pub fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         self.trust.keys().check_target(request)
     }
 
-    /// Checks that a request may do what it wants. True if it showed a key.
+    /// Checks that a request has the access it needs. True if it carries a key.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason of the refusal.
     pub fn check<B>(&self, request: &Request<B>, wants: Access) -> Result<bool, Denial> {
         Ok(self.admit(request, wants)? != ShownKey::Nothing)
     }
 
-    /// Checks that a request may do what it wants, and returns the key that it showed. Hosts are checked where
-    /// they could be others than this machine's: on loopback without a key, and where the configuration names some. A
-    /// request that changes something must not come from a page of an origin that the configuration does not name, nor
-    /// must one with a body that shows no key.
+    /// Checks that a request has the access it needs, and returns the key it carries. Hosts are checked on loopback
+    /// without a key, and where the configuration lists some. A request that changes something, or one with a body and
+    /// without a key, must not come from a web page whose origin is not configured.
     ///
     /// # Errors
-    /// Why it may not.
+    /// The reason of the refusal.
     pub fn admit<B>(&self, request: &Request<B>, wants: Access) -> Result<ShownKey, Denial> {
         let hosts = Hosts::at(self.config.bind, self.asks_for_key(), &self.config.hosts);
         hosts.check(request, &self.config.hosts)?;
@@ -115,31 +114,32 @@ impl Gate {
         Ok(shown)
     }
 
-    /// Refuses a request that names another machine, where nothing else keeps other people's web pages out.
+    /// Refuses a request for another host at the listener for administrators, which has no key to keep foreign web
+    /// pages out.
     ///
     /// # Errors
-    /// [`Denial`] if it does.
+    /// [`Denial`] if the host is another one.
     pub fn check_admin_host<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let is_loopback = self.config.admin_bind.is_some_and(|at| at.ip().is_loopback());
         let hosts = if is_loopback { Hosts::Own } else { Hosts::Any };
         hosts.check(request, &self.config.hosts)
     }
 
-    /// The acceptor of TLS connections, if the configuration has a certificate.
+    /// The acceptor of TLS connections, if a certificate is configured.
     #[must_use]
     pub fn tls(&self) -> Option<Arc<TlsAcceptor>> {
         self.trust.tls()
     }
 
-    /// Reads keys and certificates again.
+    /// Reads keys and certificates from their files again.
     ///
     /// # Errors
-    /// If one cannot be used: all stays as it was.
+    /// If one of them cannot be used: the old ones stay in force.
     pub fn reload(&self) -> Result<(), Error> {
         self.trust.reload()
     }
 
-    /// Reads the files again whenever they have changed. To be run for as long as the server lives.
+    /// Reads the files again whenever they change, for as long as the server lives.
     pub async fn watch(&self) {
         self.trust.clone().watch().await;
     }

@@ -10,8 +10,7 @@ use bytes::Bytes;
 use hyper::{Request, Response};
 
 use crate::body::RequestBody;
-use crate::counts::Counts;
-use crate::limits::STRANGERS;
+use crate::limits::{Counts, STRANGERS};
 use crate::metrics::Exposition;
 use crate::places::Places;
 use crate::{Config, Denial, Error, Gate, Memory};

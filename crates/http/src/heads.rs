@@ -1,7 +1,7 @@
-//! The head of a request as it comes over HTTP/1.1: its length, and whether it says twice how long the body is.
+//! The head of an HTTP/1.1 request while it arrives: its length, and whether it declares the body's length twice.
 //!
-//! hyper goes by the chunks and drops the length, as it may (RFC 9112, 6.3). Whoever sends both has nothing good in mind,
-//! or a broken proxy before it: the request is refused.
+//! If a request has both Transfer-Encoding and Content-Length, hyper uses the chunks and drops the length, as allowed
+//! (RFC 9112, 6.3). A request with both is an attack, or comes through a broken proxy: it is refused.
 
 use std::pin::Pin;
 use std::task::{Context, Poll, Waker};
@@ -13,17 +13,17 @@ use hyper::{Request, Response, StatusCode, Version};
 
 use crate::Denial;
 
-/// Names that are looked for, with their colons.
+/// Header names to look for, with their colons.
 const LENGTH: &[u8] = b"content-length:";
 const CODING: &[u8] = b"transfer-encoding:";
 
-/// A head that comes in pieces, however they are cut.
+/// A head arriving in arbitrary pieces.
 #[derive(Debug, Default, Clone, Copy)]
 pub(crate) struct Head {
     bytes: usize,
-    /// Bytes of the line that is coming.
+    /// Bytes of the current line so far.
     line: usize,
-    /// True as long as the line may still turn out to be this one.
+    /// True while the current line may still begin with `Content-Length:`.
     length: bool,
     coding: bool,
     has_length: bool,
@@ -31,17 +31,17 @@ pub(crate) struct Head {
     is_whole: bool,
 }
 
-/// A head that was seen from its first byte to its last.
+/// A complete head seen from its first byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct HeadSummary {
     /// The length of the head in bytes.
     pub(crate) bytes: usize,
-    /// True if it has both Content-Length and Transfer-Encoding.
+    /// True if the head has both Content-Length and Transfer-Encoding.
     pub(crate) is_ambiguous: bool,
 }
 
 impl Head {
-    /// Takes more of the head. Returns its summary, once, as soon as its last byte is here.
+    /// Reads the next piece of the head. Returns its summary once, when its last byte has arrived.
     pub(crate) fn take(&mut self, piece: &[u8]) -> Option<HeadSummary> {
         if self.is_whole {
             return None;
@@ -50,12 +50,12 @@ impl Head {
             let is_over = line.last() == Some(&b'\n');
             if self.line == 0 {
                 (self.length, self.coding) = (true, true);
-                // Empty lines before a request are nothing.
+                // Empty lines before a request are ignored.
                 if is_over && matches!(line, b"\n" | b"\r\n") && self.bytes > 0 {
                     return Some(self.end(line.len()));
                 }
             } else if is_over && line == b"\n" && self.line == 1 && !self.length && !self.coding && self.bytes > 1 {
-                // The carriage return was the end of the last piece.
+                // The previous piece ended with the carriage return.
                 return Some(self.end(1));
             }
             self.length = self.length && goes_on(line, self.line, LENGTH);
@@ -74,7 +74,7 @@ impl Head {
         None
     }
 
-    /// Bytes of the head that have come.
+    /// Bytes of the head so far.
     pub(crate) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -86,14 +86,14 @@ impl Head {
     }
 }
 
-/// True if a line of which `there` bytes were seen before goes on like this name.
+/// True if `piece`, after the first `there` bytes of a line, continues this name.
 fn goes_on(piece: &[u8], there: usize, name: &[u8]) -> bool {
     let Some(rest) = name.get(there..) else { return true };
     let most = rest.len().min(piece.len());
     piece[..most].eq_ignore_ascii_case(&rest[..most])
 }
 
-/// The refusal of a head that is larger than it may be.
+/// The refusal of a head above the size limits.
 pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     let message = format!(
         "the request's head has more than {max_head} bytes (http.max_head) or {max_headers} lines (http.max_headers)"
@@ -101,7 +101,7 @@ pub(crate) fn too_large(max_head: usize, max_headers: usize) -> Denial {
     Denial::new(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "head_too_large", message)
 }
 
-/// The bytes of an answer over HTTP/1.1 whose body is here, and after which the connection ends.
+/// The bytes of an HTTP/1.1 answer with a complete body, after which the connection closes.
 pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u8> {
     let (head, mut body) = response.into_parts();
     let mut data = Vec::new();
@@ -119,7 +119,7 @@ pub(crate) fn raw<B: Body<Data = Bytes> + Unpin>(response: Response<B>) -> Vec<u
     bytes
 }
 
-/// Refuses a request whose head is not as HTTP has it, or larger than it may be. `seen`: its head, if that was seen.
+/// Refuses a request whose head is not valid HTTP or is too large. `seen`: the head's summary, if the head was seen.
 pub(crate) fn check<B>(
     request: &Request<B>,
     seen: Option<HeadSummary>,
@@ -128,7 +128,7 @@ pub(crate) fn check<B>(
 ) -> Result<(), Denial> {
     let headers = request.headers();
     let is_http2 = request.version() == Version::HTTP_2;
-    // What came with the end of another request was not looked at on its way: of its framing nothing is known.
+    // A head that arrived together with the end of another request was not parsed here: its framing is unknown.
     let is_ambiguous = seen.map_or(!is_http2 && headers.contains_key(TRANSFER_ENCODING), |seen| seen.is_ambiguous);
     if is_ambiguous {
         let message = "a request may have Content-Length or Transfer-Encoding, not both, and one with Transfer-Encoding \
@@ -145,7 +145,7 @@ pub(crate) fn check<B>(
     }
     let mut hosts = headers.get_all(HOST).iter();
     let host = hosts.next();
-    // HTTP/2 has a field of its own for it, and both must be the same (RFC 9113, 8.3.1).
+    // HTTP/2 has a pseudo-header for the host, and both must be equal (RFC 9113, 8.3.1).
     let authority = request.uri().authority().filter(|_| is_http2).map(|it| it.as_str().as_bytes());
     let is_missing = host.is_none() && authority.is_none() && request.version() >= Version::HTTP_11;
     let are_two = host.zip(authority).is_some_and(|(host, it)| !host.as_bytes().eq_ignore_ascii_case(it));
@@ -156,7 +156,7 @@ pub(crate) fn check<B>(
     Ok(())
 }
 
-/// True if a text can be the value of a Host header: no list, no user, no path.
+/// True if a text is a valid Host header: no list, no user, no path.
 fn is_host(text: &[u8]) -> bool {
     text.iter().all(|byte| byte.is_ascii_graphic() && !matches!(byte, b',' | b'/' | b'@' | b'?' | b'#' | b'\\'))
 }

@@ -1,4 +1,4 @@
-//! The checks of who may do what: the two keys, and the hosts that a request may name.
+//! Access control: the two keys, and the hosts that a request may name.
 
 use std::net::{IpAddr, SocketAddr};
 
@@ -10,31 +10,31 @@ use crate::plain::{base64_sign, from_base64, plain};
 use crate::{Denial, Error};
 use kvatlas_settings::Secret;
 
-/// The kinds of requests, by the key that they need.
+/// The access that a request needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access {
-    /// A request that everybody may make.
+    /// Access without a key.
     Open,
-    /// A request that asks, for which the key is needed, if there is one.
+    /// Read access, for which the key is needed, if one is configured.
     Ask,
-    /// A request that changes something, for which the admin key is needed, if there is one.
+    /// Access for changes, for which the admin key is needed, if one is configured.
     Admin,
 }
 
-/// Encodings within encodings that are looked into.
+/// Nested encodings that are decoded when a text is searched for keys.
 const DEPTH: usize = 3;
 
-/// Bytes of the shortest key that is looked for in base64: a shorter one is in many a text by chance.
+/// Shortest key that is searched for in base64, in bytes: shorter ones occur in texts by chance.
 const SHORTEST: usize = 4;
 
-/// The key that a request has shown.
+/// The key that a request carries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownKey {
-    /// None of the server's.
+    /// None of the server's keys.
     Nothing,
-    /// The key for questions.
+    /// The key for read access.
     QueryKey,
-    /// The admin key, where there is one.
+    /// The admin key, if one is configured.
     AdminKey,
 }
 
@@ -43,18 +43,18 @@ pub enum ShownKey {
 pub(crate) struct Keys {
     ask: Option<Secret>,
     admin: Option<Secret>,
-    /// Both, as they are found in texts.
+    /// Both keys, as a text may contain them.
     written: WrittenKeys,
-    /// Both in small letters, as they are found in names of headers.
+    /// Both keys in lower case, as a header name may contain them.
     lowered: WrittenKeys,
 }
 
-/// Keys as they are found in texts, however those are encoded.
+/// Keys prepared for a search in texts, in any encoding.
 #[derive(Debug, Default)]
 struct WrittenKeys {
-    /// The keys as they are, and without what is encoded in them.
+    /// The keys, and the keys decoded.
     keys: Vec<Secret>,
-    /// Bytes of the shortest one.
+    /// Length of the shortest key, in bytes.
     shortest: usize,
 }
 
@@ -63,7 +63,7 @@ impl WrittenKeys {
         let mut all = Vec::new();
         for key in keys.map(|key| write(key.reveal())) {
             let plain = String::from_utf8_lossy(&plain(key.as_bytes())).into_owned();
-            // What is no key by itself is not one of those that are looked for.
+            // A decoded text that is no valid key is not searched for.
             let others = [plain].into_iter().filter(|plain| *plain != key);
             all.extend(others.chain([key.clone()]).filter_map(|key| Secret::try_from(key).ok()));
         }
@@ -71,10 +71,10 @@ impl WrittenKeys {
         Self { keys: all, shortest }
     }
 
-    /// True if a text contains one of the keys that have so many bytes, as it is or in encodings, of which `depth` may be
-    /// within each other.
+    /// True if a text contains one of the keys of at least `least` bytes, directly or in up to `depth` nested
+    /// encodings.
     fn are_in(&self, text: &[u8], least: usize, depth: usize) -> bool {
-        // No encoding is shorter than what it encodes.
+        // No encoding is shorter than the encoded text.
         if text.len() < self.shortest {
             return false;
         }
@@ -85,7 +85,7 @@ impl WrittenKeys {
             return true;
         }
         let Some(depth) = depth.checked_sub(1) else { return false };
-        // A user and a password (RFC 7617), however short.
+        // Basic authentication (RFC 7617), however short.
         let pair = plain.split_at_checked(6).filter(|(scheme, _)| scheme.eq_ignore_ascii_case(b"basic "));
         if pair.is_some_and(|(_, pair)| self.are_in(&from_base64(pair.trim_ascii()), least, depth)) {
             return true;
@@ -95,14 +95,14 @@ impl WrittenKeys {
             return false;
         }
         let runs = plain.split(|byte| base64_sign(*byte).is_none()).filter(|run| run.len() >= signs);
-        // What stands before it may look like a part of it.
+        // Characters before the base64 may look like a part of it.
         let mut parts = runs.flat_map(|run| (0..4).filter_map(|from| run.get(from..)));
         parts.any(|part| self.are_in(&from_base64(part), SHORTEST, depth))
     }
 }
 
 impl Keys {
-    /// Reads the keys from the configuration, and from the files that it names.
+    /// Reads the keys from the configuration and its files.
     pub(crate) fn read(config: &Config) -> Result<Self, Error> {
         let key = |key: &Option<Secret>, file: &Option<std::path::PathBuf>| match file {
             Some(file) => Secret::read(file).map(Some).map_err(Error),
@@ -119,27 +119,27 @@ impl Keys {
         Self { ask, admin, written, lowered }
     }
 
-    /// True if those who ask need a key.
+    /// True if read access needs a key.
     pub(crate) fn need_key(&self) -> bool {
         self.ask.is_some()
     }
 
-    /// True if those who change what is registered need a key.
+    /// True if changes need a key.
     pub(crate) fn changes_need_key(&self) -> bool {
         self.ask.is_some() || self.admin.is_some()
     }
 
-    /// True if a text contains one of the keys, however it is encoded.
+    /// True if a text contains one of the keys, in any encoding.
     pub(crate) fn are_in(&self, text: &[u8]) -> bool {
         self.written.are_in(text, 0, DEPTH)
     }
 
-    /// True if the name of a header contains one of the keys, or a list of such names does: they are written in small letters.
+    /// True if a header name, or a list of header names, contains one of the keys. Header names are in lower case.
     pub(crate) fn are_in_name(&self, name: &[u8]) -> bool {
         name.len() >= self.lowered.shortest && self.lowered.are_in(&name.to_ascii_lowercase(), 0, 1)
     }
 
-    /// Checks that no key is in what a request asks for: logs of all sorts have that.
+    /// Refuses a request with a key in its target, which logs of many programs would contain.
     pub(crate) fn check_target<B>(&self, request: &Request<B>) -> Result<(), Denial> {
         let target = request.uri().path_and_query().map_or("", |target| target.as_str());
         if !self.are_in(target.as_bytes()) && !self.are_in(request.method().as_str().as_bytes()) {
@@ -150,13 +150,13 @@ impl Keys {
         Err(Denial::new(StatusCode::BAD_REQUEST, "key_in_target", message))
     }
 
-    /// True if a request shows one of the keys.
+    /// True if a request carries one of the keys.
     pub(crate) fn are_shown<B>(&self, request: &Request<B>) -> bool {
         let (ask, admin) = self.shown(request);
         ask || admin
     }
 
-    /// Tells which of the two keys a request shows.
+    /// The two keys, each true if a request carries it.
     fn shown<B>(&self, request: &Request<B>) -> (bool, bool) {
         let shown = [bearer(request), request.headers().get(API_KEY).map(|key| key.as_bytes().trim_ascii())];
         let is =
@@ -164,17 +164,17 @@ impl Keys {
         (is(&self.ask), is(&self.admin))
     }
 
-    /// Returns the key that changes need: the admin key, or the only one.
+    /// The key for changes: the admin key, or the only key.
     pub(crate) fn for_changes(&self) -> Option<&Secret> {
         self.admin.as_ref().or(self.ask.as_ref())
     }
 
-    /// True if there is an admin key.
+    /// True if an admin key is configured.
     pub(crate) fn have_admin(&self) -> bool {
         self.admin.is_some()
     }
 
-    /// Checks that a request has the key for what it wants, and returns which one it showed.
+    /// Checks that a request has the key for its access, and returns the key it carries.
     pub(crate) fn check<B>(&self, request: &Request<B>, wanted: Access) -> Result<ShownKey, Denial> {
         let (ask, admin) = self.shown(request);
         let known = ask || admin;
@@ -194,7 +194,7 @@ impl Keys {
     }
 }
 
-/// No key, or a wrong one.
+/// The refusal of a request without a valid key.
 fn unauthorized(admin: bool) -> Denial {
     let message = if admin {
         "send the admin key in the header \"Authorization: Bearer KEY\""
@@ -204,7 +204,7 @@ fn unauthorized(admin: bool) -> Denial {
     Denial::new(StatusCode::UNAUTHORIZED, "unauthorized", message)
 }
 
-/// A key that is right for other requests.
+/// The refusal of a valid key without the needed access.
 fn forbidden() -> Denial {
     Denial::new(StatusCode::FORBIDDEN, "forbidden", "this key allows queries only; send the admin key")
 }
@@ -215,7 +215,7 @@ fn wrong_host() -> Denial {
     Denial::new(StatusCode::MISDIRECTED_REQUEST, "wrong_host", message)
 }
 
-/// The header in which clients of Anthropic's API show a key.
+/// The header in which clients of Anthropic's API send a key.
 const API_KEY: HeaderName = HeaderName::from_static("x-api-key");
 
 fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
@@ -225,21 +225,21 @@ fn bearer<B>(request: &Request<B>) -> Option<&[u8]> {
 
 /// The hosts that a request may name.
 ///
-/// A page in somebody's browser can be made to reach a server under a name of its own (DNS rebinding), and would be let in
-/// as if that person had asked.
+/// A web page can make a visitor's browser reach this server under the page's own host name (DNS rebinding), and would
+/// otherwise have the visitor's access.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Hosts {
-    /// All hosts.
+    /// Any host.
     Any,
-    /// This machine, and the names that the configuration lists.
+    /// This machine, and the configured names.
     Own,
-    /// This machine, the names that the configuration lists, and all addresses: no page can have one that is not its
-    /// server's.
+    /// This machine, the configured names, and all addresses: a page's host name is an address only if the page comes
+    /// from there.
     Addresses,
 }
 
 impl Hosts {
-    /// Returns the hosts that requests to a server at `bind` may name. `names`: those that the configuration lists.
+    /// The hosts that requests to a server at `bind` may name. `names`: the configured ones.
     pub(crate) fn at(bind: SocketAddr, asks_for_key: bool, names: &[String]) -> Self {
         match bind.ip().is_loopback() && !asks_for_key {
             true => Self::Own,
@@ -248,12 +248,12 @@ impl Hosts {
         }
     }
 
-    /// Checks the host that a request names. `names`: those that the configuration lists.
+    /// Checks the host that a request names. `names`: the configured ones.
     pub(crate) fn check<B>(self, request: &Request<B>, names: &[String]) -> Result<(), Denial> {
         if self == Self::Any {
             return Ok(());
         }
-        // HTTP/1.0: no browser.
+        // HTTP/1.0, which no browser uses.
         let Some(named) = named_host(request) else { return Ok(()) };
         let named = std::str::from_utf8(named).unwrap_or_default();
         let bare = match named.strip_prefix('[') {
@@ -273,7 +273,7 @@ impl Hosts {
     }
 }
 
-/// The host that a request names, with a port if it has one.
+/// The host that a request names, with its port if it has one.
 pub(crate) fn named_host<B>(request: &Request<B>) -> Option<&[u8]> {
     let header = request.headers().get(HOST).map(|host| host.as_bytes());
     request.uri().authority().map(|host| host.as_str().as_bytes()).or(header)
@@ -298,7 +298,7 @@ mod tests {
 
     #[test]
     fn each_key_has_its_rights() {
-        // Keys in force, key shown, what may be done: open, ask, admin.
+        // Keys in force, key sent, access granted: open, ask, admin.
         for (ask, admin, shown, may) in [
             (None, None, None, [true, true, true]),
             (None, None, Some("x"), [true, true, true]),
@@ -341,7 +341,7 @@ mod tests {
             let [own, addresses] = [Hosts::Own, Hosts::Addresses]
                 .map(|hosts| hosts.check(&request, &["index.internal".to_owned(), "10.0.0.7".to_owned()]).is_ok());
             assert!(Hosts::Any.check(&request, &[]).is_ok());
-            // An address is no name that a page can give away.
+            // A page cannot give an address away as its host name.
             let is_address =
                 host.starts_with('[') || host.split(':').next().is_some_and(|it| it.parse::<IpAddr>().is_ok());
             assert_eq!(addresses, own || is_address, "{host}");
@@ -395,7 +395,7 @@ mod tests {
             "/v1/files/%61dm1n",
             "/v1/files/%2561dm1n?x",
             "a=%25%36%31dm1n",
-            // "user:adm1n", "adm1n:" and that in base64 again.
+            // "user:adm1n", "adm1n:", and the former in base64 twice.
             "Basic dXNlcjphZG0xbg==",
             "Token dXNlcjphZG0xbg",
             "Basic dXNlcjphZG0xbg%3D%3D",

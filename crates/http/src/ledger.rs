@@ -1,44 +1,44 @@
-//! The streams of an HTTP/2 connection that has shown no key, by the frames that go by.
+//! A count of the HTTP/2 streams of a connection without a key, kept from the frames in transit.
 //!
-//! hyper hands an answer to h2, and h2 keeps what no window is open for: only the frames on the socket tell what a client
-//! has taken. They are read until the client shows a key, and one request after another is handed on, so that the first
-//! with a key is known before the next is looked at.
+//! hyper passes answers to h2, which buffers data while a flow-control window is closed: only the frames on the socket
+//! show how much a client has taken. They are parsed until the client sends a key, and requests are read one at a time,
+//! so that the first with a key is known before the next is read.
 
 use crate::frames::{CONTINUATION, DATA, END_HEADERS, END_STREAM, Frames, HEADERS, Mark, RST_STREAM};
 use crate::limits::{STRANGER_READ, STRANGER_STREAMS, STREAM};
 use crate::note::{PIECE, millis};
 use crate::places::Place;
 
-/// Bytes that a client sends before its first frame.
+/// Length of the HTTP/2 connection preface, in bytes.
 const PREFACE: usize = 24;
 
-/// Bytes that a byte of a head becomes, with what is kept for each of its lines.
+/// Bytes of memory per byte of a head, including the bookkeeping of its lines.
 const HEAD: usize = 5;
 
-/// A client without a key has opened more streams than it may.
+/// The error of a client without a key that opened more streams than allowed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct TooManyStreams;
 
-/// The streams that a stranger has open.
+/// The open streams of a connection without a key.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     incoming: Frames,
     outgoing: Frames,
     open: Vec<OpenStream>,
-    /// The highest number of a stream.
+    /// The highest stream number so far.
     last: u32,
-    /// Bytes of the head that is coming.
+    /// Bytes of the incomplete head.
     head: usize,
-    /// True if what has come is to be looked at before more is read.
+    /// True if the bytes read have to be processed before more are read.
     is_full: bool,
-    /// The turn of the connection's task in which it was last read.
+    /// The turn of the connection's task in which bytes were last read.
     turn: u32,
 }
 
 #[derive(Debug)]
 struct OpenStream {
     number: u32,
-    /// The time since which it has got no piece of its answer.
+    /// The time since which the stream has not sent a piece of its answer.
     since: u64,
     bytes: usize,
 }
@@ -51,8 +51,8 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// True if what has come in this turn of the connection's task is to be looked at before more is read: by others too, one
-    /// of which may have to tell this connection to leave.
+    /// True if the bytes read in this turn of the connection's task have to be processed before more are read; other
+    /// connections get a turn as well, and may have to evict this one.
     pub(crate) fn is_over(&mut self, turn: u32) -> bool {
         if self.turn != turn {
             (self.turn, self.is_full) = (turn, false);
@@ -60,12 +60,12 @@ impl Ledger {
         self.is_full
     }
 
-    /// Bytes to be read at most: no further than the frame that is coming.
+    /// Most bytes to read: up to the end of the current frame.
     pub(crate) fn most(&self) -> usize {
         self.incoming.left().min(STRANGER_READ)
     }
 
-    /// Takes bytes that have come from the client.
+    /// Counts bytes received from the client.
     pub(crate) fn came(&mut self, bytes: &[u8], place: &Place) -> Result<(), TooManyStreams> {
         let Self { incoming, open, last, head, is_full, .. } = self;
         let mut result = Ok(());
@@ -95,12 +95,12 @@ impl Ledger {
                 *is_full |= matches!(frame.kind, DATA | HEADERS | CONTINUATION);
             }
         });
-        // Of a frame that is long, one piece.
+        // A long frame is read in pieces.
         *is_full |= is_payload && incoming.current().is_some();
         result
     }
 
-    /// Takes bytes that went to the client.
+    /// Counts bytes sent to the client.
     pub(crate) fn went(&mut self, bytes: &[u8], place: &Place) {
         let open = &mut self.open;
         self.outgoing.take(bytes, |mark| {
@@ -112,7 +112,7 @@ impl Ledger {
                 && let Some(stream) = open.iter_mut().find(|stream| stream.number == frame.stream)
             {
                 stream.bytes += frame.length;
-                // A client that takes a byte now and then has not begun to read.
+                // A client that takes a byte now and then still counts as not reading.
                 if stream.bytes >= PIECE {
                     (stream.bytes, stream.since) = (0, millis());
                 }
@@ -120,7 +120,7 @@ impl Ledger {
         });
     }
 
-    /// The time since which a stream has got no piece of its answer, of the one that waits longest.
+    /// The time since which the longest waiting stream has not sent a piece of its answer.
     pub(crate) fn waiting_since(&self) -> Option<u64> {
         self.open.iter().map(|stream| stream.since).min()
     }
@@ -168,7 +168,7 @@ mod tests {
         // Trailers open no stream.
         assert_eq!(ledger.came(&frame(HEADERS, END_HEADERS, 7, 10), &place), Ok(()));
         for number in 100..103 {
-            // A head in several frames counts until it is whole.
+            // A head in several frames counts until it is complete.
             assert_eq!(ledger.came(&frame(HEADERS, 0, 2 * number + 1, 100), &place), Ok(()));
             assert_eq!(ledger.came(&frame(CONTINUATION, END_HEADERS, 2 * number + 1, 100), &place), Ok(()));
         }

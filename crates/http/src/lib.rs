@@ -12,7 +12,7 @@
 //! * `connection`: one client's connection: hyper speaks HTTP on it, and time limits are kept.
 //! * [`gate`]: keys, certificates, and the hosts that a request may name.
 //! * `plain`: texts without their encodings, in which keys and dot segments are looked for.
-//! * [`parts`]: answers with files, whole or in parts.
+//! * [`ranges`]: answers with files, whole or in ranges of bytes.
 //! * [`metrics`]: the formats of `GET /metrics`, and the metrics of the process.
 //! * [`body`]: a request's body, read into memory that all bodies share.
 
@@ -22,7 +22,6 @@ pub mod body;
 pub mod config;
 mod connection;
 mod content;
-mod counts;
 mod frames;
 pub mod gate;
 mod handler;
@@ -35,13 +34,12 @@ mod memory;
 pub mod metrics;
 mod note;
 mod origin;
-pub mod parts;
 mod places;
 mod plain;
+pub mod ranges;
 pub mod server;
 mod sniff;
 mod streams;
-mod tls;
 mod trust;
 
 use std::borrow::Cow;

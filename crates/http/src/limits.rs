@@ -1,5 +1,6 @@
-//! The limits of a connection.
+//! The limits of a connection, and the counts of connections.
 
+use std::sync::atomic::AtomicU64;
 use std::time::Duration;
 
 /// Streams of HTTP/2 that a connection may have open at once before it has shown a key.
@@ -43,4 +44,16 @@ pub(crate) struct Limits {
     pub(crate) streams: u32,
     /// True if a client that ends what it sends still gets its answer.
     pub(crate) half_close: bool,
+}
+
+/// Counts of connections.
+#[derive(Debug, Default)]
+pub(crate) struct Counts {
+    pub(crate) begun: AtomicU64,
+    pub(crate) ended: AtomicU64,
+    pub(crate) stalled_streams: AtomicU64,
+    /// Connections without a key that were closed because they opened too many streams, and because they did not take an
+    /// answer.
+    pub(crate) stranger_streams: AtomicU64,
+    pub(crate) unread_answers: AtomicU64,
 }

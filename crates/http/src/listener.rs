@@ -1,4 +1,4 @@
-//! Accepts the connections of one listener, and serves each for as long as it is open.
+//! Accepts the connections of one listener, and serves each until it closes.
 
 use std::net::TcpListener as StdListener;
 use std::sync::Arc;
@@ -16,7 +16,7 @@ use crate::places::{Place, Places};
 use crate::sniff::Protocol as Spoken;
 use crate::{connection, sniff};
 
-/// Counts of open connections, and of tasks that accept them, at the main listener.
+/// Counts of open connections, and of accepting tasks, at the main listener.
 #[derive(Default)]
 pub(crate) struct OpenCounts {
     pub(crate) count: AtomicUsize,
@@ -32,7 +32,7 @@ impl OpenCounts {
     }
 }
 
-/// The part that all connections of a listener and thread share.
+/// State shared by all connections of a listener and thread.
 pub(crate) struct ListenerContext<H> {
     pub(crate) handler: Arc<H>,
     pub(crate) kind: ListenerKind,
@@ -44,7 +44,7 @@ pub(crate) struct ListenerContext<H> {
 }
 
 impl<H: Handler> ListenerContext<H> {
-    /// Gives connections to `give` until told to stop, and then those that are waiting already.
+    /// Passes connections to `give` until told to stop, and then those already waiting.
     pub(crate) async fn accept(
         self: Arc<Self>,
         listener: StdListener,
@@ -62,7 +62,7 @@ impl<H: Handler> ListenerContext<H> {
                     () = self.accept_all(&listener, places, &give) => {}
                     _ = stop.wait_for(|stop| *stop) => {}
                 }
-                // Whoever has connected already would otherwise be cut off when the listener closes.
+                // Clients that have already connected would otherwise be cut off when the listener closes.
                 while let Ok(Ok((stream, _))) = tokio::time::timeout(Duration::ZERO, listener.accept()).await {
                     give(stream, places.beyond());
                 }
@@ -82,7 +82,7 @@ impl<H: Handler> ListenerContext<H> {
                     let Some(place) = places.take(known).await else { return };
                     give(stream, place);
                 }
-                // Too many open files, or a client that left already: neither ends the server.
+                // Too many open files, or a client that has already left: neither ends the server.
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
                     tokio::time::sleep(Duration::from_millis(50)).await;
@@ -91,7 +91,7 @@ impl<H: Handler> ListenerContext<H> {
         }
     }
 
-    /// Serves one connection, which is counted for as long as it is open.
+    /// Serves one connection, counted until it closes.
     pub(crate) fn spawn(self: Arc<Self>, stream: TcpStream, place: Arc<Place>) {
         let counted = OpenConnection::new(self);
         drop(tokio::spawn(async move {
@@ -131,9 +131,9 @@ impl<H: Handler> ListenerContext<H> {
             let Some(spoken) = spoken else { return };
             return connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
         };
-        // In a place of its own: every connection without TLS would be as large.
+        // Boxed: otherwise every connection without TLS would be as large.
         Box::pin(async move {
-            // Before it says something, it costs no more than any other.
+            // Until its first bytes the connection counts like any other.
             if sniff::first(&stream, &mut [0], limits.first_byte, stop.clone()).await.is_none() {
                 return;
             }
@@ -148,7 +148,7 @@ impl<H: Handler> ListenerContext<H> {
                     let spoken = if is_h2 { Spoken::Http2 } else { Spoken::Http1 };
                     connection::serve(stream, terms(spoken, stop), handle, shows_key, H::refuse).await;
                 }
-                // No TLS, or none that we speak; the client was told in TLS's own words.
+                // Not TLS, or no common version; the client has received a TLS alert.
                 Ok(Err(error)) => tracing::debug!(%error, "a TLS handshake failed"),
                 Err(_) => tracing::debug!("a TLS handshake took too long"),
             }
@@ -157,7 +157,7 @@ impl<H: Handler> ListenerContext<H> {
     }
 }
 
-/// An open connection, for as long as it is.
+/// An open connection, counted until dropped.
 struct OpenConnection<H: Handler>(Arc<ListenerContext<H>>);
 
 impl<H: Handler> OpenConnection<H> {

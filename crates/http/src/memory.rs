@@ -1,9 +1,9 @@
-//! Memory for the bodies of requests: one budget for all of them, from the first byte that has to be kept until the body
-//! is not needed any more, at an engine for instance.
+//! Memory for bodies of requests: one budget for all of them, from the first stored byte until the body is no longer
+//! needed, for example by an engine.
 //!
-//! A body that finds no room is not read further until there is some. Whoever has sent nothing for a while, or very little,
-//! gives way to those who wait; who has waited long is refused. A part is kept for short bodies, so that long ones that
-//! stop hold up none of them.
+//! A body without room is not read further until there is some. A body that has received nothing for a while, or
+//! arrives very slowly, gives way to waiting ones; a body that has waited too long is refused. A part of the budget is
+//! reserved for short bodies, so that stalled long ones do not delay them.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,19 +16,19 @@ use tokio::time::{Instant, timeout_at};
 
 use crate::note::millis;
 
-/// A body up to this length may use all of the memory; longer ones leave a quarter of it to those.
+/// Longest body that may use the whole budget, in bytes; longer ones leave a quarter of it to shorter ones.
 const SHORT: usize = 64 << 10;
 
 /// The longest time that a body waits for room.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The interval at which those who wait look for somebody who must give way.
+/// The interval at which waiting bodies look for one that must give way.
 const LOOK: Duration = Duration::from_millis(250);
 
-/// Milliseconds without a byte, or slower than [`SLOW`] since the beginning, after which a body gives way to others.
+/// Time without a byte, or below [`SLOW`] since the beginning, after which a body gives way to others, in milliseconds.
 const GRACE: u64 = 2000;
 
-/// Bytes a second below which a body is slow.
+/// Rate below which a body is slow, in bytes per second.
 const SLOW: u64 = 64 << 10;
 
 /// The memory for the bodies of all requests of a server.
@@ -37,42 +37,42 @@ pub struct Memory {
     limit: usize,
     used: AtomicUsize,
     freed: Notify,
-    /// Bodies that are coming, in the order of their beginning.
+    /// Incomplete bodies, in the order of their beginning.
     coming: Mutex<BTreeMap<u64, Arc<Progress>>>,
     number: AtomicU64,
     refused: AtomicU64,
     gave_way: AtomicU64,
 }
 
-/// A body that is coming.
+/// The progress of an incomplete body.
 #[derive(Debug)]
 struct Progress {
     since: u64,
     last: AtomicU64,
     bytes: AtomicUsize,
-    /// True if it waits for room.
+    /// True if the body waits for room.
     waits: AtomicBool,
     leave: Notify,
 }
 
-/// There is no room for a body.
+/// The error of a body without room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct NoRoomError;
 
-/// Memory that a body has, until this is dropped.
+/// Memory held by a body until dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
     memory: Arc<Memory>,
     bytes: usize,
 }
 
-/// Memory for what is made of a body, until this is dropped.
+/// Memory held for values made from a body until dropped.
 #[derive(Debug)]
 pub struct Reservation {
     lease: Lease,
 }
 
-/// A body's place among those that are coming, until this is dropped.
+/// A body's entry among the incomplete ones, removed when dropped.
 pub(crate) struct BodyTurn {
     memory: Arc<Memory>,
     number: u64,
@@ -80,7 +80,7 @@ pub(crate) struct BodyTurn {
 }
 
 impl Memory {
-    /// Memory of so many bytes.
+    /// A budget of `limit` bytes.
     #[must_use]
     pub fn new(limit: usize) -> Arc<Self> {
         Arc::new(Self {
@@ -94,20 +94,20 @@ impl Memory {
         })
     }
 
-    /// Bytes that bodies have now.
+    /// Bytes held by bodies now.
     #[must_use]
     pub fn used(&self) -> usize {
         self.used.load(Relaxed)
     }
 
-    /// Bodies that found no room, and those that gave way to others.
+    /// Counts of refused bodies: without room, and evicted for others.
     #[must_use]
     pub fn refused(&self) -> [(&'static str, u64); 2] {
         [("no_room", self.refused.load(Relaxed)), ("gave_way", self.gave_way.load(Relaxed))]
     }
 
-    /// Reserves memory for what is made of a body, beside the body itself, before it is made. Half of all memory is as much
-    /// as is reserved for one. None if there is no room until then.
+    /// Reserves memory for values made from a body, besides the body itself. One reservation may take half of the
+    /// budget. None if there is no room by `until`.
     pub async fn reserve(self: &Arc<Self>, bytes: usize, until: std::time::Instant) -> Option<Reservation> {
         let bytes = bytes.min(self.limit / 2);
         loop {
@@ -119,7 +119,7 @@ impl Memory {
         }
     }
 
-    /// A reservation of nothing, to be grown.
+    /// An empty reservation, to be grown.
     #[must_use]
     pub fn reserved(self: &Arc<Self>) -> Reservation {
         Reservation { lease: Lease::new(self) }
@@ -138,7 +138,7 @@ impl Memory {
         }
     }
 
-    /// Makes one body give way, if one is due: the one that was without a byte for the longest, else the slowest.
+    /// Makes one body give way, if one is due: the one without a byte for the longest time, else the slowest.
     fn make_room(&self) {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
@@ -148,7 +148,7 @@ impl Memory {
         let longest = others().filter(|it| silent(it) >= GRACE).max_by_key(|it| silent(it));
         let victim = longest.or_else(|| others().filter(|it| rate(it) < SLOW).min_by_key(|it| rate(it)));
         if let Some(victim) = victim {
-            // Once is enough, until it has gone.
+            // One at a time, until it has gone.
             victim.waits.store(true, Relaxed);
             victim.leave.notify_one();
             self.gave_way.fetch_add(1, Relaxed);
@@ -157,7 +157,7 @@ impl Memory {
 }
 
 impl Reservation {
-    /// Reserves `bytes` in all, or returns false if there is no room for them now.
+    /// Changes the reservation to `bytes` in all; false if there is no room now.
     #[must_use]
     pub fn try_resize(&mut self, bytes: usize) -> bool {
         let lease = &mut self.lease;
@@ -185,7 +185,7 @@ impl BodyTurn {
         Self { memory: memory.clone(), number, coming }
     }
 
-    /// Notes that more of the body has come.
+    /// Records that more of the body has arrived.
     pub(crate) fn came(&self, bytes: usize) {
         self.coming.bytes.fetch_add(bytes, Relaxed);
         self.coming.last.store(millis(), Relaxed);
@@ -196,7 +196,7 @@ impl BodyTurn {
         self.coming.leave.notified().await;
     }
 
-    /// Grows a lease to `bytes`, those that it has included; waits for room if there is none.
+    /// Grows a lease to `bytes` in all; waits if there is no room.
     pub(crate) async fn grow(&self, lease: &mut Lease, bytes: usize) -> Result<(), NoRoomError> {
         let more = bytes.saturating_sub(lease.bytes);
         let memory = &self.memory;
@@ -235,7 +235,7 @@ impl Lease {
         Self { memory: memory.clone(), bytes: 0 }
     }
 
-    /// Gives back all but `bytes`.
+    /// Releases all but `bytes`.
     pub(crate) fn shrink(&mut self, bytes: usize) {
         let less = self.bytes.saturating_sub(bytes);
         self.bytes -= less;

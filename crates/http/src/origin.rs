@@ -1,7 +1,7 @@
-//! Requests that a web page makes somebody's browser send.
+//! Requests that a web page makes a visitor's browser send.
 //!
-//! A browser lets any page send some requests to any server, with the rights of whoever sits there: on that person's
-//! network, and with that person's certificate. It says so in two headers, which pages cannot write.
+//! A browser lets any page send some requests to any server, with the visitor's access: from the visitor's network, and
+//! with the visitor's certificate. It marks them with two headers, which pages cannot set.
 
 use hyper::header::{HeaderValue, ORIGIN};
 use hyper::{Request, StatusCode};
@@ -9,7 +9,7 @@ use hyper::{Request, StatusCode};
 use crate::Denial;
 use crate::keys::named_host;
 
-/// Refuses a request that a page of another origin has made. `allowed`: the origins that may.
+/// Refuses a request made by a page of another origin. `allowed`: permitted origins.
 pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Result<(), Denial> {
     let headers = request.headers();
     let is_allowed = |origin: &HeaderValue| {
@@ -21,19 +21,19 @@ pub(crate) fn check_origin<B>(request: &Request<B>, allowed: &[String]) -> Resul
     if !origins.all(is_allowed) {
         return Err(foreign_origin());
     }
-    // A page of an origin that is allowed is on another site all the same.
+    // A page of a permitted origin is cross-site nevertheless.
     let is_fine = |site: &HeaderValue| names_any || matches!(site.as_bytes(), b"same-origin" | b"none");
     if headers.get_all("sec-fetch-site").iter().all(is_fine) { Ok(()) } else { Err(foreign_origin()) }
 }
 
-/// A request that a web page has made somebody's browser send.
+/// The refusal of a request made by a web page.
 fn foreign_origin() -> Denial {
     let message = "the headers Origin and Sec-Fetch-Site say that a web page of another origin has sent this: pages may \
                    only ask the server that they come from, or the router if http.origins names their origin";
     Denial::new(StatusCode::FORBIDDEN, "foreign_origin", message)
 }
 
-/// True if an origin is the server itself, by the name under which it was asked.
+/// True if an origin is the server itself, under the host name of the request.
 fn is_own<B>(request: &Request<B>, origin: &str) -> bool {
     let Some((scheme, authority)) = origin.split_once("://") else { return false };
     let port = match scheme {

@@ -1,8 +1,8 @@
-//! Room for connections, and for the memory of those that have not shown a key.
+//! Places for connections, and a memory budget for connections without a key.
 //!
-//! Where there is a key, connections that have not shown it are strangers. They give way to new ones: whoever only connects
-//! cannot keep the others out. All of them together have one budget of bytes, of what their connections, heads, streams and
-//! unread answers become in memory: beyond it the largest gives way, and the oldest among equals.
+//! If a key is configured, connections that have not sent it are strangers. They give way to new connections, so that
+//! idle ones cannot keep others out. All strangers together have one budget of bytes for their connections, heads,
+//! streams and unread answers: beyond it the largest gives way, the oldest among equals.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,33 +16,33 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
 
-/// Time that everybody has to show a key, however many others come.
+/// The time every connection has to send a key, however many others arrive.
 const GRACE: Duration = Duration::from_millis(500);
 
-/// Bytes that an open connection counts for, whatever it does: its tasks, and the buffers of a short head.
+/// Bytes counted for any open connection: its tasks, and the buffers of a short head.
 pub(crate) const CONNECTION: usize = 32 << 10;
 
 /// The places of one listener.
 pub(crate) struct Places {
     permits: Arc<Semaphore>,
-    /// Bytes that strangers may have together.
+    /// Memory budget of all strangers, in bytes.
     budget: usize,
     strangers: Mutex<Strangers>,
-    /// Signal that a connection has ended.
+    /// Signal that a connection has closed.
     freed: Notify,
     number: AtomicU64,
     /// Connections that had to give way.
     pub(crate) evicted: AtomicU64,
 }
 
-/// Connections that have shown no key.
+/// Connections that have sent no key.
 #[derive(Default)]
 struct Strangers {
-    /// The connections in the order of their coming.
+    /// The connections in order of arrival.
     all: BTreeMap<u64, Stranger>,
     /// Bytes of all of them.
     bytes: usize,
-    /// Bytes of those that were told to leave and have not done it yet.
+    /// Bytes of strangers that were told to leave and have not closed yet.
     leaving: usize,
 }
 
@@ -53,7 +53,7 @@ struct Stranger {
     is_told: bool,
 }
 
-/// A connection's place.
+/// A connection's place, given back when dropped.
 pub(crate) struct Place {
     places: Arc<Places>,
     number: u64,
@@ -78,7 +78,7 @@ impl Strangers {
         }
     }
 
-    /// The stranger with most bytes, and the oldest among equals, of those that were not told to leave.
+    /// The stranger with most bytes, the oldest among equals, except those told to leave.
     fn largest(&self) -> Option<(u64, &Stranger)> {
         let staying = self.all.iter().filter(|(_, stranger)| !stranger.is_told);
         staying.max_by_key(|(number, stranger)| (stranger.bytes, Reverse(**number))).map(|(number, it)| (*number, it))
@@ -97,13 +97,13 @@ impl Places {
         })
     }
 
-    /// Bytes that strangers have now.
+    /// Bytes held by strangers now.
     pub(crate) fn bytes(&self) -> usize {
         self.strangers.lock().bytes
     }
 
-    /// Returns a place, as soon as there is one. `known`: true if it need never give way; others have to leave if there is
-    /// none for a stranger.
+    /// Takes a place, as soon as one is free. `known`: true if it need never give way; another stranger has to leave if
+    /// no place is free for a stranger.
     pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
         loop {
             let lacks_bytes = !known && self.strangers.lock().bytes + CONNECTION > self.budget;
@@ -127,7 +127,7 @@ impl Places {
         }
     }
 
-    /// A place besides all others, for whoever has connected when none is given any more.
+    /// A place beyond the limit, for a connection accepted while the server shuts down.
     pub(crate) fn beyond(self: &Arc<Self>) -> Arc<Place> {
         self.place(None, true)
     }
@@ -144,12 +144,12 @@ impl Places {
         Arc::new(Place { places: self.clone(), number, known: AtomicBool::new(known), leave, permit })
     }
 
-    /// Tells a stranger to leave, if one is due: one with more than a connection's bytes if those are short, or the oldest
-    /// one after its time of grace. Returns the time at which to look again.
+    /// Tells a stranger to leave, if one is due: the largest if bytes are short, or the oldest one after its time of
+    /// grace. Returns the time at which to look again.
     fn make_room(&self, lacks_bytes: bool) -> Instant {
         let now = Instant::now();
         let mut strangers = self.strangers.lock();
-        // One that was told makes room soon.
+        // A stranger told to leave makes room soon.
         if strangers.leaving > 0 {
             return now + Duration::from_millis(10);
         }
@@ -159,7 +159,7 @@ impl Places {
             (Some((number, _)), _) => (Some(number), now),
             (None, Some((number, oldest))) if oldest.since + GRACE <= now => (Some(number), now),
             (None, Some((_, oldest))) => (None, oldest.since + GRACE),
-            // There may be one later.
+            // One may be due later.
             (None, None) => (None, now + GRACE),
         };
         let Some(number) = due else { return until };
@@ -170,9 +170,9 @@ impl Places {
 }
 
 impl Place {
-    /// Notes that the connection has shown a key: it keeps its place, and its bytes count no more.
+    /// Marks the connection as one that has sent a key: it keeps its place, and its bytes no longer count.
     pub(crate) fn make_known(&self) {
-        // Of most requests it is known already: the word is then not written.
+        // Most requests come on a connection that is already known: nothing is written then.
         if !self.known.load(Relaxed) && !self.known.swap(true, Relaxed) {
             self.places.strangers.lock().remove(self.number);
             self.places.freed.notify_one();
@@ -183,7 +183,7 @@ impl Place {
         !self.known.load(Relaxed)
     }
 
-    /// Notes that a stranger's connection has so many bytes more. If all strangers have too many, the largest leave.
+    /// Counts `bytes` more for a stranger's connection. If all strangers together exceed the budget, the largest leave.
     pub(crate) fn hold(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -202,7 +202,7 @@ impl Place {
         }
     }
 
-    /// Notes that a connection has given back bytes that it held.
+    /// Stops counting `bytes` of a connection.
     pub(crate) fn release(&self, bytes: usize) {
         if !self.is_stranger() {
             return;
@@ -216,7 +216,7 @@ impl Place {
         strangers.leaving -= if is_told { bytes } else { 0 };
     }
 
-    /// Waits until the connection has to give way. For one that is known this costs no lock each time that it is looked at.
+    /// Waits until the connection has to give way. For a known connection a poll costs no lock.
     pub(crate) async fn must_leave(&self) {
         let mut told = pin!(self.leave.notified());
         let look = |context: &mut Context<'_>| match self.known.load(Relaxed) {

@@ -1,9 +1,8 @@
-//! Texts without their encodings: what any reader behind the server may make of them.
+//! Decoding of texts, to find what any program behind the server may read in them.
 
 use std::borrow::Cow;
 
-/// A text with what is encoded in it decoded, until nothing changes: `%41`, `%2541`, `%u0041`, and bytes that spell an ASCII
-/// character in more bytes than UTF-8 allows.
+/// A text decoded until nothing changes: `%41`, `%2541`, `%u0041`, and overlong UTF-8 of ASCII characters.
 #[must_use]
 pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     if !text.iter().any(|byte| *byte == b'%' || *byte >= 0xc0) {
@@ -12,7 +11,7 @@ pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     let mut out = Vec::with_capacity(text.len());
     for byte in text {
         out.push(*byte);
-        // No encoding begins within another, so one is decoded as soon as its last byte is there.
+        // No encoding begins within another, so each is decoded at its last byte.
         while let Some((length, decoded)) = encoded(&out) {
             out.truncate(out.len() - length);
             out.push(decoded);
@@ -21,7 +20,7 @@ pub fn plain(text: &[u8]) -> Cow<'_, [u8]> {
     Cow::Owned(out)
 }
 
-/// The encoded byte at the end of a text: the length of its encoding, and what it is.
+/// The encoded byte at the end of a text: the length of its encoding, and its value.
 fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     let hex = |digit: u8| (digit as char).to_digit(16).map(|digit| digit as u8);
     match *text {
@@ -36,7 +35,7 @@ fn encoded(text: &[u8]) -> Option<(usize, u8)> {
     }
 }
 
-/// The bytes of a text in base64, of either alphabet; what follows the last whole byte is left out.
+/// The bytes of a base64 text, in either alphabet; incomplete last bytes are dropped.
 pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     let (mut out, mut word, mut bits) = (Vec::with_capacity(text.len() * 3 / 4), 0_u32, 0);
     for sign in text.iter().map_while(|byte| base64_sign(*byte)) {
@@ -49,7 +48,7 @@ pub(crate) fn from_base64(text: &[u8]) -> Vec<u8> {
     out
 }
 
-/// The number of a sign of base64, in either alphabet.
+/// The value of a base64 character, in either alphabet.
 pub(crate) fn base64_sign(byte: u8) -> Option<u8> {
     Some(match byte {
         b'A'..=b'Z' => byte - b'A',

@@ -1,5 +1,4 @@
-//! Detects the HTTP version that a client begins to speak without TLS: HTTP/2 is known by its first bytes (RFC 9113,
-//! 3.4).
+//! Detection of the HTTP version of a connection without TLS: HTTP/2 begins with a fixed preface (RFC 9113, 3.4).
 
 use std::time::Duration;
 
@@ -16,12 +15,12 @@ pub(crate) enum Protocol {
 
 const HTTP2: &[u8] = b"PRI * HTTP/2.0\r\n";
 
-/// The number of looks, and the interval between them, where too few bytes have come to tell.
+/// The number of attempts, and the interval between them, while too few bytes have arrived.
 const LOOKS: usize = 50;
 const PAUSE: Duration = Duration::from_millis(10);
 
-/// Returns the number of bytes that the client has begun with, once there are any; none if it said nothing in time, or
-/// left, or the server ends first. `start`: gets those bytes, as far as there is room.
+/// The number of bytes that the client has sent so far, once there are any; none if it sent nothing in time, or left,
+/// or the server ends first. `start`: receives the bytes, without taking them off the socket.
 pub(crate) async fn first(
     stream: &TcpStream,
     start: &mut [u8],
@@ -32,7 +31,7 @@ pub(crate) async fn first(
         let peeked = tokio::select! {
             biased;
             peeked = stream.peek(start) => peeked,
-            // Whoever has said nothing has asked nothing; but a request may be on its way.
+            // A client that has sent nothing has asked nothing; but a request may be on its way.
             _ = async { let _ = stop.wait_for(|stop| *stop).await; sleep(PAUSE * 20).await } => return None,
         };
         peeked.ok().filter(|length| *length > 0)
@@ -40,7 +39,7 @@ pub(crate) async fn first(
     timeout(first_byte, first).await.ok()?
 }
 
-/// Returns the protocol that the client begins to speak, if it begins to speak in time.
+/// The protocol of the client's first bytes, if they arrive in time.
 pub(crate) async fn protocol(
     stream: &TcpStream,
     first_byte: Duration,

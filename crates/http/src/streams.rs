@@ -1,8 +1,8 @@
-//! Streams of HTTP/2: one whose client does not take its answer is reset, and the others of its connection live on.
+//! HTTP/2 streams: a stream whose client does not take its answer is reset, without closing its connection.
 //!
-//! hyper hands an answer on piece by piece, as the windows of stream and connection allow, and waits for them without a
-//! limit. It runs each stream by an executor that it is given: this one looks, whenever a stream is left waiting, whether
-//! it waits for the client, and drops it when that takes too long, which resets the stream and frees all that it held.
+//! hyper sends an answer piece by piece, as the flow-control windows of stream and connection allow, and waits for them
+//! without a limit. It runs each stream on an executor given by the server: this one checks, whenever a stream is
+//! pending, whether it waits for the client, and drops it after too long, which resets the stream and frees its memory.
 
 use std::cell::Cell;
 use std::pin::{Pin, pin};
@@ -14,14 +14,14 @@ use std::time::Duration;
 use hyper::rt::Executor;
 use tokio::time::{Instant, Sleep, sleep_until};
 
-use crate::counts::Counts;
+use crate::limits::Counts;
 
 thread_local! {
-    /// The number of pieces that the stream being polled has got of its answer, and whether it waits for the next.
+    /// The number of pieces that the stream being polled has sent of its answer, and whether it waits for the next one.
     static PIECES: Cell<(u32, bool)> = const { Cell::new((0, true)) };
 }
 
-/// The stream that is being polled has asked for the next piece of its answer.
+/// Records that the stream being polled asked for the next piece of its answer.
 pub(crate) fn asked(has_got: bool) {
     PIECES.set(match PIECES.get() {
         (pieces, _) if has_got => (pieces.wrapping_add(1), false),
@@ -29,10 +29,10 @@ pub(crate) fn asked(has_got: bool) {
     });
 }
 
-/// Runs streams, each for as long as its client takes what is there for it.
+/// An executor of streams, each run for as long as its client takes the available data.
 #[derive(Clone)]
 pub(crate) struct Streams {
-    /// The time within which a piece must be taken.
+    /// The time limit for a piece.
     pub(crate) write: Duration,
     pub(crate) counts: Arc<Counts>,
 }
@@ -82,7 +82,7 @@ impl Stall {
         if timer.is_elapsed() && timer.deadline() < until {
             timer.as_mut().reset(until);
         }
-        // One that was set for an earlier piece is over sooner: it is set again then.
+        // A timer set for an earlier piece fires sooner: it is set again then.
         while timer.as_mut().poll(context).is_ready() {
             if until <= Instant::now() {
                 return Poll::Ready(());

@@ -16,9 +16,9 @@ use crate::writer::{Chain, Way, Writer};
 pub struct Changes<'i> {
     index: &'i BlockIndex,
     writer: Option<MutexGuard<'i, Writer>>,
-    /// Blocks between the others' turns.
+    /// Number of blocks after which other writers have their turn.
     turn: usize,
-    /// Blocks until the others' next turn.
+    /// Number of blocks until the other writers' next turn.
     left: usize,
 }
 
@@ -114,7 +114,7 @@ impl<'i> Changes<'i> {
         self.write(self.turn, false, |writer| writer.copy_rank(worker, rank)).events(worker, rank)
     }
 
-    /// Does something in parts, between which others have their turn; `part` does about as much as is done in a turn, and
+    /// Does work in parts, between which other writers have their turn; `part` does about as much as is done in a turn, and
     /// returns whether there is more.
     fn in_turns(&mut self, part: impl Fn(&mut Writer) -> bool) {
         while self.write(1, false, &part) {

@@ -9,11 +9,11 @@ use std::ops::{Index, IndexMut};
 const BITS: usize = 12;
 const CHUNK: usize = 1 << BITS;
 
-/// See the module's text.
+/// List in chunks: growing moves no element.
 pub(crate) struct ChunkedList<T> {
     /// Chunks, all full but the last.
     chunks: Vec<Vec<T>>,
-    /// Of the chunks, in elements.
+    /// Room of all chunks, in elements.
     room: usize,
 }
 

@@ -15,7 +15,7 @@ use crate::writer::{LargeCopy, Slice};
 /// State of a copy.
 #[derive(Debug)]
 pub enum CopyState<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
-    /// There is more to be copied.
+    /// Unfinished: more is to be copied.
     More(RankCopier<I>),
     /// The copy is complete: what was held at the moment of the last step.
     Done(CopyDone),
@@ -55,7 +55,7 @@ pub struct RankCopier<I: Deref<Target = BlockIndex> = Arc<BlockIndex>> {
     spent: usize,
 }
 
-/// A rank that is cleared again and again before it is copied is copied at once: it is small soon after a clear.
+/// Clears during a copy after which the rank is copied at once: it is small soon after a clear.
 const MOST_AGAIN: usize = 8;
 
 impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
@@ -65,8 +65,8 @@ impl<I: Deref<Target = BlockIndex>> RankCopier<I> {
         Self { index, worker: worker.into(), rank, large: None, again: 0, spent: 0 }
     }
 
-    /// Goes on. Writers wait once, for about as long as it takes to copy `steps` blocks ([`BlockIndex::SLICE`] takes less
-    /// than a millisecond).
+    /// Copies a further part. Writers wait once, for about as long as it takes to copy `steps` blocks ([`BlockIndex::SLICE`]
+    /// takes less than a millisecond).
     #[must_use]
     pub fn step(mut self, steps: usize) -> CopyState<I> {
         let steps = if self.again < MOST_AGAIN { steps } else { usize::MAX };

@@ -51,14 +51,14 @@ impl RankHandle {
         }
     }
 
-    /// Number and life of the rank where it was found last. Written by two at once, the number may be of another life
+    /// Number and life of the rank when it was last found. Written by two at once, the number may be of another life
     /// than is said: who reads it asks whether the number has this life, and no two numbers ever have.
     #[inline]
     pub(crate) fn found(&self) -> (u32, u64) {
         (self.number.load(Ordering::Relaxed), self.life.load(Ordering::Relaxed))
     }
 
-    /// The holder of its device when this was last told; to be asked for and nothing else.
+    /// The holder of the rank's device when last remembered: a hint, to be prefetched and for nothing else.
     #[inline]
     pub(crate) fn device(&self) -> u32 {
         self.device.load(Ordering::Relaxed)

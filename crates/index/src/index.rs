@@ -143,30 +143,31 @@ impl BlockIndex {
         self.writer.is_locked()
     }
 
-    /// From so many blocks below a hole on they go together, at least 1. For tests, which have few.
-    #[doc(hidden)]
-    pub fn branch_from(&self, blocks: u64) {
-        self.write(|writer| writer.least_branch = blocks);
-    }
-
-    /// A rank of more blocks than these gets names of its own in steps. For tests, which have few.
-    #[doc(hidden)]
-    pub fn own_names_at_once(&self, blocks: u64) {
-        self.write(|writer| writer.most_own_at_once = blocks);
-    }
-
-    /// After so many blocks of an event others have their turn, at least 1. For tests, whose events are short.
-    #[doc(hidden)]
-    pub fn turn_after(&self, blocks: usize) {
-        self.turn.store(blocks.max(1), Ordering::Relaxed);
-    }
-
     pub(crate) fn write_after<T>(&self, tidy_now: bool, change: impl FnOnce(&mut Writer) -> T) -> T {
         let mut writer = self.lock();
         let result = change(&mut writer);
         writer.do_share();
         writer.tidy(&self.readers, tidy_now);
         result
+    }
+}
+
+/// Limits that tests lower, because their streams are short.
+#[cfg(feature = "testing")]
+impl BlockIndex {
+    /// Sets the least number of blocks below a hole that are kept together as a branch, at least 1.
+    pub fn branch_from(&self, blocks: u64) {
+        self.write(|writer| writer.least_branch = blocks);
+    }
+
+    /// Sets the greatest number of blocks of a rank that gets names of its own at once.
+    pub fn own_names_at_once(&self, blocks: u64) {
+        self.write(|writer| writer.most_own_at_once = blocks);
+    }
+
+    /// Sets the number of blocks of an event after which other writers have their turn, at least 1.
+    pub fn turn_after(&self, blocks: usize) {
+        self.turn.store(blocks.max(1), Ordering::Relaxed);
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::raw::{Level, SetWord};
 use crate::sets::Sets;
 
-/// Makes `levels` what they are after `holder` has gained (or lost, if not `gains`) the positions `from..to`. What it
+/// Changes `levels` for a holder that gains the positions `from..to`, or loses them unless `gains`. What it
 /// gains goes on from what it has, what it loses is the end of that.
 ///
 /// Ends rise and neighbours differ, before and after. The references of `levels` to sets are the caller's, before and

@@ -65,7 +65,7 @@ impl ReferenceIndex {
         Self { count_copies, ..Self::default() }
     }
 
-    /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
+    /// Stores consecutive blocks of one chain; the first continues `parent`, each other the one before it.
     ///
     /// # Errors
     ///
@@ -125,7 +125,7 @@ impl ReferenceIndex {
         self.replaced += replaced;
     }
 
-    /// Blocks were evicted: one copy of each. A name that is not held changes nothing.
+    /// Removes blocks: one copy of each. A name that is not held changes nothing.
     pub fn remove(&mut self, worker: &str, rank: u32, tier: Tier, block_hashes: &[BlockHash]) {
         for name in block_hashes {
             let known = self.ranks(worker).and_then(|ranks| ranks.get_mut(&rank)).is_some_and(|rank| {
@@ -152,7 +152,7 @@ impl ReferenceIndex {
         }
     }
 
-    /// A worker lost everything, or everything of one rank, one tier or both.
+    /// Clears a worker, or one rank, one tier or both of it.
     pub fn clear(&mut self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
         let ranks = self.ranks(worker).into_iter().flatten();
         for (_, held) in ranks.filter(|(number, _)| rank.is_none_or(|rank| rank == **number)) {
@@ -167,7 +167,7 @@ impl ReferenceIndex {
         }
     }
 
-    /// A worker is gone; its next store registers it anew.
+    /// Drops a worker; its next store registers it anew.
     pub fn drop_worker(&mut self, worker: &str) {
         self.workers.retain(|(name, _)| **name != *worker);
     }
@@ -189,7 +189,7 @@ impl ReferenceIndex {
         Ok(())
     }
 
-    /// For every worker and rank, how many leading blocks of the query it holds.
+    /// Finds for each worker and rank the number of leading blocks of the query that it holds.
     #[must_use]
     pub fn find(&self, content_hashes: &[u64]) -> ReferenceMatch {
         let depths = |view| {
@@ -231,7 +231,7 @@ impl ReferenceIndex {
         events
     }
 
-    /// Every worker with how many blocks it holds, in order of registration. A block that is both in device memory
+    /// Every worker with its number of blocks, in order of registration. A block that is both in device memory
     /// and offloaded counts twice.
     #[must_use]
     pub fn workers(&self) -> Vec<(Box<str>, u64)> {
@@ -260,13 +260,13 @@ pub struct ReferenceMatch {
 }
 
 impl ReferenceMatch {
-    /// (worker, rank, depth), in order of registration and then of rank.
+    /// Triples of worker, rank and depth, in order of registration and then of rank.
     #[must_use]
     pub fn by_rank(&self, view: View) -> Vec<(Arc<str>, u32, u32)> {
         self.views[view as usize].clone()
     }
 
-    /// (worker, depth of its best rank), deepest first, then in order of registration.
+    /// Pairs of worker and depth of its best rank, deepest first, then in order of registration.
     #[must_use]
     pub fn scores(&self, view: View) -> Vec<(Arc<str>, u32)> {
         let mut scores: Vec<(Arc<str>, u32)> = Vec::new();
@@ -280,7 +280,7 @@ impl ReferenceMatch {
         scores
     }
 
-    /// (depth, workers), deepest first, each worker once.
+    /// Pairs of depth and workers, deepest first, each worker once.
     #[must_use]
     pub fn levels(&self, view: View) -> Vec<(u32, Vec<Arc<str>>)> {
         let mut levels: Vec<(u32, Vec<Arc<str>>)> = Vec::new();
@@ -293,7 +293,7 @@ impl ReferenceMatch {
         levels
     }
 
-    /// The greatest depth of anyone.
+    /// The greatest depth of any worker.
     #[must_use]
     pub fn depth(&self, view: View) -> u32 {
         self.by_rank(view).iter().map(|&(_, _, depth)| depth).max().unwrap_or(0)

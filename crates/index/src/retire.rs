@@ -3,7 +3,8 @@
 use crate::raw::{Children, Readers, RetiredList, Run, SetBox, SharedBox, SpilledLevels};
 use crate::roster::Roster;
 
-/// Thing that waits to be freed. Numbers wait like memory: a reader may be about to look something up by them.
+/// Memory or number that waits for the last reader. Numbers wait like memory: a reader may be about to look something up by
+/// them.
 #[allow(dead_code, reason = "most are here to be dropped in time")]
 pub(crate) enum Garbage {
     Run(Run),
@@ -28,24 +29,24 @@ impl Garbage {
     }
 }
 
-/// Garbage is looked at when so much has come together: a look costs about as much as storing a block, and more where
+/// Number of things after which garbage is looked at: a look costs about as much as storing a block, and more where
 /// readers are counted in many places.
 const ENOUGH: usize = 16 << 10;
-/// Bytes of garbage that are looked at however few things they are.
+/// Bytes of garbage after which it is looked at, however few things they are.
 const MUCH: usize = 256 << 10;
 
-/// Questions after which is looked again whether the readers that were in the way have left.
+/// Questions after which the bin looks again whether readers have left.
 const MOST_QUESTIONS: u32 = 64;
-/// Things freed in one go.
+/// Greatest number of things freed at once.
 const AT_ONCE: usize = 512;
 
 /// The writer's bin.
 pub(crate) struct Trash {
     retired: RetiredList<Garbage>,
-    /// Thrown in since the last look.
+    /// Bytes retired since the last look.
     fresh_bytes: usize,
     fresh: usize,
-    /// Places that a look goes to: not more often than things are thrown in.
+    /// Number of counters that a look reads: not more often than things are thrown in.
     places: usize,
     /// Bytes of all that is here.
     bytes: usize,
@@ -93,7 +94,7 @@ impl Trash {
         self.bytes == self.retired.iter().map(|g| g.bytes() + size_of::<Garbage>()).sum::<usize>()
     }
 
-    /// Gives `reuse` what no reader can see any more, a bounded part of it.
+    /// Hands a bounded part of what no reader can see any more to `reuse`.
     pub(crate) fn empty(&mut self, readers: &Readers, mut reuse: impl FnMut(Garbage)) {
         self.fresh_bytes = 0;
         self.fresh = 0;

@@ -17,11 +17,11 @@ const CHUNK: usize = 64;
 /// Views of a holder that is the only one of its rank. Bit n is for the view whose number is n.
 pub(crate) const ALL_VIEWS: u8 = 0b1111;
 
-/// A holder, as the writer names it.
+/// Rank behind a holder's number.
 #[derive(Clone)]
 pub(crate) struct Member {
     pub(crate) worker: Arc<str>,
-    /// The worker's own number, whatever those of its holders are.
+    /// Number of the worker, which outlives its holders.
     pub(crate) worker_number: u32,
     pub(crate) rank: u32,
     /// The views of the rank that it answers for: at least one.
@@ -30,7 +30,7 @@ pub(crate) struct Member {
     pub(crate) is_only_rank: bool,
 }
 
-/// Holders `64 * n..` of a roster, and workers of these numbers. In its masks bit i is for the i-th of them.
+/// Chunk of a roster: 64 holders, and the workers with the same numbers. In its masks bit i is for the i-th of them.
 #[derive(Clone)]
 pub(crate) struct Chunk {
     /// Empty where there is no holder, so that a name is read without a look at it.
@@ -58,7 +58,7 @@ impl Chunk {
         }
     }
 
-    /// Mask of the numbers that are anyone's: everyone answers for some view.
+    /// Mask of the numbers in use: everyone answers for some view.
     fn taken(&self) -> u64 {
         self.views.iter().fold(0, |taken, view| taken | view)
     }
@@ -98,7 +98,7 @@ impl Chunk {
     }
 }
 
-/// Holder number → holder.
+/// Roster: the rank behind each holder's number.
 #[derive(Default)]
 pub(crate) struct Roster {
     members: Members,
@@ -221,27 +221,27 @@ impl Roster {
         self.members.get(holder)
     }
 
-    /// The roster with one entry changed.
+    /// Changes the entry of a holder.
     pub(crate) fn set(&mut self, holder: u32, member: Option<Member>) {
         self.members.set(holder, member);
     }
 
-    /// The roster with another name for a worker's number, or none.
+    /// Changes the name of a worker's number, or takes it away.
     pub(crate) fn name(&mut self, number: u32, name: Option<Arc<str>>) {
         self.members.name(number, name);
     }
 
-    /// The roster after a holder has lost its rank and is still in sets.
+    /// Counts a holder that has lost its rank and is still in sets.
     pub(crate) fn one_leaves(&mut self) {
         self.members.leaving += 1;
     }
 
-    /// The roster after a holder without a rank has left all sets.
+    /// Counts a holder without a rank that has left all sets.
     pub(crate) fn one_has_left(&mut self) {
         self.members.leaving -= 1;
     }
 
-    /// The roster when the worker of this holder has got another rank.
+    /// Notes that the worker of this holder has got another rank.
     pub(crate) fn put_among_ranks(&mut self, holder: u32) {
         if let Some(member) = self.get(holder) {
             self.set(holder, Some(Member { is_only_rank: false, ..member }));

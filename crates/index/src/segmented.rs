@@ -10,14 +10,14 @@ use hashbrown::{DefaultHashBuilder, HashTable};
 
 use crate::stats::step;
 
-/// Entries a segment, on average: those that are next to be divided have up to twice as many.
+/// Average number of entries in a segment: those that are next to be divided have up to twice as many.
 const SEGMENT: usize = 1024;
 
-/// A table of things that say their hashes.
+/// Hash table that grows and shrinks one segment at a time.
 pub(crate) struct SegmentedTable<T> {
     segments: Vec<HashTable<T>>,
     len: usize,
-    /// Of the segments, without the list of them.
+    /// Bytes of the segments, without the list of them.
     bytes: usize,
 }
 
@@ -36,7 +36,7 @@ impl<T> SegmentedTable<T> {
         self.bytes + self.segments.capacity() * size_of::<HashTable<T>>()
     }
 
-    /// True if the counts are what they must be.
+    /// True if the counts are right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         self.bytes == self.segments.iter().map(HashTable::allocation_size).sum::<usize>()
@@ -47,7 +47,7 @@ impl<T> SegmentedTable<T> {
         self.segments.iter().flatten()
     }
 
-    /// Gives up a segment with all that is in it; returns whether there are more. There is nothing to be looked up after.
+    /// Drops a segment with its entries; returns whether there are more. There is nothing to be looked up after.
     pub(crate) fn shed(&mut self) -> bool {
         if let Some(segment) = self.segments.pop() {
             self.len -= segment.len();
@@ -75,7 +75,7 @@ impl<T> SegmentedTable<T> {
         self.segments.get_mut(at)?.find_mut(hash, is_it)
     }
 
-    /// Adds a thing that is not there.
+    /// Adds an entry that is not there.
     pub(crate) fn insert_unique(&mut self, hash: u64, it: T, hash_of: impl Fn(&T) -> u64) {
         if self.len >= self.segments.len() * SEGMENT {
             self.divide(&hash_of);
@@ -91,7 +91,7 @@ impl<T> SegmentedTable<T> {
         self.len += 1;
     }
 
-    /// Takes the thing that `is_it` accepts out.
+    /// Removes the entry that `is_it` accepts.
     pub(crate) fn remove(
         &mut self,
         hash: u64,
@@ -141,7 +141,7 @@ impl<T> SegmentedTable<T> {
         self.segments[count] = new;
     }
 
-    /// The reverse: the last segment goes back to where it came from.
+    /// Merges the last segment into its origin, and undoes `divide`: the last segment goes back to where it came from.
     #[cold]
     fn unite(&mut self, hash_of: impl Fn(&T) -> u64) {
         let Some(last) = self.segments.pop() else { return };
@@ -160,10 +160,10 @@ impl<T> SegmentedTable<T> {
     }
 }
 
-/// A map.
+/// Hash map that grows and shrinks one segment at a time.
 pub(crate) struct Map<K, V> {
     entries: SegmentedTable<(K, V)>,
-    /// Seeded, so that who chooses the keys cannot choose where they come to lie.
+    /// Seeded hasher, so that a client that chooses the keys cannot choose their places.
     hasher: DefaultHashBuilder,
 }
 
@@ -223,7 +223,7 @@ impl<K: Hash + Eq + Copy, V> Map<K, V> {
         self.get(key).is_some()
     }
 
-    /// Returns the value that was there.
+    /// Sets the value of a key, and returns the former one.
     pub(crate) fn insert(&mut self, key: K, value: V) -> Option<V> {
         let hash = self.hasher.hash_one(key);
         if let Some((_, old)) = self.entries.find_mut(hash, |(it, _)| *it == key) {

@@ -1,11 +1,10 @@
-//! A benchmark of the time that a prompt takes, from the bytes of a request's body to content hashes, with a tokenizer of
-//! yours. If it has no chat template, one in the style of ChatML is used.
+//! A benchmark of the time from the bytes of a request's body to content hashes, with a given tokenizer. If the
+//! tokenizer has no chat template, one in the style of ChatML is used.
 //!
 //! `cargo run --release -p kvatlas-prompt --features jemalloc --example prompt_speed -- TOKENIZER TEXT...`
 //!
-//! `TOKENIZER` is a `tokenizer.json` or a directory that has one; the texts (files) are what is said in the chats. Each
-//! chat begins with text that was not seen before; then come turns of about 300 tokens, each new. Variables change what
-//! is sent:
+//! `TOKENIZER` is a `tokenizer.json` or a directory with one; the texts (files) provide the words of the chats. Each
+//! chat begins with new text; then come turns of about 300 tokens, each new. Environment variables change the requests:
 //!
 //! | variable | what |
 //! |---|---|
@@ -14,18 +13,18 @@
 //! | `TURNS` | next turns of each chat, 6 if not given |
 //! | `COMMON` | if set, the common tokenizer library is measured too, and everything compared with it |
 //!
-//! Printed are the median and the 99th percentile, beside the tokenizer libraries' own time for the same text. Who comes
-//! first of ours and the library alternates, as the text is in the processor's caches for the second; the last lines are
-//! the ratio of the medians and the library's share.
+//! Prints the median and the 99th percentile, beside the tokenizer libraries' own time for the same text. The order of
+//! the two measurements alternates, as the text is in the processor's caches for the second; the last lines are the
+//! ratio of the medians and the library's share.
 #![allow(clippy::print_stdout, missing_docs)]
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};
 
-use kvatlas_prompt::{Endpoint, Library, Options, Prompter, Request, Turns};
+use kvatlas_prompt::{Endpoint, Library, Options, PromptFailure, Prompter, Request, Turns};
 use serde_json::{Value, json};
 
-// As what is released does.
+// The allocator of released builds.
 #[cfg(all(feature = "jemalloc", target_os = "linux", target_arch = "x86_64"))]
 #[global_allocator]
 static ALLOCATOR: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
@@ -34,12 +33,12 @@ const TEMPLATE: &str = "{%- for message in messages %}{{- '<|im_start|>' + messa
                         '<|im_end|>' + '\n' }}{%- endfor %}{%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' \
                         }}{%- endif %}";
 const FIRST_BYTES: usize = 48_000;
-/// Bytes of a message of a chat as it begins.
+/// Length of a chat's first messages, in bytes.
 const MESSAGE_BYTES: usize = 2_000;
 const TURN_BYTES: usize = 1_200;
 const TURNS: usize = 6;
 
-/// The text of files, from beginning to end and never twice.
+/// The text of files, read from beginning to end and never twice.
 struct Corpus {
     text: String,
     at: usize,
@@ -54,13 +53,13 @@ impl Corpus {
     }
 }
 
-/// The form in which a chat is sent.
+/// The API in whose format a chat is sent.
 #[derive(Clone, Copy)]
 enum Shape {
     Chat,
-    /// Blocks in lists, tools that were used, a system prompt in two blocks, and tools that are offered.
+    /// Blocks in lists, tool calls and their results, a system prompt in two blocks, and tool definitions.
     Messages,
-    /// Items, calls of functions, and tools that are offered.
+    /// Items, function calls, and tool definitions.
     Responses,
 }
 
@@ -73,7 +72,7 @@ impl Shape {
         }
     }
 
-    /// The body of a chat whose turns say these texts: a user and an assistant in turn, who calls a tool each time.
+    /// The body of a chat whose turns have these texts: user and assistant in turn, with one tool call each.
     fn body(self, texts: &[String]) -> Vec<u8> {
         let turns = texts.iter().enumerate();
         let name = |at: usize| format!("call_{at}");
@@ -145,7 +144,7 @@ impl Times {
         value
     }
 
-    /// The median, in seconds, once they are in order.
+    /// The median of the sorted times, in seconds.
     fn middle(&self) -> f64 {
         self.all[(self.all.len() - 1) / 2].as_secs_f64()
     }
@@ -180,7 +179,9 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     let open = |library| -> Result<Prompter, kvatlas_prompt::Error> {
         let options = Options { library, ..Options::default() };
         let own = Prompter::open(&model, options.clone())?;
-        if own.has_template() {
+        let chat = Request::parse(Endpoint::Chat, br#"{"messages": [{"role": "user", "content": "hi"}]}"#)
+            .map_err(|why| kvatlas_prompt::Error::Template { message: why.to_string() })?;
+        if own.prompt(&chat).why_not != Some(PromptFailure::NoTemplate) {
             return Ok(own);
         }
         Prompter::open(&model, Options { chat_template: Some(TEMPLATE.into()), ..options })
@@ -221,7 +222,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         if rounds % 2 == 0 {
             alone();
         }
-        // As the router does: what is remembered is found, or noted.
+        // As in the router: remembered data is used, or stored.
         let prompted = never.add(|| recall(&best, &turns, shape, &bytes));
         if rounds % 2 == 1 {
             alone();
@@ -279,7 +280,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     Ok(())
 }
 
-/// Returns the number of tokens and the hashes: what a decision needs.
+/// The number of tokens and the content hashes, which a decision needs.
 fn decide(prompter: &Prompter, shape: Shape, body: &[u8]) -> (usize, Vec<u64>) {
     match Request::parse(shape.endpoint(), black_box(body)) {
         Ok(request) => {
@@ -290,7 +291,7 @@ fn decide(prompter: &Prompter, shape: Shape, body: &[u8]) -> (usize, Vec<u64>) {
     }
 }
 
-/// Returns what [`decide`] does, with what is remembered of the chat.
+/// The same as [`decide`], with the data remembered of the chat.
 fn recall(prompter: &Prompter, turns: &Turns, shape: Shape, body: &[u8]) -> (usize, Vec<u64>) {
     let recalled = turns.recall(shape.endpoint(), black_box(body));
     match recalled.parse(shape.endpoint(), body) {

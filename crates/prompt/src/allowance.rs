@@ -1,11 +1,11 @@
-//! The allowance of a prompt that is read: memory for what is made of it, and time.
+//! Limits on the memory and the time for parsing a prompt.
 //!
-//! JSON is short to send and long to hold: `{},` are three bytes, and a message of a chat is hundreds. So what is made of a
-//! body is counted as it is made. What would be more than the body's allowance is not made, and the prompt is not read any
-//! further: its request is placed without it.
+//! JSON is short to send and long to hold: `{},` takes three bytes, and a message of a chat hundreds. Values made from
+//! a body are therefore counted as they are made. A value that would exceed the body's allowance is not made, parsing
+//! stops, and the request is placed without its prompt.
 //!
-//! Values are made deep within parsers, which know nothing of requests: so the allowance is the thread's that reads. A
-//! failure is noted with it, wherever in between it is lost.
+//! Values are made deep within parsers that know nothing of requests, so the allowance belongs to the thread that
+//! parses. The first failure is stored with it, even if a parser in between drops the error.
 
 use std::cell::Cell;
 use std::fmt;
@@ -16,48 +16,48 @@ use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Se
 
 use crate::prompt_failure::PromptFailure;
 
-/// Bytes that what is made of a short body may take, whatever it is.
+/// Allowance of a short body, in bytes, whatever it contains.
 const LEAST: usize = 4 << 20;
 
-/// Bytes of a chat's list, beyond which no text is made of it.
+/// Longest list of messages that is rendered to a text, in bytes of JSON.
 pub(crate) const LONGEST_CHAT: usize = 8 << 20;
 
-/// Bytes of a prompt that is a text, beyond which only its beginning is looked at.
+/// Longest prompt given as text that is read whole, in bytes; of a longer one only the beginning is read.
 pub(crate) const LONGEST_TEXT: usize = 4 << 20;
 
-/// Tokens of a prompt that are looked at.
+/// Largest number of tokens read from one prompt.
 pub(crate) const MOST_TOKENS: usize = 1 << 20;
 
-/// Bytes that an object takes, each of its fields, and each item of a list, beside texts.
+/// Bytes counted for an object, for each of its fields, and for each item of a list, besides texts.
 const OBJECT: usize = 256;
 const FIELD: usize = 96;
 const ITEM: usize = 40;
 
-/// Bytes that a message, or a part of its content, takes as a template has it, beside its text.
+/// Bytes counted for a message, or for a part of its content, in the form for templates, besides its text.
 pub(crate) const MESSAGE: usize = 640;
 pub(crate) const PART: usize = 448;
 
-/// Calls from one look at the clock to the next.
+/// Number of calls between two readings of the clock.
 const LOOK: u32 = 256;
 
-/// The limits within which a prompt is read.
+/// Limits of memory and time for parsing one prompt.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Limits {
-    /// Bytes that what is made of it may take.
+    /// Bytes that the values made from the prompt may take.
     bytes: usize,
-    /// The time by which it must be read.
+    /// Deadline for parsing.
     pub(crate) until: Option<Instant>,
 }
 
 impl Limits {
-    /// The limits for a body of so many bytes that are not known from before.
+    /// The limits for a body with this number of new bytes (not known from an earlier turn).
     pub(crate) fn of(bytes: usize) -> Self {
         Self { bytes: LEAST + bytes.min(LONGEST_CHAT) / 2 * 3, until: None }
     }
 }
 
-/// Bytes that reading a body may take at most, beside the body itself, of which so many bytes are new: what is made of it,
-/// its text, what is kept of it for the next turn, and its tokens.
+/// Most bytes that parsing a body may take besides the body itself: its values, its text, the copy kept for the next
+/// turn, and its tokens. `new_bytes`: bytes of the body that are not known from an earlier turn.
 #[must_use]
 pub fn reading_memory(new_bytes: usize) -> usize {
     let read = new_bytes.min(LONGEST_CHAT);
@@ -86,10 +86,9 @@ thread_local! {
     static OPEN: Cell<Allowance> = const { Cell::new(Allowance::NONE) };
 }
 
-/// Reads within limits. Returns the reason too why it came to an end before it was done, whatever else it returns, if it
-/// did.
+/// Runs `read` within limits. Returns its result, and the reason why it was stopped early, if it was.
 pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<PromptFailure>) {
-    /// A panic is caught by threads that live on.
+    /// Restores the outer allowance even if `read` panics: the panic is caught by threads that live on.
     struct OuterAllowance(Allowance);
     impl Drop for OuterAllowance {
         fn drop(&mut self) {
@@ -101,10 +100,10 @@ pub(crate) fn within<T>(limits: Limits, read: impl FnOnce() -> T) -> (T, Option<
     (made, OPEN.get().failure)
 }
 
-/// Notes that something is about to be made that takes so many bytes.
+/// Counts `bytes` for a value that is about to be made.
 ///
 /// # Errors
-/// The reason, if there is no memory or no time left for it: it must not be made then.
+/// The reason, if the memory or the time is used up: the value must not be made then.
 pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     let mut open = OPEN.get();
     open.calls = open.calls.wrapping_add(1);
@@ -121,39 +120,39 @@ pub(crate) fn take(bytes: usize) -> Result<(), PromptFailure> {
     open.failure.map_or(Ok(()), Err)
 }
 
-/// Notes why reading has to end.
+/// Stores the reason why parsing has to stop.
 pub(crate) fn fail(why_not: PromptFailure) {
     let open = OPEN.get();
     if open.limits.bytes == usize::MAX {
-        // Nothing is read for a request.
+        // No request is being parsed on this thread.
         return;
     }
     OPEN.set(Allowance { failure: open.failure.or(Some(why_not)), ..open });
 }
 
-/// True if there is no time left. Nothing is noted: what is known until now may be of use.
+/// True if the deadline has passed. Stores no failure: the values made so far may be of use.
 pub(crate) fn is_late() -> bool {
     OPEN.get().is_late()
 }
 
-/// Bytes that what was made so far takes.
+/// Bytes counted so far.
 pub(crate) fn taken() -> usize {
     let open = OPEN.get();
     open.limits.bytes - open.left
 }
 
-/// True if something that is needed only for a moment may take so many bytes.
+/// True if a temporary value of `bytes` fits into what remains of the allowance.
 pub(crate) fn has_room_for(bytes: usize) -> bool {
     bytes <= OPEN.get().limits.bytes
 }
 
-/// Begins anew, as all that was made is gone.
+/// Sets the count back to zero, after all values made so far were dropped.
 pub(crate) fn begin_again() {
     let open = OPEN.get();
     OPEN.set(Allowance { left: open.limits.bytes, ..open });
 }
 
-/// A list of JSON, each of whose items is counted with `MORE` bytes beside its own.
+/// A JSON list that counts `MORE` bytes for each item in addition to the item's own.
 pub(crate) struct CountedList<T, const MORE: usize>(pub(crate) Vec<T>);
 
 impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedList<T, MORE> {
@@ -180,7 +179,7 @@ impl<'de, T: Deserialize<'de>, const MORE: usize> Deserialize<'de> for CountedLi
     }
 }
 
-/// The first item of a list, and how many there are: nothing is kept of the others.
+/// The first item of a JSON list and the number of items; the other items are not stored.
 pub(crate) struct FirstOfList<T> {
     pub(crate) first: Option<T>,
     pub(crate) count: usize,
@@ -212,7 +211,7 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for FirstOfList<T> {
     }
 }
 
-/// Any JSON as a template has it, which is counted.
+/// Any JSON as a value for templates, counted against the allowance.
 pub(crate) struct CountedValue(pub(crate) Value);
 
 impl<'de> Deserialize<'de> for CountedValue {

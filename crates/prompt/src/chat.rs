@@ -1,4 +1,4 @@
-//! A chat: messages and whatever else a template is rendered with.
+//! A chat prepared for a template: its messages, tools and variables; and its text once rendered.
 
 use std::borrow::Cow;
 
@@ -18,54 +18,54 @@ use crate::template::{ChatTemplate, KnownText, Text, Variables};
 /// A chat, ready for a template.
 #[derive(Debug)]
 pub(crate) struct Chat<'a> {
-    /// The system message that stands beside the list.
+    /// The system message given beside the list (`system`, `instructions`).
     first: Option<Message<'a>>,
-    /// Messages that are known, as the template takes them; they are the first.
+    /// Messages known from an earlier turn, in the form for templates; they come first.
     before: Vec<Value>,
     messages: Vec<Message<'a>>,
-    /// Places where items end in the list that was parsed, and how many of `messages` there are then.
+    /// For each item of the parsed list, the offset where it ends and the number of `messages` made up to there.
     ends: Vec<(usize, usize)>,
-    /// True if no item changes the messages of those before it, but for an assistant's just before.
+    /// True if no item changes messages made from earlier items, except an assistant's message just before it.
     pub(crate) is_apart: bool,
     tools: Option<Value>,
     documents: Option<Value>,
     add_generation_prompt: bool,
-    /// True if the answer goes on with the last message.
+    /// True if the answer continues the last message.
     continues: bool,
     dialect: Dialect,
     more: Vec<(String, Value)>,
-    /// Number of leading new messages of which every dialect makes the same, but for lines of billing.
+    /// Number of leading new messages that are equal in every dialect, billing lines aside.
     pub(crate) plain: usize,
-    /// True if every dialect makes the same of all else.
+    /// True if everything besides the messages is equal in every dialect.
     is_plain_beside: bool,
-    /// True if the text goes on behind images.
+    /// True if the text continues after images.
     pub(crate) keeps_images: bool,
-    /// Bytes that the new messages take.
+    /// Bytes counted for the new messages.
     weight: usize,
 }
 
-/// A chat's text.
+/// The rendered text of a chat, with what the next turn needs to reuse it.
 #[derive(Debug)]
 pub(crate) struct ChatText {
-    /// The text, as far as it is known.
+    /// The text, up to the first part that has no text.
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes that are those of the earlier text.
+    /// Number of leading bytes shared with the earlier text.
     pub(crate) same: usize,
-    /// Places at which the text of each message begins; empty if they are not known.
+    /// Offsets at which the text of each message begins; empty if unknown.
     pub(crate) begins: Vec<usize>,
-    /// The beginning of the answer, whose tokens follow those of the text.
+    /// The beginning of the answer (a prefilled assistant message), tokenized separately after the text.
     pub(crate) answer: Option<String>,
     /// The reason why the text ends before the prompt does.
     pub(crate) cut: Option<PromptFailure>,
-    /// The messages, as the template took them.
+    /// The messages in the form for templates.
     pub(crate) messages: Vec<Value>,
-    /// Places where items end in the list that was parsed, and how many new messages there are then.
+    /// For each item of the parsed list, the offset where it ends and the number of new messages made up to there.
     pub(crate) ends: Vec<(usize, usize)>,
-    /// Bytes that the new messages take.
+    /// Bytes counted for the new messages.
     pub(crate) weight: usize,
 }
 
-/// All that a template is given beside the messages, as it stands in a request.
+/// All inputs of a template besides the messages, as JSON fields of the request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct TemplateContext([Option<Box<str>>; 10]);
 
@@ -74,12 +74,12 @@ impl TemplateContext {
         Self(Self::fields(parts).map(|field| field.map(Box::from)))
     }
 
-    /// True if these fields are those of this request.
+    /// True if the request has the same fields.
     pub(crate) fn is_of(&self, parts: &Parts<'_>) -> bool {
         self.0.iter().map(Option::as_deref).eq(Self::fields(parts))
     }
 
-    /// Bytes that they take.
+    /// Bytes of the fields.
     pub(crate) fn bytes(&self) -> usize {
         self.0.iter().flatten().map(|field| field.len()).sum()
     }
@@ -101,18 +101,18 @@ impl TemplateContext {
     }
 }
 
-/// The way in which an engine makes a chat for its template.
+/// Settings and engine habits that decide how a request becomes a chat.
 pub(crate) struct Habits<'p> {
-    /// Variables for the template that the engine was started with.
+    /// Variables for the template set when the engine was started.
     pub(crate) defaults: &'p [(String, Value)],
     pub(crate) dialect: Dialect,
-    /// True if system messages among the others go to the top.
+    /// True if system messages among the others are moved to the top.
     pub(crate) merges_system: bool,
     pub(crate) thinks: ThinkingSwitches<'p>,
 }
 
 impl<'a> Chat<'a> {
-    /// Makes the chat of a request. `before` are messages that are known and not in what was parsed.
+    /// Makes the chat of a request. `before`: known messages, which are not in the parsed list.
     pub(crate) fn of(request: &Request<'a>, habits: &Habits<'_>, before: &[Value]) -> Result<Self, PromptFailure> {
         let &Habits { dialect, merges_system, .. } = habits;
         let parts = &request.parts;
@@ -125,8 +125,8 @@ impl<'a> Chat<'a> {
         let goes_on = !before.is_empty();
         let taken_before = taken();
         let ConvertedChat { first, messages, ends, continues, is_apart } = match request.endpoint {
-            Endpoint::Responses => convert::of_responses(parts, dialect, merges_system, goes_on)?,
-            Endpoint::Messages => convert::of_messages(parts, dialect, merges_system, goes_on)?,
+            Endpoint::Responses => convert::from_responses(parts, dialect, merges_system, goes_on)?,
+            Endpoint::Messages => convert::from_messages(parts, dialect, merges_system, goes_on)?,
             _ => {
                 let (messages, ends) = messages::of_chat(parts.messages.ok_or(PromptFailure::NoPrompt)?, dialect)?;
                 if messages.is_empty() && !goes_on {
@@ -141,7 +141,8 @@ impl<'a> Chat<'a> {
         let tools = convert::tools(request.endpoint, parts, dialect)?;
         let mut more = habits.defaults.to_vec();
         let told = dialect.variables(request.endpoint, parts, &habits.thinks);
-        // SGLang's own variables give way to those of the request; vLLM's do not, but for that of thinking.
+        // The request's variables override SGLang's own; vLLM's own override the request's, except the one for
+        // thinking.
         let is_vllm = dialect.is_vllm();
         let (weak, mut last) = if is_vllm { (Vec::new(), told) } else { (told, Vec::new()) };
         more.extend(weak);
@@ -184,8 +185,8 @@ impl<'a> Chat<'a> {
         })
     }
 
-    /// Takes the system message that stands beside the list as the first of the known ones, and returns it as the template
-    /// takes it.
+    /// Moves the system message given beside the list to the front of the known messages, and returns it in the form
+    /// for templates.
     pub(crate) fn begin(&mut self, as_parts: bool) -> Option<Value> {
         let first = self.first.take()?;
         let made = messages::prepare(vec![first], as_parts, self.keeps_images, self.dialect).messages.pop()?;
@@ -193,12 +194,12 @@ impl<'a> Chat<'a> {
         Some(made)
     }
 
-    /// True if known messages are needed only in the form that the template takes.
+    /// True if known messages are needed only in the form for templates.
     pub(crate) fn can_follow(&self) -> bool {
         !self.continues
     }
 
-    /// True if every dialect makes the same of this, if it does of so many leading messages.
+    /// True if every dialect makes the same of this chat, given that it does of `plain` known messages.
     pub(crate) fn is_plain(&self, plain: usize) -> bool {
         self.is_plain_beside && plain == self.before.len() + self.messages.len()
     }
@@ -208,15 +209,15 @@ impl<'a> Chat<'a> {
         self.messages.iter().map(Message::images).sum()
     }
 
-    /// True if tools are offered: models may have a template of their own for these.
+    /// True if tools are offered: some models have a separate template for requests with tools.
     pub(crate) fn has_tools(&self) -> bool {
         self.tools.is_some()
     }
 
-    /// The text, of which much may be the beginning of an earlier one.
+    /// Renders the text of the chat, reusing the beginning of an earlier text where it is equal.
     pub(crate) fn render(self, template: &ChatTemplate, earlier: KnownText<'_>) -> Result<ChatText, PromptFailure> {
         let is_vllm = self.dialect.is_vllm();
-        // SGLang has the message end, and the answer begin with its tokens.
+        // SGLang closes the last message and begins the answer with its tokens.
         let continues = self.continues && is_vllm;
         let last = if continues { self.last_text() } else { None };
         let taken_before = taken();
@@ -246,7 +247,7 @@ impl<'a> Chat<'a> {
         if continues || cut.is_some() {
             let mut text = String::from_utf8(rendered.text.to_vec()).map_err(|_| PromptFailure::TemplateRefuses)?;
             if continues {
-                // The text goes on where the last message ends: what the template writes after it goes.
+                // The text ends where the last message ends: what the template writes after it is cut off.
                 let last = last.ok_or(PromptFailure::TemplateRefuses)?;
                 let end = continued(&text, &last).ok_or(PromptFailure::TemplateRefuses)?;
                 text.truncate(end);
@@ -268,7 +269,7 @@ impl<'a> Chat<'a> {
         }
     }
 
-    /// The words of the messages one after another: what stands in for the text where there is no template.
+    /// The words of the messages one after another: a substitute for the text where there is no template.
     pub(crate) fn words(&self) -> (String, Option<PromptFailure>) {
         let mut text = String::new();
         for message in self.first.iter().chain(&self.messages) {
@@ -287,11 +288,11 @@ impl<'a> Chat<'a> {
     }
 }
 
-/// Returns where the last message ends in a text, as transformers finds it.
+/// Offset where the last message ends in a text, found as transformers finds it.
 fn continued(text: &str, last: &str) -> Option<usize> {
     let trimmed: Cow<'_, str> = last.trim().into();
     let at = text.rfind(trimmed.as_ref())?;
     let whole = last.trim_start();
-    // A template that does not trim leaves the spaces at the end, and these belong to the message.
+    // A template that does not trim keeps the message's trailing spaces.
     if text[at..].starts_with(whole) { Some(at + whole.len()) } else { Some(at + trimmed.len()) }
 }

@@ -1,16 +1,16 @@
-//! Dialects: what each engine makes of a request before its template sees a chat.
+//! Dialects: how each engine converts a request before its template is rendered.
 //!
-//! They were read in vLLM 0.30 to 0.33 and in SGLang 0.5.23.
+//! Read from the sources of vLLM 0.30 to 0.33 and SGLang 0.5.23.
 
 use std::borrow::Cow;
 
-/// A line with which Claude Code names itself. It differs from session to session, so vLLM leaves it out.
+/// Prefix of a line by which Claude Code identifies itself. It differs from session to session, so vLLM drops it.
 pub(crate) const BILLING: &str = "x-anthropic-billing-header";
 
-/// The variable by which vLLM tells templates whether to think.
+/// The variable by which vLLM turns a template's thinking on or off.
 pub(crate) const THINKS: &str = "enable_thinking";
 
-/// The only argument of a function that stands for a tool of type `custom`.
+/// The only parameter of the function that represents a tool of type `custom`.
 pub(crate) const CUSTOM_INPUT: &str = "input";
 
 /// A kind of engine.
@@ -23,15 +23,16 @@ pub enum Engine {
     Sglang,
 }
 
-/// The way in which an engine prepares chats, which is the same in some of its versions.
+/// A way of preparing chats, shared by a range of versions of an engine.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Dialect {
-    /// vLLM up to 0.30: `thinking` of Messages is not looked at.
+    /// vLLM up to 0.30: ignores `thinking` of Messages.
     Vllm30,
-    /// vLLM 0.31: `thinking` that is disabled is the effort `none`, or `low` where a template makes no difference of it.
+    /// vLLM 0.31: disabled `thinking` becomes the effort `none`, or `low` for a template to which `none` makes no
+    /// difference.
     Vllm31,
-    /// vLLM from 0.32 on: lines of billing go from every system message, tools can come and go among the messages of
-    /// Messages, and Responses have tools of type `custom`.
+    /// vLLM from 0.32 on: drops billing lines from every system message; Messages may add and remove tools; Responses
+    /// may have tools of type `custom`.
     #[default]
     Vllm32,
     /// SGLang.
@@ -39,10 +40,10 @@ pub enum Dialect {
 }
 
 impl Dialect {
-    /// All dialects, in order of their numbers.
+    /// All dialects, in the order of their numbers.
     pub const ALL: [Self; 4] = [Self::Vllm30, Self::Vllm31, Self::Vllm32, Self::Sglang];
 
-    /// The dialect of an engine of a version, such as `0.31.1`. A version that is not known, or newer than those known,
+    /// The dialect of an engine's version, such as `0.31.1`. An unknown version, or one newer than the known ones,
     /// counts as the newest.
     #[must_use]
     pub fn of(engine: Engine, version: Option<&str>) -> Self {
@@ -56,7 +57,7 @@ impl Dialect {
         }
     }
 
-    /// The kind of engine that has it.
+    /// The engine of the dialect.
     #[must_use]
     pub const fn engine(self) -> Engine {
         match self {
@@ -65,7 +66,7 @@ impl Dialect {
         }
     }
 
-    /// The word for it in answers and logs.
+    /// The dialect's name in answers and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -80,7 +81,7 @@ impl Dialect {
         self.engine() == Engine::Vllm
     }
 
-    /// The separator between the texts of one content.
+    /// The separator between several texts of one content.
     pub(crate) const fn between_texts(self) -> &'static str {
         match self.engine() {
             Engine::Vllm => "\n",
@@ -88,12 +89,12 @@ impl Dialect {
         }
     }
 
-    /// True if tools can come and go among the messages of Messages, and Responses have tools of type `custom`.
+    /// True if Messages may add and remove tools, and Responses may have tools of type `custom`.
     pub(crate) fn has_changing_tools(self) -> bool {
         self == Self::Vllm32
     }
 
-    /// True if a system prompt that is one string is not there for the engine.
+    /// True if the engine drops a system prompt given as one string.
     pub(crate) fn leaves_out_system(self, text: &str) -> bool {
         match self.engine() {
             Engine::Vllm => text.is_empty(),
@@ -101,12 +102,12 @@ impl Dialect {
         }
     }
 
-    /// True if a text of a list of system blocks, or of a system message among the others, is dropped.
+    /// True if the engine drops this text of a list of system blocks, or of a system message among the others.
     pub(crate) fn leaves_out_block(self, text: &str) -> bool {
         text.is_empty() || (self.is_vllm() && text.starts_with(BILLING))
     }
 
-    /// The text of a system message among the others as it is taken to the top.
+    /// The text of a system message among the others after it is moved to the top.
     pub(crate) fn trimmed_inline(self, text: Cow<'_, str>) -> Cow<'_, str> {
         match self.engine() {
             Engine::Vllm => text,
@@ -117,7 +118,7 @@ impl Dialect {
         }
     }
 
-    /// System blocks, or thoughts, as one text.
+    /// System blocks, or thoughts, joined to one text.
     pub(crate) fn joined_blocks(self, mut texts: Vec<Cow<'_, str>>) -> Cow<'_, str> {
         if texts.len() == 1 {
             return texts.remove(0);

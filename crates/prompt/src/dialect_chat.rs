@@ -1,4 +1,4 @@
-//! Chats of each dialect: their messages, tools and variables as the engine makes them.
+//! The part of each dialect that concerns chats: messages, tools and variables in the form the engine gives them.
 
 use minijinja::Value;
 
@@ -7,16 +7,16 @@ use crate::endpoint::Endpoint;
 use crate::messages::{Part, field, given, object, with};
 use crate::request::Parts;
 
-/// The ways in which a template can be told to think less, or not at all.
+/// The switches by which a template can be made to think less, or not at all.
 pub(crate) struct ThinkingSwitches<'t> {
-    /// The effort by which vLLM has a template leave out thinking.
+    /// The effort by which vLLM turns a template's thinking off.
     pub(crate) no_effort: &'t dyn Fn() -> &'static str,
-    /// The variable by which SGLang does.
+    /// The variable by which SGLang turns a template's thinking off.
     pub(crate) toggle: Option<&'static str>,
 }
 
 impl Dialect {
-    /// Takes the lines of billing from the texts of a system message, in whichever API it came.
+    /// Removes billing lines from the texts of a system message, in whichever API it came.
     pub(crate) fn leave_out_billing(self, role: &str, content: &mut Vec<Part<'_>>) {
         if self != Self::Vllm32 || role != "system" {
             return;
@@ -33,7 +33,7 @@ impl Dialect {
         });
     }
 
-    /// The variables that templates get for the effort of reasoning and for what is said of thinking.
+    /// The variables for templates that follow from the request's reasoning effort and thinking settings.
     pub(crate) fn variables(
         self,
         endpoint: Endpoint,
@@ -78,12 +78,12 @@ impl Dialect {
         made
     }
 
-    /// True if a chat has the beginning of an answer at its end where the request says nothing of it.
+    /// True if the prompt of a chat ends with the beginning of an answer unless the request says otherwise.
     pub(crate) fn begins_answer(self, endpoint: Endpoint) -> bool {
         !(self.is_vllm() && endpoint == Endpoint::Embeddings)
     }
 
-    /// A tool call of a chat with its fields in the engine's order. vLLM keeps others behind them, SGLang does not.
+    /// A tool call with its fields in the engine's order. vLLM keeps unknown fields after them, SGLang drops them.
     pub(crate) fn call(self, call: &Value, function: &Value) -> Value {
         if self.is_vllm() {
             let function = ordered(function, &["arguments", "name"]);
@@ -100,7 +100,7 @@ impl Dialect {
     }
 }
 
-/// A map with these of its fields first.
+/// A map with the given fields first.
 fn ordered(map: &Value, first: &[&str]) -> Value {
     let named = first.iter().filter_map(|name| Some((Value::from(*name), field(map, name)?)));
     let keys = map.try_iter().into_iter().flatten();
@@ -111,7 +111,7 @@ fn ordered(map: &Value, first: &[&str]) -> Value {
     Value::from_pairs(named.chain(others))
 }
 
-/// Makes the last message a user's if it is an assistant's: SGLang has a model go on after a user alone.
+/// Changes the role of the last message from assistant to user: SGLang continues only a user's message.
 pub(crate) fn end_with_user(messages: &mut [Value]) {
     let Some(last) = messages.last_mut() else { return };
     let is_assistant = field(last, "role").as_ref().and_then(Value::as_str) == Some("assistant");
@@ -120,7 +120,7 @@ pub(crate) fn end_with_user(messages: &mut [Value]) {
     }
 }
 
-/// Takes the last message from a chat if it is an assistant's and a text, which is returned.
+/// Removes the last message of a chat if it is a text of the assistant, and returns the text.
 pub(crate) fn take_answer(messages: &mut Vec<Value>) -> Option<String> {
     let last = messages.last()?;
     let is_assistant = field(last, "role").as_ref().and_then(Value::as_str) == Some("assistant");
@@ -134,7 +134,7 @@ pub(crate) fn name_in(namespace: &Value, name: &Value) -> Value {
     format!("{namespace}__{name}").into()
 }
 
-/// The parameters of a function that stands for a tool of type `custom`.
+/// The parameters of the function that represents a tool of type `custom`.
 pub(crate) fn custom_parameters() -> Value {
     let input = object([("type", "string".into()), ("description", "The freeform text payload for this tool.".into())]);
     object([

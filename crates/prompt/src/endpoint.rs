@@ -1,4 +1,4 @@
-//! The kinds of request that a body can be for.
+//! Endpoints of engines whose requests have prompts.
 
 /// An endpoint whose requests have prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -17,12 +17,13 @@ pub enum Endpoint {
     Generate,
     /// `POST /inference/v1/generate` of vLLM: token ids.
     Tokens,
-    /// `POST /v1/chat/completions/tokens`, which trainers add to vLLM: a chat whose prompt is given as token ids.
+    /// `POST /v1/chat/completions/tokens`, added to vLLM by training frameworks: a chat whose prompt is given as token
+    /// ids.
     ChatTokens,
 }
 
 impl Endpoint {
-    /// All endpoints, in order, for metrics that begin at zero.
+    /// All endpoints, in order, for metrics with an initial value of zero.
     pub const ALL: [Self; 8] = [
         Self::Chat,
         Self::Completions,
@@ -34,8 +35,7 @@ impl Endpoint {
         Self::ChatTokens,
     ];
 
-    /// Returns the endpoint of a path, be it with `/v1` or without; none if requests there have no prompts that this
-    /// crate reads.
+    /// The endpoint at a path, with or without `/v1`; none if this crate reads no prompts of its requests.
     ///
     /// A query (`?…`) and one slash at the end do not count.
     #[must_use]
@@ -58,13 +58,13 @@ impl Endpoint {
         }
     }
 
-    /// True if engines generate an answer to a prompt sent there.
+    /// True if engines generate an answer to prompts of this endpoint.
     #[must_use]
     pub const fn generates(self) -> bool {
         !matches!(self, Self::Embeddings)
     }
 
-    /// A word for it, for metrics and logs.
+    /// The endpoint's name in metrics and logs.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -79,18 +79,18 @@ impl Endpoint {
         }
     }
 
-    /// True if the body has the prompt itself, and no chat is made of it: no field for chats matters.
+    /// True if the body contains the prompt itself instead of a chat: fields for chats have no effect.
     pub(crate) const fn has_plain_prompt(self) -> bool {
         matches!(self, Self::Generate | Self::Tokens | Self::ChatTokens)
     }
 
-    /// True if an engine counts one prompt with one answer, and nothing else: what it counts is the prompt's tokens.
+    /// True if an engine's token count for the request covers one prompt and one answer, and nothing else.
     #[must_use]
     pub const fn is_counted(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Generate | Self::Tokens | Self::ChatTokens)
     }
 
-    /// True if streams have `stream_options`, by which a client asks how many tokens they have.
+    /// True if requests may have `stream_options`, by which a client asks for token counts.
     #[must_use]
     pub const fn has_stream_options(self) -> bool {
         matches!(self, Self::Chat | Self::Completions | Self::Tokens | Self::ChatTokens)

@@ -1,4 +1,4 @@
-//! The endpoint that a body is for, where no path says so. Nothing is made of the body for that.
+//! The endpoint of a body without a path, found without building any value of the body.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -10,13 +10,13 @@ use serde_json::value::RawValue;
 use crate::endpoint::Endpoint;
 use crate::request::{Parts, Request};
 
-/// Kinds of blocks that only the Messages API has.
+/// Types of content blocks that occur in the Messages API only.
 const BLOCKS: [&str; 7] =
     ["tool_use", "tool_result", "thinking", "redacted_thinking", "image", "document", "server_tool_use"];
 
 impl Endpoint {
-    /// Returns the endpoint that a body is for; none if it is no JSON object. Chats and the Messages API both have
-    /// messages: they are a chat's unless something shows that only the Messages API has.
+    /// The endpoint of a body; none if the body is not a JSON object. Chats and the Messages API both have messages:
+    /// they count as a chat's unless a field or block occurs that only the Messages API has.
     #[must_use]
     pub fn of_body(body: &[u8]) -> Option<Self> {
         let parts = Request::parse(Self::Chat, body).ok()?.parts;
@@ -60,7 +60,7 @@ fn is_of_messages(parts: &Parts<'_>) -> bool {
         || any_item(parts.messages, &has_own_block)
 }
 
-/// True if a value is a list that has such an item.
+/// True if a value is a list with an item for which `is_it` holds.
 fn any_item(list: Option<&RawValue>, is_it: &dyn Fn(&str) -> bool) -> bool {
     struct Items<'f>(&'f dyn Fn(&str) -> bool);
 

@@ -1,4 +1,4 @@
-//! `POST /tokenize` of an engine: what to send and what the answer says. Sending is for the caller.
+//! `POST /tokenize` of an engine: the request to send and the parsing of its answer. Sending is left to the caller.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -18,7 +18,7 @@ use crate::prompt_failure::PromptFailure;
 use crate::request::{BodyPrompt, Request, is_there, read};
 
 impl Engine {
-    /// True if such an engine computes all of a request's prompt, whatever is in its cache.
+    /// True if an engine of this dialect computes the whole prompt of a request without its cache.
     #[must_use]
     pub fn skips_cache(self, request: &Request<'_>) -> bool {
         match self {
@@ -28,13 +28,13 @@ impl Engine {
     }
 }
 
-/// The path at which engines tell the tokens of a text or a chat.
+/// The path at which engines return the tokens of a text or a chat.
 pub const TOKENIZE_PATH: &str = "/tokenize";
 
-/// The path at which vLLM renders a request of Messages itself, if it was started so.
+/// The path at which vLLM renders a Messages request itself, if it was started with that.
 pub const MESSAGES_RENDER_PATH: &str = "/v1/messages/render";
 
-/// The path at which it renders one of Responses.
+/// The path at which vLLM renders a Responses request itself.
 pub const RESPONSES_RENDER_PATH: &str = "/v1/responses/render";
 
 /// A request for the tokens of a prompt, to be sent to an engine.
@@ -42,20 +42,20 @@ pub const RESPONSES_RENDER_PATH: &str = "/v1/responses/render";
 pub struct Question {
     /// The path to send it to.
     pub path: &'static str,
-    /// True if the engine is asked to render the request itself, which not every version can.
+    /// True if the engine renders the request itself, which not every version can.
     pub is_render: bool,
     /// The body to send.
     pub body: Vec<u8>,
-    /// Number of prompts that the request has, if it has a list of them: the first is asked for.
+    /// Number of prompts of the request, if it has a list of them: the question covers the first.
     pub prompts: u32,
-    /// The reason why the prompt is asked for only up to some message: what comes then is not text.
+    /// The reason why the question covers the prompt only up to some message: the rest is not text.
     pub cut: Option<PromptFailure>,
 }
 
-/// The parts of a request that its tokens depend on, as `/tokenize` names them.
+/// Fields of a request that affect its tokens, under their names in `/tokenize`.
 type RequestFields = serde_json::Map<String, serde_json::Value>;
 
-/// The parts of a request that its tokens depend on, as they stand in the request.
+/// Fields of a request that affect its tokens, as JSON of the request.
 #[derive(Serialize)]
 struct PlainFields<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -65,15 +65,16 @@ struct PlainFields<'a> {
 }
 
 impl Question {
-    /// The question for the tokens of a prompt.
+    /// Makes the question for the tokens of a prompt.
     ///
-    /// `model` is the engine's name for it, if it serves more than one; `has_media`: whether anything in the prompt is not
-    /// text. Engines' `/tokenize` takes one text or a chat: of several texts the first is asked for, and of other kinds of
-    /// requests the chat that engines make of them. What is not text is not sent, nor what comes after it.
+    /// `model`: the engine's name for the model, if it serves several; `has_media`: whether a part of the prompt is not
+    /// text. An engine's `/tokenize` takes one text or a chat: of several texts the question covers the first, and a
+    /// request of another API is converted to the chat that engines make of it. The first part that is not text, and
+    /// all after it, is left out.
     ///
     /// # Errors
     ///
-    /// The reason why there is nothing to ask for. A prompt that is given as tokens is [`PromptFailure::NoPrompt`].
+    /// The reason why there is no question. A prompt given as tokens is [`PromptFailure::NoPrompt`].
     pub fn of(
         request: &Request<'_>,
         dialect: Dialect,
@@ -119,8 +120,8 @@ impl Question {
         }
     }
 
-    /// The path at which engines of a dialect render such requests themselves: vLLM can for those of Messages and
-    /// Responses.
+    /// The path at which engines of a dialect render requests of this endpoint themselves; vLLM has one for Messages
+    /// and Responses.
     #[must_use]
     pub fn render_path(endpoint: Endpoint, dialect: Dialect) -> Option<&'static str> {
         match endpoint {
@@ -130,11 +131,12 @@ impl Question {
         }
     }
 
-    /// The question that has the engine render the request itself; none if it renders no such requests.
+    /// Makes the question that has the engine render the request itself; none if it renders no requests of this
+    /// endpoint.
     ///
     /// # Errors
     ///
-    /// The reason why there is nothing to ask for.
+    /// The reason why there is no question.
     pub fn rendered(
         request: &Request<'_>,
         dialect: Dialect,
@@ -161,7 +163,7 @@ impl Question {
         Ok(Some(Self { path, is_render: true, body, prompts: 1, cut: None }))
     }
 
-    /// A chat, whose messages go on as they are.
+    /// The question for a chat, whose messages are sent unchanged.
     fn of_chat(
         request: &Request<'_>,
         dialect: Dialect,
@@ -182,7 +184,7 @@ impl Question {
         }
         let no = RawValue::from_string("false".to_owned()).map_err(|_| PromptFailure::NotJson)?;
         let is_whole = cut.is_none();
-        // An engine's `/tokenize` takes a chat for one that is to be answered.
+        // An engine's `/tokenize` assumes that the chat is to be answered.
         let begins = parts.add_generation_prompt.filter(|raw| is_there(Some(raw)));
         let begins = begins.or_else(|| (!dialect.begins_answer(request.endpoint)).then_some(&*no));
         let asked = [
@@ -200,13 +202,13 @@ impl Question {
         Ok(Self { path: TOKENIZE_PATH, is_render: false, body, prompts: 1, cut })
     }
 
-    /// The chat that engines make of another kind of request.
+    /// The question for a request of another API, converted to a chat as engines do.
     fn of_other(request: &Request<'_>, dialect: Dialect, model: Option<&str>) -> Result<Self, PromptFailure> {
         let parts = &request.parts;
         let mut messages = match request.endpoint {
-            Endpoint::Responses => convert::of_responses(parts, dialect, false, false)?,
-            // Its template is not known here: a system message stays where it is.
-            _ => convert::of_messages(parts, dialect, false, false)?,
+            Endpoint::Responses => convert::from_responses(parts, dialect, false, false)?,
+            // The engine's template is not known here, so a system message stays in its place.
+            _ => convert::from_messages(parts, dialect, false, false)?,
         }
         .all();
         let mut cut = None;
@@ -261,7 +263,7 @@ impl Question {
     }
 }
 
-/// The fields of a body, which are counted.
+/// The fields of a body, counted against the allowance.
 struct CountedFields<'a>(BTreeMap<Cow<'a, str>, &'a RawValue>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
@@ -289,7 +291,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for CountedFields<'a> {
     }
 }
 
-/// The tokens in an engine's answer; none if it is not an answer to this.
+/// Parses the tokens of an engine's answer; none if it is not an answer to `/tokenize` or a render path.
 #[must_use]
 pub fn tokenize_answer(body: &[u8]) -> Option<Vec<u32>> {
     #[derive(Deserialize)]
@@ -353,7 +355,7 @@ mod tests {
         let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
         let question = Question::of(&request, Dialect::Sglang, None, false).unwrap();
         assert_eq!(question.body, br#"{"messages":[{"role": "user"}]}"#);
-        // A chat that is embedded has no beginning of an answer.
+        // A chat to be embedded has no beginning of an answer.
         assert_eq!(asked(Endpoint::Embeddings, r#"{"messages": [{"role": "user"}]}"#), vllm);
     }
 

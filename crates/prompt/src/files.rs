@@ -1,11 +1,11 @@
-//! A model's tokenizer and chat templates, as the files of a model on the Hugging Face hub have them.
+//! A model's tokenizer and chat templates, read from files as on the Hugging Face hub.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::Error;
+use crate::prompt_failure::Error;
 
 const TOKENIZER: &str = "tokenizer.json";
 const CONFIG: &str = "tokenizer_config.json";
@@ -16,26 +16,27 @@ const TEMPLATE_JSON: &str = "chat_template.json";
 const MORE_TEMPLATES: &str = "additional_chat_templates";
 const SPECIAL: [&str; 7] = ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
-/// The name of the template that is used unless there is a better one.
+/// The name of the template used unless a more specific one exists.
 pub(crate) const DEFAULT: &str = "default";
 /// The name of the template for requests that offer tools.
 pub(crate) const WITH_TOOLS: &str = "tool_use";
 
-/// The contents of a model's files, as far as prompts need them.
+/// Contents of a model's files that prompts need.
 #[derive(Debug)]
 pub(crate) struct Files {
     /// The path of `tokenizer.json`.
     pub(crate) tokenizer: PathBuf,
-    /// Chat templates by name. Files of their own come before the configuration, as transformers has it.
+    /// Chat templates by name. Separate files override the configuration, as in transformers.
     pub(crate) templates: BTreeMap<String, String>,
-    /// The special tokens, each by the name that templates have for it: `bos_token` and so on.
+    /// Special tokens, each with its name in templates (`bos_token` and so on).
     pub(crate) special_tokens: Vec<(String, String)>,
-    /// The token that stands for an image, if the model takes any.
+    /// The token that represents an image, if the model accepts images.
     pub(crate) image_token: Option<u32>,
 }
 
 impl Files {
-    /// Read them. `path` is a directory with `tokenizer.json`, or that file; the others are looked for beside it.
+    /// Reads the files. `path`: a directory with `tokenizer.json`, or that file; the other files are expected beside
+    /// it.
     pub(crate) fn read(path: &Path) -> Result<Self, Error> {
         let tokenizer = if path.is_dir() { path.join(TOKENIZER) } else { path.to_owned() };
         if !tokenizer.is_file() {
@@ -86,7 +87,7 @@ fn templates(directory: &Path, config: &Map<String, Value>) -> Result<BTreeMap<S
 fn special_tokens(config: &Map<String, Value>) -> Vec<(String, String)> {
     let token = |name: &&str| {
         let given = config.get(*name)?;
-        // Else an added token, with its properties.
+        // Otherwise an added token, as an object with properties.
         let text = given.as_str().or_else(|| given["content"].as_str())?;
         Some(((*name).to_owned(), text.to_owned()))
     };
@@ -98,7 +99,7 @@ fn image_token(model: &Map<String, Value>) -> Option<u32> {
     NAMES.iter().find_map(|name| u32::try_from(model.get(*name)?.as_u64()?).ok())
 }
 
-/// The object in a file; empty if there is no such file.
+/// The JSON object in a file; empty if the file does not exist.
 fn object(file: &Path) -> Result<Map<String, Value>, Error> {
     if !file.exists() {
         return Ok(Map::new());

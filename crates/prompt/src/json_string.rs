@@ -1,4 +1,4 @@
-//! Strings in JSON, borrowed where they stand as they are.
+//! JSON strings, borrowed from the body where they have no escapes.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -8,21 +8,22 @@ use serde::Deserialize;
 use serde::de::{self, Deserializer, Visitor};
 use serde_json::value::RawValue;
 
-/// The text of a JSON string that was checked when the body was parsed, where it stands if it has no escapes. None if it is
-/// another kind of JSON, or has an escape that is no character.
+/// The text of a JSON string that was checked when the body was parsed, borrowed if it has no escapes. None if the JSON
+/// is not a string, or has an escape for an invalid character.
 pub(crate) fn string(json: &str) -> Option<Cow<'_, str>> {
     let (text, length) = leading(json)?;
     (length == json.len()).then_some(text)
 }
 
-/// The text of the JSON string with which checked JSON begins, as [`string`] has it, and the string's bytes there.
+/// The text of the JSON string at the beginning of checked JSON (see [`string`]), and the number of bytes it takes
+/// there.
 pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     let rest = json.strip_prefix('"')?;
     let first = memchr2(b'"', b'\\', rest.as_bytes())?;
     if rest.as_bytes()[first] == b'"' {
         return Some((Cow::Borrowed(&rest[..first]), first + 2));
     }
-    // It is rarely known how long the text is, so room is made as more is found.
+    // The length of the text is rarely known, so the buffer grows as more is found.
     let mut made = Vec::with_capacity((2 * first + ROOM).min(rest.len()));
     made.extend_from_slice(&rest.as_bytes()[..first]);
     let mut at = first;
@@ -42,7 +43,7 @@ pub(crate) fn leading(json: &str) -> Option<(Cow<'_, str>, usize)> {
     }
 }
 
-/// The beginning of the text of a JSON string, of which `most` bytes are looked at. It ends where no escape can be cut.
+/// The beginning of the text of a JSON string, decoded from its first `most` bytes and cut before an incomplete escape.
 pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
     /// Bytes of the longest escape.
     const ESCAPE: usize = 12;
@@ -54,11 +55,12 @@ pub(crate) fn beginning(json: &str, most: usize) -> Option<String> {
     string(&start).map(Cow::into_owned)
 }
 
-/// Room for a text as its first escape is found.
+/// Initial capacity for a text with escapes, in bytes.
 const ROOM: usize = 2048;
 
-/// Appends the bytes before the next quote or backslash. Returns how many there are, and which of the two it is. Escapes
-/// are often a few bytes apart: so eight are looked at at once, and copied before it is known whether all belong here.
+/// Appends the bytes before the next quote or backslash. Returns their number, and which of the two follows. Escapes
+/// are often a few bytes apart, so eight bytes are compared at once, and copied before it is known whether all of them
+/// belong to the text.
 fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
     const STEP: usize = size_of::<u64>();
     let (start, mut at) = (made.len(), 0);
@@ -78,12 +80,12 @@ fn unmarked(bytes: &[u8], made: &mut Vec<u8>) -> Option<(usize, u8)> {
     Some((at + length, bytes[at + length]))
 }
 
-/// A word whose lowest bit that is set is the highest of its first byte that is zero in this one.
+/// A mask whose lowest set bit is the high bit of the first zero byte of `word`.
 const fn zeros(word: u64) -> u64 {
     word.wrapping_sub(0x0101_0101_0101_0101) & !word & 0x8080_8080_8080_8080
 }
 
-/// The character of an escape, from behind its backslash, and how many bytes it takes there.
+/// The character of an escape, given the JSON after its backslash, and the number of bytes the escape takes there.
 fn escape(rest: &str) -> Option<(char, usize)> {
     let character = match rest.as_bytes().first()? {
         b'"' => '"',
@@ -108,16 +110,16 @@ fn escape(rest: &str) -> Option<(char, usize)> {
     Some((character, 1))
 }
 
-/// Reads a field that is a string, if it is there and not null.
+/// Deserializes a field that is a string; none if it is missing or null.
 pub(crate) fn field<'de: 'a, 'a, D: Deserializer<'de>>(deserializer: D) -> Result<Option<Cow<'a, str>>, D::Error> {
     let raw = Option::<&'a RawValue>::deserialize(deserializer)?;
     raw.map(|raw| string(raw.get()).ok_or_else(|| de::Error::custom("not a string"))).transpose()
 }
 
-/// Bytes of a key that are kept, where it has escapes.
+/// Longest key with escapes that is decoded whole, in bytes.
 const LONGEST_KEY: usize = 256;
 
-/// A key or another string, borrowed if it has no escapes; only the beginning of a long one that has some.
+/// A key or another string, borrowed if it has no escapes; a long one with escapes is cut.
 pub(crate) struct Key<'a>(pub(crate) Cow<'a, str>);
 
 impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
@@ -136,7 +138,7 @@ impl<'de: 'a, 'a> Deserialize<'de> for Key<'a> {
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Self::Value, E> {
-                // What is longer is no key that anybody looks for.
+                // A longer key matches none of the known ones.
                 Ok(Key(Cow::Owned(text.get(..LONGEST_KEY).unwrap_or(text).to_owned())))
             }
         }
@@ -153,7 +155,7 @@ mod tests {
 
     #[track_caller]
     fn is_as_the_library_has_it(json: &str) {
-        // Checked, as in a body.
+        // Checked JSON, as in a parsed body.
         let Ok(raw) = serde_json::from_str::<&RawValue>(json) else { return };
         let right: Option<String> = serde_json::from_str(raw.get()).ok();
         assert_eq!(string(raw.get()).as_deref(), right.as_deref(), "{json}");

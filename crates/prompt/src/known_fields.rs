@@ -1,4 +1,4 @@
-//! The fields of a request that an engine has. It looks at no others, so nothing is made of others here either.
+//! The fields of a request that an engine knows. An engine ignores all others, so they are ignored here, too.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use crate::endpoint::Endpoint;
 use crate::request::{Parts, Request, is_there, shortened};
 
 impl Dialect {
-    /// The request without the fields that an engine of this dialect does not have.
+    /// A copy of the request without the fields that an engine of this dialect ignores.
     pub(crate) fn known_fields<'a>(self, request: &Request<'a>) -> Request<'a> {
         Request { parts: self.known_parts(request.endpoint, &request.parts), ..request.clone() }
     }
@@ -34,10 +34,10 @@ impl Dialect {
 }
 
 impl Request<'_> {
-    /// The salt of the request's blocks in an engine of this kind: prompts with different ones share none.
+    /// The salt of the request's blocks in an engine of this kind: prompts with different salts share no blocks.
     ///
-    /// SGLang keeps blocks apart by `extra_key` as well, and does not announce it: so no announced block has the salt of
-    /// a request with one.
+    /// SGLang separates blocks by `extra_key` as well, and does not announce it: no announced block has the salt of a
+    /// request with an `extra_key`.
     #[must_use]
     pub fn salt(&self, engine: Engine) -> Option<Cow<'_, str>> {
         let salt = self.cache_salt.as_deref();
@@ -52,13 +52,13 @@ impl Request<'_> {
         }
     }
 
-    /// True if an engine of this kind keeps the request's blocks under a key that it does not announce.
+    /// True if an engine of this kind separates the request's blocks by a key that it does not announce.
     #[must_use]
     pub fn has_own_key(&self, engine: Engine) -> bool {
         self.own_key(engine).is_some()
     }
 
-    /// The kind of engine that takes the request, where only one kind does.
+    /// The engine whose rules apply: SGLang for its own `/generate`, else `engine`.
     fn engine(&self, engine: Engine) -> Engine {
         if self.endpoint == Endpoint::Generate { Engine::Sglang } else { engine }
     }
@@ -73,7 +73,7 @@ impl Request<'_> {
 }
 
 impl Parts<'_> {
-    /// True if there is no field that only some engines have.
+    /// True if the request has no field that only some engines know.
     pub(crate) fn are_common(&self) -> bool {
         let own = [
             self.chat_template,

@@ -17,8 +17,27 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Nothing here is a reason to refuse a request: what cannot be turned into tokens has a [`PromptFailure`] instead, to be
-//! counted, and is routed without knowledge of caches. No code here does I/O, but for reading a tokenizer's files.
+//! No error of this crate refuses a request: a prompt that cannot be tokenized has a [`PromptFailure`] instead, which is
+//! counted, and the request is routed without knowledge of caches. Only a tokenizer's files are read from disk.
+//!
+//! | module | holds |
+//! |---|---|
+//! | `endpoint`, `endpoint_of_body` | the API of a request: by its path, or by its body alone |
+//! | `request`, `request_message` | the parsed body, and one message of a chat in it |
+//! | `json_string` | strings borrowed from the body |
+//! | `known_fields` | the request without the fields that an engine ignores, and the salt of its blocks |
+//! | `media`, `pictures` | content that is not text, counted by kind; pictures with names for vLLM |
+//! | `dialect`, `dialect_chat` | differences between versions of engines: in general, and for chats |
+//! | `messages` | messages in the form for templates, from a chat request |
+//! | `convert` | the same from requests of Messages and Responses, and tools from all three APIs |
+//! | `chat` | a chat with messages, tools and variables, rendered to text |
+//! | `template`, `python` | chat templates: Jinja as in Python and transformers |
+//! | `tokenizer`, `files` | text to tokens; a model's files |
+//! | `prompter` | all of it together: from a request to tokens |
+//! | `prompt_tokens`, `prompt_failure` | the result, and the reasons why tokens are missing |
+//! | `turn`, `turns`, `rope` | data kept for a chat's next turn, and sequences that share their beginning |
+//! | `engine` | the question to an engine's `/tokenize`, and its answer |
+//! | `allowance` | limits on memory and time |
 
 mod allowance;
 mod chat;
@@ -28,7 +47,6 @@ mod dialect_chat;
 mod endpoint;
 mod endpoint_of_body;
 mod engine;
-mod error;
 mod files;
 mod json_string;
 mod known_fields;
@@ -43,18 +61,19 @@ mod request;
 mod request_message;
 mod rope;
 mod template;
+#[cfg(test)]
+mod template_tests;
 mod tokenizer;
-mod truncation;
+mod turn;
 mod turns;
 
 pub use allowance::reading_memory;
 pub use dialect::{Dialect, Engine};
 pub use endpoint::Endpoint;
 pub use engine::{MESSAGES_RENDER_PATH, Question, RESPONSES_RENDER_PATH, TOKENIZE_PATH, tokenize_answer};
-pub use error::Error;
 pub use media::{MEDIA_TOKENS, Media, MediaKind};
 pub use pictures::{PICTURE_PREFIX, Picture, PictureNames, PictureScope, Pictures};
-pub use prompt_failure::PromptFailure;
+pub use prompt_failure::{Error, PromptFailure};
 pub use prompt_tokens::{Placeholders, PromptTokens};
 pub use prompter::{Options, Prompter};
 pub use request::{Request, SessionFields};

@@ -1,8 +1,8 @@
-//! The parts of a body that are not text: images, sounds and the like, which stand in it as base64 or as addresses.
+//! Parts of a body that are not text, such as images and sounds, given as base64 or as addresses.
 //!
-//! The bytes of an image say nothing of its tokens: 400 kB of a photo are about a thousand, and as text they would be a
-//! hundred thousand. So such values are told from the rest by the keys and types under which APIs have them, and counted
-//! by kind.
+//! The bytes of an image do not predict its tokens: 400 kB of a photo are about a thousand tokens, and as text they
+//! would be a hundred thousand. Values that are not text are therefore recognised by the keys and types of the APIs,
+//! and counted by kind.
 
 use std::sync::LazyLock;
 
@@ -32,19 +32,19 @@ impl MediaKind {
     pub const ALL: [Self; 5] = [Self::Image, Self::Audio, Self::Video, Self::File, Self::Embeds];
 }
 
-/// Tokens that a value of each kind is taken for as long as no engine has counted any.
+/// Assumed tokens of a value of each kind, until an engine has reported a count.
 pub const MEDIA_TOKENS: [f64; MediaKind::ALL.len()] = [1024.0, 512.0, 4096.0, 2048.0, 512.0];
 
-/// The amount of text in a body, and the number of values that are something else.
+/// The bytes of text in a body, and the number of other values by kind.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Media {
-    /// Bytes of the body that are not of such values.
+    /// Bytes of the body outside of values that are not text.
     pub text: usize,
     /// Number of values of each kind.
     pub items: [u32; MediaKind::ALL.len()],
 }
 
-/// Words of which one is in every body that has anything but text.
+/// Words to search for: every body with content that is not text has at least one of them.
 const WORDS: [&str; 10] = [
     ";base64,",
     "\"base64\"",
@@ -58,23 +58,23 @@ const WORDS: [&str; 10] = [
     "\"image\"",
 ];
 
-/// Characters at the beginning of a value by which base64 is known; a shorter one is not worth to be counted.
+/// Length of the beginning by which a value is recognised as base64, in characters; shorter values are not counted.
 const KNOWN_BY: usize = 64;
 
-/// True if one of [`WORDS`] is in a body. The vectorized search takes a third of the time of the automaton, which stops at
-/// every quotation mark; it is not to be had on every processor.
+/// True if a body contains one of [`WORDS`]. The vectorized search takes a third of the time of the automaton, which
+/// stops at every quotation mark; it is not available on every processor.
 fn has_word(body: &[u8]) -> bool {
     static VECTORIZED: LazyLock<Option<packed::Searcher>> = LazyLock::new(|| packed::Searcher::new(WORDS));
     static AUTOMATON: LazyLock<Option<AhoCorasick>> = LazyLock::new(|| AhoCorasick::new(WORDS).ok());
     match &*VECTORIZED {
         Some(searcher) => searcher.find(body).is_some(),
-        // Words that are constants can always be compiled; if they could not, the body is looked at.
+        // Constant words always compile; if they did not, the body would be examined.
         None => AUTOMATON.as_ref().is_none_or(|automaton| automaton.is_match(body)),
     }
 }
 
 impl Media {
-    /// Returns the media in a body; none if all of it is text.
+    /// Counts the media of a body; none if all of it is text.
     #[must_use]
     pub fn of(body: &[u8]) -> Option<Self> {
         if !has_word(body) {
@@ -88,20 +88,20 @@ impl Media {
         items.iter().any(|count| *count > 0).then(|| Self { text: body.len().saturating_sub(walk.bytes), items })
     }
 
-    /// The tokens of the text and of all other values, with so many for a value of each kind.
+    /// Estimated tokens of the text and of all other values, given the tokens of a value of each kind.
     #[must_use]
     pub fn tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
         self.text.div_ceil(4) as f64 + self.items_tokens(each)
     }
 
-    /// The tokens of all values that are not text, with so many for a value of each kind.
+    /// Estimated tokens of all values that are not text, given the tokens of a value of each kind.
     #[must_use]
     pub fn items_tokens(&self, each: &[f64; MediaKind::ALL.len()]) -> f64 {
         self.items.iter().zip(each).map(|(count, tokens)| f64::from(*count) * tokens).sum()
     }
 }
 
-/// The media found so far.
+/// Media found while a body is walked.
 #[derive(Default)]
 struct Walk {
     /// Bytes of values that are not text.
@@ -109,27 +109,27 @@ struct Walk {
     items: [u32; MediaKind::ALL.len()],
 }
 
-/// Values whose kind a field beside them, or around them, says.
+/// Values whose kind is given by a neighbouring or an enclosing field.
 #[derive(Default, Clone, Copy)]
 struct UntypedValues {
-    /// Number of values that stand there with all of their bytes.
+    /// Number of values with inline data.
     inline: u32,
-    /// Number of values that are addresses: they are only media if there is a kind.
+    /// Number of values that are addresses: media only if a kind is given.
     addresses: u32,
 }
 
-/// The place where a value stands.
+/// The meaning of the key under which a value is found.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// Text, as far as the key says.
+    /// A key of text.
     Text,
-    /// A key that says nothing.
+    /// A key without a meaning for media.
     Plain,
-    /// A key of media, with the kind if it says that.
+    /// A key of media, with the kind if the key implies it.
     Media(Option<MediaKind>),
 }
 
-/// A value at its place.
+/// A value and the meaning of its key, deserialized in place.
 struct PlacedValue<'w> {
     walk: &'w mut Walk,
     place: Place,
@@ -156,7 +156,7 @@ impl Place {
     }
 }
 
-/// The kind that a type, or a type of media, names.
+/// The kind named by a part's type or by a media type.
 fn kind_of(word: &str) -> Option<MediaKind> {
     const NAMES: [(&str, MediaKind); 7] = [
         ("image", MediaKind::Image),
@@ -199,7 +199,7 @@ fn is_base64_url(text: &str) -> bool {
     text.split_once(',').is_some_and(|(head, _)| head.len() < 256 && head.ends_with(";base64"))
 }
 
-/// True if a text is a URL that has its data in itself.
+/// True if a text is a URL with inline data (`data:`).
 pub(crate) fn is_data_url(text: &str) -> bool {
     text.get(..5).is_some_and(|start| start.eq_ignore_ascii_case("data:"))
 }
@@ -251,7 +251,7 @@ impl<'de> Visitor<'de> for PlacedValue<'_> {
     fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<UntypedValues, A::Error> {
         let mut open = UntypedValues::default();
         if self.place == Place::Media(Some(MediaKind::Embeds)) {
-            // Tensors as strings, or one as lists of numbers.
+            // Tensors given as strings, or one as nested lists of numbers.
             let (mut count, mut bytes) = (0, 0);
             while let Some(raw) = list.next_element::<&RawValue>()? {
                 count += u32::from(raw.get().starts_with('"'));

@@ -1,10 +1,10 @@
 //! Chat messages as engines give them to a chat template.
 //!
-//! Requests have a content that is a string or a list of parts. Templates are written for one of the two, so engines
-//! turn one into the other before they render; arguments of tool calls, which are JSON in requests, become objects.
+//! A request's content is a string or a list of parts. Templates are written for one of the two, so engines convert one
+//! into the other before rendering; arguments of tool calls, which are JSON strings in requests, become objects.
 //!
-//! What is not text cannot be turned into tokens here. A mark stands before the first such part: what the template
-//! makes of everything before it is as ever, and the tokens end there.
+//! Content that is not text cannot be tokenized here. A mark is put before the first part of this kind: the text before
+//! the mark is exact, and the tokens end there.
 
 use std::borrow::Cow;
 
@@ -19,10 +19,10 @@ use crate::prompt_failure::PromptFailure;
 use crate::request::{is_there, string};
 use crate::request_message::{RequestContent, RequestMessage};
 
-/// The text put in place of the first part that is not text: characters for private use around words.
+/// The mark that replaces the first part that is not text: private-use characters around words.
 pub(crate) const CUT: &str = "\u{f8ff}\u{e000}the text ends here\u{e001}\u{f8ff}";
 
-/// Messages for a template.
+/// Messages in the form for templates.
 #[derive(Debug)]
 pub(crate) struct TemplateMessages {
     pub(crate) messages: Vec<Value>,
@@ -30,12 +30,12 @@ pub(crate) struct TemplateMessages {
     pub(crate) cut: Option<PromptFailure>,
 }
 
-/// A message with its parts told apart, from whichever kind of request.
+/// A message with its parts classified, from any API.
 #[derive(Debug, Default)]
 pub(crate) struct Message<'a> {
     pub(crate) role: Cow<'a, str>,
     pub(crate) content: Vec<Part<'a>>,
-    /// True if the content came as a list of parts.
+    /// True if the content was given as a list of parts.
     pub(crate) is_list: bool,
     pub(crate) tool_calls: Vec<Value>,
     pub(crate) reasoning: Option<Value>,
@@ -45,7 +45,7 @@ pub(crate) struct Message<'a> {
 }
 
 impl Message<'_> {
-    /// Returns the reason why the message's content is not all of it text.
+    /// The reason why a part of the message has no text.
     pub(crate) fn why_not(&self) -> Option<PromptFailure> {
         self.content.iter().find_map(|part| match part {
             Part::Other(_, why_not) => Some(*why_not),
@@ -63,15 +63,15 @@ impl Message<'_> {
         self.content.iter().filter(|part| matches!(part, Part::Other(_, PromptFailure::Image))).count()
     }
 
-    /// True if all dialects make the same of it.
+    /// True if all dialects render the message equally.
     pub(crate) fn is_plain(&self) -> bool {
         let is_known = matches!(self.role.as_ref(), "user" | "assistant" | "system");
         is_known && !self.is_list && self.tool_calls.is_empty() && self.reasoning.is_none()
     }
 
-    /// The message as a chat request has it. Of its content only the texts and the tools it refers to.
+    /// The message as JSON of a chat request, with only the texts of its content and the tools it references.
     ///
-    /// Objects of JSON take more than twice as much as those of templates: that is counted.
+    /// JSON objects take more than twice the memory of template values, and are counted accordingly.
     pub(crate) fn to_json(&self) -> serde_json::Value {
         let more = PART * 2 * (self.content.len() + self.tool_calls.len());
         if take(MESSAGE + more + self.text_length()).is_err() {
@@ -104,7 +104,7 @@ impl Message<'_> {
     }
 }
 
-/// A call as a chat request has it: its arguments are JSON in a string.
+/// A tool call as JSON of a chat request: its arguments are a JSON string.
 fn call_to_json(call: &Value) -> serde_json::Value {
     let mut made = serde_json::to_value(call).unwrap_or_default();
     if let Some(arguments) = made.pointer_mut("/function/arguments").filter(|arguments| !arguments.is_string()) {
@@ -117,9 +117,9 @@ fn call_to_json(call: &Value) -> serde_json::Value {
 #[derive(Debug)]
 pub(crate) enum Part<'a> {
     Text(Cow<'a, str>),
-    /// A tool that is referred to by its name.
+    /// A reference to a tool by name.
     Tool(Cow<'a, str>),
-    /// Not text: the type that templates know, and what it is counted as.
+    /// Not text: the type known to templates, and the reason reported for it.
     Other(&'static str, PromptFailure),
 }
 
@@ -132,8 +132,8 @@ impl Part<'_> {
     }
 }
 
-/// A list that was checked when the body was parsed: its items, and where each ends behind the bracket with which the list
-/// begins. None if one of them is not of this type.
+/// Parses a list that was checked with the body: its items, and for each the offset of its end after the opening
+/// bracket. None if an item is not a `T`.
 pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T>, Vec<usize>)> {
     listed_by(raw, |rest| {
         let mut stream = serde_json::Deserializer::from_str(rest).into_iter::<T>();
@@ -141,7 +141,8 @@ pub(crate) fn listed<'a, T: Deserialize<'a>>(raw: &'a RawValue) -> Option<(Vec<T
     })
 }
 
-/// A list like that of [`listed`]. `read` returns the item with which JSON begins, and how many bytes it takes.
+/// Parses a list as [`listed`] does, with `read`, which returns the item at the beginning of some JSON and the number
+/// of bytes it takes.
 fn listed_by<'a, T>(
     raw: &'a RawValue,
     mut read: impl FnMut(&'a str) -> Option<(T, usize)>,
@@ -149,7 +150,7 @@ fn listed_by<'a, T>(
     let list = raw.get().strip_prefix('[')?;
     let (mut items, mut ends) = (Vec::new(), Vec::new());
     let mut at = 0;
-    // There is a comma between two items, and a bracket at the end.
+    // Items are separated by commas, and the list ends with a bracket.
     while let rest = list[at..].trim_start_matches([' ', '\n', '\r', '\t', ','])
         && rest != "]"
     {
@@ -162,7 +163,7 @@ fn listed_by<'a, T>(
     Some((items, ends))
 }
 
-/// The messages of a chat request, and where each ends in the list.
+/// The messages of a chat request, and for each the offset of its end in the list.
 pub(crate) fn of_chat(raw: &RawValue, dialect: Dialect) -> Result<(Vec<Message<'_>>, Vec<usize>), PromptFailure> {
     let (given, ends) = listed_by(raw, RequestMessage::leading).ok_or(PromptFailure::BadMessages)?;
     let mut messages = Vec::with_capacity(given.len());
@@ -194,7 +195,7 @@ fn message(given: RequestMessage<'_>, dialect: Dialect) -> Result<Message<'_>, P
     })
 }
 
-/// The parts of a content: null, a string, or a list.
+/// The parts of a content, which is null, a string, or a list.
 pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     let json = raw.get();
     match json.as_bytes().first() {
@@ -209,7 +210,7 @@ pub(crate) fn content(raw: &RawValue) -> Result<Vec<Part<'_>>, PromptFailure> {
     }
 }
 
-/// A part as it stands in a request.
+/// A part as given in a request.
 #[derive(Deserialize)]
 struct GivenPart<'a> {
     #[serde(borrow, rename = "type")]
@@ -254,7 +255,7 @@ fn part(raw: &RawValue) -> Result<Part<'_>, PromptFailure> {
         }
         Some("video_url" | "video" | "input_video") => return Ok(Part::Other("video", PromptFailure::Video)),
         Some(_) => return Ok(Part::Other("file", PromptFailure::OtherPart)),
-        // Engines take a part without a type for what it has.
+        // Engines infer the type of a part without one from its fields.
         None if is_there(given.image_url) => return Ok(Part::Other("image", PromptFailure::Image)),
         None if is_there(given.audio_url) || is_there(given.input_audio) => {
             return Ok(Part::Other("audio", PromptFailure::Audio));
@@ -265,7 +266,7 @@ fn part(raw: &RawValue) -> Result<Part<'_>, PromptFailure> {
     text.and_then(|text| string(text.get())).map(Part::Text).ok_or(PromptFailure::BadMessages)
 }
 
-/// Tool calls, with arguments that are JSON as objects.
+/// Tool calls, with their arguments parsed to objects.
 fn tool_calls(raw: &RawValue, dialect: Dialect) -> Result<Vec<Value>, PromptFailure> {
     let calls: Option<CountedList<CountedValue, PART>> =
         serde_json::from_str(raw.get()).map_err(|_| PromptFailure::BadMessages)?;
@@ -280,7 +281,7 @@ fn tool_call(call: &Value, dialect: Dialect) -> Value {
     let arguments = match field(&function, "arguments") {
         Some(given) => match given.as_str() {
             Some("") => object([]),
-            // Engines take what is not an object for an empty one, so that a chat can go on.
+            // Engines replace anything but an object by an empty object, so that the chat can continue.
             Some(json) => parsed(json).filter(is_object).unwrap_or_else(|| object([])),
             None if is_object(&given) => given,
             None => object([]),
@@ -300,7 +301,7 @@ pub(crate) fn field(map: &Value, name: &str) -> Option<Value> {
     map.get_attr(name).ok().filter(|value| !value.is_undefined())
 }
 
-/// A map with a field set, in its place if it is there.
+/// A copy of a map with a field set, in its place if it exists.
 pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     let mut fields: Vec<(Value, Value)> = Vec::new();
     let mut new = Some(value);
@@ -313,29 +314,29 @@ pub(crate) fn with(map: &Value, name: &str, value: Value) -> Value {
     Value::from_pairs(fields)
 }
 
-/// A map.
+/// A map of the given fields.
 pub(crate) fn object<const N: usize>(fields: [(&str, Value); N]) -> Value {
     Value::from_pairs(fields)
 }
 
-/// Any JSON.
+/// Any JSON as a value for templates.
 pub(crate) fn value(raw: &RawValue) -> Result<Value, PromptFailure> {
     parsed(raw.get()).ok_or(PromptFailure::BadMessages)
 }
 
-/// A text that is JSON.
+/// Parses a text that is JSON; none if it is not.
 pub(crate) fn parsed(json: &str) -> Option<Value> {
     serde_json::from_str(json).ok().map(|CountedValue(value)| value)
 }
 
-/// JSON that is there.
+/// A value for templates from JSON that exists and is valid.
 pub(crate) fn given(raw: Option<&RawValue>) -> Option<Value> {
     parsed(raw?.get())
 }
 
 /// The messages for a template that takes contents as parts, or as strings.
 ///
-/// `keeps_images`: whether the text goes on behind images, for which a template that takes parts writes a token.
+/// `keeps_images`: whether the text continues after images, for which a template that takes parts writes a token.
 pub(crate) fn prepare(
     messages: Vec<Message<'_>>,
     as_parts: bool,
@@ -343,29 +344,29 @@ pub(crate) fn prepare(
     dialect: Dialect,
 ) -> TemplateMessages {
     let mut cut = Cut { keeps_images, why_not: None };
-    // The texts are copied: where there is no room for that, the failure is noted, and nothing comes of these.
+    // The texts are copied; without room for that, the failure is stored and the result is not used.
     let messages = messages.into_iter().take_while(|message| take(message.text_length()).is_ok());
     let messages = messages.map(|message| prepared(message, as_parts, dialect, &mut cut)).collect();
     TemplateMessages { messages, cut: cut.why_not }
 }
 
-/// The end of the text, if it ends before the prompt does.
+/// The place where the text ends before the prompt does.
 struct Cut {
     keeps_images: bool,
     why_not: Option<PromptFailure>,
 }
 
 impl Cut {
-    /// True if the text ends here.
+    /// Ends the text here, unless it has ended before. Returns true if it ends here.
     fn at(&mut self, why_not: PromptFailure) -> bool {
         self.why_not.replace(self.why_not.unwrap_or(why_not)).is_none()
     }
 }
 
 fn prepared(message: Message<'_>, as_parts: bool, dialect: Dialect, cut: &mut Cut) -> Value {
-    // Templates take the content of a tool's answer as a string even where they take parts otherwise.
+    // Templates take a tool result as a string even where they take parts otherwise.
     let is_string = message.role == "tool" && !message.content.iter().any(|part| matches!(part, Part::Tool(_)));
-    // SGLang leaves a content that is one string as it is.
+    // SGLang keeps a content that is one string as a string.
     let content = if as_parts && !is_string && (dialect.is_vllm() || message.is_list) {
         parts(message.content, cut)
     } else {
@@ -411,7 +412,7 @@ fn parts(content: Vec<Part<'_>>, cut: &mut Cut) -> Value {
     made.into()
 }
 
-/// Texts as one. Engines put what is not text before them, so the text ends before all of it.
+/// Texts joined to one. Engines put parts that are not text first, so the text then ends before all of them.
 fn join(content: Vec<Part<'_>>, dialect: Dialect, cut: &mut Cut) -> Value {
     if let [Part::Text(text)] = content.as_slice() {
         return text.as_ref().into();

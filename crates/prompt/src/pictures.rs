@@ -1,13 +1,13 @@
 //! Pictures of a chat, and the names under which engines know them.
 //!
-//! vLLM calls a picture in its blocks by the `uuid` of the part that it stands in, if it has one, else by a hash of what it
-//! decodes and of its settings, which nobody else can compute. So a name that is set here is one by which the blocks
-//! behind a picture can be found.
+//! vLLM identifies a picture in its blocks by the `uuid` of its content part, or else by a hash of the decoded picture
+//! and of its own settings, which cannot be computed outside the engine. With a `uuid` set by the router, the blocks
+//! after a picture can be looked up.
 //!
-//! An engine does not look at a picture whose name it knows. A name must therefore never stand for two pictures: it is a
-//! cryptographic hash of all of its bytes under a secret of the router's, which no client can compute, and the router lets
-//! no client send one. What is behind an address can
-//! change, so that is only named if whoever runs the router says so.
+//! An engine does not decode a picture whose name it knows. A name must therefore never stand for two pictures: it is a
+//! cryptographic hash of all bytes of the picture with a secret of the router, which no client can compute, and the
+//! router forwards no such name from a client. The content behind an address can change, so a picture given by its
+//! address is named only if the operator allows it.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -20,20 +20,20 @@ use serde_json::value::RawValue;
 use crate::media::is_data_url;
 use crate::request::{Key, is_there, string};
 
-/// The beginning of every name that is given here.
+/// Prefix of every name made by the router.
 pub const PICTURE_PREFIX: &str = "kvatlas-";
 
-/// Base64 characters of a picture in which its size is looked for: a JPEG may have a preview before it.
+/// Beginning of a picture that is searched for its size, in base64 characters: a JPEG may begin with a preview.
 const HEAD: usize = 128 << 10;
 
 /// A picture of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// The name by which an engine knows it, if the body that it gets has that.
+    /// The name under which an engine knows the picture once the edited body is sent.
     pub id: Option<Box<str>>,
     /// Width and height in pixels, if the picture is in the body.
     pub size: Option<(u32, u32)>,
-    /// The bytes of the body in whose place something else belongs, so that it has that name.
+    /// The range of the body to replace, and its replacement, which gives the picture its name.
     edit: Option<(Range<usize>, Box<str>)>,
 }
 
@@ -41,26 +41,26 @@ pub struct Picture {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Pictures(Vec<Picture>);
 
-/// The pictures that get a name.
+/// The choice of pictures that get a name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PictureScope {
     /// Pictures that are in the body.
     Data,
-    /// Pictures that are given by their address as well.
+    /// Pictures in the body, and pictures given by their address.
     Addresses,
 }
 
-/// The rule by which pictures get their names.
+/// The rule by which pictures get names.
 #[derive(Clone)]
 pub struct PictureNames {
-    /// The pictures that get one.
+    /// The pictures to name.
     pub scope: PictureScope,
-    /// The secret that the names are made with.
+    /// The secret hashed into every name.
     pub secret: [u8; 32],
 }
 
 impl PictureNames {
-    /// The name of a picture: a hash of all that is given of it.
+    /// The name of a picture: a keyed hash of its URL.
     fn name(&self, url: &str) -> Box<str> {
         format!("{PICTURE_PREFIX}{}", blake3::keyed_hash(&self.secret, url.as_bytes()).to_hex()).into()
     }
@@ -88,7 +88,7 @@ struct Part<'a> {
     kind: Option<Key<'a>>,
     #[serde(borrow)]
     image_url: Option<&'a RawValue>,
-    /// The value of the field, be it null.
+    /// The value of the field, which may be null.
     #[serde(borrow, default, deserialize_with = "as_it_stands")]
     uuid: Option<&'a RawValue>,
 }
@@ -104,8 +104,8 @@ struct Address<'a> {
 }
 
 impl Pictures {
-    /// The pictures in the body of a chat. None if it has none, or says in which way they are read: that is a part of
-    /// what an engine calls them.
+    /// The pictures in the body of a chat. None if the body has none, or sets how media are processed, which is part of
+    /// the engine's own identity of a picture.
     #[must_use]
     pub fn of(body: &[u8], named: &PictureNames) -> Option<Self> {
         let given: Body<'_> = serde_json::from_slice(body).ok()?;
@@ -139,8 +139,8 @@ impl Pictures {
         &self.0
     }
 
-    /// The body with the names in it; None if it has them. All else stays as it is, byte for byte. `body`: what the
-    /// pictures were found in.
+    /// The body with the names inserted, and otherwise unchanged; none if no edit is needed. `body`: the bytes in which
+    /// the pictures were found.
     #[must_use]
     pub fn written(&self, body: &[u8]) -> Option<Vec<u8>> {
         let edits = || self.0.iter().filter_map(|picture| picture.edit.as_ref());
@@ -189,7 +189,7 @@ fn picture(body: &[u8], raw: &str, part: &Part<'_>, named: &PictureNames) -> Pic
     Picture { id, size, edit }
 }
 
-/// The width and height of a picture that is there as base64.
+/// The width and height of a picture given as base64.
 fn size(url: &str) -> Option<(u32, u32)> {
     let (head, data) = url.split_once(',')?;
     if !head.ends_with(";base64") {
@@ -210,7 +210,7 @@ fn size(url: &str) -> Option<(u32, u32)> {
 mod tests {
     use super::*;
 
-    /// A PNG of 3 by 2, as far as its size.
+    /// A PNG of 3 by 2 pixels, cut after its size.
     const PNG: &str = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUgAAAAMAAAACCAIAAAASFvFNAAAAAElFTkSuQmCC";
 
     fn names(scope: PictureScope) -> PictureNames {
@@ -239,7 +239,7 @@ mod tests {
         let whole =
             format!(r#"{{"model": "m", "messages": [{{"role": "user", "content": [{expected}]}}], "n": 1.50}}"#);
         assert_eq!(written, whole);
-        // The name is of the picture, however it is written, and of no other.
+        // The name depends on the picture, not on how its part is written.
         let escaped = part(&PNG.replace('/', "\\/"));
         let plain = format!(r#"{{"image_url": "{PNG}", "type": "input_image"}}"#);
         let other = part(&PNG.replace("CCAI", "CCAJ"));
@@ -247,7 +247,7 @@ mod tests {
         let ids: Vec<&str> = all.all().iter().filter_map(|it| it.id.as_deref()).collect();
         assert_eq!(ids[..2], [&*id, &*id]);
         assert_ne!(ids[2], &*id);
-        // Whoever does not know the secret cannot compute it.
+        // Another secret gives another name.
         let other = PictureNames { scope: PictureScope::Data, secret: [8; 32] };
         assert!(other.name(PNG) != id && !id.ends_with(&*blake3::hash(PNG.as_bytes()).to_hex()));
     }
@@ -265,7 +265,7 @@ mod tests {
             assert!(written.contains(&format!(r#""uuid": "{id}""#)), "{written}");
             assert_eq!(written.matches("uuid").count(), 1);
         }
-        // A picture that only its name is sent of.
+        // A picture given by its name only.
         let (only, written) =
             of(r#"{"type": "image_url", "image_url": null, "uuid": "a"}"#, PictureScope::Data).expect("one");
         assert_eq!(only.all()[0].id.as_deref(), Some("a"));

@@ -1,17 +1,18 @@
 //! The reasons why a prompt has no tokens here.
 
-/// The reason why a prompt was not turned into tokens, or not all of it. The words stay the same from release to
-/// release.
+use std::path::PathBuf;
+
+/// The reason why a prompt was not tokenized, or not all of it. Names in metrics stay the same from release to release.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, thiserror::Error)]
 #[non_exhaustive]
 pub enum PromptFailure {
     /// The body is not a JSON object.
     #[error("the body is not a JSON object")]
     NotJson,
-    /// The body has no prompt, or one of a shape that no engine takes.
+    /// The body has no prompt, or one of a form that no engine accepts.
     #[error("the body has no prompt of a known form")]
     NoPrompt,
-    /// The messages are not what an engine takes: no role, a content that is neither a string nor parts, ….
+    /// The messages are not valid for any engine: no role, a content that is neither a string nor parts, and so on.
     #[error("the messages are not of a known form")]
     BadMessages,
     /// There is no tokenizer for this model here.
@@ -20,7 +21,7 @@ pub enum PromptFailure {
     /// The model has no chat template here.
     #[error("there is no chat template")]
     NoTemplate,
-    /// The chat template refuses the messages, or fails for them.
+    /// The chat template refuses the messages or fails.
     #[error("the chat template refuses the messages")]
     TemplateRefuses,
     /// The request brings a chat template of its own.
@@ -29,47 +30,46 @@ pub enum PromptFailure {
     /// Part of the prompt is an image, and the tokens end before the first of them.
     #[error("the prompt has an image: it is tokenized up to there")]
     Image,
-    /// Part of the prompt is sound, and the tokens end before the first of it.
+    /// Part of the prompt is audio, and the tokens end before the first of it.
     #[error("the prompt has audio: it is tokenized up to there")]
     Audio,
     /// Part of the prompt is a video, and the tokens end before the first of them.
     #[error("the prompt has a video: it is tokenized up to there")]
     Video,
-    /// Part of the prompt is a file or another kind that is not text, and the tokens end before the first of it.
+    /// Part of the prompt is a file or of another kind that is not text, and the tokens end before the first of it.
     #[error("the prompt has a part that is not text: it is tokenized up to there")]
     OtherPart,
     /// The prompt is given as embeddings.
     #[error("the prompt is given as embeddings")]
     Embeds,
-    /// The prompt goes on from an answer that the engine keeps (`previous_response_id`, `conversation`).
+    /// The prompt continues an answer that the engine keeps (`previous_response_id`, `conversation`).
     #[error("the prompt continues an answer that an engine keeps")]
     Stored,
-    /// The prompt has items of a kind whose text is not known here.
+    /// The prompt has items of a kind that cannot be converted to text here.
     #[error("the prompt has items that the router cannot turn into text")]
     OtherItem,
-    /// The prompt is longer than the option allows to be turned into tokens here.
+    /// The prompt is longer than the limit of [`Options::max_bytes`](crate::Options::max_bytes).
     #[error("the prompt is longer than the router tokenizes")]
     TooLong,
-    /// The request has its engine compute all of the prompt, whatever is in its cache: by `prompt_logprobs`, or by `echo`
-    /// with `logprobs`.
+    /// The engine computes the whole prompt without its cache: `prompt_logprobs`, or `echo` with `logprobs`.
     #[error("the request has the engine compute all of the prompt: no cache counts")]
     SkipsCache,
-    /// The engine that was asked for the tokens did not tell them.
+    /// The engine that was asked for the tokens did not return them.
     #[error("the engine's /tokenize did not tell the tokens, or not in time")]
     NotAnswered,
-    /// The items of the prompt would take many times the memory of the request.
+    /// The values of the prompt would take many times the memory of the request.
     #[error("the prompt has more items than the router reads")]
     TooManyItems,
-    /// The prompt was not read within the time that there is for it, or as far as the tokens go.
+    /// The deadline passed while the prompt was being read.
     #[error("the prompt took too long to be read")]
     TookTooLong,
-    /// There was no memory for what is made of the prompt.
+    /// The memory for prompts is used up.
     #[error("there was no memory to read the prompt in")]
     NoRoom,
 }
 
 impl PromptFailure {
-    /// All reasons, in order, for metrics that begin at zero.
+    /// All reasons, in order, for metrics with an initial value of zero.
     pub const ALL: [Self; 20] = [
         Self::NotJson,
         Self::NoPrompt,
@@ -93,25 +93,25 @@ impl PromptFailure {
         Self::NoRoom,
     ];
 
-    /// True if the prompt has parts that are not text, or may have.
+    /// True if the prompt has parts that are not text, or may have some.
     #[must_use]
     pub(crate) const fn may_have_media(self) -> bool {
         !matches!(self, Self::NotJson | Self::NoTokenizer | Self::NoTemplate) && !self.is_limit()
     }
 
-    /// True if the router reads no such prompts: no engine is asked for their tokens either.
+    /// True if a limit of the router was exceeded: engines are not asked for the tokens of the prompt either.
     #[must_use]
     pub const fn is_limit(self) -> bool {
         matches!(self, Self::TooLong | Self::TooManyItems | Self::TookTooLong | Self::NoRoom)
     }
 
-    /// True if it is the client's mistake, of which its engine tells it.
+    /// True if the request is invalid, as its engine will report to the client.
     #[must_use]
     pub const fn is_mistake(self) -> bool {
         matches!(self, Self::NotJson | Self::NoPrompt | Self::BadMessages)
     }
 
-    /// The word for it in metrics.
+    /// The reason's name in metrics.
     #[must_use]
     pub const fn word(self) -> &'static str {
         match self {
@@ -137,6 +137,26 @@ impl PromptFailure {
             Self::NoRoom => "no_room",
         }
     }
+}
+
+/// The reason why no prompt of a model can be tokenized.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A file is missing or cannot be read.
+    #[error("cannot read {}: {message}", path.display())]
+    File {
+        /// The file.
+        path: PathBuf,
+        /// The reason, and what would be right.
+        message: String,
+    },
+    /// The chat template is not valid, or uses an unsupported feature.
+    #[error("the chat template {message}")]
+    Template {
+        /// The fault in the template.
+        message: String,
+    },
 }
 
 #[cfg(test)]

@@ -1,50 +1,53 @@
-//! The result of tokenizing a prompt.
+//! The result of tokenizing a prompt, and the truncation that a request asks for.
 
+use std::borrow::Cow;
 use std::sync::{Arc, OnceLock};
 
 use kvatlas_index::hash;
 use memchr::memmem;
 
 use crate::dialect::BILLING;
+use crate::endpoint::Endpoint;
 use crate::media::Media;
 use crate::prompt_failure::PromptFailure;
+use crate::request::{Request, read};
 use crate::rope::Rope;
 
-/// A prompt's tokens, or as many as are known from its beginning.
+/// A prompt's tokens, or the leading ones that could be determined.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PromptTokens {
     pub(crate) tokens: Tokens,
-    /// Tokens of the whole prompt: counted if `whole`, else estimated from its bytes of text, and from
-    /// how many images and the like it has.
+    /// Number of tokens of the whole prompt: counted if `whole`, else estimated from its bytes of text and its images
+    /// and other media.
     pub prompt_tokens: u32,
     /// True if [`tokens`](Self::tokens) are all of the prompt's tokens.
     pub whole: bool,
-    /// Number of prompts that the body has, if it has a list of them: the tokens are those of the first.
+    /// Number of prompts in the body, if it has a list of them: the tokens are those of the first.
     pub prompts: u32,
-    /// The prompt as text: what the template made of a chat, or the text of a completion. Where there is no tokenizer,
-    /// the words of a chat one after another. Empty if not asked for by an option, or if the prompt was given as tokens.
+    /// The prompt as text: the rendered chat, or the text of a completion. Without a tokenizer, the words of a chat one
+    /// after another. Empty unless an option asks for it, or if the prompt was given as tokens.
     pub text: String,
-    /// The parts of the body that are not text, if there are any.
+    /// The parts of the body that are not text, if it has any.
     pub media: Option<Media>,
-    /// The reason why there are no tokens, or not all.
+    /// The reason why tokens are missing, if any are.
     pub why_not: Option<PromptFailure>,
-    /// The whole prompt of a chat with images, if that is asked for and known; else the tokens end before the first one.
+    /// The whole prompt of a chat with images, if requested and known; otherwise the tokens end before the first image.
     pub placeholders: Option<Placeholders>,
-    /// True if engines of every dialect make the same of it, but for lines of billing.
+    /// True if engines of every dialect make the same prompt of the body, billing lines aside.
     pub(crate) is_plain: bool,
 }
 
-/// The tokens of a chat with images, in which one token stands for each image.
+/// The tokens of a chat with images, one placeholder token for each image.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Placeholders {
     /// The token ids.
     pub tokens: Vec<u32>,
-    /// The places of those that stand for images.
+    /// Indexes of the placeholder tokens.
     pub places: Vec<usize>,
 }
 
 impl Placeholders {
-    /// Takes tokens in which this one stands for each of so many images. None if it is not there as often.
+    /// Wraps tokens in which `image` stands for each of `images` images. None if `image` does not occur that often.
     pub(crate) fn of(tokens: Vec<u32>, image: u32, images: usize) -> Option<Self> {
         let found = tokens.iter().enumerate().filter(|(_, token)| **token == image);
         let places: Vec<usize> = found.map(|(place, _)| place).collect();
@@ -52,11 +55,11 @@ impl Placeholders {
     }
 }
 
-/// Token ids, most of which may be those of an earlier prompt.
+/// Token ids in pieces, most of them perhaps shared with an earlier prompt.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Tokens {
     ids: Rope<u32>,
-    /// The token ids in one place, once somebody asks for them.
+    /// The token ids as one slice, made on the first request for it.
     flat: OnceLock<Arc<Vec<u32>>>,
 }
 
@@ -86,13 +89,13 @@ impl Tokens {
 }
 
 impl PromptTokens {
-    /// A prompt that was not read, of about so many tokens.
+    /// The result for a prompt that was not read, with an estimate of its number of tokens.
     #[must_use]
     pub fn unread(why_not: PromptFailure, prompt_tokens: u32) -> Self {
         Self { prompt_tokens, prompts: 1, why_not: Some(why_not), ..Self::default() }
     }
 
-    /// True if engines of every dialect make the same prompt of the body that it comes from.
+    /// True if engines of every dialect make the same prompt of its body.
     #[must_use]
     pub fn is_alike(&self, body: &[u8]) -> bool {
         self.is_plain && memmem::find(body, BILLING.as_bytes()).is_none()
@@ -104,7 +107,7 @@ impl PromptTokens {
         self.tokens.get()
     }
 
-    /// Leaves only so many of the first tokens, for that reason.
+    /// Keeps only the first `most` tokens, and stores the reason.
     pub(crate) fn end_at(&mut self, most: usize, why_not: Option<PromptFailure>) {
         if self.token_count() <= most {
             return;
@@ -123,12 +126,12 @@ impl PromptTokens {
 
     /// The content hashes of the tokens' full blocks: [`hash::content_hashes`].
     ///
-    /// Made anew each time, for as many block sizes as a fleet has: 12,000 tokens take about 3 µs.
+    /// Computed on each call, since a fleet may have several block sizes: 12,000 tokens take about 3 µs.
     #[must_use]
     pub fn content_hashes(&self, block_size: u32, lora: Option<&str>, salt: Option<&str>) -> Vec<u64> {
         let size = block_size as usize;
         let mut hashes = Vec::with_capacity(self.token_count().checked_div(size).unwrap_or(0));
-        // Tokens of a block that ends in a later piece.
+        // Tokens of a block that spans pieces.
         let mut open: Vec<u32> = Vec::new();
         for piece in self.tokens.ids.pieces() {
             let mut rest = piece;
@@ -150,4 +153,26 @@ impl PromptTokens {
         }
         hashes
     }
+}
+
+/// Cuts a prompt's tokens to those that vLLM keeps (`truncate_prompt_tokens`). If the request names no side, the
+/// tokenizer cuts: it keeps the end of a prompt for generation, the beginning of a text for embedding, and in both
+/// cases its own special tokens. If the request names a side, special tokens are cut like others.
+///
+/// `around`: numbers of leading and trailing special tokens added by the tokenizer.
+pub(crate) fn truncated(tokens: Rope<u32>, around: (usize, usize), request: &Request<'_>) -> Rope<u32> {
+    let most = read::<usize>(request.parts.truncate_prompt_tokens).filter(|most| *most < tokens.len());
+    let Some(most) = most else { return tokens };
+    let side = read::<Cow<'_, str>>(request.parts.truncation_side);
+    let keeps_end = match side.as_deref() {
+        Some(side) => side == "left",
+        None => request.endpoint != Endpoint::Embeddings,
+    };
+    let (before, after) = if side.is_none() && around.0 + around.1 <= most { around } else { (0, 0) };
+    let all = tokens.to_vec();
+    let (begin, rest) = all.split_at(before);
+    let (text, end) = rest.split_at(rest.len() - after);
+    let room = most - before - after;
+    let kept = if keeps_end { &text[text.len() - room..] } else { &text[..room] };
+    [begin, kept, end].concat().into()
 }

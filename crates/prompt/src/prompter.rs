@@ -1,4 +1,4 @@
-//! A model's prompts.
+//! The prompts of one model: from a parsed request to its tokens.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -13,42 +13,41 @@ use crate::chat::{Chat, ChatText, Habits, TemplateContext};
 use crate::dialect::Dialect;
 use crate::dialect_chat::ThinkingSwitches;
 use crate::endpoint::Endpoint;
-use crate::error::Error;
 use crate::files::{DEFAULT, Files, WITH_TOOLS};
 use crate::media::MEDIA_TOKENS;
-use crate::prompt_failure::PromptFailure;
-use crate::prompt_tokens::{Placeholders, PromptTokens};
+use crate::prompt_failure::{Error, PromptFailure};
+use crate::prompt_tokens::{Placeholders, PromptTokens, truncated};
 use crate::request::{BodyPrompt, Request, TokenIds, is_there, read};
 use crate::rope::Rope;
 use crate::template::{ChatTemplate, KnownText};
 use crate::tokenizer::{Library, TextTokens, Tokenizer};
-use crate::truncation::truncated;
-use crate::turns::{KnownMessages, NewTurn};
+use crate::turn::{KnownMessages, NewTurn};
 
-/// Options for turning prompts into tokens.
+/// Options of a [`Prompter`].
 #[derive(Debug, Clone)]
 pub struct Options {
     /// A chat template instead of the model's.
     pub chat_template: Option<String>,
-    /// Variables for chat templates that the engine was started with, as a JSON object
-    /// (`--default-chat-template-kwargs`); those of a request go before them.
+    /// Variables for chat templates set when the engine was started, as a JSON object
+    /// (`--default-chat-template-kwargs`); a request's variables override them.
     pub template_kwargs: Option<String>,
-    /// The most bytes that remembered text and tokens may take.
+    /// Memory for remembered texts and tokens, in bytes.
     pub cache_bytes: usize,
-    /// Longer prompts, in bytes of text, are not turned into tokens.
+    /// Longest prompt to tokenize, in bytes of text.
     pub max_bytes: usize,
-    /// True if [`PromptTokens::text`] is wanted.
+    /// True if [`PromptTokens::text`] is requested.
     pub text: bool,
-    /// True if [`PromptTokens::placeholders`] are wanted of chats with images, where an engine has such.
+    /// True if [`PromptTokens::placeholders`] are requested for chats with images, for engines that use placeholders.
     pub images: bool,
     /// The tokenizer library to use.
     pub library: Library,
-    /// The way of preparing chats that is followed.
+    /// The dialect in which chats are prepared.
     pub dialect: Dialect,
 }
 
 impl Default for Options {
-    /// The way of the newest vLLM, the quick library where it agrees, 256 MiB to remember, prompts of up to 16 MiB, no text.
+    /// The dialect of the newest vLLM, the quick library where it agrees, 256 MiB of memory, prompts of up to 16 MiB,
+    /// no text.
     fn default() -> Self {
         Self {
             chat_template: None,
@@ -63,38 +62,38 @@ impl Default for Options {
     }
 }
 
-/// Bytes of text that are taken for one token where there is no better knowledge.
+/// Assumed bytes of text per token, for estimates.
 const BYTES_A_TOKEN: usize = 4;
 
-/// Turns the prompts of one model into tokens. Threads share one.
+/// Converts the prompts of one model to tokens. May be shared by threads.
 #[derive(Debug)]
 pub struct Prompter {
-    /// A number that no other prompter has.
+    /// A number unique to this prompter.
     pub(crate) id: u64,
     options: Options,
     tokenizer: Option<Arc<Tokenizer>>,
     template: Option<Arc<ChatTemplate>>,
     with_tools: Option<Arc<ChatTemplate>>,
     template_kwargs: Vec<(String, Value)>,
-    /// The token that the template writes for an image.
+    /// The placeholder token that the template writes for an image.
     image_token: Option<u32>,
-    /// The token with which each text begins, if the model has such (`bos_token`).
+    /// The token at the beginning of each text, if the model has one (`bos_token`).
     begin_token: Option<u32>,
-    /// The effort by which vLLM has the template leave out thinking, found when it is first asked for.
+    /// The effort by which vLLM turns the template's thinking off, determined on first use.
     no_effort: OnceLock<&'static str>,
     notes: Vec<String>,
 }
 
-/// Efforts of reasoning that clients of Messages can ask for.
+/// Reasoning efforts that clients of Messages can request.
 const EFFORTS: [&str; 5] = ["low", "medium", "high", "xhigh", "max"];
 
-/// A number that no other prompter has.
+/// Returns a number unique to one prompter.
 fn next_id() -> u64 {
     static IDS: AtomicU64 = AtomicU64::new(0);
     IDS.fetch_add(1, Relaxed)
 }
 
-/// The text of a prompt, and what else is known about it.
+/// A prompt as text, with what its truncation and estimates need.
 struct Text<'a> {
     text: Cow<'a, str>,
     prompts: u32,
@@ -111,7 +110,7 @@ impl Prompter {
     /// # Errors
     ///
     /// [`Error::File`]: a file is missing or cannot be read. [`Error::Template`]: the template of the options is not
-    /// valid, or the variables are not a JSON object. A model's own template that is not valid is one of the
+    /// valid, or the variables are not a JSON object. An invalid template of the model itself is one of the
     /// [`notes`](Self::notes), and its chats have no tokens.
     pub fn open(path: impl AsRef<Path>, options: Options) -> Result<Self, Error> {
         let files = Files::read(path.as_ref())?;
@@ -132,7 +131,7 @@ impl Prompter {
         Ok(made)
     }
 
-    /// Makes a prompter that takes prompts that are given as tokens, and has the text of others.
+    /// Makes a prompter without a tokenizer: it accepts prompts given as tokens, and returns the text of others.
     ///
     /// # Errors
     ///
@@ -172,7 +171,7 @@ impl Prompter {
         })
     }
 
-    /// A prompter with the same tokenizer and templates that prepares chats in another way.
+    /// A prompter with the same tokenizer and templates for another dialect.
     #[must_use]
     pub fn with_dialect(&self, dialect: Dialect) -> Self {
         Self {
@@ -200,23 +199,16 @@ impl Prompter {
         }
     }
 
-    /// Returns notes on what is not as it could be: a chat template that cannot be used, a tokenizer that is not as
-    /// quick as others.
+    /// Warnings about the model's files: a chat template that cannot be used, a tokenizer that is slower than others.
     #[must_use]
     pub fn notes(&self) -> &[String] {
         &self.notes
     }
 
-    /// True if the quick tokenizer library makes the tokens, if any are made.
+    /// True if the quick tokenizer library is in use.
     #[must_use]
     pub fn is_quick(&self) -> bool {
         self.tokenizer.as_ref().is_none_or(|tokenizer| tokenizer.is_quick())
-    }
-
-    /// True if chats can be turned into text.
-    #[must_use]
-    pub fn has_template(&self) -> bool {
-        self.template.is_some()
     }
 
     /// The tokens of a request's prompt.
@@ -225,8 +217,8 @@ impl Prompter {
         self.after(request, None).map(|(prompted, _)| prompted).unwrap_or_default()
     }
 
-    /// The tokens of a request's prompt, where its first messages may be known, and what is worth to be kept of it.
-    /// None: what is known is of no use here, and the request has to be parsed with all of its messages.
+    /// The tokens of a request whose first messages may be known, and the data to keep for its next turn. None: the
+    /// known messages cannot be used, and the request has to be parsed with all of its messages.
     pub(crate) fn after(
         &self,
         request: &Request<'_>,
@@ -250,7 +242,7 @@ impl Prompter {
         if let Some((known, why_not)) = request.known_tokens() {
             made.end_at(known, why_not);
         }
-        // Of a prompt that is given as tokens with places for what is not text, the tokens are counted.
+        // The tokens of a prompt given as tokens with places for media are counted exactly.
         if made.why_not.is_some_and(PromptFailure::may_have_media)
             && !is_there(request.parts.features)
             && let Some(media) = request.media()
@@ -262,7 +254,7 @@ impl Prompter {
         Some((made, kept))
     }
 
-    /// The tokens of a prompt in whichever form it is given; None as in [`after`](Self::after).
+    /// The tokens of a prompt, in whichever form it is given; none as in [`after`](Self::after).
     fn read(
         &self,
         request: &Request<'_>,
@@ -307,7 +299,7 @@ impl Prompter {
             None => &[],
         };
         let dialect = self.options.dialect;
-        // Older vLLM and SGLang try the template without tools alone.
+        // Older vLLM and SGLang try the template without tools only.
         let with_tools = self.with_tools.as_ref().filter(|_| matches!(dialect, Dialect::Vllm31 | Dialect::Vllm32));
         let merges_system = self.template.iter().chain(with_tools).any(|template| template.merges_system(dialect));
         let no_effort = || *self.no_effort.get_or_init(|| self.tried_no_effort());
@@ -338,7 +330,7 @@ impl Prompter {
             let why_not = Some(cut.unwrap_or(why_not));
             return Some(Ok(PromptTokens { is_plain, ..self.without_tokens(text.into(), 1, why_not, request) }));
         };
-        // Of a content that is a string, vLLM makes a list for such a template, and SGLang does not.
+        // For a template that takes parts, vLLM converts a content that is a string to a list, and SGLang does not.
         let is_plain = is_plain && !template.as_parts;
         let image = self.image_token.filter(|_| keeps_images && template.as_parts && self.can_have_images(request));
         let images = image.map(|token| (token, chat.images())).filter(|(_, count)| *count > 0);
@@ -359,7 +351,7 @@ impl Prompter {
                 Err(_) if images.is_some() => return self.chat_up_to_images(request, before, kept),
                 Err(why_not) => return Some(Err(why_not)),
             };
-        // A chat's template writes the special tokens.
+        // A chat's template writes the special tokens itself.
         let add_special_tokens = read(request.parts.add_special_tokens).unwrap_or(false);
         let plain = cut.is_none() && !add_special_tokens && text.len() <= self.options.max_bytes;
         let string = || String::from_utf8(text.to_vec()).unwrap_or_default() + answer.as_deref().unwrap_or_default();
@@ -424,7 +416,7 @@ impl Prompter {
         Some(Ok(made))
     }
 
-    /// The same, as far as the first image.
+    /// The tokens of a chat up to its first image.
     fn chat_up_to_images(
         &self,
         request: &Request<'_>,
@@ -435,7 +427,7 @@ impl Prompter {
         self.chat(request, before, kept, false)
     }
 
-    /// True if the engine has a token for each image of a request, and nothing is cut off its prompt.
+    /// True if the engine uses a placeholder token for each image of a request, and cuts nothing off its prompt.
     fn can_have_images(&self, request: &Request<'_>) -> bool {
         self.options.images
             && self.options.dialect.is_vllm()
@@ -443,8 +435,8 @@ impl Prompter {
             && !is_there(request.parts.truncate_prompt_tokens)
     }
 
-    /// The tokens with which an answer begins: SGLang takes the text for one that stands alone, but for the token with
-    /// which each text begins.
+    /// The tokens at the beginning of an answer: SGLang tokenizes it as a separate text, without the token at the
+    /// beginning of each text.
     fn begun(&self, answer: &str) -> Option<Vec<u32>> {
         let tokenizer = self.tokenizer.as_ref().filter(|_| !answer.is_empty());
         let Some(tokenizer) = tokenizer else { return Some(Vec::new()) };
@@ -455,8 +447,8 @@ impl Prompter {
         Some(ids)
     }
 
-    /// The effort by which vLLM has the template leave out thinking: `none`, or `low` if the template refuses that or
-    /// makes of it what it makes of another effort.
+    /// The effort by which vLLM turns the template's thinking off: `none`, or `low` if the template refuses `none` or
+    /// renders it like another effort.
     fn tried_no_effort(&self) -> &'static str {
         let text = |effort: &'static str| {
             let thinks = ThinkingSwitches { no_effort: &|| "none", toggle: None };
@@ -502,7 +494,7 @@ impl Prompter {
         made
     }
 
-    /// The tokens of only the beginning of a text of so many bytes.
+    /// The tokens of the beginning of a text that is `bytes` long.
     fn beginning(
         &self,
         tokens: TextTokens,
@@ -511,7 +503,7 @@ impl Prompter {
         why_not: PromptFailure,
     ) -> PromptTokens {
         let counted = u32::try_from(tokens.ids.len()).unwrap_or(u32::MAX);
-        // What the engine cuts off such a prompt depends on how long all of it is.
+        // The engine's truncation of a prompt depends on its whole length.
         let ids = if is_there(request.parts.truncate_prompt_tokens) { Rope::default() } else { tokens.ids };
         PromptTokens {
             tokens: ids.into(),
@@ -545,16 +537,16 @@ impl Prompter {
     }
 }
 
-/// All of a prompt's tokens, but for those that the request has the engine cut off.
+/// All tokens of a prompt, after the truncation that the request asks for.
 ///
-/// `around`: how many of the first and of the last are special tokens that the tokenizer has added.
+/// `around`: numbers of leading and trailing special tokens added by the tokenizer.
 fn whole(tokens: impl Into<Rope<u32>>, around: (usize, usize), prompts: u32, request: &Request<'_>) -> PromptTokens {
     let tokens = truncated(tokens.into(), around, request);
     let prompt_tokens = u32::try_from(tokens.len()).unwrap_or(u32::MAX);
     PromptTokens { tokens: tokens.into(), prompt_tokens, whole: true, prompts, ..PromptTokens::default() }
 }
 
-/// Tokens that so many bytes of text may be.
+/// Estimated number of tokens of a text of `bytes` bytes.
 fn estimate(bytes: usize) -> u32 {
     u32::try_from(bytes.div_ceil(BYTES_A_TOKEN)).unwrap_or(u32::MAX)
 }

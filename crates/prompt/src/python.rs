@@ -1,4 +1,4 @@
-//! Values as Python writes them: templates are written for Jinja in Python.
+//! Values written as Python writes them, since templates are written for Jinja in Python.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use minijinja::value::ValueKind;
 
 use crate::allowance::take;
 
-/// Bytes of a text that is made of a value, beyond which no more is written.
+/// Longest text written for a value, in bytes; the rest is dropped.
 const LONGEST: usize = 8 << 20;
 
 /// Returns a value as Python's `str(value)` does.
@@ -62,7 +62,7 @@ fn repr_into(value: &Value, out: &mut String) {
     }
 }
 
-/// A string in quotes, as `repr` chooses and escapes them.
+/// Writes a string in quotes, chosen and escaped as by `repr`.
 fn quote_into(text: &str, out: &mut String) {
     let quote = if text.contains('\'') && !text.contains('"') { '"' } else { '\'' };
     out.push(quote);
@@ -85,7 +85,7 @@ fn quote_into(text: &str, out: &mut String) {
     out.push(quote);
 }
 
-/// An integer, or a float as `repr` has it: the shortest digits that read back the same.
+/// Writes an integer, or a float as `repr` does: the shortest digits that read back the same.
 fn number_into(value: &Value, out: &mut String) {
     if value.is_integer() {
         let _ = write!(out, "{value}");
@@ -120,7 +120,7 @@ fn number_into(value: &Value, out: &mut String) {
 /// Options for writing as Python's `json.dumps` does.
 #[derive(Debug, Clone)]
 pub(crate) struct Json {
-    /// The indentation of a line, for each level; all on one line if none.
+    /// The indentation per level; none for all on one line.
     pub(crate) indent: Option<String>,
     /// The separator between items.
     pub(crate) comma: String,
@@ -139,7 +139,7 @@ impl Default for Json {
 }
 
 impl Json {
-    /// `json.dumps(value)`; none if a part of it cannot be JSON.
+    /// `json.dumps(value)`; none if part of the value cannot be JSON.
     pub(crate) fn dump(&self, value: &Value) -> Option<String> {
         let mut out = String::new();
         self.write(value, 0, &mut out)?;
@@ -238,7 +238,7 @@ impl Json {
                 '\u{8}' => "\\b",
                 '\u{c}' => "\\f",
                 '\u{0}'..='\u{1f}' => "",
-                // If only ASCII may be written, DEL may not either.
+                // DEL is ASCII, but not printable.
                 _ if self.ascii && char > '~' => "",
                 _ => continue,
             };

@@ -1,4 +1,4 @@
-//! The body of a request, parsed once and only as far as it is needed.
+//! The body of a request, parsed once and only as far as needed.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -13,60 +13,59 @@ pub(crate) use crate::json_string::{Key, beginning, string};
 use crate::media::Media;
 use crate::prompt_failure::PromptFailure;
 
-/// Bytes of a model's name as a body has it.
+/// Longest name of a model, in bytes of its JSON.
 const LONGEST_NAME: usize = 4096;
 
-/// The parts of a body that routing needs. Large parts stay where they are in it until they are asked for.
+/// The parts of a body that routing needs. Large parts stay in the body as JSON until they are requested.
 ///
-/// Values of a type that no engine takes are as if they were not there: the engine refuses such a request itself.
+/// A value of a type that no engine accepts counts as missing: the engine refuses the request itself.
 #[derive(Debug, Clone)]
 pub struct Request<'a> {
     /// The endpoint that the request is for.
     pub endpoint: Endpoint,
-    /// The model, as the body names it: it may be the name of an adapter.
+    /// The model's name in the body, which may be an adapter's.
     pub model: Option<Cow<'a, str>>,
-    /// True if the answer is to come token by token.
+    /// True if the answer is streamed.
     pub stream: bool,
-    /// True if a streamed answer ends with a count of tokens (`stream_options.include_usage`).
+    /// True if a streamed answer ends with token counts (`stream_options.include_usage`).
     pub include_usage: bool,
     /// True if the request has any `stream_options`.
     pub has_stream_options: bool,
-    /// True of the engines that compute all of the prompt, whatever is in their cache, as they are asked for what they
-    /// only know after that.
+    /// The engines that compute the whole prompt without their cache, because of values that a cache does not keep.
     pub(crate) skips: Skips,
-    /// Number of answers that the request wants: the larger of `n` and `best_of`, at least 1.
+    /// Number of requested answers: the larger of `n` and `best_of`, at least 1.
     pub answers: u32,
-    /// The most tokens that an answer may have.
+    /// Longest allowed answer, in tokens.
     pub max_tokens: Option<u32>,
-    /// `priority`, as the engine would have it.
+    /// `priority`, in the engine's order.
     pub priority: i32,
-    /// `cache_salt`: prompts with different ones share no blocks.
+    /// `cache_salt`: prompts with different salts share no blocks.
     pub cache_salt: Option<Cow<'a, str>>,
-    /// The adapter, where a field of its own names it (`lora_path` of SGLang).
+    /// The adapter, if a separate field names it (`lora_path` of SGLang).
     pub adapter: Option<Cow<'a, str>>,
-    /// The answer that the request goes on from (`previous_response_id`).
+    /// The answer that the request continues (`previous_response_id`).
     pub previous_response: Option<Cow<'a, str>>,
-    /// True if the engine works on after its answer, which only says that it has begun.
+    /// True if the engine answers at once and works in the background.
     pub in_background: bool,
-    /// The fields that may name the session that the request belongs to.
+    /// The fields that may name the request's session.
     pub session: SessionFields<'a>,
     pub(crate) parts: Parts<'a>,
     /// The bytes that were parsed.
     pub(crate) body: &'a [u8],
-    /// Bytes of the body, of which messages that are known were not parsed.
+    /// Length of the whole body in bytes, including known messages that were not parsed.
     pub(crate) body_len: usize,
-    /// The limits within which its prompt is read.
+    /// Limits for reading the prompt.
     pub(crate) limits: Limits,
 }
 
-/// The engines that do not read their cache for a request.
+/// The kinds of engines that compute the whole prompt of a request without their cache.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Skips {
     pub(crate) vllm: bool,
     pub(crate) sglang: bool,
 }
 
-/// The fields of a body that may name the request's session, as they stand there: each client has its own.
+/// The fields of a body that may name the request's session, as JSON: each client uses its own.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SessionFields<'a> {
     /// `session_id`.
@@ -85,7 +84,7 @@ pub struct SessionFields<'a> {
     pub prompt_cache_key: Option<&'a RawValue>,
 }
 
-/// Parts of a body as they stand there.
+/// Parts of a body as JSON.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Parts<'a> {
     pub(crate) prompt: Option<&'a RawValue>,
@@ -112,45 +111,45 @@ pub(crate) struct Parts<'a> {
     pub(crate) truncate_prompt_tokens: Option<&'a RawValue>,
     pub(crate) truncation_side: Option<&'a RawValue>,
     pub(crate) truncation: Option<&'a RawValue>,
-    /// A prompt that is given as tokens: of a chat beside its messages, of SGLang's `/generate` alone.
+    /// A prompt given as tokens: for a chat in addition to its messages, for SGLang's `/generate` alone.
     pub(crate) input_ids: Option<&'a RawValue>,
     /// The prompt of vLLM's `/inference/v1/generate`.
     pub(crate) token_ids: Option<&'a RawValue>,
-    /// The prompt of a chat of trainers', beside its messages.
+    /// The prompt of a chat as sent by training frameworks, in addition to its messages.
     pub(crate) tokens: Option<&'a RawValue>,
-    /// The prompt of SGLang's `/generate`, if that is given as text.
+    /// The prompt of SGLang's `/generate`, if given as text.
     pub(crate) text: Option<&'a RawValue>,
     pub(crate) input_embeds: Option<&'a RawValue>,
     pub(crate) image_data: Option<&'a RawValue>,
     pub(crate) video_data: Option<&'a RawValue>,
     pub(crate) audio_data: Option<&'a RawValue>,
-    /// The places of what is not text in a prompt that is given as tokens.
+    /// Places of media in a prompt given as tokens.
     pub(crate) features: Option<&'a RawValue>,
-    /// The parts that are not text of a prompt that is given as tokens, at places that the engine finds.
+    /// Media of a prompt given as tokens, at places that the engine determines.
     pub(crate) content_parts: Option<&'a RawValue>,
     pub(crate) return_logprob: Option<&'a RawValue>,
     pub(crate) logprob_start_len: Option<&'a RawValue>,
-    /// A name of SGLang's by which requests share blocks only with those of the same one.
+    /// SGLang's `extra_key`: requests share blocks only if their keys are equal.
     pub(crate) extra_key: Option<&'a RawValue>,
 }
 
-/// A prompt as the body gives it.
+/// A prompt in the form given by the body.
 #[derive(Debug)]
 pub(crate) enum BodyPrompt<'a> {
-    /// Token ids; of a list of such prompts the first.
+    /// Token ids; the first of a list of prompts.
     Tokens { first: TokenIds, prompts: u32 },
-    /// Text; of a list of texts the first. `cut`: true if it is only the beginning of a long one.
+    /// Text; the first of a list of texts. `cut`: true if it is only the beginning of a long text.
     Text { first: Cow<'a, str>, cut: bool, prompts: u32 },
-    /// Messages.
+    /// Messages, from which the engine renders the prompt.
     Chat,
 }
 
 impl<'a> Request<'a> {
-    /// Reads a body.
+    /// Parses a body.
     ///
     /// # Errors
     ///
-    /// [`PromptFailure::NotJson`]: it is not a JSON object. Anything else wrong with it shows when the prompt is asked for.
+    /// [`PromptFailure::NotJson`]: the body is not a JSON object. Other errors surface when the prompt is read.
     pub fn parse(endpoint: Endpoint, body: &'a [u8]) -> Result<Self, PromptFailure> {
         let fields: Fields<'a> = serde_json::from_slice(body).map_err(|_| PromptFailure::NotJson)?;
         let sampling = match endpoint {
@@ -191,40 +190,40 @@ impl<'a> Request<'a> {
         })
     }
 
-    /// The request, whose prompt must be read by this time.
+    /// Sets the deadline for reading the prompt.
     #[must_use]
     pub fn until(mut self, time: Instant) -> Self {
         self.limits.until = Some(time);
         self
     }
 
-    /// Bytes of the body.
+    /// Length of the body in bytes.
     #[must_use]
     pub fn body_len(&self) -> usize {
         self.body_len
     }
 
-    /// True if the request lets the engine cut its prompt, where that is too long.
+    /// True if the request lets the engine truncate a prompt that is too long.
     #[must_use]
     pub fn may_be_cut(&self) -> bool {
         let is_auto = |raw| text(raw).is_some_and(|how| how == "auto");
         is_there(self.parts.truncate_prompt_tokens) || is_auto(self.parts.truncation)
     }
 
-    /// Returns the parts of the body that are not text; none if all of it is.
+    /// The parts of the body that are not text; none if all of it is text.
     #[must_use]
     pub fn media(&self) -> Option<Media> {
         let media = Media::of(self.body)?;
-        // Messages that were not parsed are known, and of text.
+        // Known messages are not parsed, and contain only text.
         Some(Media { text: media.text + (self.body_len - self.body.len()), ..media })
     }
 
-    /// The list of what was said: messages, or items.
+    /// The list of messages or input items.
     pub(crate) fn list(&self) -> Option<&'a RawValue> {
         if self.endpoint == Endpoint::Responses { self.parts.input } else { self.parts.messages }
     }
 
-    /// The prompt, or that it is made of messages.
+    /// The prompt in the form given by the body.
     pub(crate) fn given(&self) -> Result<BodyPrompt<'a>, PromptFailure> {
         let parts = &self.parts;
         match self.endpoint {
@@ -239,7 +238,7 @@ impl<'a> Request<'a> {
             Endpoint::Completions => prompt(parts.prompt),
             Endpoint::Generate => match self.own_media() {
                 Some(why_not) => Err(why_not),
-                // What the engine keeps of its session comes before it.
+                // SGLang prepends its own memory of the session.
                 None if has_some(self.session.session_params) => Err(PromptFailure::Stored),
                 None if is_there(parts.input_ids) => prompt(parts.input_ids),
                 None if is_there(parts.text) => prompt(parts.text),
@@ -248,13 +247,13 @@ impl<'a> Request<'a> {
             },
             Endpoint::Tokens if has_some(parts.content_parts) => Err(PromptFailure::OtherPart),
             Endpoint::Tokens => one_prompt(parts.token_ids),
-            // The engine puts what the messages have beside text among the tokens.
+            // The engine inserts the media of the messages into the tokens.
             Endpoint::ChatTokens if self.media().is_some() => Err(PromptFailure::OtherPart),
             Endpoint::ChatTokens => one_prompt(parts.tokens),
         }
     }
 
-    /// The kind of what is not text in a request of SGLang's `/generate`, if it has that.
+    /// The kind of media in a request of SGLang's `/generate`, if it has any.
     fn own_media(&self) -> Option<PromptFailure> {
         let parts = &self.parts;
         let kinds = [
@@ -265,17 +264,17 @@ impl<'a> Request<'a> {
         kinds.into_iter().find_map(|(raw, why_not)| has_some(raw).then_some(why_not))
     }
 
-    /// Returns how many leading tokens of the prompt can be in a cache, or are known, if that is not all of them; and the
-    /// reason, if these are not known.
+    /// The number of leading tokens that can be cached or are known, if not all of them; and the reason, if the others
+    /// are unknown.
     pub(crate) fn known_tokens(&self) -> Option<(usize, Option<PromptFailure>)> {
         let parts = &self.parts;
         match self.endpoint {
-            // SGLang computes what it shall tell the probabilities of.
+            // SGLang computes the tokens whose probabilities are requested.
             Endpoint::Generate if read::<bool>(first(parts.return_logprob)).unwrap_or(false) => {
                 Some((read::<usize>(first(parts.logprob_start_len))?, None))
             }
             Endpoint::Tokens if is_there(parts.features) => {
-                // Where they cannot be read, no token is known.
+                // If the places cannot be parsed, no token is known.
                 let first = read::<Features>(parts.features).map(|features| features.mm_placeholders.0);
                 first.map_or(Some((0, Some(PromptFailure::OtherPart))), |first| {
                     first.map(|first| (first, Some(PromptFailure::OtherPart)))
@@ -286,13 +285,13 @@ impl<'a> Request<'a> {
     }
 }
 
-/// The places of what is not text among a prompt's tokens, by its kind.
+/// Places of media among a prompt's tokens, by kind.
 #[derive(serde::Deserialize)]
 struct Features {
     mm_placeholders: FirstPlace,
 }
 
-/// The first of these places; none if there are none.
+/// The smallest of a list of places; none if the list is empty.
 struct FirstPlace(Option<usize>);
 
 #[derive(serde::Deserialize)]
@@ -325,11 +324,11 @@ impl<'de> Deserialize<'de> for FirstPlace {
     }
 }
 
-/// Token ids, as far as they are looked at.
+/// Token ids, up to the largest number that is read.
 #[derive(Debug)]
 pub(crate) struct TokenIds {
     pub(crate) ids: Vec<u32>,
-    /// Number of all that there are.
+    /// Number of all ids of the prompt.
     pub(crate) count: usize,
 }
 
@@ -364,7 +363,7 @@ impl<'de> Deserialize<'de> for TokenIds {
     }
 }
 
-/// A list of token ids.
+/// Parses a list of token ids.
 fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     match read::<TokenIds>(raw) {
         Some(first) if !first.ids.is_empty() => Ok(BodyPrompt::Tokens { first, prompts: 1 }),
@@ -372,7 +371,7 @@ fn one_prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// A string, a list of token ids, or a list of either.
+/// Parses a string, a list of token ids, or a list of either.
 fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     let raw = raw.ok_or(PromptFailure::NoPrompt)?.get();
     if raw.starts_with('"') {
@@ -397,7 +396,7 @@ fn prompt(raw: Option<&RawValue>) -> Result<BodyPrompt<'_>, PromptFailure> {
     }
 }
 
-/// The text of a JSON string, as far as it is looked at.
+/// Decodes a JSON string, up to the longest text that is read.
 fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     if json.len() <= LONGEST_TEXT {
         let first = string(json).ok_or(PromptFailure::NoPrompt)?;
@@ -407,12 +406,12 @@ fn one_text(json: &str, prompts: u32) -> Result<BodyPrompt<'_>, PromptFailure> {
     Ok(BodyPrompt::Text { first: first.into(), cut: true, prompts })
 }
 
-/// A value, if it is there and of that type.
+/// Deserializes a value; none if it is missing or of another type.
 pub(crate) fn read<'a, T: Deserialize<'a>>(raw: Option<&'a RawValue>) -> Option<T> {
     serde_json::from_str(raw?.get()).ok()
 }
 
-/// A value, or the first one of a list: a list of prompts may have one of each.
+/// The value itself, or the first item if it is a list: a list of prompts may have one value for each.
 fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     match raw {
         Some(list) if list.get().starts_with('[') => read::<FirstOfList<&RawValue>>(raw)?.first,
@@ -420,12 +419,12 @@ fn first(raw: Option<&RawValue>) -> Option<&RawValue> {
     }
 }
 
-/// True if a value is there and neither null nor empty.
+/// True if a value exists and is neither null nor empty.
 fn has_some(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| !matches!(raw.get(), "null" | "[]" | "{}" | "\"\""))
 }
 
-/// True if a value is there and not null.
+/// True if a value exists and is not null.
 pub(crate) fn is_there(raw: Option<&RawValue>) -> bool {
     raw.is_some_and(|raw| raw.get() != "null")
 }
@@ -435,18 +434,18 @@ fn text(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     string(raw?.get())
 }
 
-/// A model's name. What is longer than any name is none.
+/// A model's name; none if it is longer than any valid name.
 fn name(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     text(raw.filter(|raw| raw.get().len() <= LONGEST_NAME))
 }
 
-/// A salt. A long one stands for itself by its hash: what is told of caches has none as long.
+/// A salt. A long one is replaced by its hash, since no announced block has a salt of that length.
 fn salt(raw: Option<&RawValue>) -> Option<Cow<'_, str>> {
     let json = raw?.get();
     if json.len() > LONGEST_NAME && json.starts_with('"') { Some(shortened(json)) } else { string(json) }
 }
 
-/// A text, or the hash of a long one.
+/// The text, or the hash of a long text.
 pub(crate) fn shortened(text: &str) -> Cow<'_, str> {
     if text.len() > LONGEST_NAME { format!("blake3\0{}", blake3::hash(text.as_bytes())).into() } else { text.into() }
 }
@@ -457,7 +456,7 @@ struct StreamOptions {
     include_usage: bool,
 }
 
-/// The parameters of sampling, where they have an object of their own.
+/// Sampling parameters, in APIs that have an object for them.
 #[derive(Default, serde::Deserialize)]
 #[serde(default)]
 struct SamplingFields<'a> {
@@ -473,7 +472,7 @@ struct SamplingFields<'a> {
     skip_reading_prefix_cache: Option<&'a RawValue>,
 }
 
-/// The fields of a body. Of a key that is there twice the last counts, as engines have it.
+/// The fields of a body. Of duplicate keys the last counts, as in engines.
 #[derive(Default)]
 struct Fields<'a> {
     model: Option<&'a RawValue>,
@@ -499,8 +498,8 @@ struct Fields<'a> {
 }
 
 impl<'a> Fields<'a> {
-    /// Since vLLM 0.11 (`skip_reading_prefix_cache`) and SGLang 0.5 (`logprob_start_len`), each on its own endpoints: other
-    /// fields are ignored there.
+    /// Supported by vLLM since 0.11 (`skip_reading_prefix_cache`) and SGLang since 0.5 (`logprob_start_len`), each on
+    /// its own endpoints: other endpoints ignore the fields.
     fn skips(&self, endpoint: Endpoint, sampling: &SamplingFields<'_>) -> Skips {
         let echoes = read::<bool>(self.echo).unwrap_or(false);
         match endpoint {
@@ -514,13 +513,13 @@ impl<'a> Fields<'a> {
                 vllm: is_there(self.prompt_logprobs) || echoes && is_there(self.logprobs),
                 sglang: echoes && read::<i64>(self.logprobs).is_some_and(|most| most != 0),
             },
-            // A vector for each token, of which none may be missing.
+            // A task that returns one vector per token needs every token computed.
             Endpoint::Embeddings => {
                 let by_token = |task: Cow<'_, str>| matches!(&*task, "token_embed" | "token_classify");
                 Skips { vllm: text(self.task).is_some_and(by_token), sglang: false }
             }
             Endpoint::Responses | Endpoint::Messages => Skips::default(),
-            // Only one kind of engine has these two: what it is not known to be counts as that.
+            // Only one kind of engine accepts these two endpoints.
             Endpoint::Generate => {
                 let starts_at = read::<i64>(first(self.parts.logprob_start_len));
                 let skips = read::<bool>(first(self.parts.return_logprob)).unwrap_or(false) && starts_at == Some(0);

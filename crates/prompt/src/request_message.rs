@@ -1,5 +1,5 @@
-//! A message as it stands in a chat request. Nearly all of a long body is in these: so each text is read once, from the body
-//! to what it says.
+//! A message of a chat request. Messages make up most of a long body, so each text is decoded once, directly from the
+//! body.
 
 use std::borrow::Cow;
 
@@ -7,7 +7,7 @@ use serde_json::value::RawValue;
 
 use crate::json_string::leading;
 
-/// A message as it stands in a request. A field that is null is as if it were not there.
+/// A message of a chat request. A null field counts as missing.
 #[derive(Debug, Default)]
 pub(crate) struct RequestMessage<'a> {
     pub(crate) role: Option<Cow<'a, str>>,
@@ -24,17 +24,17 @@ pub(crate) struct RequestMessage<'a> {
 #[derive(Debug)]
 pub(crate) enum RequestContent<'a> {
     Text(Cow<'a, str>),
-    /// JSON of another kind.
+    /// Any other JSON.
     Other(&'a RawValue),
 }
 
 impl<'a> RequestMessage<'a> {
-    /// Reads the message with which JSON begins that was checked when the body was parsed. Returns the bytes that it takes
-    /// as well. None if it is no object, has a field twice, or a text is none.
+    /// Reads the message at the beginning of JSON that was checked when the body was parsed, and returns the number of
+    /// bytes it takes. None if it is not an object, has a field twice, or a string with an invalid escape.
     pub(crate) fn leading(json: &'a str) -> Option<(Self, usize)> {
         let mut message = Self::default();
         let mut rest = json.strip_prefix('{')?;
-        // There is a comma between two fields, and a brace at the end.
+        // Fields are separated by commas, and the object ends with a brace.
         loop {
             rest = rest.trim_start_matches([' ', '\n', '\r', '\t', ',']);
             if let Some(after) = rest.strip_prefix('}') {
@@ -46,7 +46,7 @@ impl<'a> RequestMessage<'a> {
         }
     }
 
-    /// Takes the field of this name, whose value is at the beginning of JSON. Returns the bytes that it takes.
+    /// Reads the value of a field at the beginning of some JSON. Returns the number of bytes it takes.
     fn take(&mut self, key: &str, json: &'a str) -> Option<usize> {
         let is_text = json.starts_with('"');
         if key == "role" && (is_text || !json.starts_with("null")) {
@@ -75,7 +75,7 @@ impl<'a> RequestMessage<'a> {
     }
 }
 
-/// Puts a value in its place. Returns false if there was one.
+/// Stores a value. Returns false if there was one already.
 fn put<T>(place: &mut Option<T>, value: T) -> bool {
     place.replace(value).is_none()
 }
@@ -85,7 +85,7 @@ mod tests {
     use super::*;
 
     fn read(json: &str) -> Option<String> {
-        // Checked, as in a body.
+        // Checked JSON, as in a parsed body.
         let _: &RawValue = serde_json::from_str(json).unwrap();
         let behind = format!("{json}, {{\"role\": \"next\"}}]");
         let (message, length) = RequestMessage::leading(&behind)?;

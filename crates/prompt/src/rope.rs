@@ -1,19 +1,19 @@
-//! A sequence in pieces that several sequences share: one that goes on from another costs what is new in it.
+//! A sequence in shared pieces: a sequence that extends another one costs only its new items.
 
 use std::borrow::Cow;
 use std::sync::Arc;
 
-/// More pieces are joined to one.
+/// Most pieces of a rope; more are joined to one.
 const MOST: usize = 24;
 
-/// Items one after another, in pieces that never change. A clone shares them.
+/// A sequence in immutable pieces, which clones share.
 #[derive(Debug, Clone)]
 pub(crate) struct Rope<T> {
     pieces: Vec<Piece<T>>,
     length: usize,
 }
 
-/// The beginning of items that are shared.
+/// The leading items of a shared vector.
 #[derive(Debug, Clone)]
 struct Piece<T> {
     items: Arc<Vec<T>>,
@@ -51,7 +51,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         self.pieces.iter().map(Piece::get)
     }
 
-    /// All items in one place: where they are, if they are in one piece.
+    /// The items as one slice; borrowed if contiguous, else copied.
     pub(crate) fn flat(&self) -> Cow<'_, [T]> {
         match self.pieces.as_slice() {
             [] => Cow::Borrowed(&[]),
@@ -60,14 +60,14 @@ impl<T: Copy + PartialEq> Rope<T> {
         }
     }
 
-    /// All items in one place.
+    /// A copy of all items.
     pub(crate) fn to_vec(&self) -> Vec<T> {
         let mut all = Vec::with_capacity(self.length);
         self.pieces().for_each(|piece| all.extend_from_slice(piece));
         all
     }
 
-    /// The items from this one on.
+    /// A copy of the items from index `from` on.
     pub(crate) fn after(&self, from: usize) -> Vec<T> {
         let mut all = Vec::with_capacity(self.length - from);
         let mut skip = from;
@@ -79,12 +79,12 @@ impl<T: Copy + PartialEq> Rope<T> {
         all
     }
 
-    /// The first `length` items of this one, and then these.
+    /// The first `length` items of this rope, followed by a copy of `by`.
     pub(crate) fn join_slice(&self, length: usize, by: &[T]) -> Self {
         self.join_owned(length, || by.to_vec(), by.len())
     }
 
-    /// The first `length` items of this one, and then these, which need no copy.
+    /// The first `length` items of this rope, followed by `by`, which is not copied.
     pub(crate) fn join_vec(&self, length: usize, by: Vec<T>) -> Self {
         let count = by.len();
         self.join_owned(length, || by, count)
@@ -97,7 +97,7 @@ impl<T: Copy + PartialEq> Rope<T> {
             if taken == 0 {
                 break;
             }
-            // Of one that is mostly not used only that is kept which is.
+            // A piece with a small used part is copied, so that the rest can be freed.
             let items = if taken * 2 < piece.items.len() {
                 Arc::new(piece.items[..taken].to_vec())
             } else {
@@ -116,7 +116,7 @@ impl<T: Copy + PartialEq> Rope<T> {
         made
     }
 
-    /// Returns how many of `items` are the same as those of the rope from number `from` on.
+    /// Number of leading items of `items` equal to those of the rope from index `from` on.
     pub(crate) fn common(&self, from: usize, items: &[T]) -> usize {
         let (mut skip, mut same) = (from, 0);
         for piece in self.pieces() {
@@ -136,15 +136,15 @@ impl<T: Copy + PartialEq> Rope<T> {
         same
     }
 
-    /// Bytes that the pieces take, counted whole wherever they are shared.
+    /// Bytes of the pieces, each counted whole even if it is shared.
     pub(crate) fn bytes(&self) -> usize {
         self.pieces.iter().map(|piece| piece.items.capacity() * size_of::<T>() + size_of::<Piece<T>>()).sum()
     }
 }
 
-/// Returns how many items two slices have in common from their beginning.
+/// Length of the common beginning of two slices.
 pub(crate) fn common<T: PartialEq>(left: &[T], right: &[T]) -> usize {
-    /// Items that are compared at once.
+    /// Items compared at once.
     const COMPARED: usize = 1024;
     let pieces = left.chunks_exact(COMPARED).zip(right.chunks_exact(COMPARED));
     let at = pieces.take_while(|(left, right)| left == right).count() * COMPARED;

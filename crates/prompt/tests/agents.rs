@@ -1,8 +1,8 @@
-//! Bodies as agents and other clients send them, as the code of the engines makes chats of them.
+//! Tests that bodies of agents and other clients give the same text as the engines' own code.
 //!
-//! `data/agents.json` is made by `tools/engine_prompts.py`, which runs what vLLM 0.33.0 and SGLang 0.5.23 have for this:
-//! templates, bodies, and the text that each engine gives to its tokenizer; nothing where it refuses the request. Bodies
-//! of full size have `<<words SEED COUNT>>` in place of long texts, and a hash in place of what engines make of them.
+//! `data/agents.json` is written by `tools/engine_prompts.py`, which runs the code of vLLM 0.33.0 and SGLang 0.5.23:
+//! templates, bodies, and the text that each engine tokenizes; null where it refuses the request. Bodies of full size
+//! have `<<words SEED COUNT>>` in place of long texts, and a hash in place of the expected text.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -30,7 +30,7 @@ struct EngineTexts {
     sglang: Option<String>,
 }
 
-/// A body with its long texts.
+/// A body with its long texts filled in.
 fn grown(body: &str) -> Cow<'_, str> {
     let mut pieces = body.split("<<words ");
     let first = pieces.next().unwrap();
@@ -44,7 +44,7 @@ fn grown(body: &str) -> Cow<'_, str> {
     if first.len() == body.len() { body.into() } else { made.into() }
 }
 
-/// Adds so many words that follow from the seed.
+/// Appends `count` words derived from the seed.
 fn words(seed: u64, count: usize, made: &mut String) {
     let words: Vec<&str> =
         "the file tool must read `path` before it can write, then returns lines; never guess, ask a user 日本 naïve"
@@ -58,7 +58,7 @@ fn words(seed: u64, count: usize, made: &mut String) {
     }
 }
 
-/// The FNV-1a hash of a text, and its length.
+/// The FNV-1a hash and the length of a text.
 fn number(text: &str) -> String {
     let mix = |state: u64, byte: u8| (state ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
     let hash = text.bytes().fold(0xcbf2_9ce4_8422_2325, mix);
@@ -82,7 +82,7 @@ fn texts_are_those_of_the_engines() {
             let request = Request::parse(endpoint, body.as_bytes()).unwrap();
             for (prompter, engine, expected) in [(&vllm, "vllm", &expected.vllm), (&sglang, "sglang", &expected.sglang)]
             {
-                // What an engine refuses has no prompt to be known.
+                // A refused request has no expected prompt.
                 let Some(expected) = expected else { continue };
                 let prompted = prompter.prompt(&request);
                 let is_equal = match &body {

@@ -1,8 +1,9 @@
-//! Differences between the versions of vLLM, and what engines refuse. What both make of the rest is in `agents.rs`.
+//! Tests of differences between versions of vLLM, and of requests that engines refuse. Other conversions are in
+//! `agents.rs`.
 
 use kvatlas_prompt::{Dialect, Endpoint, Options, PromptFailure, PromptTokens, Prompter, Request};
 
-/// Each message as a line, then the names of tools and the variables.
+/// A template that writes each message as a line, then the names of tools and the variables.
 const ALL: &str = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}{% for t in tools or [] %}{{ t.function.name }} {% endfor %}{{ reasoning_effort }} {{ enable_thinking }}";
 
 fn prompted(dialect: Dialect, endpoint: Endpoint, body: &str) -> PromptTokens {
@@ -25,7 +26,7 @@ fn lines_of_billing() {
     expect(Endpoint::Messages, body, [kept, kept, "system: you\nuser: hi\n "]);
     let body = r#"{"messages": [{"role": "system", "content": "x-anthropic-billing-header: a\nyou"}, {"role": "user", "content": "hi"}]}"#;
     expect(Endpoint::Chat, body, [kept, kept, "system: you\nuser: hi\n "]);
-    // Blocks of system prompts have always been left out.
+    // All versions drop blocks of system prompts.
     let body = r#"{"system": [{"type": "text", "text": "x-anthropic-billing-header: a"}, {"type": "text", "text": "you"}], "messages": [{"role": "user", "content": "hi"}]}"#;
     expect(Endpoint::Messages, body, ["system: you\nuser: hi\n "; 3]);
 }
@@ -68,7 +69,7 @@ fn what_engines_refuse() {
     for (dialect, endpoint, body) in [
         (Dialect::Sglang, Endpoint::Messages, redacted),
         (Dialect::Vllm32, Endpoint::Responses, packed),
-        // SGLang takes its own, which are not unpacked here.
+        // SGLang accepts its own packed thoughts, which are not unpacked here.
         (Dialect::Sglang, Endpoint::Responses, packed),
         (Dialect::Vllm32, Endpoint::Responses, searched),
         (Dialect::Sglang, Endpoint::Responses, searched),

@@ -1,4 +1,4 @@
-//! Bodies of requests to tokens.
+//! Tests from bodies of requests to tokens.
 
 use std::path::PathBuf;
 
@@ -35,7 +35,7 @@ fn a_chat() {
     let tokens = ask(&prompter, Endpoint::Chat, body).tokens().to_vec();
     let same = serde_json::json!({"prompt": HI, "add_special_tokens": false}).to_string();
     assert_eq!(ask(&prompter, Endpoint::Completions, &same).tokens(), tokens);
-    // The library makes no difference.
+    // Both libraries give the same.
     let common = Prompter::open(model("byte_level"), Options { library: Library::Common, ..Options::default() });
     assert_eq!(ask(&common.unwrap(), Endpoint::Chat, body).tokens(), tokens);
 }
@@ -59,7 +59,7 @@ fn prompts_of_completions() {
     assert_eq!(ask(&prompter, Endpoint::Embeddings, r#"{"input": "some words"}"#).tokens(), with.tokens());
 }
 
-/// A request without a side has the tokenizer cut, as the library itself does; one with a side has its tokens cut.
+/// Truncation: without a side the tokenizer cuts, as the library itself does; with a side the tokens are cut.
 #[test]
 fn prompts_that_are_cut() {
     let prompter = open("metaspace");
@@ -113,7 +113,7 @@ fn other_kinds_of_chats() {
     }
 }
 
-/// A template that shows what it is given.
+/// A template that writes all its inputs.
 const SHOW: &str = "{% for m in messages %}{{ m | tojson }}\n{% endfor %}{{ tools | tojson }}";
 
 #[test]
@@ -146,7 +146,7 @@ fn tools_of_all_kinds_are_those_of_a_chat() {
         ],
         "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}]
     }"#;
-    // Chats have the fields of calls in the order of their type; calls of Responses are as they are made.
+    // Chats have the fields of calls in the order of their type; calls of Responses keep theirs.
     let calls = expected.replace(r#"{"arguments": {"a": 1}, "name": "f"}"#, r#"{"name": "f", "arguments": {"a": 1}}"#);
     assert_eq!(text(&prompter, Endpoint::Responses, responses), calls);
     let messages = r#"{
@@ -195,7 +195,7 @@ fn a_message_that_goes_on() {
     assert_eq!(text(&prompter, Endpoint::Chat, body), HI.to_owned() + "I am");
 }
 
-/// SGLang has the last message end, and puts its tokens behind those of the beginning of an answer.
+/// SGLang closes the last message, and appends the tokens of the answer's beginning.
 #[test]
 fn an_answer_that_goes_on_in_sglang() {
     let options = Options { text: true, dialect: Dialect::Sglang, ..Options::default() };
@@ -213,7 +213,7 @@ fn an_answer_that_goes_on_in_sglang() {
     let goes_on = r#", "continue_final_message": true, "add_generation_prompt": false"#;
     let made = ask(&prompter, Endpoint::Chat, &chat("assistant", r#""I am""#, goes_on));
     let (before, answer) = (tokens(HI, false), tokens("I am", true));
-    // Its tokens are made alone, but for the token with which a text begins.
+    // The beginning is tokenized separately, without the token at the beginning of a text.
     assert_eq!(made.tokens(), [&before[..], &answer[1..]].concat());
     assert_eq!((answer[0], made.why_not, made.whole), (1, None, true));
     assert_eq!(made.text, HI.to_owned() + "I am");
@@ -227,7 +227,7 @@ fn an_answer_that_goes_on_in_sglang() {
         assert_eq!(made.text, expected, "{role} {content} {more}");
         assert_eq!(made.tokens(), tokens(&expected, false));
     }
-    // Nothing is known behind an image, so nor is the answer.
+    // Nothing is known after an image, including the answer.
     let image = r#"[{"type": "image_url", "image_url": {"url": "x"}}]"#;
     let body = chat("user", image, goes_on);
     let body = body.replace("]}]", r#"]}, {"role": "assistant", "content": "I am"}]"#);
@@ -250,7 +250,7 @@ fn fields_that_an_engine_does_not_have() {
     let made = ask(&vllm, Endpoint::Chat, &chat);
     assert_eq!((&*made.text, made.token_count()), ("user [1] False", 2));
     assert!(!made.is_alike(chat.as_bytes()));
-    // SGLang has none of these, and vLLM has them for chats only.
+    // SGLang has no placeholders, and vLLM has them for chats only.
     let input = r#""input": "hi""#;
     for (prompter, endpoint, given) in [
         (&sglang, Endpoint::Chat, messages),
@@ -265,9 +265,9 @@ fn fields_that_an_engine_does_not_have() {
         assert_eq!((&*made.text, made.why_not), ("user None True", None), "{endpoint:?}");
         assert_eq!(made.tokens(), ask(prompter, endpoint, &format!("{{{given}}}")).tokens());
     }
-    // A chat that is embedded is not answered.
+    // A chat to be embedded is not answered.
     assert_eq!(ask(&vllm, Endpoint::Embeddings, &format!("{{{messages}}}")).text, "user None False");
-    // A chat may have its tokens beside it, which only SGLang takes.
+    // A chat may carry its tokens as well, which only SGLang accepts.
     let both = format!(r#"{{{messages}, "input_ids": [5, 6]}}"#);
     assert_eq!(ask(&sglang, Endpoint::Chat, &both).tokens(), [5, 6]);
     assert_eq!(ask(&vllm, Endpoint::Chat, &both).text, "user None True");
@@ -292,7 +292,7 @@ fn prompts_that_are_given_as_tokens() {
             assert_eq!((read.token_count(), read.why_not), (0, Some(PromptFailure::NoPrompt)), "{endpoint:?} {wrong}");
         }
     }
-    // Only SGLang takes a list of prompts there.
+    // Only SGLang accepts a list of prompts there.
     let list = made(Endpoint::Generate, r#"{"input_ids": [[1, 2], [3]]}"#);
     assert_eq!((list.tokens(), list.prompts), (&[1, 2][..], 2));
     for (endpoint, body) in [
@@ -386,7 +386,7 @@ fn tokens_end_at_what_is_not_text() {
             "[a][b",
             PromptFailure::Image,
         ),
-        // What is not text stands before the text where the content is one string.
+        // Media come before the text where the content is one string.
         (
             lines,
             r#"[{"role": "user", "content": "a"}, {"role": "user", "content": ["b", {"type": "input_audio", "input_audio": {}}]}]"#,
@@ -467,7 +467,7 @@ fn what_routing_needs() {
     assert_eq!((request.answers, request.max_tokens, request.priority), (5, Some(9), -2));
     let session = request.session.session_id.map(|raw| raw.get());
     assert_eq!((request.cache_salt.as_deref(), session), (Some("s"), Some(r#""i""#)));
-    // What no engine takes is as if it were not there: engines say what is wrong with it.
+    // Values that no engine accepts count as missing: engines report the error.
     let body = r#"{"model": 3, "stream": "yes", "n": -1, "max_tokens": 1.5, "priority": "high", "cache_salt": "", "user": null}"#;
     let request = Request::parse(Endpoint::Chat, body.as_bytes()).unwrap();
     assert_eq!((request.model, request.stream, request.answers, request.max_tokens), (None, false, 1, None));
@@ -525,7 +525,7 @@ fn malformed_bodies_do_no_harm() {
         }
     }
     assert!(parsed > 1000, "{parsed}");
-    // Deep nesting ends in a reason, not in the end of the stack.
+    // Deep nesting gives a reason instead of a stack overflow.
     let deep = format!(r#"{{"messages": {}1{}}}"#, "[".repeat(100_000), "]".repeat(100_000));
     assert_eq!(ask(&prompter, Endpoint::Chat, &deep).why_not, Some(PromptFailure::BadMessages));
     let deep = deep.replace("messages", "messages\": [{\"role\": \"user\"}], \"tools");

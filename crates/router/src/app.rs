@@ -11,7 +11,7 @@ use crate::config::Config;
 use crate::counts::Counts;
 use crate::engines::fleet::Fleet;
 use crate::placing::Places;
-use crate::proxy::Proxy;
+use crate::proxy::Forwarder;
 use crate::remote::cache_reports::CacheReporter;
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peers::Peers;
@@ -27,7 +27,7 @@ pub(crate) struct App {
     pub(crate) front: Front,
     pub(crate) gate: Arc<Gate>,
     pub(crate) reader: Arc<BodyReader>,
-    pub(crate) proxy: Arc<Proxy>,
+    pub(crate) proxy: Arc<Forwarder>,
     /// The engines' event streams, if this router follows them.
     pub(crate) follower: Option<Arc<Follower>>,
     /// Another process that is asked what engines hold, if one is.

@@ -130,7 +130,7 @@ pub(crate) const GIVEN_UP: [&str; 4] = ["not_repeatable", "sent_twice", "no_retr
 /// limit of open hedges was reached.
 pub(crate) const HEDGES: [&str; 3] = ["won", "lost", "left_out"];
 
-/// A request for an engine, which is counted once its client has a status, or has left.
+/// Counts a forwarded request when its client has a status or has left.
 pub(crate) struct Request<'a> {
     counts: &'a Counts,
     status: Option<StatusCode>,
@@ -197,7 +197,7 @@ struct Lines {
 }
 
 impl LogBudget {
-    /// Returns the number of lines that were left out before this one; none if this one is left out too.
+    /// Takes a line of the budget: returns the number of lines dropped before it; none if this line is dropped too.
     pub(crate) fn take(&self) -> Option<u64> {
         self.take_at(Instant::now())
     }

@@ -48,7 +48,7 @@ impl Error {
         Self::Config { message: message.into() }
     }
 
-    /// An error that says why the router cannot be started.
+    /// Makes an error about the start of the router.
     pub fn start(message: impl Into<String>) -> Self {
         Self::Start { message: message.into() }
     }

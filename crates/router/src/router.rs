@@ -22,7 +22,7 @@ use crate::counts::Counts;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
 use crate::placing::Places;
-use crate::proxy::{Proxy, Tokens};
+use crate::proxy::{Forwarder, Tokens};
 use crate::remote::cache_reports::{self, CacheReporter};
 use crate::remote::external_index::ExternalIndex;
 use crate::remote::peer_requests;
@@ -39,7 +39,7 @@ use crate::requests::sessions::Sessions;
 /// The longest time that threads may take to end.
 const END: Duration = Duration::from_secs(2);
 
-/// The longest time that the index of this router may take for its last snapshot.
+/// Time limit of the index's last snapshot.
 const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// A running router. Its methods wait, so they are not for calls from inside an async runtime.
@@ -93,7 +93,7 @@ impl Router {
         let prompts = Prompts::new(&config, places.wants(), cache_reporter.clone(), &secret, cores)?;
         let (memory, long_work) = (front.memory.clone(), LongWork::new(cores));
         let reader = BodyReader::new(prompts, fleet.clone(), follower.clone(), memory, long_work);
-        let proxy = Arc::new(Proxy {
+        let proxy = Arc::new(Forwarder {
             config: config.clone(),
             gate: gate.clone(),
             reader: reader.clone(),

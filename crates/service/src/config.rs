@@ -1,37 +1,36 @@
-//! The configuration of a service. Its JSON form is what `kvatlas serve` hands over, already checked there; durations
-//! are in seconds.
+//! The configuration of a service, as JSON from `kvatlas serve`, which has checked it; durations are in seconds.
 
 use kvatlas_follow::Error;
 use kvatlas_settings::merge;
 use serde::Deserialize;
 use serde_json::Value;
 
-/// The defaults of the section `http`, which Python declares: `tools/generate_defaults.py` writes the file.
+/// Defaults of the section `http`, declared in Python and written by `tools/generate_defaults.py`.
 const DEFAULTS: &str = include_str!("../defaults.json");
 
-/// The configuration of a service: how queries come in, and how engines are followed.
+/// The configuration of a service: its HTTP server, and the following of engines.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The HTTP server: the section `http` of the JSON form, without `untrusted`.
+    /// The HTTP server: the section `http`, without `untrusted`.
     pub http: kvatlas_http::Config,
-    /// The policy on workers that are not trusted: answers leave them out, or only list them.
+    /// The treatment of untrusted workers in answers.
     pub untrusted: UntrustedPolicy,
-    /// Engines: all other sections.
+    /// The following of engines: all other sections.
     pub follow: kvatlas_follow::Config,
 }
 
-/// The policy of answers on workers whose holdings may not be what the engine holds.
+/// The treatment in answers of workers whose indexed blocks may differ from their engine's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum UntrustedPolicy {
-    /// The workers' depths are left out, and the answer lists them.
+    /// Omits the workers' depths, and lists the workers.
     LeaveOut,
-    /// The workers' depths are in, and the answer lists them.
+    /// Includes the workers' depths, and lists the workers.
     Flag,
 }
 
 impl Config {
-    /// Reads the configuration from JSON. What is missing has its default.
+    /// Parses the configuration from JSON. Missing fields have their defaults.
     ///
     /// # Errors
     /// [`Error::Config`] names the field that is unknown or wrong.

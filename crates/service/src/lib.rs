@@ -1,21 +1,52 @@
 //! The index service, `kvatlas serve`: a [`Follower`](kvatlas_follow::Follower), which keeps the indexes, with an HTTP
-//! server in front of it.
+//! server in front of it. A router follows engines without this crate: it has a follower of its own.
 //!
-//! [`Service`] starts both and ends them in order. Its HTTP server is `kvatlas_http`; this crate has the routes:
-//! queries, registrations, dumps, snapshots, health, metrics, digests of sites, and the page. Requests are answered on threads
-//! of their own, and queries read the indexes without a lock.
+//! Routes are compatible with existing routers' queries; `docs/guides/service.md` lists routes and differences,
+//! `openapi.json` fields and error codes. Requests are answered on threads of their own, and queries read the indexes
+//! without a lock.
 //!
-//! * [`config`]: the section `http` of the settings; all others are the follower's.
-//! * `service`: start and end.
-//! * `http`: a file for each route or kind of routes, listed in its `mod.rs`.
+//! ```text
+//! kvatlas_http ──▶ server ──▶ dispatch (routes) ──▶ queries: query reads (json), kvatlas_follow looks up,
+//!                                                              found_json answers (writer)
+//!                                                           ──▶ register, dump, observed, sites, health, exposition (counts),
+//!                                                              page
+//! ```
 //!
-//! A router follows engines without this crate: it has a follower of its own.
+//! | module | holds |
+//! |---|---|
+//! | [`config`] | the section `http` of the settings; all other sections are the follower's |
+//! | `service` | [`Service`]: start and end of the follower and the server |
+//! | `app` | the state shared by all requests |
+//! | `dispatch`, `routes` | the table of routes, and the call of each route's function |
+//! | `query`, `json` | parsing of queries from bodies and parameters |
+//! | `queries`, `found_json`, `trace` | look-ups and their answers |
+//! | `answer`, `refusal`, `writer` | bodies of answers, errors with their codes, and text appended to bodies |
+//! | others | one route each, by its name |
 
 #![forbid(unsafe_code)]
 
+mod answer;
+mod app;
 pub mod config;
-mod http;
+mod counts;
+mod dispatch;
+mod dump;
+mod exposition;
+mod found_json;
+mod health;
+mod json;
+mod observed;
+mod page;
+mod queries;
+mod query;
+mod refusal;
+mod register;
+mod routes;
+mod server;
 mod service;
+mod sites;
+mod trace;
+mod writer;
 
 pub use config::Config;
 pub use service::Service;

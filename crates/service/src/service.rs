@@ -1,4 +1,4 @@
-//! [`Service`]: a follower with an HTTP server in front of it, started, and stopped again in order.
+//! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order.
 
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -8,10 +8,11 @@ use kvatlas_follow::{Error, Follower};
 use kvatlas_http::{Front, Server};
 use parking_lot::Mutex;
 
+use crate::app::App;
 use crate::config::Config;
-use crate::http::{self, App};
+use crate::server;
 
-/// A running service. Its methods wait, so they are not for calls from inside an async runtime.
+/// A running service. Its methods block, so they must not be called from inside an async runtime.
 pub struct Service {
     app: Arc<App>,
     address: SocketAddr,
@@ -20,21 +21,21 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts to listen; engines can be registered as soon as this returns.
+    /// Starts the service; engines can be registered once this returns.
     ///
     /// # Errors
-    /// [`Error::Start`] if the address cannot be listened at, the certificate cannot be read, or there are no
-    /// threads to be had.
+    /// [`Error::Start`] if the address is not available, a certificate or key cannot be read, or no threads can be
+    /// started.
     pub fn start(config: Config) -> Result<Self, Error> {
         let Config { http, untrusted, follow } = config;
-        // What is wrong with keys is said before there is a follower.
+        // Errors in keys are reported before the follower starts.
         kvatlas_follow::log::start(follow.log);
         let front = Front::new(http, false).map_err(not_started)?;
         let follower = Follower::start(follow, front.gate.asks_for_key_to_change())?;
         let app = App::new(follower, untrusted, front);
         let pulse = app.pulses.ingest.clone();
         app.follower.spawn(async move { pulse.beat().await });
-        let server = http::start(&app).map_err(not_started)?;
+        let server = server::start(&app).map_err(not_started)?;
         let address = server.address();
         let (tls, key) = (app.front.config.tls.is_some(), app.gate.asks_for_key());
         let admin_key = app.gate.asks_for_key_to_change();
@@ -46,28 +47,29 @@ impl Service {
         Ok(Self { app, address, admin_address, server: Mutex::new(Some(server)) })
     }
 
-    /// The address that it listens on.
+    /// The address of the main listener.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.address
     }
 
-    /// The address that it listens on for administrators, if it does.
+    /// The address of the listener for administrators, if there is one.
     #[must_use]
     pub fn admin_address(&self) -> Option<SocketAddr> {
         self.admin_address
     }
 
-    /// The follower of the engines' events here.
+    /// The follower of the engines' events.
     #[must_use]
     pub fn follower(&self) -> &Follower {
         &self.app.follower
     }
 
-    /// Reads the keys and certificates from their files again, as it does by itself a few seconds after they change.
+    /// Reads keys and certificates from their files again. This also happens automatically a few seconds after a file
+    /// changes.
     ///
     /// # Errors
-    /// [`Error::Start`] if one of them cannot be used: all stays as it was.
+    /// [`Error::Start`] if one of them cannot be used: the old ones stay in force.
     pub fn reload(&self) -> Result<(), Error> {
         self.app.gate.reload().map_err(not_started).inspect_err(
             |error| tracing::error!(%error, "keys and certificates cannot be read again; the old ones stay in use"),
@@ -76,8 +78,8 @@ impl Service {
         Ok(())
     }
 
-    /// Says that it is not ready, goes on for `delay`, so that whoever looks at readiness stops asking; then accepts no
-    /// more connections, answers what was asked, ends all streams and threads.
+    /// Stops the service: reports that it is not ready, continues for `delay`, so that load balancers notice; then
+    /// accepts no more connections, finishes running requests, and ends all streams and threads.
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
@@ -133,7 +135,7 @@ mod tests {
         let answer = post(&service, "/register", ENGINE);
         assert!(answer.status() == 500 && answer.text().contains(r#""code":"internal""#), "{answer:?}");
         assert!(get(&service, "/metrics").text().contains("kvatlas_http_panics_total 1\n"));
-        // As if nobody had asked.
+        // The registration left no trace.
         assert_eq!(get(&service, "/workers").text(), "[]");
         assert!(service.follower().fleet().keyspace("m", "default").is_none_or(|keyspace| !keyspace.has_streams()));
         assert_eq!(post(&service, "/register", ENGINE).status(), 201);
@@ -151,7 +153,7 @@ mod tests {
         let cut = get(&service, "/dump");
         assert!(cut.status() == 200 && !cut.whole, "{cut:?}");
         assert!(get(&service, "/metrics").text().contains("kvatlas_http_panics_total 1\n"));
-        // The next one has its turn.
+        // The next dump can run.
         assert_eq!(get(&service, "/dump").body, whole.body);
     }
 

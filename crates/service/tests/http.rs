@@ -1,4 +1,5 @@
-//! Answers over HTTP, told by the index itself: content goes straight into it, and what comes back is its match.
+//! Tests of answers over HTTP against the index itself: content is stored directly into the index, and the answer must
+//! be its match.
 
 use std::collections::BTreeMap;
 use std::io::Read as _;
@@ -18,7 +19,7 @@ fn start() -> Service {
     Service::start(Config::from_json(&config.to_string()).expect("a configuration")).expect("a free port")
 }
 
-/// Registers a worker nobody can reach, so that there is a keyspace to put content into.
+/// Registers an unreachable worker, to get a keyspace for content.
 fn keyspace(service: &Service) -> std::sync::Arc<kvatlas_follow::state::Keyspace> {
     let engine = json!({
         "instance_id": "nobody", "endpoint": "tcp://127.0.0.1:9", "model_name": "m", "block_size": BLOCK_SIZE,
@@ -61,7 +62,7 @@ fn fill(index: &BlockIndex, random: &mut Random) -> Vec<Vec<u32>> {
     prompts
 }
 
-/// Depths in tokens, by worker and rank, those above 0.
+/// Depths above 0 in tokens, by worker and rank.
 fn depths(index: &BlockIndex, prompt: &[u32], view: View) -> BTreeMap<(String, u32), u64> {
     let content = hash::content_hashes(prompt, BLOCK_SIZE, None, None);
     let found = index.find(&content);
@@ -182,7 +183,7 @@ fn a_dump_that_waits_its_turn_is_not_cut_off() {
     let names: Vec<_> = hash::prefix_hashes(&content).into_iter().map(BlockHash).collect();
     keyspace.index().store("w", 0, Tier::Gpu, None, &names, &content).expect("equal lengths");
     let dump = || {
-        // Little room in between, so that the service notices each read.
+        // Small buffers, so that the service notices each read.
         let socket = socket2::Socket::new(socket2::Domain::IPV4, socket2::Type::STREAM, None).expect("a socket");
         socket.set_recv_buffer_size(64 << 10).expect("an option");
         socket.connect(&service.address().into()).expect("it listens");
@@ -194,7 +195,7 @@ fn a_dump_that_waits_its_turn_is_not_cut_off() {
     let mut piece = vec![0; 64 << 10];
     first.stream().read_exact(&mut piece).expect("it begins");
     let mut second = dump();
-    // The first one reads slowly, which is fine, for longer than anybody may be idle.
+    // The first client reads slowly, which is allowed, for longer than the idle limit.
     let start = Instant::now();
     while start.elapsed() < Duration::from_secs(4) {
         std::thread::sleep(Duration::from_millis(40));
@@ -245,7 +246,7 @@ fn a_dump_is_all_there_is() {
 #[test]
 fn an_engine_that_is_registered_later_takes_nothing_from_readiness() {
     let service = start();
-    // Somebody who publishes nothing is an engine whose events are known.
+    // A worker that has published nothing counts as an engine whose events are known.
     let silent = Publisher::start(0);
     let register = |name: &str, endpoint: &str| {
         let engine = json!({ "instance_id": name, "endpoint": endpoint, "model_name": "m", "block_size": BLOCK_SIZE });
@@ -279,7 +280,7 @@ fn answers_say_of_whom_something_is_missing() {
     for (path, query) in &queries {
         assert_eq!(post(&service, path, query).get("partial"), None);
     }
-    // What it published before, nobody can say.
+    // Events published before are unknown.
     let late = Publisher::start(0);
     let engine = json!({ "instance_id": "late", "endpoint": late.events, "model_name": "m", "block_size": BLOCK_SIZE });
     service.follower().register(&engine.to_string(), None).expect("registered");

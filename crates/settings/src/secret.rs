@@ -1,4 +1,4 @@
-//! A key that one program shows to another. It is in no message and no log.
+//! Bearer keys, which appear in no message and no log.
 
 use std::fmt;
 use std::path::Path;
@@ -6,13 +6,13 @@ use std::path::Path;
 use serde::Deserialize;
 use subtle::ConstantTimeEq as _;
 
-/// A file with more bytes is none of a key.
+/// Largest file that may hold a key, in bytes.
 const MAX_FILE: u64 = 64 << 10;
 
-/// Bytes of a key at most: it is a line in the head of each request.
+/// Longest key in bytes: it is a line in the head of each request.
 pub const MAX_KEY: usize = 8 << 10;
 
-/// Bits of a file's mode that open it to others than its owner and, for reading, its group.
+/// Bits of a file's mode that give access to others than its owner and, for reading, its group.
 #[cfg(unix)]
 const EXPOSED: u32 = 0o027;
 
@@ -34,10 +34,10 @@ impl TryFrom<String> for Secret {
 }
 
 impl Secret {
-    /// The one key that a file holds, white space around it aside.
+    /// Reads the key in a file, without surrounding white space.
     ///
     /// # Errors
-    /// Words for why there is none; the key is not among them.
+    /// A description of the fault, without the key.
     pub fn read(path: &Path) -> Result<Self, String> {
         let failed = |why: &dyn fmt::Display| format!("cannot read the key in {}: {why}", path.display());
         let about = std::fs::metadata(path).map_err(|error| failed(&error))?;
@@ -49,21 +49,22 @@ impl Secret {
         Self::try_from(text.trim().to_owned()).map_err(|why| failed(&why))
     }
 
-    /// The key itself, to be shown to somebody else.
+    /// The key itself, to be sent.
     #[must_use]
     pub fn reveal(&self) -> &str {
         &self.0
     }
 
-    /// True if a client shows this secret; the time that takes does not depend on how much of it is right.
+    /// True if `shown` is this key; the comparison takes the same time wherever the two differ.
     #[must_use]
     pub fn is(&self, shown: &[u8]) -> bool {
         self.0.as_bytes().ct_eq(shown).into()
     }
 
-    /// True if a text contains this secret, unless only as a part of a longer word.
+    /// True if a text contains this key, except as a part of a longer word.
     ///
-    /// Places are found by the first and the last byte of the secret; the time that the rest takes does not depend on it.
+    /// Candidates are found by the first and the last byte of the key; the time to compare the rest does not depend on
+    /// the key.
     #[must_use]
     pub fn is_in(&self, text: &[u8]) -> bool {
         let key = self.0.as_bytes();
@@ -82,7 +83,7 @@ impl Secret {
     }
 }
 
-/// Warns of a file with a secret that others than its owner and group may read, or others than its owner write.
+/// Warns if a file can be read by others than its owner and group, or written by others than its owner.
 pub fn warn_if_others_read(path: &Path) {
     if let Ok(about) = std::fs::metadata(path) {
         warn_if_exposed(path, &about);

@@ -1,38 +1,37 @@
-//! Helpers that the tests of several crates share: random numbers, the number of random streams to try, and fuzzing for
-//! minutes.
+//! Helpers for tests: random numbers, the number of random streams to try, and fuzzing for a given time.
 
 use std::time::{Duration, Instant};
 
-/// SplitMix64 (Steele, Lea, Flood 2014).
+/// A random number generator: SplitMix64 (Steele, Lea, Flood 2014).
 pub struct Random(
     /// The seed.
     pub u64,
 );
 
 impl Random {
-    /// Returns any word.
+    /// Returns the next 64 random bits.
     #[expect(clippy::should_implement_trait, reason = "it never ends")]
     pub fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         mix(self.0)
     }
 
-    /// A number below `n`, which is not 0.
+    /// A random number below `n`, which must not be 0.
     pub fn below(&mut self, n: u64) -> u64 {
         self.next() % n
     }
 
-    /// An index of a list of `n`.
+    /// A random index of a list of length `n`.
     pub fn index(&mut self, n: usize) -> usize {
         self.below(n as u64) as usize
     }
 
-    /// True so many times in a hundred.
+    /// True with a probability of `percent` in a hundred.
     pub fn chance(&mut self, percent: u64) -> bool {
         self.below(100) < percent
     }
 
-    /// Returns one of a list.
+    /// A random item of a list.
     pub fn pick<'a, T>(&mut self, from: &'a [T]) -> &'a T {
         &from[self.index(from.len())]
     }
@@ -46,15 +45,15 @@ pub fn mix(x: u64) -> u64 {
     x ^ (x >> 31)
 }
 
-/// So many seeds, or more or fewer by the environment: KVATLAS_SEEDS says what 600 are to become.
+/// The number of seeds to test: `usual`, scaled by the environment variable KVATLAS_SEEDS, whose default is 600.
 #[must_use]
 pub fn seeds(usual: u64) -> u64 {
     let scale = std::env::var("KVATLAS_SEEDS").ok().and_then(|text| text.parse::<u64>().ok()).unwrap_or(600);
     (usual * scale / 600).max(1)
 }
 
-/// The whole of a program that fuzzes: checks one seed after the other for as long as `--minutes` says (5), beginning
-/// with `--seed` (2^32). The first seed of which `check` says what is wrong ends the process with 1.
+/// The main function of a fuzzer: checks one seed after another for `--minutes` minutes (default 5), beginning with
+/// `--seed` (default 2^32). The first seed for which `check` returns an error ends the process with status 1.
 pub fn fuzz(mut check: impl FnMut(u64) -> Result<(), String>) {
     let arguments: Vec<String> = std::env::args().collect();
     let after = |flag: &str| arguments.iter().position(|a| a == flag).and_then(|at| arguments.get(at + 1));

@@ -9,17 +9,17 @@ use bytes::Bytes;
 use parking_lot::Mutex;
 use serde_json::Value;
 
-/// Bytes that may wait for a viewer. One that is further behind gets everything anew when it has read what it was given.
+/// Most bytes queued for a viewer. A slower viewer gets the whole state again once it has read its queue.
 const WAITING: usize = 1 << 20;
 
-/// There are as many viewers already as there may be.
+/// The error of a viewer beyond the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyViewers {
-    /// Number of viewers that are allowed.
+    /// Number of present viewers.
     pub viewers: usize,
 }
 
-/// A state that is watched, and lists that grow.
+/// A state and growing lists, sent to viewers as they change.
 #[derive(Debug)]
 pub struct Feed {
     most: usize,
@@ -35,18 +35,18 @@ struct Inner {
     closed: bool,
 }
 
-/// Queue of what waits for a viewer.
+/// Queue of unsent events of a viewer.
 #[derive(Debug, Default)]
 struct Queue {
     events: VecDeque<Bytes>,
     bytes: usize,
-    /// True if the viewer has to get everything before anything else.
+    /// True if the viewer needs the whole state next.
     behind: bool,
     closed: bool,
     waker: Option<Waker>,
 }
 
-/// One client's side. When it is dropped, the client is gone.
+/// One client's side, unregistered when dropped.
 #[derive(Debug)]
 pub struct Viewer {
     feed: Arc<Feed>,
@@ -54,22 +54,22 @@ pub struct Viewer {
 }
 
 impl Feed {
-    /// A feed for at most so many viewers.
+    /// A feed for at most `most` viewers.
     #[must_use]
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, watching: AtomicUsize::new(0), inner: Mutex::default() })
     }
 
-    /// Number of viewers. With none, there is no need for [`Feed::update`].
+    /// Number of viewers. Without any, [`Feed::update`] need not be called.
     #[must_use]
     pub fn viewers(&self) -> usize {
         self.watching.load(Relaxed)
     }
 
-    /// A viewer more. It gets everything at the next [`Feed::update`].
+    /// Registers a viewer. It gets the whole state at the next [`Feed::update`].
     ///
     /// # Errors
-    /// [`TooManyViewers`] if there are too many.
+    /// [`TooManyViewers`] if the maximum is reached.
     pub fn watch(self: &Arc<Self>) -> Result<Viewer, TooManyViewers> {
         let mut inner = self.inner.lock();
         if inner.queues.len() >= self.most {
@@ -82,7 +82,7 @@ impl Feed {
         Ok(Viewer { feed: self.clone(), queue })
     }
 
-    /// The state as it is now: an object, in which null is the same as nothing. Viewers get it if it has changed.
+    /// Sets the state, an object in which null means missing. Viewers get it if it has changed.
     pub fn update(&self, mut state: Value) {
         drop_nulls(&mut state);
         let state = state.to_string();
@@ -98,7 +98,7 @@ impl Feed {
         inner.state = Some(state);
     }
 
-    /// Puts items at the end of a list, of which the last `keep` are kept for those who come later.
+    /// Appends items to a list. The last `keep` items are kept for later viewers.
     pub fn append(&self, list: &'static str, keep: usize, items: impl IntoIterator<Item = Value>) {
         let text = |mut item: Value| {
             drop_nulls(&mut item);
@@ -116,7 +116,7 @@ impl Feed {
         kept.drain(..over);
     }
 
-    /// Ends all viewers, and those that come.
+    /// Ends all present and future viewers.
     pub fn close(&self) {
         let mut inner = self.inner.lock();
         inner.closed = true;
@@ -146,7 +146,7 @@ impl Inner {
 }
 
 impl Queue {
-    /// True if the viewer needs everything, and has read what it was given before.
+    /// True if the viewer needs the whole state, and has read its queue.
     fn wants_everything(&self) -> bool {
         self.behind && self.events.is_empty()
     }
@@ -160,7 +160,7 @@ impl Queue {
         if self.behind || self.closed {
             return;
         }
-        // What fits into an empty queue is always sent, however large.
+        // An event always fits into an empty queue, however large.
         if !self.events.is_empty() && self.bytes + event.len() > WAITING {
             self.behind = true;
             return;
@@ -206,12 +206,12 @@ impl Drop for Viewer {
     }
 }
 
-/// Formats a server-sent event. `data` must be one line, as JSON without white space is.
+/// Formats a server-sent event. `data` must be one line, such as JSON without white space.
 fn event(name: &str, data: &str) -> Bytes {
     format!("event: {name}\ndata: {data}\n\n").into()
 }
 
-/// Takes fields away that are null, at every depth of objects.
+/// Removes null fields, at every depth of objects.
 fn drop_nulls(value: &mut Value) {
     if let Value::Object(fields) = value {
         fields.retain(|_, value| !value.is_null());
@@ -225,7 +225,7 @@ mod tests {
 
     use super::*;
 
-    /// The events that wait: name and data.
+    /// The queued events: name and data.
     fn read(viewer: &mut Viewer) -> Vec<(String, Value)> {
         let mut events = Vec::new();
         while let Poll::Ready(Some(bytes)) = viewer.poll_next(&mut Context::from_waker(Waker::noop())) {
@@ -238,7 +238,7 @@ mod tests {
         events
     }
 
-    /// State that a client knows.
+    /// The state that a client knows.
     #[derive(Default)]
     struct ClientState {
         state: Value,
@@ -297,7 +297,7 @@ mod tests {
             }
         }
         known[1].read(&mut slow);
-        // Two rounds: what it missed is sent when what it was given is read.
+        // Two rounds: the missed state is sent once the queue has been read.
         for _ in 0..2 {
             feed.update(json!({"round": "last"}));
             known[1].read(&mut slow);

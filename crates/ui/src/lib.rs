@@ -1,25 +1,107 @@
-//! The page to look at, and what keeps it up to date. The service and the router both serve it.
+//! The web page, and the feed of its data. The service and the router both serve it.
 //!
-//! No sockets, no threads, no clock: whoever serves it calls [`Feed::update`] as often as it likes, and hands each
-//! [`Viewer`]'s bytes to a client. The work of an update is done once, however many watch, and not at all if nobody does.
+//! No sockets, no threads, no clock: the server calls [`Feed::update`] as often as it likes, and sends each
+//! [`Viewer`]'s bytes to a client. The work of an update is done once for all viewers, and not at all without any.
 //!
 //! | file | what |
 //! |---|---|
-//! | `assets.rs` | the page's files, as they are in `assets/`: no build step, nothing from elsewhere |
+//! | `lib.rs` | [`asset`]: the page's files, as they are in `assets/`: no build step, nothing from elsewhere |
 //! | `feed.rs` | [`Feed`]: states in, server-sent events out; [`Viewer`]: one client |
 //!
 //! # The events
 //!
 //! | event | data |
 //! |---|---|
-//! | `whole` | `{"state": …, "lists": {…}}`: everything; first, and again for whoever read too slowly |
-//! | `state` | the state as it is now, if it has changed |
-//! | `more` | `{"list": name, "items": […]}`: to be put at the end of that list |
+//! | `whole` | `{"state": …, "lists": {…}}`: everything; first, and again after a viewer fell behind |
+//! | `state` | the new state, if it has changed |
+//! | `more` | `{"list": name, "items": […]}`: items to append to the list |
 
 #![forbid(unsafe_code)]
 
-mod assets;
 mod feed;
 
-pub use assets::{Asset, CONTENT_SECURITY_POLICY, asset};
 pub use feed::{Feed, TooManyViewers, Viewer};
+
+/// A file of the page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Asset {
+    /// Media type of the file, for `Content-Type`.
+    pub media_type: &'static str,
+    /// Content of the file.
+    pub bytes: &'static [u8],
+}
+
+/// Content security policy of the page: it may load files of its own origin only.
+pub const CONTENT_SECURITY_POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; \
+    img-src data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+const HTML: &str = "text/html; charset=utf-8";
+const CSS: &str = "text/css; charset=utf-8";
+const SCRIPT: &str = "text/javascript; charset=utf-8";
+
+macro_rules! assets {
+    ($($path:literal $kind:ident $file:literal,)*) => {
+        /// The file at a path of the server, such as `/ui`; none if the page has no such file.
+        #[must_use]
+        pub fn asset(path: &str) -> Option<Asset> {
+            match path {
+                $($path => Some(Asset { media_type: $kind, bytes: include_bytes!(concat!("../assets/", $file)) }),)*
+                _ => None,
+            }
+        }
+
+        #[cfg(test)]
+        const PATHS: &[&str] = &[$($path),*];
+    };
+}
+
+assets! {
+    "/ui" HTML "page.html",
+    "/ui/page.css" CSS "page.css",
+    "/ui/page.js" SCRIPT "page.js",
+    "/ui/feed.js" SCRIPT "feed.js",
+    "/ui/format.js" SCRIPT "format.js",
+    "/ui/charts.js" SCRIPT "charts.js",
+    "/ui/summary.js" SCRIPT "summary.js",
+    "/ui/rows.js" SCRIPT "rows.js",
+    "/ui/engines.js" SCRIPT "engines.js",
+    "/ui/decisions.js" SCRIPT "decisions.js",
+    "/ui/dom.js" SCRIPT "dom.js",
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_file_that_a_file_names_is_there_and_nothing_comes_from_elsewhere() {
+        for path in PATHS {
+            let text = std::str::from_utf8(asset(path).expect("listed").bytes).expect("UTF-8");
+            let quoted = text.split('"').skip(1).step_by(2).filter(|part| !part.contains(['\n', ' ', '$']));
+            for part in quoted {
+                let file = part.strip_prefix("./").or(part.strip_prefix("ui/"));
+                if let Some(file) = file.filter(|file| file.ends_with(".js") || file.ends_with(".css")) {
+                    assert!(asset(&format!("/ui/{file}")).is_some(), "{path} names {part}");
+                }
+                // The names of XML's vocabularies are not fetched.
+                let is_name = part.starts_with("http://www.w3.org/");
+                assert!(!part.contains("//") || is_name, "{path} names {part}");
+            }
+            assert!(
+                !text.contains("innerHTML") && !text.contains("eval("),
+                "{path}: what engines say is text, not HTML"
+            );
+        }
+        assert_eq!(asset("/ui/../Cargo.toml"), None);
+    }
+
+    #[test]
+    fn the_page_needs_nothing_that_its_policy_forbids() {
+        let page = std::str::from_utf8(asset("/ui").expect("a page").bytes).expect("UTF-8");
+        assert!(
+            !page.contains("style=") && !page.contains("<style") && !page.contains(" on"),
+            "inline style or handler"
+        );
+        assert!(page.matches("<script").count() == 1 && page.contains(r#"<script type="module" src="ui/page.js">"#));
+    }
+}

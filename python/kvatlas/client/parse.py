@@ -209,7 +209,7 @@ def _check_service(data: Any) -> None:
 
 
 def engine_statuses(data: Any) -> list[EngineStatus]:
-    """The engines of `/engines`, and those that `/ready` names.
+    """Parse the engines in an answer of `/engines` or `/ready`.
 
     Raises:
         ClientError: A router answered.

@@ -22,6 +22,10 @@ from kvatlas.service.config.sharing import SitesConfig
 REFUSED_ENV = [
     ({"KVATLAS_STALE_AFTR": "1"}, "unknown environment variable KVATLAS_STALE_AFTR: did you mean KVATLAS_STALE_AFTER?"),
     ({"KVATLAS_ENGINE": "http://a"}, "unknown environment variable KVATLAS_ENGINE: did you mean KVATLAS_ENGINES?"),
+    (
+        {"KVATLAS_RELAY_READER_KEY": "k"},
+        "unknown environment variable KVATLAS_RELAY_READER_KEY: did you mean KVATLAS_RELAY_KEY?",
+    ),
     ({"KVATLAS_QQQQ": "1"}, "unknown environment variable KVATLAS_QQQQ: no setting has this name"),
     ({"KVATLAS_PORT": "80"}, "unknown environment variable KVATLAS_PORT"),
     ({"KVATLAS_STALE_AFTER": ""}, 'KVATLAS_STALE_AFTER must be a duration above 0: "30s", "500ms", "2m", or a number'),
@@ -96,6 +100,10 @@ REFUSED_FILES = [
     ),
     ("[stream]\nthreads = 1", "k.toml, line 1: stream must be tables, [[stream]], or a list of strings"),
     ('engines = ["http://a"]', "k.toml, line 1: unknown key engines: did you mean [[engine]]?"),
+    (
+        "[relay]\nreader_key_file = 'k'",
+        "k.toml, line 2: unknown key relay.reader_key_file: did you mean relay.key_file?",
+    ),
     ("http = 3", "k.toml, line 1: http must be a table, [http], got 3"),
     ("[http]\nqqqqqqq = 1", "k.toml, line 2: unknown key http.qqqqqqq: it must be one of bind, admin_bind, threads, "),
     (

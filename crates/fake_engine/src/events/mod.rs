@@ -1,5 +1,5 @@
-//! The sockets that an engine publishes its events on and has them replayed: one chain of blocks, one batch a block, over
-//! real ZeroMQ, with faults on order.
+//! Event sockets of an engine, live and replay, over real ZeroMQ: one chain of blocks, one batch per block, with faults
+//! on demand.
 
 mod sockets;
 
@@ -13,7 +13,8 @@ use serde_json::json;
 use self::sockets::{Interruption, Order, Sockets};
 use crate::chain::{BLOCK_SIZE, payload};
 
-/// An engine's event sockets, as a test holds them. What a method orders is done when it returns.
+/// An engine's event sockets, controlled by a test. Each method returns when its work is done, unless it says
+/// otherwise.
 pub struct Publisher {
     /// The address of the live socket.
     pub events: String,
@@ -24,13 +25,13 @@ pub struct Publisher {
 }
 
 impl Publisher {
-    /// Binds the sockets. `keeps`: batches for the replay socket.
+    /// Binds the sockets. `keeps`: number of batches for the replay socket.
     #[must_use]
     pub fn start(keeps: usize) -> Self {
         Self::start_at(keeps, 1, 0, "tcp://127.0.0.1:*", "tcp://127.0.0.1:*")
     }
 
-    /// Binds the sockets at these addresses, with blocks of this life, so many of them already before it does.
+    /// Binds the sockets at these addresses, with the blocks of life `life`; `blocks` of them are published before.
     #[must_use]
     pub fn start_at(keeps: usize, life: u32, blocks: u64, events: &str, replay: &str) -> Self {
         let (orders, received) = channel::<Order>();
@@ -51,7 +52,7 @@ impl Publisher {
         self.begin(order).recv().expect("the order is carried out");
     }
 
-    /// Does not wait; the result says when it is done.
+    /// Begins to carry out an order. Does not wait; the result signals the end.
     fn begin(&self, order: impl FnOnce(&mut Sockets) + Send + 'static) -> Receiver<()> {
         let (done, is_done) = channel();
         let order: Order = Box::new(move |sockets| {
@@ -62,7 +63,7 @@ impl Publisher {
         is_done
     }
 
-    /// The registration, in JSON, by which a service follows these sockets as a worker of this name.
+    /// The registration, in JSON, by which a service follows these sockets as the worker `worker`.
     #[must_use]
     pub fn registration(&self, worker: &str, model: &str) -> String {
         let registration = json!({
@@ -85,22 +86,22 @@ impl Publisher {
         self.order(move |it| _ = it.publish(payload(Some(0), events), true));
     }
 
-    /// Publishes so many batches.
+    /// Publishes `batches` batches.
     pub fn publish(&self, batches: u64) {
         self.order(move |it| it.grow(batches, true));
     }
 
-    /// Publishes so many batches. Does not wait; the result says when it is done.
+    /// Publishes `batches` batches. Does not wait; the result signals the end.
     pub fn publish_meanwhile(&self, batches: u64) -> Receiver<()> {
         self.begin(move |it| it.grow(batches, true))
     }
 
-    /// Makes so many batches that the live socket loses.
+    /// Makes `batches` batches that are lost on the live socket.
     pub fn lose(&self, batches: u64) {
         self.order(move |it| it.grow(batches, false));
     }
 
-    /// Sends the last batches again.
+    /// Sends the last `batches` batches again.
     pub fn repeat(&self, batches: u64) {
         self.order(move |it| it.repeat(batches as usize));
     }
@@ -115,7 +116,7 @@ impl Publisher {
         });
     }
 
-    /// Publishes a payload that is no batch.
+    /// Publishes a payload that is not a batch.
     pub fn poison(&self) {
         self.order(|it| _ = it.publish(b"\xc1 this is no batch".to_vec(), true));
     }
@@ -130,7 +131,8 @@ impl Publisher {
         self.order(|it| _ = it.publish(it.eviction(), true));
     }
 
-    /// The same, but in its place comes nonsense: on the live socket only, or by replay as well.
+    /// Makes a batch that evicts all blocks, but sends an unreadable payload in its place: on the live socket only, or
+    /// by replay as well.
     pub fn evict_unreadably(&self, replayable: bool) {
         self.order(move |it| {
             let whole = it.eviction();
@@ -144,7 +146,7 @@ impl Publisher {
         });
     }
 
-    /// Publishes a block whose event has tokens that are none.
+    /// Publishes a block whose event has an invalid token.
     pub fn publish_unreadably(&self) {
         self.order(|it| {
             let mut payload = it.next_block();
@@ -155,7 +157,7 @@ impl Publisher {
         });
     }
 
-    /// Publishes the blocks of this life once more, as an engine announces hits that reports in full.
+    /// Publishes the blocks of this life once more, as an engine that announces cache hits in full.
     pub fn announce_again(&self) {
         self.order(|it| {
             for block in 0..it.blocks {
@@ -179,7 +181,7 @@ impl Publisher {
         self.announce(vec![Cleared.into()]);
     }
 
-    /// A second engine with blocks of its own publishes at the same address, in turns with this one.
+    /// Publishes batches alternately with a second engine at the same address, which has blocks of its own.
     pub fn publish_in_turns(&self, batches: u64) {
         self.order(move |it| {
             for _ in 0..batches {
@@ -191,12 +193,12 @@ impl Publisher {
         });
     }
 
-    /// Numbers and blocks begin anew, on the same sockets.
+    /// Restarts numbers and blocks, on the same sockets.
     pub fn rewind(&self) {
         self.order(Sockets::begin_life);
     }
 
-    /// A new process at the same addresses.
+    /// Restarts the engine as a new process at the same addresses.
     pub fn restart(&self) {
         self.order(|it| {
             it.close();
@@ -205,7 +207,8 @@ impl Publisher {
         });
     }
 
-    /// A new process whose replay socket is not there yet, and so many batches that nobody heard.
+    /// Restarts the engine with a replay socket that is not available yet, and `batches` batches that no reader
+    /// received.
     pub fn restart_unheard(&self, batches: u64) {
         self.order(move |it| {
             it.close();
@@ -215,32 +218,32 @@ impl Publisher {
         });
     }
 
-    /// The sockets go away.
+    /// Closes both sockets.
     pub fn down(&self) {
         self.order(Sockets::close);
     }
 
-    /// The live socket goes away, the replay socket stays.
+    /// Closes the live socket, and keeps the replay socket.
     pub fn kill_live(&self) {
         self.order(Sockets::close_live);
     }
 
-    /// The replay socket goes away.
+    /// Closes the replay socket.
     pub fn kill_replay(&self) {
         self.order(Sockets::close_replay);
     }
 
-    /// The replay socket comes back.
+    /// Binds the replay socket again.
     pub fn revive_replay(&self) {
         self.order(Sockets::bind_replay);
     }
 
-    /// From now on a replay brings a batch each so often, and no end before.
+    /// Slows replays down: one batch per `pause`, and no end before.
     pub fn dribble(&self, pause: Duration) {
         self.order(move |it| it.dribble = Some(pause));
     }
 
-    /// Interrupts the next answer by so many live batches; after it comes nothing more until the result is dropped.
+    /// Interrupts the next replay by `batches` live batches, and sends nothing after it until the result is dropped.
     #[must_use]
     pub fn interrupt(&self, batches: u64) -> Sender<()> {
         let (resume, resumed) = channel();
@@ -248,7 +251,7 @@ impl Publisher {
         resume
     }
 
-    /// Does nothing until the result is dropped.
+    /// Stops all work until the result is dropped.
     #[must_use]
     pub fn pause(&self) -> Sender<()> {
         let (resume, resumed) = channel::<()>();

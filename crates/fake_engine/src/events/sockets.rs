@@ -1,4 +1,4 @@
-//! The sockets themselves, in a thread of their own, and what they publish.
+//! The event sockets in a thread of their own, and the batches they publish.
 
 use std::collections::VecDeque;
 use std::sync::mpsc::{Receiver, RecvTimeoutError};
@@ -7,10 +7,10 @@ use std::time::Duration;
 use crate::chain::{Chain, payload};
 use crate::net::free_port;
 
-/// Work for the thread that has the sockets.
+/// Work for the thread of the sockets.
 pub(super) type Order = Box<dyn FnOnce(&mut Sockets) + Send>;
 
-/// Interruption of an answer: so many live batches in it, and silence after it until the other side is dropped.
+/// An interruption of a replay: a number of live batches, then silence until the other side is dropped.
 pub(super) struct Interruption {
     pub(super) batches: u64,
     pub(super) resumed: Receiver<()>,
@@ -27,7 +27,7 @@ pub(super) struct Sockets {
     kept: VecDeque<(u64, Vec<u8>)>,
     seq: u64,
     pub(super) chain: Chain,
-    /// Blocks of this life.
+    /// Number of blocks of this life.
     pub(super) blocks: u64,
     pub(super) interruption: Option<Interruption>,
     pub(super) dribble: Option<Duration>,
@@ -56,7 +56,7 @@ impl Sockets {
         (self.live_address.clone(), self.replay_address.clone())
     }
 
-    /// Carries out orders and answers questions until nobody gives orders any more.
+    /// Carries out orders and answers replay requests until the orders' sender is dropped.
     pub(super) fn run(mut self, orders: &Receiver<Order>) {
         loop {
             match orders.recv_timeout(Duration::from_millis(2)) {
@@ -73,10 +73,10 @@ impl Sockets {
         let address = chosen.as_deref().unwrap_or(address);
         loop {
             let socket = self.context.socket(kind).expect("a socket");
-            // A replay is never cut short, however slowly it is read.
+            // A replay is sent whole, however slowly it is read.
             socket.set_sndhwm(if kind == zmq::ROUTER { 0 } else { 100_000 }).expect("an option");
             socket.set_linger(0).expect("an option");
-            // After a restart the old socket may take a moment to go.
+            // After a restart the old socket may take a moment to close.
             match socket.bind(address) {
                 Ok(()) => {
                     let bound = socket.get_last_endpoint().expect("bound").expect("text");
@@ -116,14 +116,14 @@ impl Sockets {
         self.replay = None;
     }
 
-    /// Numbers and blocks begin anew.
+    /// Begins a life: numbers and blocks restart.
     pub(super) fn begin_life(&mut self) {
         self.kept.clear();
         self.chain = Chain::new(self.chain.life + 1);
         (self.seq, self.blocks) = (0, 0);
     }
 
-    /// Adds blocks to the chain, a batch each.
+    /// Appends blocks to the chain, one batch each.
     pub(super) fn grow(&mut self, blocks: u64, arrives: bool) {
         for _ in 0..blocks {
             let payload = self.next_block();
@@ -131,13 +131,13 @@ impl Sockets {
         }
     }
 
-    /// The batch of the next block, which is not published yet.
+    /// The batch of the next block, not published yet.
     pub(super) fn next_block(&mut self) -> Vec<u8> {
         self.blocks += 1;
         payload(Some(0), vec![self.chain.stored(self.blocks - 1)])
     }
 
-    /// A block of another engine.
+    /// The batch of another engine's block.
     pub(super) fn stranger(&self) -> Vec<u8> {
         payload(Some(0), vec![Chain::new(self.chain.life + 100).stored(self.blocks)])
     }
@@ -147,7 +147,7 @@ impl Sockets {
         payload(Some(0), vec![self.chain.removed(self.blocks)])
     }
 
-    /// Gives a batch its number, and keeps it; sends it if it is to arrive.
+    /// Numbers and keeps a batch; sends it if `arrives`.
     pub(super) fn publish(&mut self, payload: Vec<u8>, arrives: bool) -> u64 {
         let seq = self.seq;
         self.seq += 1;
@@ -165,7 +165,7 @@ impl Sockets {
         self.seq.checked_sub(1)
     }
 
-    /// The batch that was made last.
+    /// The last batch.
     pub(super) fn last(&self) -> (u64, Vec<u8>) {
         self.kept.back().cloned().expect("there is one")
     }
@@ -186,7 +186,7 @@ impl Sockets {
         }
     }
 
-    /// Answers as engines do: an empty frame first, an empty topic, and an end with the number -1.
+    /// Answers a replay request as engines do: an empty frame first, an empty topic, and an end with the number -1.
     fn answer(&mut self) {
         while let Some(Ok(request)) = self.replay.as_ref().map(|replay| replay.recv_multipart(zmq::DONTWAIT)) {
             let [who, empty, from] = request.as_slice() else { continue };
@@ -198,7 +198,7 @@ impl Sockets {
             if let Some(interruption) = &interruption {
                 kept.pop_front().inspect(|(seq, payload)| self.reply(who, *seq, payload));
                 self.grow(interruption.batches, true);
-                // So that they are there before the rest.
+                // Before the rest, so that they arrive first.
                 std::thread::sleep(Duration::from_millis(200));
             }
             for (seq, payload) in kept {

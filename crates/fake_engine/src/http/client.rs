@@ -1,4 +1,4 @@
-//! A client that sees every byte.
+//! A client for tests that need access to every byte.
 
 use std::io::Write as _;
 use std::net::{SocketAddr, TcpStream};
@@ -6,31 +6,31 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use super::message::{Connection, Message};
+use super::{Connection, Message};
 
-/// A client's connection. Whatever does not come within a minute is a failure of the test.
+/// A client's connection. Anything that takes longer than a minute fails the test.
 pub struct Client(Connection);
 
 impl Client {
-    /// Connects.
+    /// Connects to a server.
     #[must_use]
     pub fn to(address: SocketAddr) -> Self {
         Self::over(TcpStream::connect(address).expect("it listens"))
     }
 
-    /// A client over a connection that there is.
+    /// A client on an open connection.
     #[must_use]
     pub fn over(stream: TcpStream) -> Self {
         stream.set_read_timeout(Some(Duration::from_secs(60))).expect("an option");
         Self(Connection::new(stream))
     }
 
-    /// The socket, for bytes that are no requests.
+    /// The socket, for bytes that are not requests.
     pub fn stream(&mut self) -> &mut TcpStream {
         &mut self.0.stream
     }
 
-    /// Sends text as it is.
+    /// Sends text unchanged.
     pub fn send(&mut self, text: &str) {
         self.0.stream.write_all(text.as_bytes()).expect("sent");
     }
@@ -40,13 +40,13 @@ impl Client {
         self.post_with(path, body, "")
     }
 
-    /// The same with more headers, each with an end of line.
+    /// Sends a request with a body and further headers, each with its line end, and reads the answer.
     pub fn post_with(&mut self, path: &str, body: &Value, headers: &str) -> Message {
         self.ask_for(path, body, headers);
         self.answer()
     }
 
-    /// Sends a request with a body, whose answer is read later.
+    /// Sends a request with a body, without reading the answer.
     pub fn ask_for(&mut self, path: &str, body: &Value, headers: &str) {
         let body = body.to_string();
         let length = body.len();
@@ -61,7 +61,7 @@ impl Client {
         self.answer()
     }
 
-    /// Reads until `text` has come.
+    /// Reads until `text` has arrived.
     pub fn until(&mut self, text: &str) {
         let found = self.0.find(text.as_bytes()).expect("more");
         assert!(found.is_some(), "the answer ended without {text:?}: {:?}", String::from_utf8_lossy(&self.0.rest));

@@ -1,10 +1,158 @@
-//! An engine's HTTP server, with its manners of failing, and a client for what stands in front of engines. Both read with
-//! the same [`Connection`].
+//! An engine's HTTP server, with faults on demand, and a client for programs in front of engines. Both read with the
+//! same [`Connection`].
 
 mod client;
-mod message;
 mod server;
 
+use std::io::{self, Read as _};
+use std::net::TcpStream;
+
+use serde_json::Value;
+
 pub use self::client::Client;
-pub use self::message::{Connection, Message};
 pub use self::server::{Manner, Prefill, Server};
+
+/// A request or an answer.
+#[derive(Clone, Debug)]
+pub struct Message {
+    /// The request line or status line.
+    pub line: String,
+    /// Names and values of headers, in order.
+    pub headers: Vec<(String, String)>,
+    /// The body, without its framing.
+    pub body: Vec<u8>,
+    /// True if the body was complete.
+    pub whole: bool,
+}
+
+impl Message {
+    /// The status of an answer.
+    #[must_use]
+    pub fn status(&self) -> u16 {
+        self.line.split(' ').nth(1).and_then(|code| code.parse().ok()).expect("a status")
+    }
+
+    /// The value of a header.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        self.headers.iter().find(|(its, _)| its.eq_ignore_ascii_case(name)).map(|(_, value)| &**value)
+    }
+
+    /// The body as text.
+    #[must_use]
+    pub fn text(&self) -> String {
+        String::from_utf8_lossy(&self.body).into_owned()
+    }
+
+    /// The body as JSON.
+    #[must_use]
+    pub fn json(&self) -> Value {
+        serde_json::from_slice(&self.body).unwrap_or_else(|_| panic!("JSON: {:?}", self.text()))
+    }
+
+    fn length(&self) -> Option<usize> {
+        self.header("content-length").map(|length| length.parse().expect("a length"))
+    }
+
+    /// True for an answer whose end is the end of the connection.
+    fn ends_with_connection(&self) -> bool {
+        self.line.starts_with("HTTP/") && !matches!(self.status(), 204 | 304)
+    }
+}
+
+/// A connection with its unread bytes.
+pub struct Connection {
+    /// The socket.
+    pub stream: TcpStream,
+    /// Received bytes that belong to no message yet.
+    pub(super) rest: Vec<u8>,
+}
+
+impl Connection {
+    /// A connection from which nothing has been read.
+    #[must_use]
+    pub fn new(stream: TcpStream) -> Self {
+        stream.set_nodelay(true).expect("an option");
+        Self { stream, rest: Vec::new() }
+    }
+
+    /// Reads one message; none if the connection ends before the end of a head.
+    ///
+    /// # Errors
+    /// If the connection breaks, or nothing arrives in time.
+    pub fn read(&mut self) -> io::Result<Option<Message>> {
+        let Some(end) = self.find(b"\r\n\r\n")? else { return Ok(None) };
+        let head = String::from_utf8_lossy(&self.take(end)).into_owned();
+        self.take(4);
+        let mut lines = head.split("\r\n");
+        let line = lines.next().unwrap_or_default().to_owned();
+        let headers = lines
+            .filter_map(|line| line.split_once(':'))
+            .map(|(name, value)| (name.to_owned(), value.trim().to_owned()))
+            .collect();
+        let mut message = Message { line, headers, body: Vec::new(), whole: true };
+        if message.header("transfer-encoding").is_some() {
+            message.whole = self.read_chunks(&mut message.body)?;
+        } else if let Some(length) = message.length() {
+            message.whole = self.has(length)?;
+            message.body = self.take(length);
+        } else if message.ends_with_connection() {
+            while self.more()? {}
+            message.body = std::mem::take(&mut self.rest);
+        }
+        Ok(Some(message))
+    }
+
+    /// Reads a chunked body. False if the connection ends before the last chunk.
+    fn read_chunks(&mut self, body: &mut Vec<u8>) -> io::Result<bool> {
+        loop {
+            let Some(at) = self.find(b"\r\n")? else { return Ok(false) };
+            let size = usize::from_str_radix(&String::from_utf8_lossy(&self.rest[..at]), 16).expect("a size");
+            if !self.has(at + 2 + size + 2)? {
+                return Ok(false);
+            }
+            body.extend_from_slice(&self.take(at + 2 + size + 2)[at + 2..at + 2 + size]);
+            if size == 0 {
+                return Ok(true);
+            }
+        }
+    }
+
+    /// Reads until `bytes` have arrived. Returns their position; none if the connection ends before.
+    pub(super) fn find(&mut self, bytes: &[u8]) -> io::Result<Option<usize>> {
+        let mut seen = 0;
+        loop {
+            if let Some(at) = self.rest[seen..].windows(bytes.len()).position(|window| window == bytes) {
+                return Ok(Some(seen + at));
+            }
+            seen = self.rest.len().saturating_sub(bytes.len() - 1);
+            if !self.more()? {
+                return Ok(None);
+            }
+        }
+    }
+
+    /// Reads until `bytes` bytes have arrived; false if the connection ends before.
+    fn has(&mut self, bytes: usize) -> io::Result<bool> {
+        while self.rest.len() < bytes {
+            if !self.more()? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Takes the next `bytes` bytes, or those that have arrived.
+    fn take(&mut self, bytes: usize) -> Vec<u8> {
+        let bytes = bytes.min(self.rest.len());
+        self.rest.drain(..bytes).collect()
+    }
+
+    /// Reads more bytes; false if the connection has ended.
+    pub(super) fn more(&mut self) -> io::Result<bool> {
+        let mut buffer = [0; 65536];
+        let read = self.stream.read(&mut buffer)?;
+        self.rest.extend_from_slice(&buffer[..read]);
+        Ok(read > 0)
+    }
+}

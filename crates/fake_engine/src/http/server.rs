@@ -1,4 +1,4 @@
-//! The server, each connection in a thread of its own.
+//! The HTTP server of a fake engine, one thread per connection.
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
@@ -9,36 +9,36 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use serde_json::{Value, json};
 
-use super::message::{Connection, Message};
+use super::{Connection, Message};
 use crate::net::Listener;
 
-/// Way in which an engine answers requests with a prompt.
+/// The way an engine answers requests with a prompt.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Manner {
-    /// Answers as it should, streamed if asked to.
+    /// Answers correctly, streamed on request.
     Well,
-    /// Sends so many tokens, and then nothing more.
+    /// Sends this number of tokens, and then nothing more.
     StallsAfter(usize),
-    /// Sends so many tokens, and then ends the connection.
+    /// Sends this number of tokens, and then closes the connection.
     DiesAfter(usize),
-    /// Ends the connection at once.
+    /// Closes the connection at once.
     Dies,
-    /// Sends nothing at all.
+    /// Sends nothing.
     Hangs,
-    /// Sends bytes that are no HTTP.
+    /// Sends bytes that are not HTTP.
     Garbage,
-    /// Answers with a status, and `Retry-After: 1`.
+    /// Answers with this status and `Retry-After: 1`.
     Busy(u16),
-    /// Closes the connection after each answer without saying so.
+    /// Closes the connection after each answer without announcing it.
     ClosesIdle,
 }
 
-/// Usage that an engine reports of a prompt.
+/// The usage that an engine reports for a prompt.
 #[derive(Clone, Copy, Debug)]
 pub struct Prefill {
-    /// Tokens of the prompt.
+    /// Number of tokens of the prompt.
     pub tokens: usize,
-    /// Tokens of the prompt that were cached.
+    /// Number of cached tokens of the prompt.
     pub cached: usize,
 }
 
@@ -49,13 +49,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Serves a model of this name, and says of each prompt that it has four tokens, two of them cached.
+    /// Serves the model `model`, and reports for each prompt four tokens, two of them cached.
     #[must_use]
     pub fn start(model: &str) -> Self {
         Self::start_with(model, |_| Prefill { tokens: 4, cached: 2 })
     }
 
-    /// Serves a model of this name. `prefill` computes the prompt of a request that is answered.
+    /// Serves the model `model`. `prefill` computes the usage of a request.
     #[must_use]
     pub fn start_with(model: &str, prefill: impl Fn(&Value) -> Prefill + Send + Sync + 'static) -> Self {
         let state = Arc::new(ServerState {
@@ -72,30 +72,30 @@ impl Server {
         Self { listener, state }
     }
 
-    /// The address.
+    /// The server's address.
     #[must_use]
     pub fn address(&self) -> SocketAddr {
         self.listener.address()
     }
 
-    /// The address as a URL.
+    /// The server's URL.
     #[must_use]
     pub fn url(&self) -> String {
         format!("http://{}", self.address())
     }
 
-    /// Answers like this from now on.
+    /// Changes the way of answering.
     pub fn set(&self, manner: Manner) {
         *self.state.manner.lock() = manner;
     }
 
-    /// Requests with a prompt that came, whole.
+    /// The complete requests with a prompt received so far.
     #[must_use]
     pub fn requests(&self) -> Vec<Message> {
         self.state.requests.lock().clone()
     }
 
-    /// Number of requests with a prompt that came.
+    /// Number of requests with a prompt received so far.
     #[must_use]
     pub fn count(&self) -> usize {
         self.state.requests.lock().len()
@@ -107,13 +107,13 @@ impl Server {
         self.state.requests.lock().last().cloned().expect("a request")
     }
 
-    /// Number of requests whose client went away before their end.
+    /// Number of requests whose client left before their end.
     #[must_use]
     pub fn given_up(&self) -> usize {
         self.state.given_up.load(SeqCst)
     }
 
-    /// Number of connections that were made.
+    /// Number of accepted connections.
     #[must_use]
     pub fn connections(&self) -> usize {
         self.state.connections.load(SeqCst)
@@ -126,7 +126,7 @@ impl Drop for Server {
     }
 }
 
-/// State that all connections share.
+/// State shared by all connections.
 struct ServerState {
     model: String,
     prefill: Box<dyn Fn(&Value) -> Prefill + Send + Sync>,
@@ -137,11 +137,11 @@ struct ServerState {
     connections: AtomicUsize,
 }
 
-/// Reason for which a connection ends.
+/// The reason why a connection ends.
 enum End {
-    /// The engine's own.
+    /// The engine closes it.
     Own,
-    /// The other side went away in the middle of a request.
+    /// The client left in the middle of a request.
     GivenUp,
 }
 
@@ -225,7 +225,7 @@ fn send(stream: &mut TcpStream, status: &str, headers: &str, body: &[u8]) -> Res
     stream.write_all(&[head.as_bytes(), body].concat()).map_err(|_| End::Own)
 }
 
-/// Sends an answer as a stream, in this manner.
+/// Sends a streamed answer in the given manner.
 fn send_events(stream: &mut TcpStream, body: &Value, prefill: Prefill, manner: Manner) -> Result<(), End> {
     let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\ntransfer-encoding: chunked\r\n\r\n";
     stream.write_all(head.as_bytes()).map_err(|_| End::GivenUp)?;
@@ -253,12 +253,12 @@ fn send_chunk(stream: &mut TcpStream, text: &str) -> Result<(), End> {
     stream.write_all(format!("{:x}\r\n{text}\r\n", text.len()).as_bytes()).map_err(|_| End::GivenUp)
 }
 
-/// Waits until the other side goes away (true) or says something.
+/// Waits until the client leaves (true) or sends something.
 fn is_gone(stream: &mut TcpStream) -> bool {
     stream.read(&mut [0]).map_or(true, |read| read == 0)
 }
 
-/// Waits a while, or until the other side goes away.
+/// Waits for `pause`; an error if the client leaves meanwhile.
 fn wait(stream: &mut TcpStream, pause: Duration) -> Result<(), End> {
     if pause.is_zero() {
         return Ok(());

@@ -19,8 +19,9 @@ use tokio::runtime::Handle;
 
 use self::engines::Engines;
 pub use self::engines::{Blockers, EngineReport, EngineState, EngineView};
+pub use self::names::ModelPlace;
 use self::registry::Registry;
-pub use self::registry::{ModelPlace, RegistrationOutcome, WorkerView};
+pub use self::registry::{RegistrationOutcome, WorkerView};
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::log::panic_text;

@@ -1,9 +1,11 @@
-//! Aliases of models, and names of adapters: engines serve one model under several names.
+//! Aliases of models, names of adapters, and the model that a name stands for: engines serve one model under several names.
 
 use std::collections::{BTreeSet, HashMap};
 use std::sync::Arc;
 
-use crate::state::ModelNames;
+use super::registry::Registry;
+use crate::error::Error;
+use crate::state::{Keyspace, ModelNames};
 
 /// Most names in a message, and most characters of each.
 const TOLD: usize = 8;
@@ -72,4 +74,59 @@ pub(super) fn quote_names(mut names: Vec<String>, quoted: bool) -> String {
         text.push_str(&format!(" and {} more", names.len() - TOLD));
     }
     text
+}
+
+/// Keyspace of a model's blocks; for the name of an adapter, with the adapter.
+pub struct ModelPlace {
+    /// The keyspace where the blocks are.
+    pub keyspace: Arc<Keyspace>,
+    /// The adapter.
+    pub adapter: Option<Arc<str>>,
+}
+
+impl Registry {
+    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
+    pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
+        let exact = self.keyspace(model, routing_group);
+        let names = self.names.load();
+        let plain = |keyspace| ModelPlace { keyspace, adapter: None };
+        let Some(targets) = names.get(routing_group, model) else {
+            return exact.map(plain).ok_or_else(|| self.unknown(model, routing_group));
+        };
+        // A model's own name comes first, as long as anybody serves it.
+        if let Some(keyspace) = exact.as_ref().filter(|keyspace| keyspace.has_streams()) {
+            return Ok(plain(keyspace.clone()));
+        }
+        let mut targets = targets.iter();
+        let first = targets.next();
+        if let Some(second) = targets.next() {
+            let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
+            let message = format!(
+                "model {model:?} is another name of {}: give one of these names instead",
+                quote_names(others.collect(), false)
+            );
+            return Err(Error::conflict("ambiguous_model", message));
+        }
+        let found = first.and_then(|target| {
+            let keyspace = self.keyspace(&target.model, routing_group)?;
+            Some(ModelPlace { keyspace, adapter: target.adapter.clone() })
+        });
+        found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
+    }
+
+    /// Error for an unknown model, with the names that are known.
+    fn unknown(&self, model: &str, routing_group: &str) -> Error {
+        let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
+        let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
+        let here = quote_names(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
+        let elsewhere = keyspaces.get(model).map(|groups| groups.keys().map(|group| group.to_string()).collect());
+        let known = match (elsewhere.map(|groups| quote_names(groups, true)), here) {
+            (Some(groups), _) => format!("it is known in routing group {groups}"),
+            (None, here) if here.is_empty() => "no model is known there".to_owned(),
+            (None, here) => format!("known there: {here}"),
+        };
+        let message =
+            format!("no worker has been registered for model {model:?} in routing group {routing_group:?}; {known}");
+        Error::unknown("unknown_keyspace", message)
+    }
 }

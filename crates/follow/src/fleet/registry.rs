@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use parking_lot::Mutex;
 use tokio::runtime::Handle;
 
-use super::names::{Names, Target, quote_names};
+use super::names::Names;
 use crate::context::StreamContext;
 use crate::error::Error;
 use crate::relay::Relay;
@@ -38,14 +38,6 @@ pub struct WorkerView {
     pub streams: Vec<(u32, Arc<Stream>)>,
 }
 
-/// Keyspace of a model's blocks; for the name of an adapter, with the adapter.
-pub struct ModelPlace {
-    /// The keyspace where the blocks are.
-    pub keyspace: Arc<Keyspace>,
-    /// The adapter.
-    pub adapter: Option<Arc<str>>,
-}
-
 /// A registered worker. Its keyspace knows its streams.
 struct Worker {
     keyspace: Arc<Keyspace>,
@@ -61,8 +53,8 @@ struct Ending {
     tasks: Vec<StreamHandle>,
 }
 
-/// By model, then by routing group.
-type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
+/// Keyspaces by model, then by routing group.
+pub(super) type Keyspaces = HashMap<Box<str>, HashMap<Box<str>, Arc<Keyspace>>>;
 
 /// Workers and keyspaces.
 pub(super) struct Registry {
@@ -70,9 +62,9 @@ pub(super) struct Registry {
     publishers: Arc<Publishers>,
     runtime: Handle,
     workers: Mutex<BTreeMap<Arc<str>, Worker>>,
-    keyspaces: ArcSwap<Keyspaces>,
+    pub(super) keyspaces: ArcSwap<Keyspaces>,
     /// Changes only under the lock of `workers`.
-    names: ArcSwap<Names>,
+    pub(super) names: ArcSwap<Names>,
     /// True if the next registration is to fail.
     #[cfg(test)]
     pub(super) fail: std::sync::atomic::AtomicBool,
@@ -107,51 +99,6 @@ impl Registry {
             #[cfg(test)]
             fail: std::sync::atomic::AtomicBool::new(false),
         }
-    }
-
-    /// Keyspace of a model, by its name, an alias of engines, or the name of an adapter.
-    pub(super) fn find(&self, model: &str, routing_group: &str) -> Result<ModelPlace, Error> {
-        let exact = self.keyspace(model, routing_group);
-        let names = self.names.load();
-        let plain = |keyspace| ModelPlace { keyspace, adapter: None };
-        let Some(targets) = names.get(routing_group, model) else {
-            return exact.map(plain).ok_or_else(|| self.unknown(model, routing_group));
-        };
-        // A model's own name comes first, as long as anybody serves it.
-        if let Some(keyspace) = exact.as_ref().filter(|keyspace| keyspace.has_streams()) {
-            return Ok(plain(keyspace.clone()));
-        }
-        let mut targets = targets.iter();
-        let first = targets.next();
-        if let Some(second) = targets.next() {
-            let others = first.into_iter().chain([second]).chain(targets).map(Target::described);
-            let message = format!(
-                "model {model:?} is another name of {}: give one of these names instead",
-                quote_names(others.collect(), false)
-            );
-            return Err(Error::conflict("ambiguous_model", message));
-        }
-        let found = first.and_then(|target| {
-            let keyspace = self.keyspace(&target.model, routing_group)?;
-            Some(ModelPlace { keyspace, adapter: target.adapter.clone() })
-        });
-        found.or_else(|| exact.map(plain)).ok_or_else(|| self.unknown(model, routing_group))
-    }
-
-    /// Error for an unknown model, with the names that are known.
-    fn unknown(&self, model: &str, routing_group: &str) -> Error {
-        let (keyspaces, names) = (self.keyspaces.load(), self.names.load());
-        let here = keyspaces.iter().filter(|(_, groups)| groups.contains_key(routing_group)).map(|(name, _)| &**name);
-        let here = quote_names(here.chain(names.all(routing_group)).map(str::to_owned).collect(), true);
-        let elsewhere = keyspaces.get(model).map(|groups| groups.keys().map(|group| group.to_string()).collect());
-        let known = match (elsewhere.map(|groups| quote_names(groups, true)), here) {
-            (Some(groups), _) => format!("it is known in routing group {groups}"),
-            (None, here) if here.is_empty() => "no model is known there".to_owned(),
-            (None, here) => format!("known there: {here}"),
-        };
-        let message =
-            format!("no worker has been registered for model {model:?} in routing group {routing_group:?}; {known}");
-        Error::unknown("unknown_keyspace", message)
     }
 
     /// Updates the names of models. To be called after a worker came or went, or its names changed.

@@ -48,7 +48,7 @@ pub struct Row<'m> {
 /// A worker that matches, with the depths of its best ranks.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct WorkerRow {
-    /// Its rows.
+    /// Rows of the worker's ranks.
     pub ranks: Range<usize>,
     /// Greatest depths of its ranks.
     pub depths: Depths,

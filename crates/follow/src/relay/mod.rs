@@ -12,7 +12,6 @@
 //! `docs/design/relay.md`.
 
 mod connection;
-mod counts;
 mod outlet;
 mod publisher;
 mod subject;
@@ -27,11 +26,47 @@ use parking_lot::Mutex;
 use tokio::sync::{Semaphore, mpsc};
 
 pub(crate) use self::connection::{LinkState, NatsLink};
-pub(crate) use self::counts::Counts;
 pub(crate) use self::outlet::Outlet;
 pub(crate) use self::subject::{ASK, Subject};
 use crate::config::RelayConfig;
+use crate::counting::counts;
 use crate::error::Error;
+
+counts! {
+    /// Counts of messages and snapshots since the service began.
+    "relay_"
+
+    /// Messages that the log has acknowledged.
+    published,
+    /// Bytes of messages that the log has acknowledged.
+    published_bytes,
+    /// Messages sent again because they were not acknowledged in time.
+    retries,
+    /// Batches dropped because the queue was full. Readers then get all that the stream holds.
+    dropped,
+    // check_words: the text is the help of a metric
+    /// How often all that a stream holds was published.
+    states,
+    /// Messages read from the log.
+    read,
+    /// Bytes of messages read from the log.
+    read_bytes,
+    // check_words: the text is the help of a metric
+    /// How often a relay was asked for all that a stream holds.
+    asked,
+    /// Messages left out because nothing can be done with them: of other subjects, of long ago, or of streams that cannot
+    /// be registered.
+    refused,
+    /// Snapshots written to the log's object store.
+    stored_snapshots,
+    /// Snapshots that could not be written to it, or read from it.
+    failed_snapshots,
+    /// Messages removed from the log because no snapshot in its object store needs them.
+    purged,
+    // check_words: the text is the help of a metric
+    /// How often reading the log began anew, at the place where it ended.
+    reconnects,
+}
 
 /// A message of the log, on its way to its stream.
 #[derive(Debug)]

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::holdings::Holdings;
 use super::report::{counts, is_news, report};
-use super::task::{self, News, RestorePoint, StreamSource};
+use super::task::{self, RestorePoint, StreamNews, StreamSource};
 use super::transport::{Transport, TransportEvent};
 use crate::context::StreamContext;
 use crate::state::{Keyspace, Stream};
@@ -71,7 +71,7 @@ impl<T: Transport> StreamSource for EngineSource<T> {
         self.transport.poll_next(cx)
     }
 
-    fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> News {
+    fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews {
         let speaks = match event {
             TransportEvent::Reply { .. } | TransportEvent::ReplyEnd => true,
             TransportEvent::Live { .. } => !self.can_replay,
@@ -80,7 +80,7 @@ impl<T: Transport> StreamSource for EngineSource<T> {
         let mut actions = EngineActions::new(holdings, &mut self.transport);
         take_in(event, now, &self.stream, &mut self.machine, &mut actions);
         let is_urgent = actions.acted || is_news(&self.stream.status, &self.machine, speaks);
-        News { speaks, is_urgent }
+        StreamNews { speaks, is_urgent }
     }
 
     fn tick(&mut self, now: Duration, holdings: &mut Holdings) {

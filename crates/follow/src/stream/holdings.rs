@@ -16,7 +16,7 @@ use kvatlas_wire::{BatchOf, Decoder, EventOf, Reader, Reason, Tally};
 use super::block_limits::BlockLimits;
 use super::claimed_ranks::ClaimedRanks;
 use super::pending_counts::PendingCounts;
-use super::warnings::Warned;
+use super::warnings::LoggedWarnings;
 use crate::context::StreamContext;
 use crate::state::{Keyspace, Stream, time_of};
 use kvatlas_stream::machine::Verdict;
@@ -46,7 +46,7 @@ pub(crate) struct Holdings {
     /// Schemes by which the engine may compute block hashes.
     pub(super) schemes: Arc<[Scheme]>,
     /// Warnings that were logged.
-    pub(super) warned: Warned,
+    pub(super) warned: LoggedWarnings,
     /// Blocks cleared since the last log line.
     pub(super) forgotten: u64,
     /// Number of clears.
@@ -83,7 +83,7 @@ impl Holdings {
             shows_salts: false,
             limits,
             schemes: context.schemes.clone(),
-            warned: Warned::default(),
+            warned: LoggedWarnings::default(),
             forgotten: 0,
             clears: 0,
             had: HashMap::new(),

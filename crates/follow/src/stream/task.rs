@@ -51,7 +51,7 @@ pub(super) trait StreamSource: Send {
     fn poll_event(&mut self, cx: &mut Context<'_>) -> Poll<Self::Event>;
 
     /// Takes in an event.
-    fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> News;
+    fn take_in(&mut self, event: Self::Event, now: Duration, holdings: &mut Holdings) -> StreamNews;
 
     /// Time has passed.
     fn tick(&mut self, now: Duration, holdings: &mut Holdings);
@@ -65,7 +65,7 @@ pub(super) trait StreamSource: Send {
 
 /// Consequences of an event for the status.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct News {
+pub(super) struct StreamNews {
     /// True if the event shows whether all is well.
     pub(super) speaks: bool,
     /// True if the status must be reported before the next event.

@@ -6,7 +6,7 @@ use super::holdings::Holdings;
 
 /// Warnings that were logged.
 #[derive(Debug, Default)]
-pub(super) struct Warned {
+pub(super) struct LoggedWarnings {
     unknown_events: bool,
     /// About parents that are no blocks.
     parents: bool,

@@ -1,9 +1,11 @@
-//! Limits that are reached.
+//! Limits that are reached, and keyspaces without workers.
 
 use kvatlas_fake_engine::Publisher;
 use kvatlas_follow::config::StreamConfig;
+use kvatlas_follow::fleet::Fleet;
 use kvatlas_follow::limits::{Limit, LimitsConfig};
-use kvatlas_follow::state::State;
+use kvatlas_follow::state::{Registration, State};
+use tokio::runtime::Handle;
 
 use crate::bench::{Bench, impatient, registration, with_engine};
 
@@ -130,4 +132,37 @@ fn buffers_together_have_a_limit_and_nothing_is_lost_by_it() {
         assert_eq!(bench.fleet.shared().buffered(), 0);
         bench.leaves_nothing(engine, 1, 2011).await;
     });
+}
+
+/// A registration of an engine that is not there.
+fn nowhere(worker: &str, model: &str) -> Registration {
+    Registration {
+        worker: worker.to_owned(),
+        names: None,
+        model: model.to_owned(),
+        routing_group: "default".to_owned(),
+        block_size: 16,
+        rank: 0,
+        endpoint: "ipc:///nowhere/kvatlas".parse().expect("an endpoint"),
+        replay_endpoint: None,
+        topic: String::new(),
+        count_copies: true,
+        source: "test".to_owned(),
+    }
+}
+
+#[tokio::test]
+async fn keyspaces_without_workers_are_not_kept_without_end() {
+    let fleet = Fleet::new(StreamConfig::default(), &[], Handle::current());
+    fleet.register(nowhere("stays", "kept")).await.expect("new");
+    let kept = fleet.keyspace("kept", "default").expect("it is there");
+    for model in 0..1500 {
+        let model = format!("model-{model}");
+        fleet.register(nowhere("goes", &model)).await.expect("new");
+        fleet.unregister("goes", None, None).await.expect("it is there");
+        assert!(fleet.keyspace(&model, "default").is_some(), "the last worker leaving does not end a keyspace");
+    }
+    assert!(fleet.keyspaces().len() <= 1024);
+    assert!(std::ptr::eq(&*kept, &*fleet.keyspace("kept", "default").expect("it has a worker")));
+    fleet.stop().await;
 }

@@ -1,7 +1,6 @@
 //! Streams over real sockets, against an engine's sockets with faults.
 
 mod bench;
-mod fleet;
 mod gaps;
 mod impostors;
 mod joining;

@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use kvatlas_fake_engine::{Proxy, Publisher};
+use kvatlas_fake_engine::{CuttableProxy, Publisher};
 use kvatlas_follow::config::StreamConfig;
 use kvatlas_follow::state::{Registration, State};
 
@@ -120,7 +120,7 @@ fn batches_that_did_not_fit_are_waited_for() {
 fn the_replay_socket_goes_with_the_live_one() {
     with_engine(10_000, async |engine| {
         let port = engine.replay.rsplit(':').next().and_then(|port| port.parse().ok());
-        let proxy = Proxy::new(port.expect("a port"));
+        let proxy = CuttableProxy::new(port.expect("a port"));
         let replay = proxy.endpoint();
         let bench = Bench::new(registration(&engine.events, Some(&replay)), impatient()).await;
         engine.publish(10);

@@ -1,4 +1,4 @@
-//! The formats of metrics: OpenMetrics, and the text format 0.0.4 for whoever asks for that.
+//! The formats of metrics: OpenMetrics, and the Prometheus text format 0.0.4 on request.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use hyper::header::{ACCEPT, HeaderMap};
 pub(super) const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 pub(super) const TEXT: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// True if the headers rate plain text above OpenMetrics, which comes where they say nothing of either.
+/// True if the headers prefer plain text to OpenMetrics, which is the default.
 pub(super) fn prefers_text(headers: &HeaderMap) -> bool {
     let (mut open, mut text, mut any) = (None, None, None);
     let all = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
@@ -26,7 +26,7 @@ pub(super) fn prefers_text(headers: &HeaderMap) -> bool {
     text.is_some_and(|text| text > open.or(any).unwrap_or(0.0))
 }
 
-/// The text format 0.0.4: there a counter is named with its `_total`, and nothing marks the end.
+/// The text format 0.0.4: a counter's name ends with `_total`, and there is no end mark.
 pub(super) fn plain(open_metrics: &str) -> String {
     let mut out = String::with_capacity(open_metrics.len());
     let mut lines = open_metrics.lines().peekable();

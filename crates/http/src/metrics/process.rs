@@ -1,5 +1,4 @@
-//! Figures of this process, as the system gives them, under the names that Prometheus' own clients give them. Linux
-//! only.
+//! Metrics of this process from the operating system, under the names of Prometheus' own clients. Linux only.
 
 use std::fs;
 
@@ -9,10 +8,10 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 
-/// Ticks of a second in `/proc`: 100 on all of Linux' architectures that this is built for.
+/// Clock ticks per second in `/proc`: 100 on all supported Linux architectures.
 const TICKS: f64 = 100.0;
 
-/// Reads `/proc/self` when it is asked.
+/// A collector that reads `/proc/self` on each request.
 #[derive(Debug)]
 pub(super) struct Process;
 
@@ -53,7 +52,7 @@ impl Collector for Process {
     }
 }
 
-/// A field of `stat` by its number in the manual. The second one, the name, may have blanks in it.
+/// A field of `stat` by its number in the manual. The second field, the name, may contain blanks.
 fn field(stat: &str, number: usize) -> Option<f64> {
     stat.rsplit_once(')')?.1.split_whitespace().nth(number.checked_sub(3)?)?.parse().ok()
 }

@@ -19,7 +19,7 @@ use super::levels::ChangeRecord;
 use super::reclaim::{Guard, IndexId, Readers};
 use crate::sync::{AtomicPtr, Ordering};
 
-/// A box whose address may be known to readers.
+/// Box whose address readers may know.
 ///
 /// Unlike `Box` it may be moved while others point to its content.
 pub(crate) struct SharedBox<T>(pub(super) NonNull<T>);
@@ -30,7 +30,7 @@ unsafe impl<T: Send> Send for SharedBox<T> {}
 unsafe impl<T: Sync> Sync for SharedBox<T> {}
 
 impl<T> SharedBox<T> {
-    /// As a box that is the writer's alone: no reader has it any more.
+    /// Turns it into a box of the writer's alone: no reader has it any more.
     pub(crate) fn into_box(self) -> Box<T> {
         let it = std::mem::ManuallyDrop::new(self);
         // SAFETY: as when it is dropped, which it is not.
@@ -54,7 +54,7 @@ impl<T> Drop for SharedBox<T> {
     }
 }
 
-/// A thing that the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
+/// Cell whose content the writer replaces as a whole. Readers of any thread look at it, and any thread may replace and free
 /// it: hence the bounds, without which the pointer in it would let anything through.
 pub(crate) struct SwapCell<T: Send + Sync> {
     it: AtomicPtr<T>,
@@ -62,7 +62,7 @@ pub(crate) struct SwapCell<T: Send + Sync> {
 }
 
 impl<T: Send + Sync> SwapCell<T> {
-    /// Makes a thing published in the index of this writer.
+    /// Publishes a value in the index of this writer.
     pub(crate) fn new(it: T, writer: &WriterToken) -> Self {
         Self { it: AtomicPtr::new(Box::into_raw(Box::new(it))), index: writer.index }
     }
@@ -80,7 +80,7 @@ impl<T: Send + Sync> SwapCell<T> {
         GuardedPointer(ptr::from_ref(self.load(guard)))
     }
 
-    /// For the writer, which needs no guard as it alone replaces.
+    /// The content, for the writer, which needs no guard because it alone replaces it.
     #[inline]
     pub(crate) fn get(&self, writer: &WriterToken) -> &T {
         writer.assert_of(self.index);
@@ -124,14 +124,14 @@ impl<T> GuardedPointer<T> {
     }
 }
 
-/// Shows that the caller is the writer; there is one an index, inside its lock.
+/// Token of the writer; there is one an index, inside its lock.
 pub(crate) struct WriterToken {
     index: IndexId,
     pub(super) under_change: Arc<ChangeRecord>,
 }
 
 impl WriterToken {
-    /// The writer's, of the index that has these readers: to be made once.
+    /// The token of the writer of the index with these readers: to be made once.
     pub(crate) fn of(readers: &Readers) -> Self {
         Self { index: readers.index(), under_change: readers.under_change() }
     }

@@ -20,7 +20,7 @@ use super::run::{Run, RunRef};
 use super::table::Table;
 use crate::spread::Secret;
 
-/// (parent run, fork, first content hash) → run.
+/// Table from parent run, fork and first content hash to the child run.
 pub(crate) struct Children {
     table: Table,
     secret: Secret,
@@ -58,7 +58,7 @@ impl Children {
         Some(RunRef { head, guarded: PhantomData })
     }
 
-    /// The same for the writer: the run's id.
+    /// As [`Self::find`], for the writer: the run's id.
     #[inline]
     pub(crate) fn find_id(&self, parent: u32, fork: u32, content: u64, writer: &WriterToken) -> Option<u32> {
         writer.assert_of(self.index);

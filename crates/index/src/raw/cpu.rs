@@ -5,7 +5,7 @@
 //!
 //! **Checked by** the test below, which compares the lanes with a loop; the tests of `writer/slots.rs` stand on it.
 
-/// Asks for a cache line; has no other effect.
+/// Prefetches a cache line; has no other effect.
 #[inline]
 pub(crate) fn prefetch<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -17,7 +17,7 @@ pub(crate) fn prefetch<T>(it: &T) {
     let _ = it;
 }
 
-/// Asks for all cache lines of a thing at once.
+/// Prefetches all cache lines of a value.
 #[inline]
 pub(crate) fn prefetch_all<T>(it: &T) {
     #[cfg(target_arch = "x86_64")]
@@ -32,8 +32,8 @@ pub(crate) fn prefetch_all<T>(it: &T) {
     let _ = it;
 }
 
-/// Bit 2 i for each i with `lanes[i] == wanted`. Three instructions instead of some thirty: the table of names asks this
-/// for every block stored or removed.
+/// Mask with bit 2 i set for each i with `lanes[i] == wanted`. Three instructions instead of some thirty: the table of names
+/// asks this for every block stored or removed.
 #[inline]
 pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
     #[cfg(target_arch = "x86_64")]
@@ -47,8 +47,8 @@ pub(crate) fn equal_lanes(lanes: [u16; 8], wanted: u16) -> u32 {
     bytes & 0x5555
 }
 
-/// Bit 2 i for each i with `lanes[i] < than`, as signed numbers: all lanes at once, as a branch for each would be one that
-/// nobody can predict.
+/// Mask with bit 2 i set for each i with `lanes[i] < than`, as signed numbers: all lanes at once, as a branch for each would
+/// be one that nobody can predict.
 #[inline]
 pub(crate) fn lesser_lanes(lanes: [i16; 8], than: i16) -> u32 {
     #[cfg(target_arch = "x86_64")]

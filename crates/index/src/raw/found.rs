@@ -26,11 +26,11 @@ struct Reach {
     set: SetWord,
 }
 
-/// Findings so far of a walk under a guard that lives for `'p`: depths rise, sets shrink.
+/// Findings of a walk under a guard that lives for `'p`: depths rise, sets shrink.
 pub(crate) struct Reaches<'r, 'p>(&'r mut SmallVec<[Reach; 12]>, PhantomData<fn(&'p ()) -> &'p ()>);
 
 impl<'p> Reaches<'_, 'p> {
-    /// Adds that all of `set` reach `depth`.
+    /// Adds a set of holders that reach `depth`.
     #[inline]
     pub(crate) fn push(&mut self, depth: u32, set: SetRef<'p>) {
         let reach = Reach { depth, set: set.word() };
@@ -45,13 +45,13 @@ impl<'p> Reaches<'_, 'p> {
 /// The answer to a walk. `W` says who the holders are.
 pub(crate) struct WalkResult<'i, W> {
     reaches: SmallVec<[Reach; 12]>,
-    /// Account of who the holders are, as of the walk.
+    /// Ranks of the holders at the time of the walk.
     who: GuardedPointer<W>,
     guard: Guard<'i>,
 }
 
 impl<'i, W: Send + Sync> WalkResult<'i, W> {
-    /// Collects what `walk` finds, and who the holders were then.
+    /// Runs `walk`, and keeps what it finds with the holders' ranks at that time.
     #[inline]
     pub(crate) fn by(
         readers: &'i Readers,
@@ -72,7 +72,7 @@ impl<'i, W: Send + Sync> WalkResult<'i, W> {
         }
     }
 
-    /// Account of who the holders are.
+    /// Ranks of the holders.
     #[inline]
     pub(crate) fn who(&self) -> &W {
         // SAFETY: held under this guard.

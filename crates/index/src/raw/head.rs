@@ -43,7 +43,7 @@ impl Deref for LevelsNow<'_> {
     }
 }
 
-/// In [`Words::info`]: some run hangs off this one.
+/// Bit in [`Words::info`]: some run hangs off this one.
 const HAS_CHILDREN: u32 = 0x100;
 
 /// The first cache line of a run; its content hashes follow.
@@ -128,7 +128,7 @@ impl RunHead {
         }
     }
 
-    /// Makes `levels` the levels. A list that was spilled before is the result, to be retired.
+    /// Publishes `levels` as the run's levels. A list that was spilled before is the result, to be retired.
     pub(crate) fn publish(
         &self,
         levels: &[Level],
@@ -170,7 +170,7 @@ impl RunHead {
         None
     }
 
-    /// A change is done that readers saw by one store.
+    /// Counts a change that readers saw by one store.
     #[inline]
     fn next_version(&self) {
         let version = self.version.load(Ordering::Relaxed);

@@ -14,7 +14,7 @@ use super::set::{SetRef, SetWord};
 use super::thin::{Memory, ThinBox, ThinRef};
 use crate::sync::{AtomicPtr, AtomicU32, AtomicU64, AtomicUsize, Ordering, fence};
 
-/// The holders of positions up to `end` (exclusive, in blocks from the run's start).
+/// Level: the holders of a run's positions up to `end` (exclusive, in blocks from the run's start).
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Level {
     pub(crate) end: u32,
@@ -54,7 +54,7 @@ impl<'p> LevelsRef<'p> {
     }
 }
 
-/// Levels that live in the head of a run. The model checker has a day's work with three.
+/// Greatest number of levels kept in the head of a run. The model checker has a day's work with three.
 pub(super) const INLINE: usize = if cfg!(loom) { 1 } else { 3 };
 /// In [`Words::info`]: the number of levels, `SPILLED` if they do not fit into the head.
 pub(super) const COUNT: u32 = 0xff;
@@ -124,7 +124,7 @@ impl Words {
         self.ends.iter().zip(&self.sets).zip(levels).map(differs).sum()
     }
 
-    /// The writer's copy of its own.
+    /// Copies the words of another head of the writer.
     #[inline]
     pub(super) fn copy(&self, from: &Self) {
         self.info.store(from.info.load(Ordering::Relaxed), Ordering::Relaxed);
@@ -138,7 +138,7 @@ impl Words {
 }
 
 impl ChangeRecord {
-    /// The writer is about to begin this change of the head at an address, which has these words.
+    /// Records the words of a head before the writer begins a change of it.
     #[inline]
     pub(super) fn begin(&self, head: usize, words: &Words, change: u32) {
         let version = self.version.load(Ordering::Relaxed);

@@ -23,7 +23,7 @@ use super::levels::ChangeRecord;
 use crate::stats::step;
 use crate::sync::{AtomicU64, AtomicUsize, Ordering, fence, stripe_of_thread};
 
-/// Two cache lines, as Intel's spatial prefetcher fetches pairs.
+/// Counter on two cache lines of its own, as Intel's spatial prefetcher fetches pairs.
 #[repr(align(128))]
 struct Cell(AtomicU64);
 
@@ -49,7 +49,7 @@ impl IndexId {
     }
 }
 
-/// A reader at work. While it lives, nothing of its index that it has seen is freed.
+/// Guard of a reader at work: nothing it can see is freed. While it lives, nothing of its index that it has seen is freed.
 pub(crate) struct Guard<'r> {
     cell: &'r Cell,
     readers: &'r Readers,
@@ -80,13 +80,13 @@ impl Readers {
         }
     }
 
-    /// As many stripes as the machine has cores, and at most 32.
+    /// Counters with a stripe for each core of the machine, at most 32.
     pub(crate) fn for_this_machine() -> Self {
         let cores = std::thread::available_parallelism().map_or(8, usize::from);
         Self::new(cores.next_power_of_two().min(32))
     }
 
-    /// Counters, each on lines of its own.
+    /// Number of counters, each on cache lines of its own.
     pub(crate) fn places(&self) -> usize {
         self.cells.len()
     }
@@ -132,7 +132,7 @@ impl Drop for Guard<'_> {
     }
 }
 
-/// The writer's half: what is retired and not yet free.
+/// The writer's half of reclamation: what is retired and not yet free.
 pub(crate) struct RetiredList<T> {
     /// Things that were retired since the current wait began.
     fresh: Vec<T>,
@@ -156,7 +156,7 @@ impl<T> RetiredList<T> {
         !self.ready.is_empty()
     }
 
-    /// `thing` has been unlinked: no reader that comes now can find it.
+    /// Retires a thing that has been unlinked: no reader that comes now can find it.
     pub(crate) fn push(&mut self, thing: T) {
         self.fresh.push(thing);
     }
@@ -182,7 +182,7 @@ impl<T> RetiredList<T> {
         true
     }
 
-    /// Finds out what no reader can hold any more.
+    /// Looks at the counters, and moves on what no reader can hold any more.
     fn look(&mut self, readers: &Readers) {
         // Twice: what was fresh can often go at once.
         for _ in 0..2 {

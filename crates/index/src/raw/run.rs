@@ -28,7 +28,7 @@ use crate::position::NO_NAME;
 pub(crate) struct Run {
     head: NonNull<RunHead>,
     room: u32,
-    /// Blocks there are.
+    /// Number of blocks.
     len: u32,
     /// Content hashes ever written to this memory: readers may still look at those beyond `len`.
     written: u32,
@@ -40,7 +40,7 @@ unsafe impl Send for Run {}
 unsafe impl Sync for Run {}
 
 impl Run {
-    /// A run of no blocks yet.
+    /// An empty run.
     pub(crate) fn new(id: u32, parent: u32, fork: u32, room: usize) -> Self {
         let layout = Self::layout(room);
         // SAFETY: the layout is not empty.
@@ -116,7 +116,7 @@ impl Run {
         beyond[..n] == contents[..n]
     }
 
-    /// Content hashes in this memory, those beyond the last block included.
+    /// Number of content hashes in this memory, those beyond the last block included.
     pub(crate) fn written(&self) -> usize {
         self.written as usize
     }
@@ -149,7 +149,7 @@ impl Run {
         self.len = self.len.min(len as u32);
     }
 
-    /// The same run in new memory, with a copy of its levels.
+    /// Copies the run into new memory, with its levels.
     pub(crate) fn moved(&self, room: usize, spares: &mut Spares<(), Level>, writer: &WriterToken) -> Self {
         let len = self.len();
         assert!(len <= room);
@@ -193,7 +193,7 @@ impl<'p> RunRef<'p> {
         unsafe { self.head.as_ref() }
     }
 
-    /// The levels as of one moment, and the content hashes they reach over.
+    /// The levels at one moment, and the content hashes that they cover.
     #[inline]
     pub(crate) fn read(self, guard: &'p Guard<'_>) -> (LevelsRef<'p>, &'p [u64]) {
         let levels = self.head().levels(guard);

@@ -23,7 +23,7 @@ const KIND: u64 = 3;
 const OBJECT: u64 = 0;
 const MASK: u64 = 1;
 const FEW: u64 = 2;
-/// Holders below this fit into a mask.
+/// Number of holders that fit into a mask: those with lower numbers.
 pub(crate) const MASK_HOLDERS: u32 = 62;
 /// `FEW` keeps three holders of 20 bits; all ones is none.
 const FEW_BITS: u32 = 20;
@@ -51,7 +51,7 @@ impl SetRef<'_> {
     }
 }
 
-/// The members of a set, ready to be looked at.
+/// Members of a set, in one of the forms of a word.
 #[derive(Clone, Copy)]
 pub(crate) enum Members<'a> {
     Mask(u64),
@@ -62,7 +62,7 @@ pub(crate) enum Members<'a> {
 
 /// Head that goes before the members of a set that does not fit into a word.
 pub(crate) struct SetHead {
-    /// The xor of its members' words.
+    /// Key of the set: the xor of its members' random words.
     pub(crate) key: u64,
     /// Number of levels and copies that mean the set; the writer's own, an atomic only because readers may look beside
     /// it.
@@ -142,7 +142,7 @@ impl<'a> Set<'a> {
     }
 }
 
-/// Shows that the caller is the table that counts the references; there is one an index.
+/// Token of the table that counts the references; there is one an index.
 pub(crate) struct CountedToken(());
 
 impl CountedToken {

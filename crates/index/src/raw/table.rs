@@ -26,11 +26,11 @@ use crate::spread::{line_after, line_of};
 use crate::sync::{AtomicU64, Ordering};
 
 const SLOTS: usize = 7;
-/// Entries a line, on average, of a full table.
+/// Average number of entries a line in a full table.
 const FULL: usize = 4;
 const LOW: u64 = 0x0001_0101_0101_0101;
 const HIGH: u64 = LOW << 7;
-/// The overflow count is the top byte. What is beyond its maximum is counted aside.
+/// One more in the overflow count, which is the top byte. What is beyond its maximum is counted aside.
 const ONE_OVERFLOW: u64 = 1 << 56;
 const MAX_OVERFLOW: u64 = 255;
 

@@ -129,16 +129,16 @@ impl<'p, H, T> ThinRef<'p, H, T> {
     }
 }
 
-/// Boxes that no reader has any more, to be written anew: most of those that come are as large as one that went.
+/// Boxes to be written anew, because no reader has them any more: most of those that come are as large as one that went.
 pub(crate) struct Spares<H, T: Copy> {
     /// Boxes by their room.
     classes: Vec<Vec<ThinBox<H, T>>>,
     bytes: usize,
 }
 
-/// Larger ones are not kept.
+/// Greatest class of boxes that are kept.
 const MOST_CLASSES: usize = 64;
-/// Bytes beyond which spares are not kept.
+/// Greatest number of bytes of spares.
 const MOST_BYTES: usize = 64 << 10;
 
 impl<H, T: Copy> Spares<H, T> {
@@ -161,7 +161,7 @@ impl<H, T: Copy> Spares<H, T> {
         unsafe { ThinBox::write(std::mem::ManuallyDrop::new(spare).0, head, items) }
     }
 
-    /// Takes one back that no reader has any more.
+    /// Keeps a box that no reader has any more.
     pub(crate) fn keep(&mut self, it: ThinBox<H, T>) {
         let (class, bytes) = (class(it.get().items().len()), it.bytes());
         if class >= MOST_CLASSES || self.bytes + bytes > MOST_BYTES {
@@ -174,7 +174,7 @@ impl<H, T: Copy> Spares<H, T> {
         self.classes[class].push(it);
     }
 
-    /// Frees them.
+    /// Frees all spares.
     pub(crate) fn clear(&mut self) {
         *self = Self::new();
     }

@@ -21,7 +21,7 @@ use std::ptr::{self, NonNull};
 /// Zeros must be a value of it, and nothing must be done when it is dropped.
 pub(super) unsafe trait Zeroable {}
 
-/// See the module's text.
+/// List of zeros at first, whose memory comes page by page at the first write.
 pub(super) struct ZeroedList<T: Zeroable> {
     first: NonNull<T>,
     len: usize,
@@ -30,7 +30,7 @@ pub(super) struct ZeroedList<T: Zeroable> {
     owns: PhantomData<Box<[T]>>,
 }
 
-/// Words that are given back in one go: 2 MiB, which take the system a fifth of a millisecond.
+/// Greatest number of words that are given back at once: 2 MiB, which take the system a fifth of a millisecond.
 const PIECE: usize = 256 << 10;
 
 // SAFETY: it owns its elements as a Box does.

@@ -8,12 +8,12 @@ use crate::stats::step;
 
 /// Number of runs up to which a table of children is made at once.
 const FEW: usize = 1 << 9;
-/// Runs that are looked at for each that comes or goes while a table of children is made: it is complete before the old one
+/// Runs moved into a new table of children for each run that comes or goes meanwhile: it is complete before the old one
 /// is much fuller than it should be.
 const PACE: usize = 16;
 
 impl Runs {
-    /// Children of the root are too many to list, and nothing needs the list.
+    /// Lists a run among the children of its parent, unless that is the root, which has too many and needs no list.
     pub(super) fn hang(&mut self, id: u32, place: Place) {
         if place.run == ROOT {
             return;

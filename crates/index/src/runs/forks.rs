@@ -4,8 +4,8 @@ use std::mem;
 
 use smallvec::SmallVec;
 
-/// Children of one run that are listed. Of any more each holder counts those that it is in: a busy run has as many
-/// children as there are conversations, and what one holder does must not cost a look at everybody's.
+/// Greatest number of a run's children that are listed. Of any more each holder counts those that it is in: a busy run has
+/// as many children as there are conversations, and what one holder does must not cost a look at everybody's.
 const LISTED: u32 = 16;
 
 /// The places of one run where children hang, deepest first, each with its first child. Most runs with children have
@@ -45,7 +45,7 @@ impl Forks {
         }
     }
 
-    /// A listed child is gone; it was not the first of its place.
+    /// Counts a listed child that is gone; it was not the first of its place.
     pub(crate) fn remove(&mut self) {
         self.listed -= 1;
     }

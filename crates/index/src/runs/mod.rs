@@ -22,9 +22,9 @@ use crate::raw::{Children, Level, LevelsNow, Readers, Run, Spares, SwapCell, Wri
 use crate::retire::{Garbage, Trash};
 use crate::roster::Roster;
 
-/// A longer chain goes on in a child: bounds what moving a run costs.
+/// Greatest number of blocks in a run; a longer chain continues in a child: bounds what moving a run costs.
 pub(crate) const MAX_RUN: usize = 1 << 16;
-/// A run of fewer blocks grows by more than an eighth at once.
+/// Number of blocks below which a run grows by more than an eighth at once.
 const SHORT_RUN: usize = 64;
 const NO_RUN: u32 = u32::MAX;
 
@@ -54,14 +54,14 @@ pub(crate) struct ReaderEntry {
     pub(crate) roster: SwapCell<Roster>,
 }
 
-/// All runs.
+/// The trie of runs.
 pub(crate) struct Runs {
     entries: ChunkedList<Entry>,
     pages: Pages,
     free: ChunkedList<u32>,
     /// Entry point of readers.
     pub(crate) shown: Arc<ReaderEntry>,
-    /// The one that is being made.
+    /// The next table of children while it is made.
     next_children: Option<NextChildren>,
     live: usize,
     positions: usize,
@@ -132,7 +132,7 @@ impl Runs {
         unlisted.map(|id| (self.origin(id), self.levels(id).first().copied()))
     }
 
-    /// True if the bytes are what they must be.
+    /// True if the count of bytes is right.
     #[cfg(test)]
     pub(crate) fn is_counted(&self) -> bool {
         let forks: usize = self.entries.iter().flat_map(|e| &e.forks).map(|forks| forks.bytes()).sum();
@@ -178,13 +178,13 @@ impl Runs {
         self.get(at.run).names()[at.offset as usize]
     }
 
-    /// Asks for what tells the position of a number, as [`Self::position`] soon will.
+    /// Prefetches what [`Self::position`] reads for a number.
     #[inline]
     pub(crate) fn ask_for_page(&self, number: u32) {
         self.pages.ask_for(number);
     }
 
-    /// Asks for the name of a position, as [`Self::name`] soon will.
+    /// Prefetches what [`Self::name`] reads for a position.
     #[inline]
     pub(crate) fn ask_for_name(&self, at: Position) {
         prefetch(&self.get(at.run).names()[at.offset as usize]);
@@ -271,7 +271,7 @@ impl Runs {
         self.get_mut(id).truncate(len);
     }
 
-    /// Gives the pages beyond `len` blocks back.
+    /// Frees the pages beyond `len` blocks.
     fn cut_off(&mut self, id: u32, len: usize) {
         let was = self.get(id).len();
         self.positions -= was - len;
@@ -406,7 +406,7 @@ impl Runs {
         self.entries.len()
     }
 
-    /// The number of a run that no reader can mean any more.
+    /// Takes back the number of a run that no reader can mean any more.
     pub(crate) fn reuse(&mut self, id: u32) {
         self.free.push(id);
         if self.live == 0 && self.free.len() + 1 == self.entries.len() {
@@ -417,7 +417,7 @@ impl Runs {
 }
 
 impl Entry {
-    /// The list that nothing but the root is in.
+    /// Books of the root alone.
     fn of_root() -> ChunkedList<Self> {
         let mut entries = ChunkedList::default();
         entries.push(Self::free());

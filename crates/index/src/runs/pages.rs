@@ -9,7 +9,7 @@ use crate::raw::prefetch;
 use crate::stats::step;
 
 const BITS: u32 = 4;
-/// Blocks a page.
+/// Blocks in a page.
 pub(crate) const PAGE: u32 = 1 << BITS;
 pub(crate) const NO_PAGE: u32 = u32::MAX;
 /// Greatest number of pages, so that a position fits into 32 bits.
@@ -59,7 +59,7 @@ impl Pages {
         self.used
     }
 
-    /// A page for the run whose last page is `previous`.
+    /// Adds a page for the run whose last page is `previous`.
     pub(crate) fn add(&mut self, run: u32, previous: u32) -> u32 {
         let index = if previous == NO_PAGE { 0 } else { self.pages[previous as usize].index + 1 };
         let page = Page { run, index, previous };
@@ -75,7 +75,7 @@ impl Pages {
         id
     }
 
-    /// Gives a run's last page back; returns the one before.
+    /// Frees a run's last page; returns the one before.
     pub(crate) fn remove(&mut self, id: u32) -> u32 {
         let previous = self.pages[id as usize].previous;
         self.pages[id as usize] = Page { run: 0, index: self.free, previous: NO_PAGE };
@@ -106,7 +106,7 @@ impl Pages {
             .map(|page| (page << BITS, self.pages[page as usize].index * PAGE))
     }
 
-    /// Asks for the page of a number.
+    /// Prefetches the page of a number.
     #[inline]
     pub(crate) fn ask_for(&self, number: u32) {
         prefetch(&self.pages[(number >> BITS) as usize]);

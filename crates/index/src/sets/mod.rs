@@ -14,7 +14,7 @@ use crate::raw::{MASK_HOLDERS, Members};
 
 pub(crate) use self::table::Sets;
 
-/// The members of a set, kept.
+/// Copy of a set's members.
 pub(crate) enum OwnedMembers {
     Mask(u64),
     Few([u32; 3], usize),
@@ -103,7 +103,7 @@ impl NumberSet {
     }
 }
 
-/// The positions of a word's ones, after a base.
+/// Positions of a word's set bits, after a base.
 pub(crate) struct Bits {
     word: u64,
     base: u32,

@@ -14,12 +14,12 @@ fn as_bits(members: usize, highest: u32) -> bool {
 
 /// The writer's table of all sets that are objects.
 pub(crate) struct Sets {
-    /// With the key beside: most look-ups end without a look at the set.
+    /// Sets by their keys, which stand beside them: most look-ups end without a look at the set.
     objects: HashTable<(u64, SetBox)>,
     secret: Secret,
     /// Bytes of all sets.
     set_bytes: usize,
-    /// Sets that were unlinked: the writer retires them.
+    /// Sets that were unlinked and wait to be retired: the writer retires them.
     pub(crate) dead: Vec<SetBox>,
     /// Spare memory for sets to come.
     pub(crate) spares: Spares<SetHead, u64>,
@@ -110,7 +110,7 @@ impl Sets {
         set.mask_without(holder).unwrap_or_else(|| self.toggle(set, holder))
     }
 
-    /// The set with `holder` in it if it was not, and the reverse.
+    /// Adds `holder` to a set, or takes it out if it is in.
     fn toggle(&mut self, set: SetWord, holder: u32) -> SetWord {
         if let Some(word) = self.toggle_in_kind(set, holder) {
             return word;
@@ -138,7 +138,7 @@ impl Sets {
         self.object(key, holders.len(), bits)
     }
 
-    /// The same for an object, if the result is one of the same kind: copied as it is, but for one member.
+    /// As `toggle`, for an object whose result has the same form: copied as it is, but for one member.
     #[inline]
     fn toggle_in_kind(&mut self, set: SetWord, holder: u32) -> Option<SetWord> {
         let object = set.object(&self.counted)?;

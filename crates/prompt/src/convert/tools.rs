@@ -1,4 +1,4 @@
-//! The tools of a request as a template is shown them.
+//! Tools of a request in the form for templates.
 
 use memchr::memmem;
 use minijinja::Value;
@@ -12,14 +12,14 @@ use crate::messages::{field, given, with};
 use crate::prompt_failure::PromptFailure;
 use crate::request::{Parts, is_there, read};
 
-/// The fields of a function that engines keep, in vLLM's order.
+/// Fields of a function that vLLM keeps, in its order.
 const FIELDS: [&str; 5] = ["name", "description", "parameters", "strict", "defer_loading"];
 
-/// The same in SGLang's order, for what a request does not have.
+/// The same fields in SGLang's order, in which it appends those that a request lacks.
 const SGLANG_FIELDS: [&str; 5] = ["description", "name", "parameters", "strict", "defer_loading"];
 
-/// The tools of a request as templates have them: objects with `type` and `function`. Engines keep the fields they know,
-/// with null for a description or parameters that are not given.
+/// The tools of a request in the form for templates: objects with `type` and `function`. Engines keep the fields they
+/// know, with null for a missing description or missing parameters.
 pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let is_given = is_there(parts.tools);
     let choice = given(parts.tool_choice);
@@ -69,18 +69,18 @@ pub(crate) fn tools(endpoint: Endpoint, parts: &Parts<'_>, dialect: Dialect) -> 
     Ok(Some(tools.collect()))
 }
 
-/// A list of any JSON.
+/// Parses a list of any JSON.
 fn values(raw: &RawValue) -> Result<Vec<Value>, PromptFailure> {
     let list: CountedList<CountedValue, PART> = read(Some(raw)).ok_or(PromptFailure::BadMessages)?;
     Ok(list.0.into_iter().map(|CountedValue(value)| value).collect())
 }
 
-/// True if a `tool_choice` offers no tool: a string in a chat, an object in Messages.
+/// True if a `tool_choice` allows no tool: a string in a chat, an object in Messages.
 fn is_none(choice: &Value) -> bool {
     choice.as_str() == Some("none") || word(choice, "type").as_deref() == Some("none")
 }
 
-/// The only tool that a `tool_choice` offers.
+/// The only tool that a `tool_choice` allows.
 fn chosen(choice: &Value) -> Option<Value> {
     let kind = word(choice, "type")?;
     let inner = field(choice, "function").and_then(|function| field(&function, "name"));
@@ -112,7 +112,7 @@ fn of_chat(tool: &Value, dialect: Dialect) -> Result<Value, PromptFailure> {
     kept(&function, &order.iter().map(String::as_str).collect::<Vec<_>>())
 }
 
-/// These fields of a function: null for a description or parameters that it does not have, nothing for others.
+/// The fields `names` of a function: null for a missing description or missing parameters, and no other missing field.
 fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     present(function, "name").ok_or(PromptFailure::BadMessages)?;
     let fields = names.iter().filter_map(|name| {
@@ -122,12 +122,12 @@ fn kept(function: &Value, names: &[&str]) -> Result<Value, PromptFailure> {
     Ok(Value::from_pairs(fields.collect::<Vec<_>>()))
 }
 
-/// A field that is there and not null.
+/// A field that exists and is not null.
 fn present(map: &Value, name: &str) -> Option<Value> {
     field(map, name).filter(|value| !value.is_none())
 }
 
-/// The function that a tool of `POST /v1/messages` is shown as; none for those that SGLang leaves to the API's own.
+/// The function for a tool of `POST /v1/messages`; none for tools that SGLang reserves for the API itself.
 fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFailure> {
     let kind = word(tool, "type").unwrap_or_default();
     let own = ["web_search_", "computer_", "bash_", "text_editor_"];
@@ -147,7 +147,7 @@ fn of_messages(tool: &Value, dialect: Dialect) -> Result<Option<Value>, PromptFa
     kept(&function, &FIELDS).map(Some)
 }
 
-/// Adds the functions that a tool of `POST /v1/responses` is shown as.
+/// Adds the functions for a tool of `POST /v1/responses`.
 fn of_responses(
     tool: &Value,
     dialect: Dialect,
@@ -179,13 +179,14 @@ fn of_responses(
             let shown = with(tool, "parameters", dialect_chat::custom_parameters());
             functions.push((sglang(&with(&shown, "description", with_grammar(tool)))?, None));
         }
-        // Others are the engine's own, and no model is shown them. Namespaces are for one family of models with SGLang.
+        // Other types are run by the engine itself and shown to no model. SGLang has namespaces for one family of
+        // models only.
         _ => {}
     }
     Ok(())
 }
 
-/// The description of a tool of type `custom` with that of its input.
+/// The description of a tool of type `custom`, followed by the description of its input.
 fn with_grammar(tool: &Value) -> Value {
     let mut parts: Vec<String> = word(tool, "description").filter(|text| !text.is_empty()).into_iter().collect();
     if let Some(format) = field(tool, "format").filter(|format| word(format, "type").as_deref() == Some("grammar")) {
@@ -196,13 +197,13 @@ fn with_grammar(tool: &Value) -> Value {
     if parts.is_empty() { Value::from(()) } else { parts.join("\n\n").into() }
 }
 
-/// True if messages may add tools or remove some.
+/// True if messages may add or remove tools.
 pub(super) fn are_changed(messages: &RawValue) -> bool {
     let json = messages.get().as_bytes();
     [&b"tool_addition"[..], b"tool_removal"].iter().any(|kind| memmem::find(json, kind).is_some())
 }
 
-/// The tools of Messages after those that messages add and remove; none if no message does.
+/// The tools of a Messages request after the additions and removals in its messages; none if no message changes them.
 fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Result<Option<Vec<Value>>, PromptFailure> {
     if !are_changed(messages) {
         return Ok(None);
@@ -221,7 +222,7 @@ fn apply_changes(given: &[Value], messages: &RawValue, dialect: Dialect) -> Resu
             return Err(PromptFailure::OtherItem);
         }
         any = true;
-        // Each is looked for among all.
+        // A reference may name any tool of the request.
         take(0)?;
         let change = field(&block, "tool").ok_or(PromptFailure::BadMessages)?;
         let definition = field(&change, "definition");

@@ -1,4 +1,4 @@
-//! The environment of templates: filters, tests, functions and methods as Jinja in Python and transformers have them.
+//! The environment of templates: filters, tests, functions and methods of Jinja in Python and of transformers.
 
 use std::fmt;
 use std::sync::Arc;
@@ -11,11 +11,25 @@ use minijinja_contrib::pycompat;
 use super::pieces::{self, Pieces};
 use super::strftime::strftime;
 use super::syntax::syntax;
-use super::work::FUEL;
 use crate::allowance;
 use crate::python::{self, Json};
 
-/// The clock that templates take the time from.
+/// Limits on the work of a template, in instructions and in 64 bytes of output each; the larger one is for long chats.
+/// A template may go through all messages once per message of a short chat, but not of a long one.
+pub(super) const FUEL: [u64; 2] = [1_000_000, 8_000_000];
+
+/// Work allowed for any chat, for each of its messages, and for 64 bytes of text.
+const AT_LEAST: u64 = 200_000;
+const A_MESSAGE: u64 = 300;
+const A_STEP: u64 = 8;
+
+/// Index in [`FUEL`] of the limit for a chat with this number of messages and bytes of text.
+pub(super) fn fuel_for(messages: usize, bytes: usize) -> usize {
+    let needs = AT_LEAST + A_MESSAGE * messages as u64 + A_STEP * (bytes as u64 / 64);
+    usize::from(needs > FUEL[0])
+}
+
+/// The source of the current time in templates.
 #[derive(Clone)]
 pub(crate) struct Clock(Arc<dyn Fn() -> Zoned + Send + Sync>);
 
@@ -33,13 +47,13 @@ impl fmt::Debug for Clock {
 
 #[cfg(test)]
 impl Clock {
-    /// A clock that stands still.
+    /// A clock with a fixed time.
     pub(crate) fn at(time: Zoned) -> Self {
         Self(Arc::new(move || time.clone()))
     }
 }
 
-/// An environment with no templates.
+/// An environment without templates.
 pub(super) fn environment(clock: Clock) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(FUEL[0]));
@@ -72,7 +86,7 @@ pub(super) fn environment(clock: Clock) -> Environment<'static> {
     environment
 }
 
-/// `json.dumps`: Jinja's own filter escapes what is special in HTML, and transformers replaces it.
+/// `json.dumps`: transformers replaces Jinja's own filter, which escapes HTML.
 fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, Error> {
     let ascii = named(&args, &kwargs, 0, "ensure_ascii")?.is_some_and(|value| value.is_true());
     let indent = named(&args, &kwargs, 1, "indent")?.filter(|value| !value.is_none());
@@ -93,12 +107,12 @@ fn to_json(value: &Value, args: Rest<Value>, kwargs: Kwargs) -> Result<String, E
     json.dump(value).ok_or_else(|| Error::new(ErrorKind::InvalidOperation, "this is not JSON serializable"))
 }
 
-/// Returns the indentation of the first level: so many spaces, or a string.
+/// The indentation of the first level: a number of spaces, or a string.
 fn indentation(indent: &Value) -> Result<String, Error> {
     if let Some(text) = indent.as_str().filter(|text| text.len() <= WIDEST) {
         return Ok(text.to_owned());
     }
-    // A bool is an int in Python, and less than none is none.
+    // A bool is an int in Python, and a negative number means none.
     let spaces =
         if indent.kind() == ValueKind::Bool { i64::from(indent.is_true()) } else { i64::try_from(indent.clone())? };
     let spaces = usize::try_from(spaces).unwrap_or(0);
@@ -108,29 +122,29 @@ fn indentation(indent: &Value) -> Result<String, Error> {
     Ok(" ".repeat(spaces))
 }
 
-/// An argument, by name or place.
+/// An argument, by name or position.
 fn named(args: &Rest<Value>, kwargs: &Kwargs, place: usize, name: &str) -> Result<Option<Value>, Error> {
     Ok(kwargs.get::<Option<Value>>(name)?.or_else(|| args.get(place).cloned()))
 }
 
-/// Bytes of an indentation at most, and the longest width of a field in a format.
+/// Widest indentation in bytes, and widest field of a format.
 const WIDEST: usize = 64;
 const LONGEST_WIDTH: usize = 4;
 
-/// Bytes that an item of a list takes, with a short text.
+/// Bytes counted for an item of a list, with a short text.
 const ITEM: usize = 48;
 
-/// Checks that a method may make so many bytes. What it makes is counted when it is there; it must not be made first.
+/// Checks that a method may return `bytes` bytes. Its result is counted once made, but must not be made first.
 fn check(state: &State<'_, '_>, bytes: usize) -> Result<(), Error> {
     let left = state.fuel_levels().map_or(u64::MAX, |(_, left)| left);
     if bytes as u64 / 64 > left || !allowance::has_room_for(bytes) {
-        // All that is left.
+        // The remaining work.
         state.consume_fuel(left)?;
     }
     Ok(())
 }
 
-/// Checks the arguments of methods whose results can be many times as long as the text.
+/// Checks the arguments of methods whose results can be many times as long as their text.
 fn check_method(state: &State<'_, '_>, text: &str, name: &str, args: &[Value]) -> Result<(), Error> {
     let first = args.first().and_then(Value::as_str);
     match (name, first, args.get(1).and_then(Value::as_str)) {

@@ -1,19 +1,19 @@
-//! Inline system messages: what a template makes of one that is not the first, found as engines find it.
+//! Inline system messages: how a template treats a system message that is not the first, tested as engines test it.
 
 use minijinja::{Environment, Value};
 
 use super::environment::{Clock, environment};
-use super::generation;
+use super::syntax;
 use crate::dialect::{Dialect, Engine};
 use crate::messages::object;
 
-/// Name of the template in an environment of its own.
+/// Name of the only template in its environment.
 const NAME: &str = "chat";
 
-/// A text that templates do not write of themselves.
+/// A text that no template writes by itself.
 const SENTINEL: &str = "\u{e002}the second system message\u{e003}";
 
-/// The outcome for a system message behind a user's.
+/// A template's treatment of a system message after a user's.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum InlineSystem {
     Written,
@@ -22,10 +22,10 @@ pub(super) enum InlineSystem {
 }
 
 impl InlineSystem {
-    /// The outcome for a template. Engines try it without what transformers adds to Jinja, so a template that needs
-    /// such a function, or marks what was generated, counts as one that refuses.
+    /// Tests a template. Engines test it without the functions that transformers adds to Jinja, so a template that
+    /// needs one of them, or marks generated text, counts as one that refuses.
     pub(super) fn of(source: &str) -> Self {
-        if generation::without_marks(source) != source {
+        if syntax::without_marks(source) != source {
             return Self::Refused;
         }
         match text(environment(Clock::default()), source) {
@@ -35,7 +35,7 @@ impl InlineSystem {
         }
     }
 
-    /// True if the engine takes such messages to the top.
+    /// True if the engine moves inline system messages to the top.
     pub(super) fn is_merged(self, dialect: Dialect) -> bool {
         match dialect.engine() {
             Engine::Vllm => self == Self::Refused,

@@ -1,19 +1,19 @@
-//! A test of whether a template writes each message for itself, so that a next turn needs only its last messages
-//! written.
+//! A test of whether a template writes each message independently, so that a next turn needs only its last messages
+//! rendered.
 //!
-//! Read from the syntax tree, once, when a template is compiled. It holds if messages are used in two ways only: one loop
-//! over all of them, and the first one by its number. What the loop's body writes for a message may then depend on that
-//! message and the ones beside it, on being the first or last, on being at an even place, and on what stands around the
-//! messages; nothing of it is carried from one message to the next. Whatever is not known to be so is taken not to be.
+//! Derived from the syntax tree once, when a template is compiled. It holds if messages are used in two ways only: one
+//! loop over all of them, and the first one by its index. The output of the loop's body for a message may then depend
+//! on the message and its neighbours, on its being the first or last, on its index being even, and on values from
+//! outside the loop; nothing is carried from one message to the next. Anything unknown counts as dependent.
 
 use minijinja::Error;
 use minijinja::machinery::ast::{BinOpKind, Call, CallArg, CompareOpKind, Expr, ForLoop, Stmt};
 use minijinja::machinery::parse;
 
-/// Functions whose value depends on their arguments only.
+/// Functions whose result depends on their arguments only.
 const PURE: [&str; 4] = ["raise_exception", "range", "dict", "namespace"];
 
-/// True if a template writes each message for itself.
+/// True if a template writes each message independently.
 pub(super) fn is_local(source: &str) -> Result<bool, Error> {
     let template = parse(source, "chat", super::syntax::syntax())?;
     let mut reader = Reader { place: Place::Around, over: false, within: false, captured: false };
@@ -23,7 +23,7 @@ pub(super) fn is_local(source: &str) -> Result<bool, Error> {
 /// The innermost loop around a place in the template.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Place {
-    /// None: what stands around the messages.
+    /// No loop.
     Around,
     Messages,
     Other,
@@ -31,11 +31,11 @@ enum Place {
 
 struct Reader {
     place: Place,
-    /// True if the loop over the messages has begun.
+    /// True once the loop over the messages has begun.
     over: bool,
-    /// True if the loop over the messages has not ended.
+    /// True until the loop over the messages has ended.
     within: bool,
-    /// True if the output goes into a variable.
+    /// True if the output is assigned to a variable.
     captured: bool,
 }
 
@@ -104,8 +104,8 @@ impl Reader {
         is_fine
     }
 
-    /// True if `target` may be assigned to: variables of the loop over messages are forgotten with each message, fields
-    /// of objects are not.
+    /// True if `target` may be assigned to: variables of the loop over messages are reset with each message, fields of
+    /// objects are not.
     fn sets(&self, target: &Expr<'_>) -> bool {
         match target {
             Expr::Var(var) => !matches!(var.id, "messages" | "loop"),
@@ -165,7 +165,7 @@ impl Reader {
     fn calls(&self, call: &Call<'_>) -> bool {
         let is_pure = match &call.expr {
             Expr::Var(var) => PURE.contains(&var.id),
-            // A method: of a value, and values do not change.
+            // A method of a value; values are immutable.
             Expr::GetAttr(method) => self.reads(&call.expr) && !is_named(&method.expr, "loop"),
             _ => false,
         };
@@ -179,7 +179,7 @@ impl Reader {
         })
     }
 
-    /// True if a message with this number may be looked at: the first one, and in the loop the ones beside.
+    /// True if `number` may be used as an index of messages: 0, and in the loop the neighbours' indexes.
     fn numbers(&self, number: &Expr<'_>) -> bool {
         if is_number(number, 0) {
             return true;
@@ -204,7 +204,7 @@ fn is_number(expression: &Expr<'_>, number: i64) -> bool {
     expression.as_const().and_then(|value| value.is_integer().then(|| value.as_i64())?) == Some(number)
 }
 
-/// Returns the number from which the loop's count begins, if the expression is that count.
+/// The initial value of the loop's counter, if the expression is a counter of the loop.
 fn place(expression: &Expr<'_>) -> Option<i64> {
     match expression {
         Expr::GetAttr(field) if is_named(&field.expr, "loop") => match field.name {
@@ -216,7 +216,7 @@ fn place(expression: &Expr<'_>) -> Option<i64> {
     }
 }
 
-/// True if the loop's count is compared with its first number.
+/// True if the comparison tests for the first message.
 fn is_first(left: &Expr<'_>, right: &Expr<'_>) -> bool {
     place(left).is_some_and(|first| is_number(right, first))
 }
@@ -252,7 +252,7 @@ mod tests {
             ("{% set ns = namespace(a=1) %}{% set ns.a = 2 %}{% for m in messages %}{{ ns.a }}{% endfor %}", true),
             ("{% for m in messages %}{{ m.content.split('x')[-1] | trim }}{% endfor %}{{ messages[0] }}", true),
             ("{% if tools %}{% for m in messages %}{{ m }}{% endfor %}{% endif %}", true),
-            // Nothing that is over all messages.
+            // Anything computed over all messages.
             ("{{ messages[0].content }}", false),
             ("{% for m in messages %}{{ m }}{% endfor %}{% for m in messages %}{{ m }}{% endfor %}", false),
             ("{{ messages | length }}{% for m in messages %}{{ m }}{% endfor %}", false),

@@ -1,93 +1,85 @@
-//! Chat templates: Jinja with what Hugging Face's transformers offers them, which is what engines render with.
+//! Chat templates: Jinja with the additions of Hugging Face's transformers, as rendered by engines.
 
-mod doubling;
 mod environment;
-mod generation;
-#[cfg(test)]
-mod golden;
 mod inline_system;
 mod local;
-mod metered_messages;
 mod output;
 mod pieces;
 mod strftime;
 mod syntax;
 mod wants_parts;
-mod work;
 
 use minijinja::{Environment, ErrorKind, Value};
 
 use crate::allowance;
 use crate::dialect::Dialect;
-use crate::error::Error;
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_failure::{Error, PromptFailure};
 use crate::rope::Rope;
 
 pub(crate) use environment::Clock;
+use environment::{FUEL, fuel_for};
 use inline_system::InlineSystem;
-use metered_messages::MeteredMessages;
-use output::Output;
-use work::{FUEL, fuel_for};
+use output::{MeteredMessages, Output};
 
-/// The name of the only template in its environment.
+/// Name of the only template in its environment.
 const NAME: &str = "chat";
 
-/// A chat template, compiled.
+/// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
-    /// Environments with the template, which differ in how much it may do: [`FUEL`].
+    /// Environments with the template, one for each limit of [`FUEL`].
     environments: [Environment<'static>; FUEL.len()],
-    /// True if the template takes the content of a message as a list of parts: it does if it loops over one.
+    /// True if the template takes a message's content as a list of parts, which it does if it loops over the content.
     pub as_parts: bool,
-    /// True if the template writes each message for itself.
+    /// True if the template writes each message independently.
     is_local: bool,
     inline_system: InlineSystem,
-    /// The variable by which SGLang has the template leave out thinking.
+    /// The variable by which SGLang turns the template's thinking off.
     pub(crate) toggle: Option<&'static str>,
     special_tokens: Vec<(String, Value)>,
 }
 
-/// The variables that a template is rendered with, beside special tokens.
+/// The variables of a rendering, besides special tokens.
 #[derive(Debug, Default)]
 pub struct Variables {
-    /// The messages, as templates take them.
+    /// The messages in the form for templates.
     pub messages: Vec<Value>,
-    /// The tools offered; undefined is not the same as none.
+    /// The offered tools; undefined differs from none.
     pub tools: Option<Value>,
-    /// The documents, for templates that take them.
+    /// The documents, for templates with retrieval.
     pub documents: Option<Value>,
-    /// True if the beginning of the assistant's answer follows.
+    /// True if the text ends with the beginning of the assistant's answer.
     pub add_generation_prompt: bool,
-    /// Any others, which go before those above but for the messages.
+    /// Further variables, which override those above except the messages.
     pub more: Vec<(String, Value)>,
 }
 
-/// A text that was written before.
+/// A text rendered earlier, from which the next one is likely to continue.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct KnownText<'t> {
     pub(crate) text: &'t Rope<u8>,
-    /// Places at which the text of each message begins; empty if they are not known.
+    /// Offsets at which the text of each message begins; empty if unknown.
     pub(crate) begins: &'t [usize],
-    /// Number of messages that are the same, if all else that the template is given is the same too; else 0.
+    /// Number of equal leading messages, if all other inputs of the template are equal; else 0.
     pub(crate) known: usize,
 }
 
-/// The text that a template writes.
+/// A rendered text.
 #[derive(Debug)]
 pub(crate) struct Text {
     pub(crate) text: Rope<u8>,
-    /// Number of leading bytes that are those of the earlier text.
+    /// Number of leading bytes shared with the earlier text.
     pub(crate) same: usize,
-    /// Places at which the text of each message begins, as in [`KnownText`].
+    /// Offsets at which the text of each message begins, as in [`KnownText`].
     pub(crate) begins: Vec<usize>,
 }
 
 impl ChatTemplate {
-    /// Compile it. `special_tokens` are what `bos_token`, `eos_token` and so on are in it.
+    /// Compiles a template. `special_tokens`: names (`bos_token`, `eos_token`, …) and texts of special tokens.
     ///
     /// # Errors
     ///
-    /// [`Error::Template`]: it is not valid, or uses what is not supported here.
+    /// [`Error::Template`]: the source is not valid, or uses an unsupported feature.
     pub fn new<K: Into<String>, V: Into<String>>(
         source: &str,
         special_tokens: impl IntoIterator<Item = (K, V)>,
@@ -100,13 +92,13 @@ impl ChatTemplate {
         special_tokens: impl IntoIterator<Item = (K, V)>,
         clock: Clock,
     ) -> Result<Self, Error> {
-        if doubling::adds_to_itself(source) {
+        if syntax::adds_to_itself(source) {
             let message = "adds a value to itself, which can make more than any memory holds".to_owned();
             return Err(Error::Template { message });
         }
         let inline_system = InlineSystem::of(source);
         let toggle = ["enable_thinking", "thinking"].into_iter().find(|name| has_word(source, name));
-        let source = generation::without_marks(source);
+        let source = syntax::without_marks(source);
         let invalid = |error: minijinja::Error| Error::Template { message: format!("is not valid: {error}") };
         let as_parts = wants_parts::wants_parts(&source).map_err(invalid)?;
         let is_local = local::is_local(&source).map_err(invalid)?;
@@ -122,23 +114,23 @@ impl ChatTemplate {
         Ok(Self { environments, as_parts, is_local, inline_system, toggle, special_tokens })
     }
 
-    /// True if an engine takes system messages of Messages to the top for this template.
+    /// True if an engine moves system messages of Messages to the top for this template.
     pub(crate) fn merges_system(&self, dialect: Dialect) -> bool {
         self.inline_system.is_merged(dialect)
     }
 
-    /// The text of a chat.
+    /// Renders the text of a chat.
     ///
     /// # Errors
     ///
-    /// In words: what the template refuses the messages for, or how it fails for them.
+    /// The template's own message for a refusal, or a description of its failure.
     pub fn render(&self, variables: Variables) -> Result<String, String> {
         let nothing = Rope::default();
         let (_, text, _) = self.write(&nothing, variables)?;
         String::from_utf8(text).map_err(|_| "a template wrote something that is not text".to_owned())
     }
 
-    /// The text of a chat after an earlier text: what is of that is not written again.
+    /// Renders the text of a chat after an earlier text, and shares the beginning that both have.
     pub(crate) fn render_after(&self, earlier: KnownText<'_>, variables: Variables) -> Result<Text, String> {
         if let Some(text) = self.last_messages(earlier, &variables) {
             return Ok(text);
@@ -147,12 +139,12 @@ impl ChatTemplate {
         Ok(Text { text: earlier.text.join_vec(same, rest), same, begins })
     }
 
-    /// The text where only its end has to be written. None: all of it has to be.
+    /// Renders only the end of a text. None: the whole text has to be rendered.
     ///
-    /// What is written for a message depends on those beside it, on its being the first or last, and on whether its place
-    /// is even ([`local`]). So the last message that is known may be written in another way now, and all before are as
-    /// they were. What is rendered is a shorter chat: the first message, and from at least one before the last known one
-    /// on, so that the last known one has its own neighbours, with an even number left out between.
+    /// The text of a message depends on its neighbours, on its being the first or last, and on its index being even
+    /// ([`local`]). The last known message may therefore be written differently now, and all before it are unchanged. A
+    /// shorter chat is rendered: the first message, and the messages from at least one before the last known message
+    /// on, so that the last known message keeps its neighbours, with an even number of messages left out in between.
     fn last_messages(&self, earlier: KnownText<'_>, variables: &Variables) -> Option<Text> {
         let KnownText { text, begins, known } = earlier;
         let messages = &variables.messages;
@@ -171,7 +163,7 @@ impl ChatTemplate {
         };
         let count = short.messages.len();
         let (same, rest, made) = self.write(text, short).ok()?;
-        // What stands before the first message, and that one, must have come out as before.
+        // The text around the first message must be equal to the earlier one.
         if made.len() != count || made[0] != begins[0] || made[1] != begins[1] || same < made[1] {
             return None;
         }
@@ -184,8 +176,8 @@ impl ChatTemplate {
         Some(Text { text: text.join_slice(same, &new[same - start..]), same, begins: all })
     }
 
-    /// Writes the text. Returns how many bytes are those of the earlier text, those that follow, and where the text for
-    /// each message begins, if each is written for itself.
+    /// Renders into an output. Returns the number of bytes shared with the earlier text, the bytes after them, and the
+    /// offset of each message's text, if messages are written independently.
     fn write(&self, earlier: &Rope<u8>, variables: Variables) -> Result<(usize, Vec<u8>, Vec<usize>), String> {
         let (length, count) = (texts_length(&variables.messages), variables.messages.len());
         let room = if earlier.len() == 0 { length } else { 0 };
@@ -216,15 +208,15 @@ impl ChatTemplate {
     }
 }
 
-/// Bytes that the texts of messages are, where they are strings, and a little for what a template writes around each.
+/// Bytes of the messages' texts, where they are strings, and an allowance for the template's text around each.
 fn texts_length(messages: &[Value]) -> usize {
-    /// Marks and names.
+    /// Bytes of marks and names around one message.
     const AROUND: usize = 64;
     let text = |message: &Value| message.get_attr("content").ok()?.as_str().map(str::len);
     messages.iter().map(|message| text(message).unwrap_or(0) + AROUND).sum()
 }
 
-/// True if a name stands in a template, be it in what is code there or not.
+/// True if a name occurs anywhere in a template, in code or in text.
 fn has_word(source: &str, name: &str) -> bool {
     let is_other = |at: Option<char>| at.is_none_or(|char| !char.is_alphanumeric() && !"_<>/\"'.".contains(char));
     let is_word =
@@ -236,7 +228,7 @@ fn has_word(source: &str, name: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// A chat that goes on, and is cut back, turn by turn: with the text of the turn before and without, it is the same.
+    /// A chat that grows and is cut back turn by turn: rendering with the previous text gives the same as without.
     #[test]
     fn the_end_alone_is_as_all_of_it() {
         let public: serde_json::Value =
@@ -272,7 +264,7 @@ mod tests {
                     Value::from_pairs([("role", Value::from(role)), ("content", content)])
                 };
                 let (mut before, mut chat) = (Text { text: Rope::default(), same: 0, begins: Vec::new() }, Vec::new());
-                // So many messages stay, and so many come.
+                // Numbers of messages to keep and to add.
                 for (step, (stay, come)) in
                     [(0, 3), (3, 1), (4, 1), (4, 2), (6, 5), (11, 1), (9, 3), (11, 0), (8, 6), (14, 1), (4, 1), (5, 9)]
                         .into_iter()

@@ -1,39 +1,44 @@
-//! The output of a template, beside an earlier text that most of it repeats.
+//! The output of a template, compared with an earlier text that most of it repeats, and offsets of messages in it.
 
 use std::io::{self, Write};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::Ordering::Relaxed;
+
+use minijinja::Value;
+use minijinja::value::{Enumerator, Object, ObjectRepr};
+use parking_lot::Mutex;
 
 use crate::allowance;
 use crate::prompt_failure::PromptFailure;
 use crate::rope::Rope;
 
-/// The least room for bytes that are not in the earlier text.
+/// Smallest initial capacity for bytes that are not in the earlier text.
 const ROOM: usize = 4096;
 
-/// Bytes of a text beyond which no more is written. No prompt of that length is looked at.
+/// Longest output, in bytes. No prompt of this length is tokenized.
 const LONGEST: usize = 32 << 20;
 
-/// Writes from one look at the clock to the next.
+/// Number of writes between two readings of the clock.
 const LOOK: usize = 64;
 
-/// A text that begins as an earlier one does, as far as it does.
+/// Output that shares its beginning with an earlier text.
 pub(super) struct Output<'t> {
     earlier: &'t Rope<u8>,
-    /// Number of bytes that are the same so far.
+    /// Number of shared bytes so far.
     same: usize,
-    /// The bytes after these.
+    /// The bytes after the shared ones.
     rest: Vec<u8>,
-    /// Bytes to make room for at first.
+    /// Initial capacity for new bytes.
     room: usize,
-    /// Number of bytes written, for others to see.
+    /// Number of bytes written, shared with [`MeteredMessages`].
     written: Arc<AtomicUsize>,
     /// Number of writes.
     writes: usize,
 }
 
 impl<'t> Output<'t> {
-    /// `room`: bytes to make room for where the text is no longer that of the earlier one.
+    /// `room`: initial capacity for the bytes after the shared ones.
     pub(super) fn after(earlier: &'t Rope<u8>, room: usize) -> Self {
         Self { earlier, same: 0, rest: Vec::new(), room: room.max(ROOM), written: Arc::default(), writes: 0 }
     }
@@ -42,7 +47,7 @@ impl<'t> Output<'t> {
         &self.written
     }
 
-    /// Returns how many bytes are those of the earlier text, and those that follow.
+    /// The number of shared bytes, and the bytes after them.
     pub(super) fn text(self) -> (usize, Vec<u8>) {
         (self.same, self.rest)
     }
@@ -76,6 +81,64 @@ impl Write for Output<'_> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Messages for a template that loops over them once ([`super::local`]), which record the output's length as each is
+/// read.
+#[derive(Debug)]
+pub(super) struct MeteredMessages {
+    messages: Vec<Value>,
+    /// Bytes of output so far.
+    written: Arc<AtomicUsize>,
+    begins: Mutex<Vec<usize>>,
+}
+
+impl MeteredMessages {
+    pub(super) fn new(messages: Vec<Value>, written: Arc<AtomicUsize>) -> Arc<Self> {
+        let begins = Mutex::new(Vec::with_capacity(messages.len()));
+        Arc::new(Self { messages, written, begins })
+    }
+
+    /// The length of the output when each message was taken from the list.
+    pub(super) fn begins(&self) -> Vec<usize> {
+        std::mem::take(&mut self.begins.lock())
+    }
+}
+
+impl Object for MeteredMessages {
+    fn repr(self: &Arc<Self>) -> ObjectRepr {
+        ObjectRepr::Seq
+    }
+
+    fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
+        self.messages.get(key.as_usize()?).cloned()
+    }
+
+    fn enumerate(self: &Arc<Self>) -> Enumerator {
+        Enumerator::Iter(Box::new(MeteredIterator { all: self.clone(), next: 0 }))
+    }
+}
+
+struct MeteredIterator {
+    all: Arc<MeteredMessages>,
+    next: usize,
+}
+
+impl Iterator for MeteredIterator {
+    type Item = Value;
+
+    fn next(&mut self) -> Option<Value> {
+        let message = self.all.messages.get(self.next)?.clone();
+        self.next += 1;
+        let begins = &mut self.all.begins.lock();
+        begins.push(self.all.written.load(Relaxed));
+        Some(message)
+    }
+
+    fn size_hint(&self) -> (usize, Option<usize>) {
+        let left = self.all.messages.len() - self.next;
+        (left, Some(left))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Texts that a template joins only to write them: `{{ a + b + c }}` copies `a` twice before it is written. They are
-//! written one after another instead.
+//! Concatenations that a template only writes: `{{ a + b + c }}` copies `a` twice before it is written. They are
+//! written piece by piece instead.
 
 use std::fmt;
 use std::sync::Arc;
@@ -8,7 +8,7 @@ use minijinja::machinery::{Token, tokenize};
 use minijinja::value::{Object, Rest};
 use minijinja::{Environment, Error, State, Value, context};
 
-/// The function by which a template joins what it writes.
+/// Name of the function that replaces the concatenations.
 const JOINED: &str = "_kvatlas_joined";
 
 /// Texts to be written one after another.
@@ -37,20 +37,20 @@ fn join(state: &State<'_, '_>, values: Rest<Value>) -> Result<Value, Error> {
     if values.iter().all(|value| value.as_str().is_some()) {
         return Ok(Value::from_object(Pieces(values)));
     }
-    // Numbers are added, and lists are joined; anything else is an error of the operator.
+    // Numbers are added and lists concatenated; other types are an error of the operator.
     let sum = state.env().compile_expression("left + right")?;
     let mut values = values.into_iter();
     let first = values.next().unwrap_or_default();
     values.try_fold(first, |left, right| sum.eval(context! { left, right }))
 }
 
-/// A template that writes in pieces what it would join with `+` to write it at once.
+/// Replaces the `+` between written texts of a template by calls of [`JOINED`].
 pub(super) fn with_pieces(source: &str) -> String {
     let mut made = String::with_capacity(source.len() + 1024);
     let mut done = 0;
     let mut inner: Option<Vec<(Token<'_>, usize, usize)>> = None;
     for token in tokenize(source, false, super::syntax::syntax()) {
-        // The compiler says what is wrong.
+        // The compiler reports the error.
         let Ok((token, span)) = token else { return source.to_owned() };
         match (&token, &mut inner) {
             (Token::VariableStart, _) => inner = Some(Vec::new()),
@@ -79,7 +79,7 @@ pub(super) fn with_pieces(source: &str) -> String {
     made
 }
 
-/// The places of the operators, if an expression is a sum: names, strings, calls and filters with `+` between them.
+/// The positions of the operators, if an expression is a sum: names, strings, calls and filters with `+` between them.
 fn pluses(tokens: &[(Token<'_>, usize, usize)]) -> Option<Vec<(usize, usize)>> {
     const OPERATORS: [&str; 7] = ["if", "else", "and", "or", "not", "in", "is"];
     let (mut found, mut depth, mut is_empty) = (Vec::new(), 0_usize, true);

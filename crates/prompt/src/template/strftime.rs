@@ -1,4 +1,4 @@
-//! Times as `datetime.now().strftime` writes them in Python, where engines render templates.
+//! Times formatted as by Python's `datetime.now().strftime`, with which engines render templates.
 
 use std::iter::Peekable;
 use std::str::Chars;
@@ -6,11 +6,10 @@ use std::str::Chars;
 use jiff::fmt::strtime::{BrokenDownTime, Config, PosixCustom};
 use jiff::{Error, Zoned};
 
-/// Directives that Python leaves to the C library, which writes the same in the C locale, in which Python is unless
-/// told otherwise.
+/// Directives that Python leaves to the C library, and that jiff writes like the C locale, Python's default.
 const SHARED: &str = "aAbBcCdDeFgGhHIjklmMnpPrRsStTuUVwWxXyY%";
 
-/// The time in this format. The time has no zone, as `datetime.now()` has none: `%Z` and `%z` are empty.
+/// Formats a time. It has no zone, like `datetime.now()`: `%Z` and `%z` are empty.
 pub(super) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     let config = Config::new().custom(PosixCustom::new());
     let mut own = String::with_capacity(format.len());
@@ -25,7 +24,7 @@ pub(super) fn strftime(format: &str, now: &Zoned) -> Result<String, Error> {
     BrokenDownTime::from(now).to_string_with_config(&config, &own)
 }
 
-/// Writes what follows a percent sign as jiff has it.
+/// Writes the directive after a percent sign, by jiff where both agree.
 fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
     let mut flags = String::new();
     while let Some(flag) = rest.next_if(|char| matches!(char, '-' | '_' | '^' | '#' | ':' | '0'..='9')) {
@@ -37,13 +36,13 @@ fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
         Some('f') if flags.is_empty() && other_digits.is_none() => {
             out.push_str(&format!("{:06}", now.subsec_nanosecond() / 1_000));
         }
-        // In the C locale other digits and eras are the usual ones.
+        // The C locale has no alternative digits or eras.
         Some(shared) if shared != 'f' && !flags.contains(':') => {
             out.push('%');
             out.push_str(&flags);
             out.push(shared);
         }
-        // What is no directive is written as it is.
+        // Unknown directives are copied.
         unknown => {
             out.push_str("%%");
             out.push_str(&flags);
@@ -57,7 +56,7 @@ fn directive(rest: &mut Peekable<Chars<'_>>, now: &Zoned, out: &mut String) {
 mod tests {
     use super::*;
 
-    /// The expected values are those of Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
+    /// Expected values are from Python 3.12, with `dt.datetime(2026, 3, 5, 7, 8, 9, 120)`.
     #[test]
     fn times_are_as_python_writes_them() {
         let now: jiff::civil::DateTime = "2026-03-05T07:08:09.000120".parse().unwrap();

@@ -1,5 +1,5 @@
-//! A test of whether a template takes the content of a message as a list of parts: whether it loops over one, by any
-//! name.
+//! A test of whether a template takes a message's content as a list of parts: whether it loops over the content, under
+//! any name.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use minijinja::Error;
 use minijinja::machinery::ast::{Expr, Stmt};
 use minijinja::machinery::parse;
 
-/// True if a template takes the content of a message as a list of parts.
+/// True if a template takes a message's content as a list of parts.
 pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
     let template = parse(source, "chat", super::syntax::syntax())?;
     let mut found = Bindings::default();
@@ -29,7 +29,7 @@ pub(super) fn wants_parts(source: &str) -> Result<bool, Error> {
 /// Loops and assignments of a template.
 #[derive(Default)]
 struct Bindings<'t, 's> {
-    /// Loops: the variable, and what it loops over.
+    /// Loops: the variable, and the expression looped over.
     loops: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
     /// Assignments: the variable, and its value.
     sets: Vec<(&'t Expr<'s>, &'t Expr<'s>)>,
@@ -68,7 +68,7 @@ impl<'t, 's> Bindings<'t, 's> {
         }
     }
 
-    /// `names`, and those that are set to one of them, or to the content of one of `owners`.
+    /// `names`, and the variables set to one of them, or to the content of one of `owners`.
     fn names_for(&self, mut names: HashSet<&'s str>, owners: Option<&HashSet<&'s str>>) -> HashSet<&'s str> {
         loop {
             let before = names.len();
@@ -87,7 +87,7 @@ impl<'t, 's> Bindings<'t, 's> {
     }
 }
 
-/// True if an expression is one of the variables, or that key of one, be it filtered or cut.
+/// True if an expression is one of the variables, or that key of one, possibly filtered or sliced.
 fn reads(expr: &Expr<'_>, names: &HashSet<&str>, key: Option<&str>) -> bool {
     match (expr, key) {
         (Expr::Filter(filter), _) => filter.expr.as_ref().is_some_and(|inner| reads(inner, names, key)),

@@ -1,18 +1,19 @@
-//! Places where a text can be cut so that its parts have the same tokens as the whole.
+//! Cuts: places where a text can be divided so that the parts have the same tokens as the whole.
 //!
 //! The common library first takes the added tokens out of a text, the longest at the leftmost place; everything else
-//! (normalizers, pre-tokenizers, the model) then sees each piece between them by itself. So a text can be cut where an
-//! added token begins, if that token is always found there:
+//! (normalizers, pre-tokenizers, the model) then processes each piece between them separately. A text can therefore be
+//! cut where an added token begins, if the token is always found there:
 //!
-//! - it is looked for in the text as it is (not in normalized text, if that is another), and takes no white space beside it (`lstrip`, `rstrip`);
-//! - no other added token, nor itself, can begin before it ends and overlap it;
-//! - no added token asks what stands beside it (`single_word`).
+//! - it is matched in the original text (not in normalized text, if that differs), and takes no white space beside it
+//!   (`lstrip`, `rstrip`);
+//! - no other added token, nor the same one, can begin before it ends and overlap it;
+//! - no added token depends on its neighbours (`single_word`).
 //!
-//! The cut is before the token and not after, so that a piece knows that it is not the first: some pre-tokenizers
-//! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text in another way.
+//! The cut is before the token and not after it, so that no later piece counts as the first: some pre-tokenizers
+//! (`Metaspace` with `prepend_scheme: first`) treat the beginning of the text differently.
 //!
-//! Where several pieces are tokenized at once, each that begins at a cut begins where the token of a cut stands among the
-//! tokens: as many must be found as there are cuts, since a model may be able to make such a token of other text.
+//! When several pieces are tokenized at once, they are separated at the cuts' tokens in the output: there must be as
+//! many of those as cuts, since a model may produce a cut's token from other text.
 
 use std::ops::Range;
 
@@ -22,17 +23,17 @@ use aho_corasick::{AhoCorasick, FindIter, MatchKind};
 #[derive(Debug)]
 pub(super) struct Cuts {
     tokens: AhoCorasick,
-    /// A bit for each token id: whether it is one of them.
+    /// A bit set of the token ids of cuts.
     pub(super) ids: Box<[u64]>,
     /// The lowest and the highest of these ids.
     lowest: u32,
     highest: u32,
-    /// Bytes of the longest of them.
+    /// Length of the longest of these tokens, in bytes.
     pub(super) longest: usize,
 }
 
 impl Cuts {
-    /// Finds the cuts of a tokenizer; none if there is nothing to cut at.
+    /// Finds the cuts of a tokenizer; none if no added token qualifies.
     pub(super) fn of(library: &tokenizers::Tokenizer) -> Option<Self> {
         let normalizes = normalizes(library);
         let added = library.get_added_tokens_decoder();
@@ -61,7 +62,7 @@ impl Cuts {
         Some(Self { tokens, ids, lowest, highest, longest })
     }
 
-    /// Returns the ranges of a text's pieces, in order. All of them together are the text.
+    /// The ranges of a text's pieces, in order. Together they cover the text.
     pub(super) fn segments<'t>(&'t self, text: &'t str) -> impl Iterator<Item = Range<usize>> {
         Pieces { length: text.len(), from: 0, found: self.tokens.find_iter(text), done: text.is_empty() }
     }
@@ -72,9 +73,9 @@ impl Cuts {
         self.tokens.find(beginning).is_some_and(|found| found.start() == 0)
     }
 
-    /// The places of all tokens that are those of cuts.
+    /// Positions of tokens that belong to cuts.
     pub(super) fn places(&self, ids: &[u32]) -> impl Iterator<Item = usize> {
-        /// Ids that are looked at in one go: most have none of a cut among them, whose ids mostly stand beside each other.
+        /// Ids compared at once: most runs have none of a cut, whose ids are mostly adjacent.
         const RUN: usize = 64;
         let span = self.highest - self.lowest;
         let may_be_cut = move |any, id: &u32| any | (id.wrapping_sub(self.lowest) <= span);
@@ -87,7 +88,7 @@ impl Cuts {
     }
 }
 
-/// True if two tokens cannot overlap in any text, unless they are the same and at the same place.
+/// True if two tokens cannot overlap in any text, except as the same token at the same place.
 fn apart(token: &str, other: &str) -> bool {
     let overlaps = |first: &str, second: &str| {
         (1..first.len()).filter(|&at| first.is_char_boundary(at)).any(|at| second.starts_with(&first[at..]))
@@ -119,7 +120,7 @@ impl Iterator for Pieces<'_> {
     }
 }
 
-/// True if text is changed before it is tokenized: some tokenizers have a list of normalizers with nothing in it.
+/// True if text is normalized before it is tokenized: some tokenizers have an empty list of normalizers.
 pub(super) fn normalizes(common: &tokenizers::Tokenizer) -> bool {
     common.get_normalizer().is_some_and(|normalizer| {
         let json = serde_json::to_value(normalizer).unwrap_or_default();

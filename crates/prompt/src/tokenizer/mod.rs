@@ -1,10 +1,10 @@
-//! A tokenizer of the Hugging Face kind, as quick as can be had exactly.
+//! A tokenizer of the Hugging Face kind, exact and as quick as possible.
 //!
-//! Two libraries read `tokenizer.json`. The common one, `tokenizers`, reads all; it is what engines use and so what is
-//! right. `fastokens` reads most byte-pair encodings and is tens of times as quick, with a memory of words by thread. A
-//! tokenizer is opened with both, held against each other on [`probes`], and the quick one is kept if they agree.
-//! Beside either, [`segments`] remembers the tokens of what stands between special tokens: of a conversation that goes
-//! on, only what is new is tokenized.
+//! Two libraries read `tokenizer.json`. The common one, `tokenizers`, reads all files; engines use it, so its result is
+//! the right one. `fastokens` reads most byte-pair encodings and is tens of times as quick, with a memory of words per
+//! thread. A tokenizer is opened with both, compared on [`probes`], and the quick one is kept if they agree. With
+//! either, [`segments`] remembers the tokens of text between special tokens: of a growing conversation, only the new
+//! text is tokenized.
 
 mod cuts;
 mod probes;
@@ -14,33 +14,34 @@ use std::ops::Range;
 use std::path::Path;
 
 use crate::allowance::{self, MOST_TOKENS};
-use crate::error::Error;
-use crate::prompt_failure::PromptFailure;
+use crate::prompt_failure::{Error, PromptFailure};
 use crate::rope::Rope;
 use cuts::Cuts;
 use segments::{Key, Segments};
 
-/// Shorter texts take the quick library less time than what it takes to remember them.
+/// Shortest text to remember, in bytes, with the quick library: shorter ones are tokenized in less time than a look-up
+/// takes.
 const QUICK_TEXT: usize = 4096;
-/// Shorter pieces between two special tokens take the quick library less time than what it takes to remember them.
+/// Shortest piece between two special tokens to remember, in bytes, with the quick library.
 const QUICK_PIECE: usize = 256;
 
-/// Bytes of several pieces that are tokenized at once: between two of these there is a look at the clock.
+/// Bytes of pieces that are tokenized at once; the deadline is checked after each batch.
 const PIECE: usize = 256 << 10;
-/// Bytes of one piece that are tokenized, with the quick library and with the common one: of a longer one the beginning.
+/// Longest piece to tokenize, in bytes, with the quick library and with the common one: of a longer one only the
+/// beginning is tokenized.
 const LONGEST_FOR_QUICK: usize = 1 << 20;
 const LONGEST_FOR_COMMON: usize = 256 << 10;
-/// Tokens at the end of a beginning that are not taken for those of the text.
+/// Number of last tokens of a beginning that are dropped, because the following text may change them.
 const UNSURE: usize = 64;
 
-/// Text to token ids. What was tokenized is remembered.
+/// Converts text to token ids, and remembers what it converted.
 #[derive(Debug)]
 pub(crate) struct Tokenizer {
     engine: Engine,
-    /// Places where text can be cut; none if the tokenizer looks across.
+    /// The tokenizer's cuts; none if its tokens depend on text across them.
     cuts: Option<Cuts>,
     segments: Segments,
-    /// Tokens before and after every text where special tokens are added; none if it is not so simple.
+    /// Tokens added before and after every text with special tokens; none if the additions depend on the text.
     around: Option<(Vec<u32>, Vec<u32>)>,
 }
 
@@ -58,13 +59,13 @@ impl std::fmt::Debug for Engine {
     }
 }
 
-/// A text's tokens, and where it was cut for them.
+/// A text's tokens, with the places where it was cut.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TextTokens {
     pub(crate) ids: Rope<u32>,
-    /// Places in the text at which a special token begins, and how many tokens there are before each.
+    /// For each special token, its offset in the text and the number of tokens before it.
     cuts: Vec<(usize, usize)>,
-    /// The reason why these are only the tokens of the text's beginning, if they are.
+    /// The reason why the tokens cover only the text's beginning, if they do.
     pub(crate) cut: Option<PromptFailure>,
 }
 
@@ -75,10 +76,10 @@ impl TextTokens {
     }
 }
 
-/// The choice between the two tokenizer libraries.
+/// The choice of the tokenizer library.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Library {
-    /// The quick library where it agrees, else the common one.
+    /// The quick library if it agrees with the common one, else the common one.
     #[default]
     Best,
     /// The common library.
@@ -86,12 +87,13 @@ pub enum Library {
 }
 
 impl Tokenizer {
-    /// Read a `tokenizer.json`. What is remembered takes at most `cache_bytes`. Also says why it is not the quick one.
+    /// Opens a `tokenizer.json`. `cache_bytes`: memory for remembered tokens. Also returns the reason why the quick
+    /// library is not in use.
     pub(crate) fn open(file: &Path, library: Library, cache_bytes: usize) -> Result<(Self, Option<String>), Error> {
         let bad = |message: String| Error::File { path: file.to_owned(), message };
         let mut common = tokenizers::Tokenizer::from_file(file)
             .map_err(|error| bad(error.to_string().lines().next().unwrap_or_default().to_owned()))?;
-        // Engines cut and fill up prompts themselves, if at all.
+        // Engines truncate and pad prompts themselves, if at all.
         common.with_truncation(None).map_err(|error| bad(error.to_string()))?;
         common.with_padding(None);
         let cuts = Cuts::of(&common);
@@ -107,13 +109,13 @@ impl Tokenizer {
         Ok((Self { engine, cuts, segments: Segments::new(cache_bytes), around }, note))
     }
 
-    /// The token ids of a text; none if the library fails for it, which it has no reason to.
+    /// Tokenizes a text; none if the library fails, for which there is no known reason.
     pub(crate) fn encode(&self, text: &str, add_special_tokens: bool) -> Option<TextTokens> {
         let (before, after): (&[u32], &[u32]) = match (&self.around, add_special_tokens) {
             (_, false) => (&[], &[]),
             (Some((before, after)), true) => (before, after),
             (None, true) if text.len() > self.longest() => {
-                // What is added at its end is not among the tokens of its beginning.
+                // Tokens added at the end of the text are not among those of its beginning.
                 let cut = Some(PromptFailure::TooLong);
                 return Some(TextTokens { cut, ..TextTokens::default() });
             }
@@ -135,13 +137,13 @@ impl Tokenizer {
         Some(made)
     }
 
-    /// The token ids of a text without special tokens around it, of which so many bytes are the beginning of another
-    /// one whose tokens are known.
+    /// Tokenizes a text without special tokens around it, whose first `common` bytes are shared with a text of known
+    /// tokens.
     pub(crate) fn encode_next(&self, text: &Rope<u8>, common: usize, known: &TextTokens) -> Option<TextTokens> {
         let Some(places) = self.places(text.len()) else {
             return self.encode(std::str::from_utf8(&text.flat()).ok()?, false);
         };
-        // What begins at a cut has to be the same special token in both.
+        // A cut must begin with the same special token in both texts.
         let count = known.cuts.partition_point(|(at, _)| at + places.longest <= common);
         let cuts = &known.cuts[..count];
         let (from, tokens) = cuts.last().copied().unwrap_or_default();
@@ -149,26 +151,26 @@ impl Tokenizer {
         self.encode_on(Vec::new(), PrefixTokens { ids: Some((&known.ids, tokens)), cuts, from }, &rest, places)
     }
 
-    /// Numbers of tokens before and after a text where special tokens are added, if they are known.
+    /// Numbers of tokens added before and after a text with special tokens; zeros if unknown.
     pub(crate) fn around(&self) -> (usize, usize) {
         self.around.as_ref().map_or((0, 0), |(before, after)| (before.len(), after.len()))
     }
 
-    /// True if it is the quick library that makes the tokens.
+    /// True if the quick library is in use.
     pub(crate) fn is_quick(&self) -> bool {
         matches!(self.engine, Engine::Quick(_))
     }
 
-    /// Returns the cuts for a text of this length in bytes, if it is worth cutting.
+    /// The cuts to use for a text of `length` bytes; none if cutting would not pay.
     fn places(&self, length: usize) -> Option<&Cuts> {
         self.cuts.as_ref().filter(|_| !self.is_quick() || length >= QUICK_TEXT)
     }
 
-    /// The tokens of a text, of which only `rest` is not known. `ids`: new ones before those of `rest`.
+    /// Tokenizes `rest`, the unknown end of a text, given the known beginning. `ids`: receives the tokens.
     fn encode_on(&self, ids: Vec<u32>, known: PrefixTokens<'_>, rest: &str, places: &Cuts) -> Option<TextTokens> {
         let before = known.ids.map_or(0, |(_, count)| count);
         let mut made = PartialTokens { ids, cuts: known.cuts.to_vec(), from: known.from, before, cut: None };
-        // Segments that are not known, one after another, and the tokens of one that is.
+        // A run of unknown segments, and the tokens of the known one after it.
         let (mut new, mut found) = (Vec::new(), Vec::new());
         for segment in places.segments(rest) {
             let text = &rest[segment.clone()];
@@ -198,7 +200,7 @@ impl Tokenizer {
         Some(TextTokens { ids, cuts: made.cuts, cut: made.cut })
     }
 
-    /// Tokenize segments that stand one after another: at once, since calls for short texts take longer.
+    /// Tokenizes consecutive segments in one call, since several calls for short texts take longer.
     fn encode_new(
         &self,
         rest: &str,
@@ -216,7 +218,7 @@ impl Tokenizer {
             made.ids.extend_from_slice(&ids);
             return Some(());
         }
-        // The first piece may begin at no cut, and may come to no token at all.
+        // The first piece may not begin at a cut, and may have no token at all.
         let mut starts = vec![0];
         if segments.len() > 1 {
             if places.is_before(&rest[first.start..]) {
@@ -240,7 +242,7 @@ impl Tokenizer {
         }
         if made.ids.is_empty() {
             made.ids = ids;
-            // They may be kept for long.
+            // The result may be kept for long.
             if made.ids.capacity() > made.ids.len() / 2 * 3 {
                 made.ids.shrink_to_fit();
             }
@@ -250,8 +252,8 @@ impl Tokenizer {
         Some(())
     }
 
-    /// The tokens of a text, or of its beginning and why no others. Memory is several times the length of a text, with the
-    /// common library a hundred times.
+    /// Tokenizes a text, or its beginning, and returns the reason for that. The library needs memory of several times
+    /// the text's length, the common one a hundred times.
     fn tokens(&self, text: &str) -> Option<(Vec<u32>, Option<PromptFailure>)> {
         let longest = self.longest();
         if text.len() <= longest {
@@ -259,18 +261,18 @@ impl Tokenizer {
         }
         let end = (0..=longest).rev().find(|end| text.is_char_boundary(*end)).unwrap_or(0);
         let mut ids = self.engine.encode(&text[..end], false)?;
-        // The last ones may be others where the text goes on.
+        // The last tokens might differ if the text continued.
         ids.truncate(ids.len().saturating_sub(UNSURE));
         Some((ids, Some(PromptFailure::TooLong)))
     }
 
-    /// Bytes of a text that the library is given at once, at most.
+    /// Most bytes of text given to the library at once.
     fn longest(&self) -> usize {
         if self.is_quick() { LONGEST_FOR_QUICK } else { LONGEST_FOR_COMMON }
     }
 
-    /// Remembers the tokens of a segment. With the quick library that takes a good part of the time that it saves, so only
-    /// what comes again is remembered.
+    /// Remembers the tokens of a segment. With the quick library that takes a good part of the time it saves, so only
+    /// repeated segments are remembered.
     fn keep(&self, key: Option<Key>, text: &str, ids: &[u32]) {
         if let Some(key) = key.filter(|key| !self.is_quick() || self.segments.is_asked_again(*key)) {
             self.segments.insert(key, text, ids);
@@ -283,19 +285,19 @@ impl Tokenizer {
     }
 }
 
-/// Tokens of a text, as far as they are made.
+/// Tokens of a text while it is tokenized.
 struct PartialTokens {
     ids: Vec<u32>,
     cuts: Vec<(usize, usize)>,
-    /// The place where the rest begins in the text, and how many tokens there are before.
+    /// The offset of the rest in the text, and the number of tokens before it.
     from: usize,
     before: usize,
-    /// The reason why there will be no more.
+    /// The reason why tokenizing has stopped.
     cut: Option<PromptFailure>,
 }
 
 impl PartialTokens {
-    /// True if there will be no more.
+    /// True if tokenizing has stopped.
     fn is_cut(&mut self) -> bool {
         if self.cut.is_none() && self.before + self.ids.len() > MOST_TOKENS {
             self.cut = Some(PromptFailure::TooLong);
@@ -312,7 +314,7 @@ impl PartialTokens {
         self.ids.extend_from_slice(ids);
     }
 
-    /// Notes where a segment begins, and how many tokens there are before it.
+    /// Records where a segment begins, and the number of tokens before it.
     fn cut(&mut self, segment: &Range<usize>, tokens: usize) {
         if segment.start > 0 {
             self.cuts.push((self.from + segment.start, tokens));
@@ -320,13 +322,13 @@ impl PartialTokens {
     }
 }
 
-/// The tokens and cuts that are known for the beginning of a text.
+/// The known tokens and cuts of the beginning of a text.
 #[derive(Default)]
 struct PrefixTokens<'k> {
-    /// Tokens, and how many of them are the beginning's.
+    /// Tokens, and the number of them that belong to the beginning.
     ids: Option<(&'k Rope<u32>, usize)>,
     cuts: &'k [(usize, usize)],
-    /// The place where the beginning ends.
+    /// The offset where the beginning ends.
     from: usize,
 }
 
@@ -339,12 +341,12 @@ impl Engine {
     }
 }
 
-/// The ids of the common library.
+/// Tokenizes with the common library.
 fn plain(library: &tokenizers::Tokenizer, text: &str, add_special_tokens: bool) -> Option<Vec<u32>> {
     library.encode_fast(text, add_special_tokens).ok().map(|encoding| encoding.get_ids().to_vec())
 }
 
-/// The quick library, if it reads the file and agrees with the common one; else why not.
+/// Opens the quick library, if it can read the file and agrees with the common one; else returns the reason.
 fn quick(file: &Path, common: &tokenizers::Tokenizer) -> Result<fastokens::Tokenizer, String> {
     let added = common.get_added_tokens_decoder();
     if cuts::normalizes(common) && added.values().any(|token| token.normalized) {

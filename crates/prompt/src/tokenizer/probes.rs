@@ -1,8 +1,8 @@
-//! Texts on which tokenizers are held against each other when they are opened.
+//! Texts on which the two tokenizer libraries are compared when a tokenizer is opened.
 
 use super::plain;
 
-/// Texts with what tokenizers differ in: contractions, numbers, white space of every kind, scripts, marks, code.
+/// Texts on which tokenizers tend to differ: contractions, numbers, white space of every kind, scripts, marks, code.
 const TEXTS: &[&str] = &[
     "",
     " ",
@@ -23,8 +23,8 @@ const TEXTS: &[&str] = &[
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 ];
 
-/// Checks that both libraries make the same of all probes, and of every added token among words; else says what
-/// differs.
+/// Checks that both libraries agree on all probes, and on every added token between words; an error describes the
+/// difference.
 pub(super) fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer) -> Result<(), String> {
     let added: Vec<String> = common.get_added_tokens_decoder().into_values().map(|token| token.content).collect();
     let mut whole = TEXTS.join("");
@@ -50,7 +50,7 @@ pub(super) fn agree(common: &tokenizers::Tokenizer, quick: &fastokens::Tokenizer
     Ok(())
 }
 
-/// The tokens that are added before and after every text; none if that is not how they are added.
+/// The tokens that are added before and after every text; none if the additions depend on the text.
 pub(super) fn around(library: &tokenizers::Tokenizer) -> Option<(Vec<u32>, Vec<u32>)> {
     let mut found: Option<(Vec<u32>, Vec<u32>)> = None;
     for text in TEXTS {

@@ -1,9 +1,9 @@
-//! A memory of the tokens of pieces of text, in a bounded number of bytes.
+//! A memory of the tokens of pieces of text, bounded in bytes.
 //!
-//! A piece's tokens depend on its text only (see [`super::cuts`]), so a piece is found by what it is and not by where it
-//! stands: a conversation's next turn finds all of its history, another conversation the system prompt that it shares,
-//! and an edit in the middle costs the one message that was edited. Texts are kept and compared, so two with the same
-//! hash are never taken for each other.
+//! A piece's tokens depend on its text only (see [`super::cuts`]), so a piece is found by its text and not by its
+//! position: a conversation's next turn finds all of its history, another conversation the system prompt it shares, and
+//! an edit in the middle costs only the edited message. Texts are stored and compared, so two texts of equal hash are
+//! never confused.
 
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
@@ -12,31 +12,32 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Parts with a lock each.
+/// Number of shards, each with its own lock.
 const SHARDS: usize = 16;
-/// Bytes that an entry takes beside its text and tokens: its place in a table and two allocations.
+/// Bytes counted for an entry besides its text and tokens: its slot in a table and two allocations.
 const ENTRY: usize = 96;
-/// Bytes of the memory for each key of a text that was asked for, and the most of these keys.
+/// Bytes of memory for each recorded key of a requested text, and the most of these keys.
 const BYTES_A_KEY: usize = 1024;
 const MOST_KEYS: usize = 1 << 18;
 
-/// The memory.
+/// Remembered tokens, by text.
 #[derive(Debug)]
 pub(super) struct Segments {
     shards: Vec<Mutex<Shard>>,
-    /// The most bytes of one generation of one shard.
+    /// Capacity of one generation of one shard, in bytes.
     most: usize,
-    /// Keys of texts that were asked for, each in its place until another takes it.
+    /// Keys of requested texts, each in its slot until another key overwrites it.
     asked: Box<[AtomicU64]>,
-    /// Clients choose the texts: without it they could choose texts with one hash.
+    /// A random seed: clients choose the texts, and could otherwise choose texts of equal hash.
     seed: u64,
 }
 
-/// A key by which a text is found.
+/// The hash by which a text is found.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Key(u64);
 
-/// Two generations: when the young one is full, it becomes the old one, and what was not asked for since is forgotten.
+/// Two generations of entries: when the young one is full it becomes the old one, and entries of the old one that were
+/// not requested since are dropped.
 #[derive(Debug, Default)]
 struct Shard {
     young: HashMap<u64, Entry>,
@@ -57,25 +58,25 @@ impl Entry {
 }
 
 impl Segments {
-    /// Makes an empty memory that takes at most so many bytes.
+    /// Makes an empty memory of at most `bytes` bytes.
     pub(super) fn new(bytes: usize) -> Self {
         let shards = (0..SHARDS).map(|_| Mutex::default()).collect();
         let asked = (0..(bytes / BYTES_A_KEY).clamp(1, MOST_KEYS)).map(|_| AtomicU64::new(0)).collect();
         Self { shards, most: bytes / SHARDS / 2, asked, seed: RandomState::new().hash_one(0) }
     }
 
-    /// The key of a text.
+    /// Computes the key of a text.
     pub(super) fn key(&self, text: &str) -> Key {
         Key(xxh3_64_with_seed(text.as_bytes(), self.seed))
     }
 
-    /// Notes that a text was asked for. Returns whether it was before, as far as that is known.
+    /// Records a request for a text. Returns true if it was requested before, as far as recorded.
     pub(super) fn is_asked_again(&self, Key(key): Key) -> bool {
         let place = &self.asked[(key >> 8) as usize % self.asked.len()];
         place.swap(key, Relaxed) == key
     }
 
-    /// Append the tokens of a text, if they are remembered.
+    /// Appends the tokens of a text, if remembered.
     pub(super) fn extend(&self, Key(key): Key, text: &str, ids: &mut Vec<u32>) -> bool {
         let mut shard = self.shard(key);
         if let Some(entry) = shard.young.get(&key).filter(|entry| *entry.text == *text) {
@@ -92,7 +93,7 @@ impl Segments {
         false
     }
 
-    /// Remember the tokens of a text, unless they alone would take a good part of the room.
+    /// Remembers the tokens of a text, unless they would take a large part of the capacity.
     pub(super) fn insert(&self, Key(key): Key, text: &str, ids: &[u32]) {
         if ENTRY + text.len() + size_of_val(ids) <= self.most / 2 {
             let entry = Entry { text: text.into(), ids: ids.into() };
@@ -101,11 +102,11 @@ impl Segments {
     }
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
-        // A panic while it was held cannot have left it half changed in a way that matters: texts are compared.
+        // A panic under the lock leaves no harmful half-change: texts are compared.
         self.shards[key as usize % SHARDS].lock()
     }
 
-    /// Bytes that are taken.
+    /// Bytes in use.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let of = |entries: &HashMap<u64, Entry>| entries.values().map(Entry::bytes).sum::<usize>();

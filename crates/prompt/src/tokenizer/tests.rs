@@ -1,6 +1,6 @@
-//! Every way to the tokens of a text gives what the common library gives for the whole text at once.
+//! Tests that every path to the tokens of a text gives the same as the common library on the whole text.
 //!
-//! `KVATLAS_TOKENIZER` names another `tokenizer.json` to hold the libraries against each other on.
+//! `KVATLAS_TOKENIZER` names another `tokenizer.json` on which to compare the libraries.
 
 use std::path::PathBuf;
 
@@ -12,7 +12,7 @@ fn file(name: &str) -> PathBuf {
     PathBuf::from(format!("{}/tests/data/{name}/tokenizer.json", env!("CARGO_MANIFEST_DIR")))
 }
 
-/// A tokenizer two ways, and the library by itself.
+/// One tokenizer opened with each library, and the common library itself.
 struct TokenizerPair {
     ours: Tokenizer,
     right: tokenizers::Tokenizer,
@@ -29,7 +29,7 @@ impl TokenizerPair {
 
     fn check(&self, text: &str) {
         for special in [false, true] {
-            // The second time much of it is remembered.
+            // Much of it is remembered the second time.
             for _ in 0..2 {
                 assert_eq!(
                     self.ours.encode(text, special).map(|made| made.ids.to_vec()),
@@ -56,7 +56,7 @@ fn tokens_that_others_overlap_are_no_cuts() {
     let text = "<s>a<|im_start|>b<|im_end|>\nc<|im_end|>";
     let pieces = |name| cuts(name).unwrap().segments(text).map(|piece| text[piece].to_owned()).collect::<Vec<_>>();
     assert_eq!(pieces("metaspace"), ["<s>a", "<|im_start|>b", "<|im_end|>\nc", "<|im_end|>"]);
-    // There a token has the end of a turn and a line feed.
+    // In this tokenizer one token covers the end of a turn and a line feed.
     assert_eq!(pieces("unigram"), ["<s>a", "<|im_start|>b<|im_end|>\nc<|im_end|>"]);
 }
 
@@ -66,7 +66,7 @@ fn what_is_not_a_tokenizer() {
     assert!(error.contains("nothing/tokenizer.json"), "{error}");
 }
 
-/// Texts like those of conversations, with marks where they do not belong.
+/// Random texts like those of conversations, with misplaced marks.
 fn text() -> impl Strategy<Value = String> {
     let piece = prop_oneof![
         4 => "[a-zA-Z' ]{0,20}",
@@ -92,7 +92,7 @@ fn random(both: &TokenizerPair) {
     proptest!(cases(), |(one in text(), two in text(), three in text())| {
         both.check(&one);
         both.check(&format!("{one}{two}"));
-        // An edit in the middle of what is remembered.
+        // An edit in the middle of the remembered text.
         both.check(&format!("{one}{three}{two}"));
     });
 }
@@ -116,7 +116,7 @@ fn quick_is_exact_where_it_remembers() {
     });
 }
 
-/// More tokens look like those of cuts than there are cuts: pieces are tokenized one by one.
+/// The output has more tokens of cuts than the text has cuts: pieces are then tokenized one by one.
 #[test]
 fn it_is_exact_where_other_text_makes_such_tokens() {
     let mut both = TokenizerPair::open(&file("byte_level"), Library::Best);
@@ -142,7 +142,8 @@ fn remembered_is_exact_unigram() {
     random(&TokenizerPair::open(&file("unigram"), Library::Best));
 }
 
-/// Line feeds alone are no token, what is not known is one that there is a cut for: as many are found as there are pieces.
+/// Line feeds alone give no token, and unknown text gives one that belongs to a cut: as many are found as there are
+/// pieces.
 #[test]
 fn a_piece_without_tokens_is_not_taken_for_the_next_one() {
     let both = TokenizerPair::open(&file("unigram"), Library::Best);

@@ -1,35 +1,35 @@
-//! The messages of a body, told apart from what is around them without reading them.
+//! The list of messages in a body, located without parsing it.
 //!
-//! The list of messages is found by its name. Its beginning is known again by hashes, one each [`STEP`] bytes and each of
-//! all bytes before; the bytes themselves are compared before anything is believed. What stays to be parsed is the body
-//! without the messages that are known: its parser is the same, and it sees whether that list was the body's at all.
+//! The list is found by its name. Its known beginning is recognised by hashes, one for each [`STEP`] bytes and each
+//! over all bytes before; the bytes themselves are compared before the match is used. The body without the known
+//! messages is then parsed as usual, which also shows whether the list found was really the body's.
 
 use memchr::memmem;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
-/// Bytes from one hash to the next.
+/// Bytes between two hashes.
 pub(super) const STEP: usize = 4096;
 
-/// Returns where the list of this name, in its quotes, begins: after its bracket. None if nothing looks like one.
+/// Offset after the opening bracket of the list with this name (given in its quotes). None if no such list is found.
 pub(super) fn list(body: &[u8], name: &str) -> Option<usize> {
     let at = memmem::find(body, name.as_bytes())? + name.len();
     let at = past(body, at, b':')?;
     past(body, at, b'[')
 }
 
-/// Returns the place behind white space and this byte.
+/// Offset after white space and the byte `wanted`.
 fn past(body: &[u8], at: usize, wanted: u8) -> Option<usize> {
     let at = space(body, at);
     (body.get(at) == Some(&wanted)).then_some(at + 1)
 }
 
-/// Returns the place behind white space.
+/// Offset after white space.
 fn space(body: &[u8], at: usize) -> usize {
     let rest = body.get(at..).unwrap_or_default();
     at + rest.iter().position(|byte| !matches!(byte, b' ' | b'\n' | b'\r' | b'\t')).unwrap_or(rest.len())
 }
 
-/// A hash of each beginning of a list.
+/// One hash for each beginning of the list, [`STEP`] bytes apart.
 pub(super) fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     let mut before = seed;
     let next = |step: &[u8]| {
@@ -39,8 +39,8 @@ pub(super) fn keys(list: &[u8], seed: u64) -> Vec<u64> {
     list.chunks_exact(STEP).map(next).collect()
 }
 
-/// The body without the first messages of the list that begins at `list`: those end at `end`. And where in the body what
-/// follows in the list begins. None if the list does not go on as one should.
+/// The body without the first messages of the list, which begins at `list`; the removed messages end at `end`. Also
+/// returns the offset in the body where the rest of the list begins. None if the list does not continue as it should.
 pub(super) fn without(body: &[u8], list: usize, end: usize) -> Option<(Vec<u8>, usize)> {
     let at = space(body, end);
     let rest = match body.get(at)? {

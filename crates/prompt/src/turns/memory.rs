@@ -1,19 +1,19 @@
-//! The chats that were seen last, in a bounded number of bytes, by the beginnings of their lists of messages.
+//! A memory of recent chats, bounded in bytes, indexed by the beginnings of their lists of messages.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
-/// Bytes that an entry takes beside its own, and that each of its keys takes.
+/// Bytes counted for an entry besides its own data, and for each of its keys.
 const ENTRY: usize = 256;
 const KEY: usize = 48;
 
-/// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without any cannot be found
-/// and goes: so one takes the place of its last turn. Whatever was not asked for the longest makes room.
+/// Chats by number, and numbers by key. A key belongs to the last chat that had it; a chat without keys cannot be found
+/// and is dropped, so a turn replaces the turn before. The chat requested least recently is dropped first.
 #[derive(Debug)]
 pub(super) struct Memory<T> {
     numbers: HashMap<u64, u64>,
     chats: HashMap<u64, Chat<T>>,
-    /// Numbers by when they were last asked for.
+    /// Numbers by the time of their last request.
     order: BTreeMap<u64, u64>,
     clock: u64,
     bytes: usize,
@@ -24,20 +24,20 @@ pub(super) struct Memory<T> {
 struct Chat<T> {
     value: Arc<T>,
     keys: Vec<u64>,
-    /// Number of keys that are still the chat's own.
+    /// Number of keys that still belong to the chat.
     own: usize,
     used: u64,
     bytes: usize,
 }
 
 impl<T> Memory<T> {
-    /// Makes an empty memory that takes at most so many bytes.
+    /// Makes an empty memory of at most `most` bytes.
     pub(super) fn new(most: usize) -> Self {
         let (numbers, chats, order) = (HashMap::new(), HashMap::new(), BTreeMap::new());
         Self { numbers, chats, order, clock: 0, bytes: 0, most }
     }
 
-    /// The chat with the longest beginning that is known.
+    /// The chat with the longest known beginning.
     pub(super) fn get(&mut self, keys: &[u64]) -> Option<Arc<T>> {
         let number = *keys.iter().rev().find_map(|key| self.numbers.get(key))?;
         self.clock += 1;
@@ -48,7 +48,7 @@ impl<T> Memory<T> {
         Some(chat.value.clone())
     }
 
-    /// Remembers a chat. Returns what had to go for it, to be dropped where nobody waits for it.
+    /// Stores a chat. Returns the chats dropped for it, for the caller to free outside the lock.
     pub(super) fn put(&mut self, keys: Vec<u64>, value: T, bytes: usize) -> Vec<Arc<T>> {
         let mut gone = Vec::new();
         let bytes = bytes + ENTRY + KEY * keys.len();

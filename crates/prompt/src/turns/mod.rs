@@ -1,15 +1,14 @@
-//! Chats that go on: what was made of the turns before is kept, and a next turn costs what is new in it.
+//! Growing chats: data of earlier turns is kept, and a next turn costs only its new messages.
 //!
-//! The body of a next turn begins with the messages of the turn before, byte for byte. [`Turns`] keeps of each chat
-//! the bytes of its messages, the messages as a template takes them, the text, and the tokens. Of the next turn it
-//! compares the bytes, and has the rest parsed. The template renders all messages, since it may look at the last of
-//! them or at how many there are, or only the first and the last ones if it writes each message for itself
-//! (`template/local.rs`). The text is compared with the text before, and tokens are taken from there up to a place
-//! where both can be cut. So the tokens are those that the body has without any memory, whatever the template does.
+//! The body of a next turn begins with the messages of the turn before, byte for byte. [`Turns`] keeps of each chat the
+//! bytes of its messages, the messages in the form for templates, the text, and the tokens. For the next turn it
+//! compares the bytes, and only the rest is parsed. The template renders all messages, since it may depend on the last
+//! one or on their number; or only the first and the last ones if it writes each message independently
+//! (`template/local.rs`). The text is compared with the text before, and tokens are reused up to a place where both can
+//! be cut. The tokens are therefore the same as without any memory, whatever the template does.
 
 mod body;
 mod memory;
-mod turn;
 
 use std::hash::{BuildHasher, RandomState};
 
@@ -23,22 +22,21 @@ use crate::prompt_tokens::PromptTokens;
 use crate::prompter::Prompter;
 use crate::request::Request;
 use crate::rope::Rope;
+use crate::turn::{KnownMessages, NewTurn, Turn};
 use memory::Memory;
-use turn::Turn;
-pub(crate) use turn::{KnownMessages, NewTurn};
 
-/// The chats that were seen last. Threads share one.
+/// Data of recent chats. May be shared by threads.
 #[derive(Debug)]
 pub struct Turns {
     memory: Mutex<Memory<Turn>>,
-    /// Clients choose the bodies: without it they could choose bodies with one hash.
+    /// A random seed: clients choose the bodies, and could otherwise choose bodies of equal hash.
     seed: u64,
 }
 
-/// A body, and what is known of it from before.
+/// A body, with the data known of its beginning.
 #[derive(Debug)]
 pub struct RecalledBody {
-    /// The place where the body's list of messages begins.
+    /// Offset of the body's list of messages.
     list: usize,
     keys: Vec<u64>,
     known: Option<EarlierTurn>,
@@ -48,20 +46,20 @@ pub struct RecalledBody {
 #[derive(Debug)]
 struct EarlierTurn {
     before: KnownMessages,
-    /// The body without those messages.
+    /// The body without the known messages.
     short: Vec<u8>,
-    /// The place where the list goes on in the body.
+    /// Offset where the list continues in the body.
     rest: usize,
 }
 
 impl Turns {
-    /// Makes an empty memory that takes at most about so many bytes.
+    /// Makes an empty memory of about `bytes` bytes at most.
     #[must_use]
     pub fn new(bytes: usize) -> Self {
         Self { memory: Mutex::new(Memory::new(bytes)), seed: RandomState::new().hash_one(0) }
     }
 
-    /// Returns what is known of a body's beginning.
+    /// Looks up the beginning of a body.
     #[must_use]
     pub fn recall(&self, endpoint: Endpoint, body: &[u8]) -> RecalledBody {
         let mut recalled = RecalledBody::nothing(body);
@@ -92,8 +90,8 @@ impl Turns {
         recalled
     }
 
-    /// The tokens of a request's prompt, as [`Prompter::prompt`] has them. `body` and `request`: what `recalled` was
-    /// made from, and what it was [parsed](RecalledBody::parse) to.
+    /// The tokens of a request's prompt, equal to those of [`Prompter::prompt`]. `body` and `request`: the body given
+    /// to `recall`, and the request [parsed](RecalledBody::parse) from it.
     #[must_use]
     pub fn prompt(
         &self,
@@ -107,7 +105,7 @@ impl Turns {
         let is_short = request.body.len() != request.body_len;
         let before = known.as_ref().filter(|_| is_short).map(|known| &known.before);
         let Some((prompted, made)) = prompter.after(request, before) else {
-            // Another prompter's messages, or a request that needs all of its own.
+            // The messages belong to another prompter, or the request needs all of its own.
             return Request::parse(request.endpoint, body).map_or_else(
                 |_| prompter.prompt(request),
                 |mut whole| {
@@ -118,12 +116,12 @@ impl Turns {
         };
         let has_list = |made: &NewTurn| {
             let begins = request.list().map(|raw| raw.get().as_ptr() as usize + 1);
-            // Where nothing is new, nothing has to be kept.
+            // Without new messages there is nothing to store.
             begins == Some(request.body.as_ptr() as usize + list) && !made.ends.is_empty()
         };
         if let Some(made) = made.filter(|_| !keys.is_empty()).filter(has_list) {
             let known = known.as_ref().filter(|_| is_short);
-            // Ends are counted from behind the bracket of the list that was parsed.
+            // Offsets count from the opening bracket of the parsed list.
             let (mut ends, offset) = match known {
                 None => (Vec::new(), 0),
                 Some(known) => (known.before.turn.ends[..known.before.count].to_vec(), known.rest - list),
@@ -165,21 +163,21 @@ impl Turns {
 }
 
 impl Turn {
-    /// Number of leading items that are known of a list that has so many bytes in common with this one.
+    /// Number of leading known items in a list that shares its first `common` bytes with this one.
     fn items(&self, common: usize) -> usize {
         let mut count = self.ends.partition_point(|(end, _)| *end <= common);
         let is_assistants = |(_, messages): &(usize, usize)| {
             let last = messages.checked_sub(1).and_then(|last| field(&self.messages[last], "role"));
             last.is_none_or(|role| role.as_str() == Some("assistant"))
         };
-        // What follows in an input may become a part of an assistant's message.
+        // The next item of an input may extend the assistant's last message.
         while self.endpoint == Endpoint::Responses && count > 0 && is_assistants(&self.ends[count - 1]) {
             count -= 1;
         }
         count
     }
 
-    /// Bytes that it takes.
+    /// Bytes in use.
     fn bytes(&self) -> usize {
         let places = size_of::<(usize, usize)>() * self.ends.capacity() + size_of::<usize>() * self.begins.capacity();
         let others = self.around.bytes() + self.weight + places + size_of::<Value>() * self.messages.capacity();
@@ -188,7 +186,7 @@ impl Turn {
 }
 
 impl RecalledBody {
-    /// Makes the record of a body of which nothing is known.
+    /// Makes the record of a body without known messages.
     #[must_use]
     pub fn nothing(body: &[u8]) -> Self {
         Self { list: 0, keys: Vec::new(), known: None, new_bytes: body.len() }
@@ -200,7 +198,7 @@ impl RecalledBody {
         self.new_bytes
     }
 
-    /// Parses the body that this was made from.
+    /// Parses the body.
     ///
     /// # Errors
     ///
@@ -209,7 +207,7 @@ impl RecalledBody {
         if let Some(known) = &self.known
             && let Ok(request) = Request::parse(endpoint, &known.short)
             && let Some(list) = request.list()
-            // Else it was another list, or there are two.
+            // The list found was another one, or there are two.
             && list.get().as_ptr() as usize + 1 == known.short.as_ptr() as usize + self.list
         {
             return Ok(Request { body_len: body.len(), ..request });

@@ -1,8 +1,8 @@
-//! Bodies as clients may write them, at random, some of which nothing can read.
+//! Random bodies as clients may write them, some of them malformed.
 
 use kvatlas_prompt::Endpoint;
 
-/// Random numbers, and what is made of them.
+/// Random numbers, and random parts of bodies.
 pub(crate) struct Random(pub(crate) kvatlas_testing::Random);
 
 impl Random {
@@ -40,7 +40,7 @@ impl Random {
         text
     }
 
-    /// A message of Messages as a client may write it.
+    /// A message of `POST /v1/messages`.
     fn message_of_messages(&mut self, at: usize) -> String {
         let text = serde_json::to_string(&self.text()).unwrap();
         let role = ["user", "assistant"][at % 2];
@@ -70,7 +70,7 @@ impl Random {
         }
     }
 
-    /// An item of Responses as a client may write it.
+    /// An item of `POST /v1/responses`.
     fn item(&mut self, at: usize) -> String {
         let text = serde_json::to_string(&self.text()).unwrap();
         let role = ["user", "assistant"][at % 2];
@@ -110,7 +110,7 @@ impl Random {
         }
     }
 
-    /// A message as a client may write it.
+    /// A message of a chat request.
     fn message(&mut self, at: usize) -> String {
         let text = serde_json::to_string(&self.text()).unwrap();
         let role = if at == 0 { self.one(&["system", "user", "developer"]) } else { ["assistant", "user"][at % 2] };

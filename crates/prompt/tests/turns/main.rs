@@ -1,6 +1,6 @@
-//! Chats that go on, out of order, edited, and malformed: with what is remembered of them and without, they are the same.
+//! Tests that growing chats, also out of order, edited and malformed, give the same with remembered turns and without.
 //!
-//! `KVATLAS_SEEDS` sets how many random streams of bodies there are: 24 of 600.
+//! `KVATLAS_SEEDS` sets the number of random streams of bodies: 24 for 600.
 
 mod bodies;
 
@@ -26,7 +26,7 @@ struct Family {
     template: String,
 }
 
-/// Public templates, and some that look at what a next turn changes.
+/// Public templates, and some that depend on parts that a next turn changes.
 fn templates() -> Vec<(String, String)> {
     let golden: Samples = serde_json::from_slice(&std::fs::read(data("templates.json")).unwrap()).unwrap();
     let mut all: Vec<_> = golden.templates.into_iter().map(|(name, family)| (name, family.template)).collect();
@@ -72,7 +72,7 @@ fn templates() -> Vec<(String, String)> {
 
 #[test]
 fn what_is_remembered_changes_nothing() {
-    // With fewer it could be that no template of theirs takes the bodies.
+    // Fewer streams might have no template that accepts the bodies.
     let streams = kvatlas_testing::seeds(24).max(9);
     let templates = templates();
     let endpoints = [Endpoint::Chat, Endpoint::Messages, Endpoint::Responses];
@@ -185,7 +185,7 @@ fn a_next_turn_costs_what_is_new() {
     assert_eq!(nothing.recall(Endpoint::Chat, &body).new_bytes(), body.len());
 }
 
-/// An agent's next turn: a system prompt in blocks of which one changes each time, tools, and answers of tools.
+/// An agent's next turn: a system prompt in blocks, one of them new each time, tools, and tool results.
 #[test]
 fn an_agents_next_turn_costs_what_is_new() {
     let template = "{% if tools %}{{ tools | tojson }}{% endif %}{% for m in messages %}<|im_start|>{{ m.role }}\n\
@@ -231,7 +231,7 @@ fn an_agents_next_turn_costs_what_is_new() {
     }
 }
 
-/// Bodies beside one that was seen: with one byte another one anywhere, and with the same said otherwise.
+/// Variants of a known body: with any one byte changed, and the same messages written differently.
 #[test]
 fn what_is_beside_a_body_that_was_seen() {
     let template = "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}\

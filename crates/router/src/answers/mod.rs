@@ -1,4 +1,4 @@
-//! Answers to clients: their bodies, what engines' answers say of themselves, refusals, and answers that engines keep.
+//! Answers to clients: bodies, facts read from engines' answers, refusals, and stored answers.
 
 pub(crate) mod body;
 pub(crate) mod observe;

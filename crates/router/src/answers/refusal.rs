@@ -28,7 +28,7 @@ pub(crate) struct Refusal {
     pub(crate) retry_after: Option<Duration>,
     /// True if the connection cannot be used any more.
     pub(crate) closes: bool,
-    /// The methods that would be right, for status 405.
+    /// Accepted methods, for status 405.
     allow: Option<String>,
 }
 

@@ -70,8 +70,8 @@ impl AnswerEngines {
         self.kept.lock().engines.len()
     }
 
-    /// Returns the engine that keeps an item: the noted one, else one that has it when asked. `headers` are those of
-    /// the request. `headers`: those of the request.
+    /// Returns the engine that keeps an item: the noted one, else one that has it when asked. `headers`: those of the
+    /// request.
     pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
         let noted = self.kept.lock().get(item.id, Instant::now());
         let is_gone = match noted {

@@ -46,7 +46,7 @@ pub(crate) struct KeeperSearch {
 pub(crate) enum SearchResult {
     /// An engine has it.
     Found(Arc<str>),
-    /// No engine has it, as far as they answered.
+    /// No engine that answered has it.
     Nowhere,
     /// Nothing was asked: it was looked for a moment ago, or too much else was.
     NotAsked,

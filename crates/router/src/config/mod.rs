@@ -145,7 +145,7 @@ pub struct EngineConfig {
     /// client adds it.
     #[serde(default)]
     pub use_key: Option<bool>,
-    /// Blocks that its cache has room for; asked for at `/metrics` if not given.
+    /// Capacity of its cache in blocks; read from `/metrics` if not given.
     #[serde(default)]
     pub capacity_blocks: Option<u64>,
     /// The engines' way of handing blocks over that it speaks, where prefill and decode are apart; the engine is asked

@@ -1,4 +1,4 @@
-//! The data-parallel ranks of an engine: their numbers, and what requests call them.
+//! Data-parallel ranks of an engine: their numbers, and the numbers that requests use for them.
 
 use serde::Deserialize;
 

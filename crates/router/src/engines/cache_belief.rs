@@ -22,7 +22,7 @@ const RECENT: usize = 8;
 const ENOUGH: usize = 5;
 /// Blocks below which a prompt says little: one may be dropped, or be on its way.
 const MUCH: u32 = 2;
-/// Blocks that may lack always, at most: more of them are a denial.
+/// Most blocks that count as a constant shortfall; more are a denial.
 const MOST: u32 = 8;
 
 /// One report: blocks held, and blocks of the prompt.
@@ -32,7 +32,7 @@ struct Report {
     had: u32,
 }
 
-/// Belief in what one rank of an engine is said to hold.
+/// Belief in the blocks that a rank announced.
 #[derive(Debug, Default)]
 pub(crate) struct CacheBelief {
     /// Blocks that the last reports lacked, and how many of them lacked just these.

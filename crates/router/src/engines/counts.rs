@@ -52,7 +52,7 @@ const FORGETS_AFTER: Duration = Duration::from_secs(5);
 #[derive(Debug, Default)]
 pub(crate) struct Recent {
     seen: Mutex<RecentCounts>,
-    /// True if half of them or more failed, as of the last look.
+    /// True if half of the last requests or more had failed at the last look.
     is_failing: AtomicBool,
 }
 

@@ -1,5 +1,6 @@
 //! The fleet: all engines, by name.
 
+use std::ops::Deref;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -11,20 +12,71 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
 use tokio_rustls::rustls::{ClientConfig, RootCertStore};
+use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::{Config, EngineConfig, Role};
 use crate::engines::{Engine, HealthState, Models, Turn};
 use crate::error::Error;
 
-/// The engines that there are, in order of their names.
+/// The fleet: all engines, and changes of them.
 pub(crate) struct Fleet {
-    engines: ArcSwap<Vec<Arc<Engine>>>,
+    engines: ArcSwap<Engines>,
     /// Dialect that all engines have, if it is the same; then models need not be compared.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
     config: Arc<Config>,
     shards: usize,
     tls: Arc<ClientConfig>,
+}
+
+/// All engines at one moment, in order of their names.
+#[derive(Default)]
+pub(crate) struct Engines {
+    all: Vec<Arc<Engine>>,
+    /// Hash table of their positions, counted from 1: 0 for a free slot.
+    slots: Box<[u32]>,
+}
+
+impl Engines {
+    fn new(all: Vec<Arc<Engine>>) -> Self {
+        let mut slots = vec![0; (2 * all.len()).next_power_of_two()].into_boxed_slice();
+        for (position, engine) in (1..).zip(&all) {
+            let free = slots_of(&engine.name, slots.len()).find(|slot| slots[*slot] == 0);
+            free.into_iter().for_each(|slot| slots[slot] = position);
+        }
+        Self { all, slots }
+    }
+
+    /// Returns the engine with a name.
+    pub(crate) fn get(&self, name: &str) -> Option<&Arc<Engine>> {
+        for slot in slots_of(name, self.slots.len()) {
+            let engine = self.all.get((self.slots[slot] as usize).checked_sub(1)?)?;
+            if *engine.name == *name {
+                return Some(engine);
+            }
+        }
+        None
+    }
+
+    /// Returns the decision core's number of a rank, which was bound when the engine was registered.
+    pub(crate) fn number(&self, worker: &str, rank: u32) -> Option<u32> {
+        let engine = self.get(worker)?;
+        engine.ids.get()?.get(engine.config.ranks.place(rank)?).map(|id| id.0)
+    }
+}
+
+impl Deref for Engines {
+    type Target = [Arc<Engine>];
+
+    fn deref(&self) -> &[Arc<Engine>] {
+        &self.all
+    }
+}
+
+/// Slots of a name in a table of `size` slots, a power of two, in the order of their use.
+fn slots_of(name: &str, size: usize) -> impl Iterator<Item = usize> {
+    let first = xxh3_64(name.as_bytes()) as usize;
+    (0..size).map(move |step| first.wrapping_add(step) & (size - 1))
 }
 
 /// The ways in which the engines of a model prepare its chats.
@@ -81,20 +133,18 @@ impl Fleet {
 
     /// All engines.
     #[must_use]
-    pub(crate) fn engines(&self) -> Guard<Arc<Vec<Arc<Engine>>>> {
+    pub(crate) fn engines(&self) -> Guard<Arc<Engines>> {
         self.engines.load()
     }
 
     /// Returns the engine with a name.
     #[must_use]
     pub(crate) fn engine(&self, name: &str) -> Option<Arc<Engine>> {
-        let engines = self.engines.load();
-        let at = engines.binary_search_by(|engine| (*engine.name).cmp(name)).ok()?;
-        Some(engines[at].clone())
+        self.engines.load().get(name).cloned()
     }
 
     fn replace(&self, engines: Vec<Arc<Engine>>) {
-        self.engines.store(Arc::new(engines));
+        self.engines.store(Arc::new(Engines::new(engines)));
         self.compare_dialects();
     }
 
@@ -215,7 +265,7 @@ impl Fleet {
     ) -> Result<FleetChange, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
         let _lock = self.changes.lock();
-        let mut engines = Vec::clone(&self.engines.load());
+        let mut engines = self.engines.load().to_vec();
         let (name, address) = Engine::place(&config)?;
         let old = engines.iter().find(|other| *other.name == name).cloned();
         if adds == Adder::Client {
@@ -250,7 +300,7 @@ impl Fleet {
     /// Takes an engine out. What runs there goes on.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
         let _lock = self.changes.lock();
-        let mut engines = Vec::clone(&self.engines.load());
+        let mut engines = self.engines.load().to_vec();
         let at = engines.iter().position(|engine| *engine.name == *name);
         let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
         let engine = engines.remove(at);
@@ -288,8 +338,24 @@ fn client_tls(ca: Option<&Path>) -> Result<ClientConfig, Error> {
     Ok(config)
 }
 
-/// Returns the decision core's number of a rank.
-pub(crate) fn row(engines: &[Arc<Engine>], worker: &str, rank: u32) -> Option<u32> {
-    let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker)).ok()?;
-    engines[at].ids.get()?.get(engines[at].config.ranks.place(rank)?).map(|id| id.0)
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn engines_are_found_by_their_names() {
+        assert!(Engines::default().get("a").is_none() && Engines::new(Vec::new()).get("").is_none());
+        for count in [1, 2, 3, 8, 100] {
+            let name = |number| format!("http://engine-{number}:8000");
+            let engine = |number| {
+                let config = EngineConfig { name: Some(name(number)), ..EngineConfig::at("http://a:1") };
+                Arc::new(Engine::new(config, &Config::default(), 1, None).expect("one"))
+            };
+            let engines = Engines::new((0..count).map(engine).collect());
+            for number in 0..count {
+                assert_eq!(engines.get(&name(number)).map(|engine| engine.name.to_string()), Some(name(number)));
+            }
+            assert!(engines.get(&name(count)).is_none() && engines.number(&name(0), 0).is_none(), "it has no number");
+        }
+    }
 }

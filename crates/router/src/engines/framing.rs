@@ -1,4 +1,4 @@
-//! The body of an engine's answer: where it ends, and what of the bytes that were read belongs to it.
+//! Framing of an answer's body: the position of its end, and the bytes that belong to it.
 
 use bytes::{Bytes, BytesMut};
 

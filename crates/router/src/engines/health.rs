@@ -285,7 +285,7 @@ impl Health {
         }
     }
 
-    /// Notes whether the engine has been silent for too long. True if it has, and that is new.
+    /// Records whether the engine has been silent for too long. True if it has only just become so.
     pub(crate) fn set_silent(&self, silent: bool) -> bool {
         !self.silent.swap(silent, Relaxed) && silent
     }

@@ -7,8 +7,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-/// Returns the fields of these names; of several with one name the last. None if the text is no JSON object. None if
-/// the text is no object in JSON.
+/// Returns the fields of these names; of several with one name the last. None if the text is no JSON object.
 pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Option<[Option<&'a RawValue>; N]> {
     let mut found = [None; N];
     each_field(text, |name, value| {
@@ -19,14 +18,14 @@ pub(crate) fn pick<'a, const N: usize>(text: &'a [u8], names: [&str; N]) -> Opti
     Some(found)
 }
 
-/// Calls `see` with each field of an object. None if the text is no JSON object. None if the text is no object in JSON.
+/// Calls `see` with each field of an object. None if the text is no JSON object.
 pub(crate) fn each_field<'a>(text: &'a [u8], see: impl FnMut(&str, &'a RawValue)) -> Option<()> {
     let mut reader = serde_json::Deserializer::from_slice(text);
     reader.deserialize_map(Fields(see)).ok()?;
     reader.end().ok()
 }
 
-/// Calls `see` with each item of a list. None if the text is no JSON list. None if the text is no list in JSON.
+/// Calls `see` with each item of a list. None if the text is no JSON list.
 pub(crate) fn each_item<'a>(list: &'a RawValue, see: impl FnMut(&'a RawValue)) -> Option<()> {
     struct Items<F>(F);
 

@@ -194,7 +194,7 @@ impl Models {
         behind.unwrap_or(model)
     }
 
-    /// The engine's own name of a model, if it does not know it by the one that clients use.
+    /// Returns the engine's own name of a model, if it differs from the clients'.
     pub(crate) fn own_name(&self, model: &str) -> Option<&str> {
         self.find(model)?.own_name.as_deref()
     }
@@ -205,7 +205,7 @@ impl Models {
     }
 
     /// Context length for a model in tokens; that of the first model if a request names none. None if the engine has
-    /// not said.
+    /// not said it.
     pub(crate) fn max_len(&self, model: Option<&str>) -> Option<u32> {
         model.map_or_else(|| self.names.first(), |model| self.find(model))?.max_len
     }

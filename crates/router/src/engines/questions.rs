@@ -105,7 +105,7 @@ pub(crate) async fn whole(mut connection: Connection, mut framing: Framing) -> R
     Ok((connection, body))
 }
 
-/// Cuts what comes in pieces into lines. One that is too long is left out.
+/// Splits a stream of pieces into lines; lines that are too long are dropped.
 #[derive(Default)]
 struct Lines {
     open: Vec<u8>,

@@ -1,4 +1,4 @@
-//! Tells whether an engine is asleep: by its answer at `GET /is_sleeping`, which vLLM has in its development mode, else by
+//! Detection of sleeping engines: by `GET /is_sleeping`, which vLLM has in its development mode, else by
 //! `vllm:engine_sleep_state` of its metrics. An engine that says neither counts as awake.
 
 use std::sync::atomic::AtomicU8;

@@ -24,7 +24,7 @@ pub(crate) enum Trouble {
     Partial,
 }
 
-/// The worst thing that is known of an engine.
+/// The worst known condition of an engine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Condition {
     pub(crate) ill: Trouble,

@@ -12,7 +12,7 @@ use tokio::sync::mpsc;
 use super::candidates::{candidates, keeper, refused};
 use super::holdings::HeldThen;
 use super::holdings::look_up;
-use super::waiter::{News, Waiter};
+use super::waiter::{WaitUpdate, Waiter};
 use super::{Core, Placement, Places};
 use crate::answers::refusal::Refusal;
 use crate::clock::seconds;
@@ -50,7 +50,7 @@ pub(crate) struct Outlook {
 /// Result for a request to place.
 enum ChoiceResult {
     Placed(ExplainedDecision),
-    Waits(core::RequestId, mpsc::UnboundedReceiver<News>),
+    Waits(core::RequestId, mpsc::UnboundedReceiver<WaitUpdate>),
     NoWorker,
 }
 
@@ -151,7 +151,7 @@ impl Places {
         tried: &[Arc<Engine>],
         mut allowed: Vec<core::WorkerId>,
         id: core::RequestId,
-        mut news: mpsc::UnboundedReceiver<News>,
+        mut news: mpsc::UnboundedReceiver<WaitUpdate>,
     ) -> Result<Option<ExplainedDecision>, Refusal> {
         let mut ticket = Ticket { places: self, id: Some(id) };
         let (outcome, bounds) = loop {
@@ -164,8 +164,8 @@ impl Places {
                 self.call(&core);
             }
             match news.recv().await {
-                Some(News::Decided(outcome, bounds)) => break (outcome, bounds),
-                Some(News::FleetChanged) => {}
+                Some(WaitUpdate::Decided(outcome, bounds)) => break (outcome, bounds),
+                Some(WaitUpdate::FleetChanged) => {}
                 None => break (core::Outcome::Refused(core::Refusal::NoWorker), None),
             }
         };
@@ -360,7 +360,7 @@ fn request(facts: &RequestFacts) -> core::Request<'_> {
     }
 }
 
-/// Fills the depths found by the index into the core's form; unknown if there was no index. None: nobody looked.
+/// Fills the depths found by the index into the core's form; unknown if there was no index.
 pub(super) fn fill(depths: &mut core::Depths, held: Option<&Vec<RankDepths>>) {
     let Some(held) = held else { return depths.clear() };
     depths.begin();

@@ -28,8 +28,7 @@ impl Places {
     }
 
     /// Waits until an engine may take a request. `place`: its place in the queue, assigned by the first call; `tried`:
-    /// engines that failed; `why`: the refusal without a wait. `place`: its place in the queue, which it gets here the
-    /// first time; `tried`: engines that did not take it.
+    /// engines that failed; `why`: the refusal without a wait.
     ///
     /// # Errors
     /// The request is not to wait, or has waited for as long as it may: this is its refusal.

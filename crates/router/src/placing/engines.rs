@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use kvatlas_routing as core;
 
-use super::waiter::News;
+use super::waiter::WaitUpdate;
 use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;
@@ -41,9 +41,8 @@ impl Places {
         Ok(engine)
     }
 
-    /// Adds an engine to the decision core, in the place of `replaced`. If that is the same engine with other settings,
-    /// its requests and what was learnt of it stay. If `replaced` is the same engine with other settings, the requests
-    /// there and all that was learnt of it stay.
+    /// Adds an engine to the decision core, in the place of `replaced`. Requests can find it after [`Self::is_back`].
+    /// If `replaced` is the same engine with other settings, its requests and what was learnt of it stay.
     fn add(&self, replaced: Option<&Engine>, engine: &Arc<Engine>) {
         let mut core = self.core();
         let now = seconds();
@@ -172,11 +171,11 @@ impl Core {
 }
 
 impl Core {
-    /// Has all waiting requests determine their candidates anew.
+    /// Tells all waiting requests to determine their candidates anew.
     pub(super) fn fleet_changed(&self) {
         for waiter in self.tickets.values() {
-            // Whoever does not listen any more gives its place back.
-            let _ = waiter.told.send(News::FleetChanged);
+            // A request that has stopped listening gives its place back itself.
+            let _ = waiter.told.send(WaitUpdate::FleetChanged);
         }
     }
 }

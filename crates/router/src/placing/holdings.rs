@@ -8,7 +8,7 @@ use kvatlas_follow::lookup::RankDepths;
 use kvatlas_follow::state::{Keyspace, Stream};
 
 use crate::engines::Engine;
-use crate::engines::fleet::row;
+use crate::engines::fleet::Engines;
 use crate::requests::facts::DialectBlocks;
 
 /// Finds how much of a prompt each rank holds: of the prompt that its engine makes of the request.
@@ -16,23 +16,21 @@ pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
     others: &[DialectBlocks],
-    engines: &[Arc<Engine>],
+    engines: &Engines,
     held: &mut Vec<RankDepths>,
 ) {
     if others.is_empty() {
-        return keyspace.look_up(hashes, |worker, rank| row(engines, worker, rank), held);
+        return keyspace.look_up(hashes, |worker, rank| engines.number(worker, rank), held);
     }
-    let is_of = |worker: &str, is_wanted: &dyn Fn(&Engine) -> bool| {
-        let at = engines.binary_search_by(|engine| (*engine.name).cmp(worker));
-        at.is_ok_and(|at| is_wanted(&engines[at]))
-    };
+    let is_of =
+        |worker: &str, is_wanted: &dyn Fn(&Engine) -> bool| engines.get(worker).is_some_and(|engine| is_wanted(engine));
     let has_main = |engine: &Engine| !others.iter().any(|other| other.dialect == engine.dialect());
-    let of_main = |worker: &str, rank| is_of(worker, &has_main).then(|| row(engines, worker, rank))?;
+    let of_main = |worker: &str, rank| is_of(worker, &has_main).then(|| engines.number(worker, rank))?;
     keyspace.look_up(hashes, of_main, held);
     let mut found = Vec::new();
     for other in others {
         let has_it = |engine: &Engine| engine.dialect() == other.dialect;
-        let of_other = |worker: &str, rank| is_of(worker, &has_it).then(|| row(engines, worker, rank))?;
+        let of_other = |worker: &str, rank| is_of(worker, &has_it).then(|| engines.number(worker, rank))?;
         keyspace.look_up(&other.hashes, of_other, &mut found);
         held.append(&mut found);
     }

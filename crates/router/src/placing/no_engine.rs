@@ -41,7 +41,7 @@ pub(crate) struct NoEngine {
 struct Queue {
     /// The number of the next request.
     next: u64,
-    /// Requests that wait, by their numbers, and what wakes them.
+    /// Waiting requests by number, each with its wake-up.
     waiting: BTreeMap<u64, Arc<Notify>>,
     /// Time at which they were last called because time had passed.
     called: Option<Instant>,
@@ -49,8 +49,7 @@ struct Queue {
     scout: Option<(u64, Instant)>,
 }
 
-/// Place of a request in the queue for an engine; it keeps it if the engine that it tries cannot be reached. It comes
-/// back to the place if an engine that it tries cannot be reached.
+/// Place of a request in the queue for an engine, which it keeps if the engine that it tries cannot be reached.
 pub(crate) struct EngineWait<'a> {
     room: &'a NoEngine,
     pub(super) number: u64,

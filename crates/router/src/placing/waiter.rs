@@ -20,17 +20,17 @@ pub(super) struct Prompt {
     pub(super) keyspace: Option<Arc<Keyspace>>,
 }
 
-/// News that a request hears while it waits.
-pub(super) enum News {
+/// Update for a request that waits for a decision.
+pub(super) enum WaitUpdate {
     /// The request waits no longer.
     Decided(core::Outcome, Option<Arc<Bounds>>),
-    /// DialectBlocks engines may take it now.
+    /// Other engines may take the request now.
     FleetChanged,
 }
 
 /// A request that waits for a decision.
 pub(super) struct Waiter {
-    pub(super) told: mpsc::UnboundedSender<News>,
+    pub(super) told: mpsc::UnboundedSender<WaitUpdate>,
     pub(super) prompt: Prompt,
     pub(super) looked: Instant,
     /// The bounds that the service above sites said last.
@@ -39,7 +39,10 @@ pub(super) struct Waiter {
 
 impl Waiter {
     /// Returns the waiter, and where it hears of the decision.
-    pub(super) fn new(facts: &RequestFacts, bounds: Option<Arc<Bounds>>) -> (Self, mpsc::UnboundedReceiver<News>) {
+    pub(super) fn new(
+        facts: &RequestFacts,
+        bounds: Option<Arc<Bounds>>,
+    ) -> (Self, mpsc::UnboundedReceiver<WaitUpdate>) {
         let (told, hears) = mpsc::unbounded_channel();
         let prompt = Prompt {
             model: facts.body.model.clone(),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use kvatlas_routing as core;
 
 use super::choose::fill;
-use super::waiter::{News, Prompt};
+use super::waiter::{Prompt, WaitUpdate};
 use super::{Core, Places, holdings};
 use crate::clock::seconds;
 use crate::remote::external_index::LookupResult;
@@ -42,8 +42,7 @@ impl Places {
         }
     }
 
-    /// Places the next waiting request. False if it has no room, or the queue is empty. False: there is no room, or
-    /// nobody waits.
+    /// Places the next waiting request. False if there is no room, or no request waits.
     async fn bind_one(&self) -> bool {
         let stale = if self.external_index.is_some() { ASKED_AGAIN } else { Duration::ZERO };
         let next: Vec<(u64, Prompt)> = {
@@ -84,7 +83,7 @@ impl Places {
             }
             let told = tickets
                 .remove(&id.0)
-                .is_some_and(|waiter| waiter.told.send(News::Decided(outcome, waiter.bounds)).is_ok());
+                .is_some_and(|waiter| waiter.told.send(WaitUpdate::Decided(outcome, waiter.bounds)).is_ok());
             if !told {
                 router.fail(id, now);
             }

@@ -61,7 +61,7 @@ pub(crate) struct AnswerBody {
     last: Option<Bytes>,
     /// True if something of the answer came: not comments.
     has_begun: bool,
-    /// Reason why the answer broke off, until what came before has gone out.
+    /// Error to report after the data received before the answer broke off.
     broken: Option<BodyError>,
 }
 
@@ -120,7 +120,7 @@ impl AnswerBody {
         passing
     }
 
-    /// Has the answer's name searched for, as the engine keeps the answer.
+    /// Starts a search for the answer's name, because the engine keeps the answer.
     pub(crate) fn is_kept(&mut self) {
         self.name = Some(Name::default());
     }

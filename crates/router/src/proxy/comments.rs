@@ -55,7 +55,7 @@ enum State {
 }
 
 /// Returns the result of `work`; after `every`, a stream that begins with comments and ends with the result. `id`: the
-/// request's id. `id`: the request's name.
+/// request's id.
 pub(super) async fn run(
     counts: &Arc<Counts>,
     mut work: Work,

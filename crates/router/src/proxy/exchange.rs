@@ -1,6 +1,6 @@
 //! A request and the head of its answer, on a connection to an engine.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use hyper::Method;
 use tokio::time::timeout_at;

@@ -11,14 +11,14 @@ use hyper::header::HeaderMap;
 use crate::answers::observe::{AnswerFacts, Failure, Usage};
 use crate::engines::{Engine, Fault, denies_model};
 use crate::placing::Placement;
-use crate::proxy::Proxy;
+use crate::proxy::Forwarder;
 
 /// Tokens of a stream between two reports to the decision core.
 const PROGRESS: u32 = 32;
 
 /// A request at an engine. If it is dropped before it has ended, the client gave it up.
 pub(crate) struct Flight {
-    proxy: Arc<Proxy>,
+    proxy: Arc<Forwarder>,
     placement: Placement,
     /// True if the engine refused the request.
     refused: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Flight {
 
 impl Flight {
     /// `arrived`: when the request came to the router.
-    pub(crate) fn new(proxy: Arc<Proxy>, placement: Placement, arrived: Instant) -> Self {
+    pub(crate) fn new(proxy: Arc<Forwarder>, placement: Placement, arrived: Instant) -> Self {
         placement.engine.sent();
         Self { proxy, placement, refused: false, arrived, has_byte: false, has_token: false, ended: false, told: 0 }
     }

@@ -10,7 +10,7 @@ use hyper::{Method, Request, Response};
 use kvatlas_http::RequestBody;
 use kvatlas_prompt::Endpoint;
 
-use super::Proxy;
+use super::Forwarder;
 use super::adapters::{self, AdapterChange};
 use super::attempts::Attempts;
 use super::body_fields::ask_for_usage;
@@ -32,10 +32,9 @@ use crate::requests::routes::{ForwardRule, ModelAt, Route, of_query, take_off_sl
 use crate::requests::sessions::has_turns;
 use crate::requests::task::Task;
 
-impl Proxy {
+impl Forwarder {
     /// Forwards a request to an engine and returns its answer. `may_write_fields`: whether the client may write fields
-    /// reserved for the router. `may_write_fields`: whether its client may write what is between the router and its
-    /// engines.
+    /// reserved for the router.
     #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what is known of its client")]
     pub(crate) async fn forward(
         self: &Arc<Self>,
@@ -155,7 +154,7 @@ impl Proxy {
 
 /// A request that has been read, with all that it takes to send it to engines.
 struct ReadRequest {
-    proxy: Arc<Proxy>,
+    proxy: Arc<Forwarder>,
     shard: usize,
     head: Parts,
     new_id: Option<HeaderValue>,
@@ -206,9 +205,9 @@ fn is_encoded(headers: &HeaderMap) -> bool {
     headers.contains_key(CONTENT_ENCODING) && !Encoding::of(headers).is_plain()
 }
 
-/// Reads what a request asks, also of a compressed body. A body that is compressed is read all the same.
+/// Reads what a request asks, also of a compressed body.
 async fn look(
-    proxy: &Arc<Proxy>,
+    proxy: &Arc<Forwarder>,
     client: Client,
     headers: &HeaderMap,
     query: Option<&str>,
@@ -237,7 +236,7 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
     is_batch.then(|| serde_json::from_slice::<Batch>(body).ok()).flatten().map(|batch| batch.input_file_id)
 }
 
-impl Proxy {
+impl Forwarder {
     /// Reads routing hints from the headers: session and priority.
     fn hints(
         &self,

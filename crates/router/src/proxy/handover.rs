@@ -24,7 +24,7 @@ use crate::engines::json_fields::{pick, read};
 use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, Fault, whole};
 use crate::ids;
-use crate::proxy::Proxy;
+use crate::proxy::Forwarder;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
@@ -68,7 +68,7 @@ pub(crate) fn prefill_by(
 /// Lets a prefill engine compute a prompt, as the decode engine wants it.
 #[expect(clippy::too_many_arguments, reason = "a request, where it goes, and what became of it so far")]
 pub(crate) async fn prepare(
-    proxy: &Arc<Proxy>,
+    proxy: &Arc<Forwarder>,
     shard: usize,
     outgoing: &EngineRequest<'_>,
     body: &Bytes,

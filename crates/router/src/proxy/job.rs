@@ -13,7 +13,7 @@ use super::exchange::{Patience, exchange};
 use super::flight::{DecodeFailure, Flight, Verdict, beside_prefill};
 use super::handover::{self, PrefillState};
 use super::respond::{pass, refuse_failed, refused, respond, respond_failed};
-use super::{Proxy, token_bodies};
+use super::{Forwarder, token_bodies};
 use crate::answers::body::Answer;
 use crate::answers::observe::AnswerFormat;
 use crate::answers::refusal::Refusal;
@@ -30,7 +30,7 @@ const MAX_PAUSE: Duration = Duration::from_secs(60);
 
 /// A request that is to be sent to an engine.
 pub(super) struct Job<'a> {
-    pub(super) proxy: &'a Arc<Proxy>,
+    pub(super) proxy: &'a Arc<Forwarder>,
     pub(super) shard: usize,
     pub(super) outgoing: EngineRequest<'a>,
     pub(super) body: Bytes,
@@ -49,7 +49,7 @@ pub(super) struct Job<'a> {
 
 impl Job<'_> {
     /// Sends the request to engines until one answers, and returns that answer with its first byte. `began`: gets the
-    /// first engine. `began`: gets the first of these engines.
+    /// first engine.
     pub(super) async fn run(
         &self,
         mut attempts: Attempts,
@@ -271,7 +271,7 @@ impl<'a> Job<'a> {
         last: Option<Refusal>,
         why: Refusal,
     ) -> Result<(), Refusal> {
-        let proxy: &'a Proxy = self.proxy;
+        let proxy: &'a Forwarder = self.proxy;
         let failed = last.is_some();
         let refused = last.unwrap_or(why);
         // What an answer goes on from is at one engine, and gone with it.
@@ -335,7 +335,7 @@ fn pause_wanted(answer: &Head) -> Option<Duration> {
     wait_until(answer.headers.get(RETRY_AFTER)?.to_str().ok()?, SystemTime::now())
 }
 
-/// Returns the wait that a value of `Retry-After` means: seconds, or a date (RFC 9110, 10.2.3). None if it means none.
+/// Returns the wait in a value of `Retry-After`, which is seconds or a date (RFC 9110, 10.2.3). None if it is neither.
 fn wait_until(value: &str, now: SystemTime) -> Option<Duration> {
     let value = value.trim();
     let wait = if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {

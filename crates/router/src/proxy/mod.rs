@@ -37,7 +37,7 @@ pub(crate) use self::handover::PREPARED;
 pub(crate) use self::tokens::{RESULTS, Tokens};
 
 /// Passes requests on to engines.
-pub(crate) struct Proxy {
+pub(crate) struct Forwarder {
     pub(crate) config: Arc<Config>,
     pub(crate) gate: Arc<Gate>,
     pub(crate) reader: Arc<BodyReader>,

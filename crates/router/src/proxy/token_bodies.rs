@@ -12,7 +12,7 @@ use bytes::Bytes;
 use kvatlas_prompt::{TOKENIZE_PATH, tokenize_answer};
 use serde_json::json;
 
-use super::Proxy;
+use super::Forwarder;
 use super::body_fields::fields;
 use crate::engines::{Engine, ask};
 use crate::requests::facts::RequestFacts;
@@ -31,7 +31,7 @@ const PROBE: &str = "The quick brown fox's 1234567890 jumps,  over\tthe\n\n lazy
     <|begin_of_text|> <start_of_turn> <think></think> <tool_call> <|user|> aaaaaaaaaaaaaaaaaaaaaaaa  ";
 
 /// Makes the body of a completion for an engine.
-pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
+pub(crate) fn body_of_ids(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &Bytes) -> Bytes {
     let (result, body) = match rewritten(proxy, engine, facts, body) {
         Ok(made) => (0, made),
         Err(result) => (result, body.clone()),
@@ -41,7 +41,7 @@ pub(crate) fn body_of_ids(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &Requ
 }
 
 /// Makes the body with ids, or returns the number of the reason why not.
-fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
+fn rewritten(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, facts: &RequestFacts, body: &[u8]) -> Result<Bytes, usize> {
     let mut fields = fields(body).ok_or(1usize)?;
     if !fields.get("prompt").is_some_and(|prompt| prompt.get().starts_with('"')) {
         return Err(1);
@@ -63,7 +63,7 @@ fn rewritten(proxy: &Arc<Proxy>, engine: &Arc<Engine>, facts: &RequestFacts, bod
 }
 
 /// True if the engine's tokenizer was seen to agree; asks it in the background when a check is due.
-fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
+fn is_proven(proxy: &Arc<Forwarder>, engine: &Arc<Engine>, model: &str) -> bool {
     let (is_equal, is_due) = proxy.tokens.proof(engine, model);
     if is_due {
         tokio::spawn(prove(proxy.clone(), engine.clone(), model.to_owned()));
@@ -72,7 +72,7 @@ fn is_proven(proxy: &Arc<Proxy>, engine: &Arc<Engine>, model: &str) -> bool {
 }
 
 /// Compares the engine's tokens of the probe with the router's, and records the result.
-async fn prove(proxy: Arc<Proxy>, engine: Arc<Engine>, model: String) {
+async fn prove(proxy: Arc<Forwarder>, engine: Arc<Engine>, model: String) {
     let body = json!({ "model": model, "prompt": PROBE }).to_string();
     let asked = tokio::time::timeout(PATIENCE, ask(&engine, "POST", TOKENIZE_PATH, body.as_bytes())).await;
     let theirs = match asked {

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use crate::engines::Engine;
 
-/// Time after which an engine is asked again whether it makes the same tokens.
+/// Time after which an engine's tokenizer is checked again.
 const AGAIN: Duration = Duration::from_secs(30);
 
 /// Engines and models that are kept in mind.

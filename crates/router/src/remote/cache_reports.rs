@@ -79,7 +79,7 @@ struct Report<'a> {
 }
 
 impl CacheReporter {
-    /// None if the configuration names no index elsewhere.
+    /// Makes the reporter; none without an index in another process.
     pub(crate) fn new(config: &Config, tls: &Arc<ClientConfig>) -> Result<Option<Arc<Self>>, Error> {
         let Some(url) = &config.index else { return Ok(None) };
         let at = EngineConfig { key: config.index_key.clone(), ..EngineConfig::at(url) };

@@ -7,8 +7,7 @@ use kvatlas_follow::lookup::RankDepths;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::Config;
-use crate::engines::Engine;
-use crate::engines::fleet::row;
+use crate::engines::fleet::Engines;
 use crate::error::Error;
 use crate::remote::index::RemoteIndex;
 use crate::remote::service::Question;
@@ -47,7 +46,7 @@ impl ExternalIndex {
         }
     }
 
-    /// The service above sites, if that is asked.
+    /// Returns the service above sites, if the index is one.
     pub(crate) fn global(&self) -> Option<&Arc<SitesService>> {
         match self {
             Self::Index(_) => None,
@@ -60,11 +59,11 @@ impl ExternalIndex {
         &self,
         shard: usize,
         question: Question<'_>,
-        engines: &[Arc<Engine>],
+        engines: &Engines,
     ) -> Option<LookupResult> {
         match self {
             Self::Index(remote) => {
-                let number = |worker: &str, rank| row(engines, worker, rank);
+                let number = |worker: &str, rank| engines.number(worker, rank);
                 let told = remote.look_up(shard, question.model, question.hashes, number).await?;
                 for engine in engines.iter().filter(|engine| engine.models.load().may_serve(Some(question.model))) {
                     engine.is_unverified.store(told.is_unverified(&engine.name), Relaxed);

@@ -111,7 +111,7 @@ struct ReportAnswer {
 
 /// State of the reports to one router.
 #[derive(Default)]
-struct Reported {
+struct PeerState {
     requests: RequestReport,
     /// Number of the last report that was accepted.
     number: u64,
@@ -188,7 +188,7 @@ async fn follow(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, config: A
 
 /// Reports to one peer, until it turns out to be this router itself.
 async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other: Arc<Engine>) {
-    let (mut told, mut last) = (Reported::default(), Instant::now());
+    let (mut told, mut last) = (PeerState::default(), Instant::now());
     loop {
         tokio::time::sleep(LOOK).await;
         let changes = requests.changes_since(&mut told.requests, MOST_BLOCKS);
@@ -208,7 +208,7 @@ async fn report_to(peers: Arc<Peers>, requests: Arc<impl SharedRequests>, other:
             told.number = number;
             continue;
         }
-        told = Reported::default();
+        told = PeerState::default();
         if answer.is_none() {
             tokio::time::sleep(AGAIN).await;
         }

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hyper::{Method, Request, Response, StatusCode};
 use kvatlas_follow::Follower;
-use kvatlas_http::parts::PartRequest;
+use kvatlas_http::ranges::RangeRequest;
 use kvatlas_http::{Access, RequestBody, ShownKey};
 use kvatlas_prompt::Endpoint;
 use serde_json::{Value, json};
@@ -38,8 +38,8 @@ const MAX_CHANGE: usize = 64 << 10;
 /// Decisions beyond which their text is made aside.
 const MANY_DECISIONS: usize = 1024;
 
-/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. They
-/// need not wait for what the index does not know yet; whoever wants the index of this router does (`index_ready`).
+/// Answers whether the router is ready for requests: an engine can take them, and the router is not shutting down. The
+/// index need not be complete; `index_ready` says whether it is.
 pub(crate) fn ready(leaving: bool, fleet: &Fleet, follower: Option<&Follower>) -> Response<Answer> {
     let any = fleet.has_any_up();
     let index = follower.map(|follower| follower.fleet().is_ready());
@@ -65,7 +65,7 @@ pub(crate) async fn snapshot(
             "this router follows no events itself: ask the service that it asks (router.index), if there is one";
         Refusal::new(StatusCode::NOT_FOUND, "no_index", message)
     })?;
-    let part = PartRequest::of(&head.headers);
+    let part = RangeRequest::of(&head.headers);
     let snapshot = follower.snapshot(part.wanted, part.fresh, patience).await;
     let snapshot = snapshot.map_err(|error| {
         let refused = |status| Refusal::new(status, error.code(), error.to_string());

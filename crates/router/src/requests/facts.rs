@@ -70,9 +70,9 @@ pub(crate) struct PromptFacts {
     pub(crate) others: Vec<DialectBlocks>,
     /// The prompt as text, for policies that look at it.
     pub(crate) text: Option<String>,
-    /// Its parts that are not text.
+    /// Parts of the prompt that are not text.
     pub(crate) media: Option<ModelMedia>,
-    /// Its pictures, if engines get names for them.
+    /// Pictures in the prompt, if engines get names for them.
     pub(crate) pictured: Option<RequestPictures>,
     /// True if an engine that makes the same tokens must count `tokens`.
     pub(crate) is_counted: bool,
@@ -95,7 +95,7 @@ pub(crate) struct PromptFacts {
 /// Hints on where and when to send a request.
 #[derive(Default)]
 pub(crate) struct RoutingHints {
-    /// The session that it names.
+    /// Session named by the request.
     pub(crate) session: Option<Name>,
     /// The request as a turn of its session, if that is known.
     pub(crate) turn: Option<Arc<Turn>>,
@@ -267,7 +267,7 @@ impl Salts {
     }
 }
 
-/// Estimates the tokens of a body by its size, up to the longest context. One prompt has no more than models take.
+/// Estimates the tokens of a body by its size, up to the longest context.
 pub(crate) fn estimate(body: &[u8]) -> u32 {
     u32::try_from(body.len().div_ceil(4)).unwrap_or(u32::MAX).min(LONGEST)
 }

@@ -1,4 +1,4 @@
-//! The secret of a fleet: what names are made with that no client may be able to compute.
+//! The secret of a fleet, from which names are derived that clients cannot compute.
 //!
 //! Routers in front of the same engines must make the same names, and after a restart again: so it is derived from a key
 //! that they share and that clients do not have.

@@ -19,11 +19,11 @@ const MODELS: usize = 1024;
 /// Means by kind, and how many answers they are of.
 type Means = ([f64; MediaKind::ALL.len()], [f64; MediaKind::ALL.len()]);
 
-/// The means that were learnt, by model.
+/// Learnt means by model.
 #[derive(Debug, Default)]
 pub(crate) struct MediaTokens {
     by_model: Mutex<HashMap<String, Means>>,
-    /// The lengths of single pictures, where engines call them by a name that is known.
+    /// Lengths of single pictures with known names.
     pub(crate) lengths: Lengths,
 }
 

@@ -87,7 +87,7 @@ pub(crate) struct PictureCount {
     pictures: Vec<Names>,
 }
 
-/// The names of a picture's length.
+/// Names under which a picture's length is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Names {
     picture: Option<LengthKey>,
@@ -153,7 +153,7 @@ impl KnownLengths {
 }
 
 impl Lengths {
-    /// The prompt with as many tokens for each picture as an engine has, and what its count will tell of their lengths.
+    /// Expands the placeholders of pictures to their lengths, and prepares learning lengths from the engine's count.
     pub(crate) fn expand(
         &self,
         model: &str,

@@ -58,7 +58,7 @@ pub(crate) struct Prompts {
     is_read: bool,
     /// Prompts rendered again for engines of another kind or version.
     pub(crate) again: AtomicU64,
-    /// Estimates of how many tokens images and the like are.
+    /// Estimates of the tokens of images and other media.
     pub(crate) media: MediaTokens,
 }
 

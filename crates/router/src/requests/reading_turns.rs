@@ -53,7 +53,7 @@ impl ReadingTurns {
         Arc::new(Self { all: all.max(1), state: Mutex::default() })
     }
 
-    /// Waits for a turn to read a prompt of `bytes` bytes. None if that is not so by then.
+    /// Waits for a turn to read a prompt of `bytes` bytes. None if there is none until then.
     pub(crate) async fn wait(self: &Arc<Self>, client: Client, bytes: usize, until: Instant) -> Option<ReadingTurn> {
         let told = {
             let mut state = self.state.lock();

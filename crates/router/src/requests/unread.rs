@@ -1,5 +1,4 @@
-//! Prompts that cannot be read, which are placed without knowledge of caches: their share, and its report. Their share
-//! is a condition of the fleet.
+//! Prompts that cannot be read, which are placed without knowledge of caches. Their share is a condition of the fleet.
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
@@ -89,7 +88,7 @@ impl UnreadPrompts {
         }
     }
 
-    /// The condition as answers show it; none if nearly all prompts can be read.
+    /// Returns the condition for answers; none if nearly all prompts can be read.
     pub(crate) fn condition(&self) -> Option<Value> {
         let lately = self.lately.lock();
         if !lately.is_ill() {

@@ -360,10 +360,19 @@ mod tests {
             one.finish(sent.id, Usage::default(), 0.4);
             tell(&one, &mut told, &mut two, 0.5);
             assert_eq!((work(&two, at), work(&one, at)), ([0.0; 7], [0.0; 7]));
-            // An idle worker is chosen before the one that the other router uses.
-            let Outcome::Placed(again) = one.choose(&request, &Depths::unknown(), 1.0) else { panic!("it waits") };
-            tell(&one, &mut told, &mut two, 1.1);
-            assert_ne!(send(&mut two, &chain(2, 100), 1.2).worker, again.worker);
+        }
+    }
+
+    #[test]
+    fn an_idle_worker_is_chosen_before_one_that_another_router_uses() {
+        for told_of in [false, true] {
+            let ([mut one, mut two], mut told) = (routers(), RequestReport::default());
+            let sent = send(&mut one, &chain(1, 100), 0.0);
+            if told_of {
+                tell(&one, &mut told, &mut two, 0.1);
+            }
+            let other = send(&mut two, &chain(2, 100), 0.2);
+            assert_eq!(other.worker != sent.worker, told_of, "the first of two idle workers is chosen");
         }
     }
 

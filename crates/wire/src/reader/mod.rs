@@ -228,12 +228,6 @@ impl Reader {
         self.salts.store(names, Some(salt), Tier::Gpu, false);
     }
 
-    /// Blocks held under a salt, which are the ones that take memory here.
-    #[must_use]
-    pub fn salted_blocks(&self) -> usize {
-        self.salts.len()
-    }
-
     /// The size that most blocks have of those that were refused for it, and how many these are.
     #[must_use]
     pub fn other_size(&self) -> Option<(u32, u64)> {

@@ -89,10 +89,6 @@ impl Salts {
     pub(crate) fn put(&mut self, name: BlockHash, salt: Arc<str>, copies: [u32; Tier::ALL.len()]) {
         self.blocks.insert(name, SaltedBlock { salt, copies });
     }
-
-    pub(crate) fn len(&self) -> usize {
-        self.blocks.len()
-    }
 }
 
 /// Adapters whose digests are remembered.

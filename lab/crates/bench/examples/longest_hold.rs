@@ -1,8 +1,8 @@
-//! Measures for how long a reader of sizes or dumps keeps writers of an index waiting, at 10 million blocks.
+//! A measurement of the longest time that a reader of sizes or dumps blocks writers of an index, at 10 million blocks.
 //!
-//! `cargo run --release -p kvatlas-bench --example longest_hold [BLOCKS]`. Each line: the most processor time of one call,
-//! which holds the writer's lock for all of it or nearly so. Processor time, because on a busy machine the longest
-//! wall time is that of a thread that had to wait for a core.
+//! `cargo run --release -p kvatlas-bench --example longest_hold [BLOCKS]`. Each line: the largest processor time of one
+//! call, which holds the writer's lock for all of it or nearly so. Processor time, because under other load the longest
+//! wall time belongs to a thread that waited for a core.
 #![allow(clippy::print_stdout, reason = "a program")]
 
 use std::time::Duration;
@@ -22,7 +22,7 @@ fn timed<T>(work: impl FnOnce() -> T) -> (Duration, T) {
     (clock() - start, result)
 }
 
-/// Chains of 16 blocks that share their first four with 15 others, dealt out among workers.
+/// Chains of 16 blocks that share their first four with 15 others, distributed over workers.
 fn fill(blocks: u64, workers: u64) -> BlockIndex {
     let index = BlockIndex::new(Config::default()).expect("a good size");
     for chain in 0..blocks / 16 {
@@ -53,14 +53,14 @@ fn main() {
             let (took, events) = timed(|| dump.next());
             let Some(events) = events else { break };
             slices += 1;
-            // What begins a large rank sorts a list, and what ends it makes events of it, after letting go of the lock.
+            // The beginning of a large rank sorts a list, and its end converts it to events, both without the lock.
             if workers == 1 && (slices == 1 || !events.is_empty()) { last += took } else { most = most.max(took) }
         }
         println!("  dump_in_slices()       {most:>12.3?}  the longest of {slices} slices");
         if !last.is_zero() {
             println!("    its beginning and end{last:>12.3?}  nearly all of it without the lock");
         }
-        // Last: what it frees is a burden on whatever allocates next.
+        // Last, because its frees slow down later allocations.
         println!("  dump(), at once        {:>12.3?}", longest(1, || index.dump()));
     }
 }

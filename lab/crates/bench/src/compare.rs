@@ -1,9 +1,9 @@
-//! Comparison of an index that has taken a whole plan with the plan: its holdings and its answers.
+//! Comparison of an index with the plan that was applied to it: its holdings and its answers.
 //!
-//! Three comparisons. What is held: every (worker, block hash) of every worker. Depths: for lookups of the plan, asked
-//! again, what is answered of many workers, against chains walked through the plan's own truth. And the same for a few
-//! workers and lookups against [`ReferenceIndex`], the specification, which is told those workers' events and no
-//! others: it looks at every block of a worker at every step, so few are all there is time for.
+//! Three comparisons. Holdings: every (worker, block hash) of every worker. Depths: lookups of the plan are repeated,
+//! and the answers for many workers compared with chains walked in the plan's own data. Reference: the same for a few
+//! workers and lookups against [`ReferenceIndex`], the specification, which gets only those workers' events: it visits
+//! every block of a worker at every step, so there is time for few only.
 
 use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,40 +18,39 @@ use serde::Serialize;
 use crate::error::Error;
 use crate::options::Options;
 use crate::plan::{Kind, Op, Plan};
-use crate::rng::Rng;
 use crate::subject::Subject;
 use crate::truth::Truth;
 
-/// Number of blocks, together, of the workers whose answers are compared: their chains take 40 bytes of memory a block.
+/// Most blocks, in all, of the workers whose answers are compared: their chains take 40 bytes of memory per block.
 const WATCHED_BLOCKS: usize = 4_000_000;
-/// Number of workers that the reference is told of.
+/// Number of workers in the reference.
 const REFERENCE_WORKERS: usize = 4;
-/// Number of lookups in four that are taken from the last quarter of the plan: what they ask for is mostly still held.
+/// Number of lookups in four that are taken from the last quarter of the plan, whose blocks are mostly still held.
 const LATE: usize = 3;
-/// Number of errors that are told one by one.
+/// Most errors reported one by one.
 const EXAMPLES: usize = 8;
 
-/// The things that were compared, and the errors found.
+/// The results of the comparisons, and the errors found.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Comparison {
-    /// The comparison of the workers' holdings; `None` if the index cannot tell them.
+    /// The comparison of the workers' holdings; `None` if the index cannot list them.
     pub holdings: Option<Holdings>,
-    /// The comparison of answers with chains walked through the plan's truth.
+    /// The comparison of answers with chains walked in the plan's data.
     pub depths: Depths,
     /// The comparison of answers with the reference.
     pub reference: Depths,
     /// Number of all errors together.
     pub wrong: u64,
-    /// The first few errors, in words.
+    /// The first few errors, described.
     pub examples: Vec<String>,
-    /// The time that comparing took, in seconds.
+    /// The duration of the comparisons, in seconds.
     pub seconds: f64,
 }
 
-/// Numbers of pairs of a worker and a block that it holds.
+/// Numbers of pairs of a worker and a held block.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Holdings {
-    /// Number of pairs that the plan leaves held: each was looked for.
+    /// Number of pairs held at the end of the plan, all of them compared.
     pub compared: u64,
     /// Number of pairs held by the plan, not by the index.
     pub missing: u64,
@@ -62,7 +61,7 @@ pub struct Holdings {
 /// Numbers of depths in the answers to lookups.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Depths {
-    /// Number of lookups asked again.
+    /// Number of repeated lookups.
     pub queries: u64,
     /// Number of workers whose depths were compared for each lookup.
     pub workers: u64,
@@ -75,8 +74,8 @@ pub struct Depths {
 }
 
 impl Comparison {
-    /// True if everything was right; `None` if nothing was compared that an index could get wrong by knowing nothing.
-    /// An index that is to be `asked` does not agree by its holdings alone.
+    /// True if everything was right; `None` if the comparison had nothing that an empty index would get wrong. An index
+    /// with `asked` lookups does not agree by its holdings alone.
     #[must_use]
     pub fn agrees(&self, asked: bool) -> Option<bool> {
         let held = self.holdings.map_or(0, |holdings| holdings.compared);
@@ -88,7 +87,7 @@ impl Comparison {
         }
     }
 
-    /// The errors, in a sentence.
+    /// A sentence about the errors.
     pub(crate) fn words(&self) -> String {
         let held = self.holdings.map_or_else(String::new, |Holdings { compared, missing, extra }| {
             format!("{missing} of {compared} held blocks missing, {extra} held that should not be; ")
@@ -159,14 +158,14 @@ fn holdings(truth: &Truth, mut held: Vec<(WorkerId, BlockHash)>, result: &mut Co
     result.holdings = Some(count);
 }
 
-/// A lookup of the plan that is asked again.
+/// A lookup of the plan to repeat.
 struct Sample<'p> {
     op: usize,
     worker: WorkerId,
     contents: &'p [u64],
 }
 
-/// The lookups to ask again, none twice: mostly of the last quarter of the plan, some from all over it.
+/// The lookups to repeat, without duplicates: mostly from the last quarter of the plan, some from all of it.
 fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     let kinds = &plan.columns().kinds;
     let lookups: Vec<usize> = (0..plan.len()).filter(|&op| kinds[op] == Kind::Lookup as u8).collect();
@@ -174,7 +173,7 @@ fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     let mut seen = HashSet::new();
     let mut samples = Vec::new();
     let late = lookups.len() - lookups.len().div_ceil(4);
-    // Some are drawn twice and left out, so draw a few more times than needed.
+    // Duplicates are left out, so a few more are drawn than needed.
     for draw in 0..options.samples.min(lookups.len()).saturating_mul(3) {
         if samples.len() == options.samples || lookups.is_empty() {
             break;
@@ -190,7 +189,7 @@ fn samples<'p>(plan: &'p Plan, options: &Options) -> Vec<Sample<'p>> {
     samples
 }
 
-/// The workers to watch, within a number of blocks: first those the samples ran on, then others.
+/// The workers to compare, within a number of blocks: first those of the sampled lookups, then others.
 fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Vec<WorkerId> {
     let mut rng = Rng::new(seed ^ 0x776f_726b_6572);
     let mut others: Vec<WorkerId> = (0..workers).collect();
@@ -212,7 +211,7 @@ fn watched(truth: &Truth, samples: &[Sample<'_>], workers: u32, seed: u64) -> Ve
     chosen.into_iter().collect()
 }
 
-/// The answer of an index, by worker; an answer that is wrong in itself (somebody twice, nobody at all) is told apart.
+/// The answer of an index, by worker; an invalid answer (a worker twice, an unknown worker) is reported separately.
 fn answers<S: Subject>(
     plan: &Plan,
     subject: &S,
@@ -291,7 +290,7 @@ fn reference<S: Subject>(
     going: &impl Fn() -> Result<(), Error>,
 ) -> Result<(), Error> {
     let start = Instant::now();
-    // Those that the samples ran on and that hold anything: others have depth 0 mostly.
+    // Workers of the sampled lookups with blocks: others mostly have depth 0.
     let mut told: Vec<(WorkerId, String)> = Vec::new();
     for sample in samples {
         if told.len() < REFERENCE_WORKERS
@@ -337,11 +336,33 @@ fn reference<S: Subject>(
 fn tell(index: &mut ReferenceIndex, worker: &str, change: &Change) {
     match change {
         Change::Store { parent, block_hashes, content_hashes, .. } => {
-            // A plan's stores have one content hash for each block hash, the only thing that could be refused.
+            // A plan's stores have equally long lists, so they cannot be refused.
             let _ = index.store(worker, 0, Tier::Gpu, *parent, block_hashes, content_hashes);
         }
         Change::Remove { block_hashes, .. } => index.remove(worker, 0, Tier::Gpu, block_hashes),
         Change::Clear { .. } => index.clear(worker, None, None),
         Change::Drop { .. } => index.drop_worker(worker),
+    }
+}
+
+/// SplitMix64, a generator of random numbers; equal on every machine.
+pub(crate) struct Rng(u64);
+
+impl Rng {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(seed)
+    }
+
+    pub(crate) fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.0;
+        word = (word ^ (word >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ (word >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ (word >> 31)
+    }
+
+    /// Returns a number below `bound`, which must not be 0.
+    pub(crate) fn below(&mut self, bound: usize) -> usize {
+        ((u128::from(self.next()) * bound as u128) >> 64) as usize
     }
 }

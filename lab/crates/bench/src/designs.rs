@@ -1,22 +1,22 @@
-//! Runs of a plan against the rungs of the ladder, by name.
+//! Rungs of the ladder under test, and runs of a plan against them by name.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
-use kvatlas_designs::RUNGS;
-use kvatlas_designs::null::Null;
 use kvatlas_designs::pool::EventPool;
+use kvatlas_designs::{Change, ConcurrentDesign, Feed, LadderStats, RUNGS, Refusal, Scores, WorkerId};
+use kvatlas_index::BlockHash;
 
 use crate::driver::{Label, run};
 use crate::error::Error;
-use crate::feed::FeedSubject;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::probe::{Probe, probe};
 use crate::result::RunResult;
+use crate::subject::{Counts, Subject};
 
-/// Runs a plan against a rung of the ladder, made for it and empty. `block-index` is timed for its answer as levels.
+/// Runs a plan against a new, empty rung of the ladder. `block-index` is timed for its answer as levels.
 ///
 /// # Errors
 /// As [`run`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
@@ -28,7 +28,7 @@ pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<At
         version: concat!("kvatlas ", env!("CARGO_PKG_VERSION")).to_owned(),
     };
     let made = design_options(options);
-    // What is reported is what was used.
+    // The reported options are those in use.
     let options = Options {
         jump_size: Some(made.jump_size),
         shards: Some(made.shards),
@@ -38,11 +38,11 @@ pub fn run_design(plan: &Plan, name: &str, options: &Options, interrupt: &Arc<At
     run(plan, &options, label, interrupt, || open(name, &made))
 }
 
-/// The name of no index at all, which [`run_null`] runs.
+/// The name of the run without an index: see [`run_null`].
 pub const NULL: &str = "null";
 
-/// Runs a plan against nothing: the event threads of `block-index` take every event and do nothing with it, lookups
-/// find nothing. The rate that this keeps up with is the ceiling of the driver on this machine. Nothing is compared.
+/// Runs a plan without an index: the event threads of `block-index` drop every event, and lookups find nothing. The
+/// rate it sustains is the ceiling of the driver on this machine. No comparison is made.
 ///
 /// # Errors
 /// As [`run`].
@@ -57,7 +57,7 @@ pub fn run_null(plan: &Plan, options: &Options, interrupt: &Arc<AtomicBool>) -> 
     run(plan, &options, label, interrupt, || Ok(FeedSubject(Box::new(pool()?))))
 }
 
-/// Does the same as [`probe`] for a rung of the ladder, made for it and empty.
+/// The same as [`probe`] for a new, empty rung of the ladder.
 ///
 /// # Errors
 /// As [`probe`]; [`Error::Index`] if there is no rung of that name or it cannot be made with these options.
@@ -87,13 +87,109 @@ fn open(name: &str, options: &kvatlas_designs::Options) -> Result<FeedSubject, E
     kvatlas_designs::open(name, options).map(FeedSubject).map_err(|error| Error::Index(error.to_string()))
 }
 
+/// A design without an index, which accepts every change and finds nothing: it measures the driver, the queues and the threads.
+#[derive(Debug, Default)]
+struct Null;
+
+impl ConcurrentDesign for Null {
+    fn store(&self, _: WorkerId, _: Option<BlockHash>, _: &[BlockHash], _: &[u64]) -> Result<(), Refusal> {
+        Ok(())
+    }
+
+    fn remove(&self, _: WorkerId, _: &[BlockHash]) {}
+
+    fn clear(&self, _: WorkerId) {}
+
+    fn drop_worker(&self, _: WorkerId) {}
+
+    fn find(&self, _: &[u64], scores: &mut Scores) {
+        scores.clear();
+    }
+
+    fn stats(&self) -> LadderStats {
+        LadderStats::default()
+    }
+
+    fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
+        Vec::new()
+    }
+}
+
+/// Any [`Feed`] under test: its own threads apply; lookups run on the caller's thread, or wherever the design runs
+/// them, and are timed with the answer in the design's own form ([`Feed::answer`]).
+pub struct FeedSubject(pub Box<dyn Feed>);
+
+impl From<LadderStats> for Counts {
+    fn from(stats: LadderStats) -> Self {
+        Self {
+            refused_stores: Some(stats.refused),
+            unknown_removals: Some(stats.unknown_removals),
+            messages: Some(stats.messages),
+            workers: Some(stats.workers),
+            blocks: Some(stats.blocks),
+            entries: Some(stats.entries),
+            errors: 0,
+            first_error: None,
+        }
+    }
+}
+
+impl Subject for FeedSubject {
+    type Message = Change;
+    type Query = Box<[u64]>;
+    type Lane = Scores;
+
+    fn message(&self, change: Change) -> Change {
+        change
+    }
+
+    fn query(&self, contents: &[u64]) -> Box<[u64]> {
+        contents.into()
+    }
+
+    fn lane(&self) -> Scores {
+        Scores::new()
+    }
+
+    fn send(&self, message: Change) {
+        self.0.send(message);
+    }
+
+    fn applied(&self) -> u64 {
+        self.0.applied()
+    }
+
+    fn flush(&self) {
+        self.0.flush();
+    }
+
+    fn lookup(&self, scores: &mut Scores, query: &Box<[u64]>) {
+        std::hint::black_box(self.0.answer(query, scores));
+        std::hint::black_box(&*scores);
+    }
+
+    fn answer(&self, contents: &[u64], scores: &mut Scores) -> Result<(), String> {
+        self.0.find(contents, scores);
+        Ok(())
+    }
+
+    fn holdings(&self) -> Option<Vec<(WorkerId, BlockHash)>> {
+        Some(self.0.holdings())
+    }
+
+    fn counts(&self) -> Counts {
+        let broken = self.0.broken();
+        Counts { errors: u64::from(broken.is_some()), first_error: broken, ..self.0.stats().into() }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::testing::{Mix, plan};
 
     fn options() -> Options {
-        // What is tested is that all is applied and right; on a busy machine a run may be late.
+        // The test is that all is applied and right; under other load a run may be late.
         Options { window_ns: Some(50_000_000), lag_limit_ns: Some(u64::MAX), query_threads: 2, ..Options::default() }
     }
 

@@ -2,14 +2,14 @@
 
 use std::io;
 
-/// The reason why a plan or a run cannot be had. A failure *during* a run is in its result.
+/// The reason why a plan or a run cannot begin. A failure *during* a run is in its result.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A column of a plan is not as it must be.
+    /// A column of a plan is invalid.
     #[error("{0}")]
     Plan(String),
-    /// A file is no plan, not the whole of one, or not what was saved.
+    /// A file is not a plan, is truncated, or was altered.
     #[error("{path}: {what}")]
     File {
         /// The file's path.
@@ -31,13 +31,13 @@ pub enum Error {
     /// The index could not be made.
     #[error("{0}")]
     Index(String),
-    /// The run was told to stop. Its threads have ended.
+    /// The run was interrupted. Its threads have ended.
     #[error("the run was interrupted")]
     Interrupted,
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,4 +1,4 @@
-//! One thread that applies events in the order in which they were sent: for indexes that have no threads of their own.
+//! A thread that applies events in the order in which they were sent, for indexes without threads of their own.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,8 +10,7 @@ use parking_lot::Mutex;
 
 use crate::error::Error;
 
-/// A thread that applies events, the channel that leads to it, and its progress. Dropped, it applies what was sent, and
-/// ends.
+/// A thread that applies events, its channel, and its progress. Dropping it applies the rest and ends the thread.
 pub struct EventThread<M> {
     /// The channel to the thread, `None` only while dropping.
     queue: Option<Sender<M>>,
@@ -27,10 +26,10 @@ struct Progress {
 }
 
 impl<M: Send + 'static> EventThread<M> {
-    /// Starts the thread. `apply` must not panic: what is sent after that is never applied.
+    /// Starts the thread. `apply` must not panic: later events would never be applied.
     ///
     /// # Errors
-    /// [`Error::Index`] if the system has no thread left.
+    /// [`Error::Index`] if the system cannot start a thread.
     pub fn new(name: &str, mut apply: impl FnMut(M) + Send + 'static) -> Result<Self, Error> {
         let (queue, received) = channel();
         let progress = Arc::new(Progress::default());
@@ -54,10 +53,10 @@ impl<M: Send + 'static> EventThread<M> {
 }
 
 impl<M> EventThread<M> {
-    /// Hands an event over and returns at once.
+    /// Sends an event and returns at once.
     pub fn send(&self, message: M) {
         if let Some(queue) = &self.queue {
-            // Only a panic ends the thread early; then events are never applied, which is told.
+            // Only a panic ends the thread early; its events are then never applied, which is reported.
             let _ = queue.send(message);
         }
         self.sent.fetch_add(1, Ordering::Relaxed);
@@ -68,7 +67,7 @@ impl<M> EventThread<M> {
         self.progress.applied.load(Ordering::Acquire)
     }
 
-    /// Returns when everything sent before has been applied, or the run was given up.
+    /// Returns once all earlier events have been applied, or the run was given up.
     pub fn flush(&self) {
         while self.applied() < self.sent.load(Ordering::Relaxed) && !self.progress.given_up.load(Ordering::Relaxed) {
             std::thread::sleep(Duration::from_micros(50));

@@ -1,12 +1,17 @@
-//! A run's requests to the operating system: the processors that a thread runs on, exact sleeps, the memory of the
-//! process. Where the system has no answer, there is none.
+//! The machine of a run: its clock and the cost of reading it, pinning of threads, exact sleeps, and the memory of the
+//! process. Absent where the system has no support.
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use serde::Serialize;
 
 use crate::error::Error;
 
-/// Keeps this thread, and the threads it will start, on the given processors.
+/// Pins this thread, and the threads it will start, to the given processors.
 ///
 /// # Errors
-/// [`Error::Options`] if there is no such processor, or no pinning on this system.
+/// [`Error::Options`] if a processor does not exist, or the system has no pinning.
 pub(crate) fn pin(cpus: &[usize]) -> Result<(), Error> {
     if cpus.is_empty() {
         return Ok(());
@@ -28,16 +33,16 @@ pub(crate) fn pin(cpus: &[usize]) -> Result<(), Error> {
     Err(Error::Options("pin: threads can be pinned on Linux only".to_owned()))
 }
 
-/// Makes this thread's sleeps end when they should: Linux otherwise adds up to 50 µs to save wake-ups.
+/// Makes this thread's sleeps end on time: Linux otherwise adds up to 50 µs to save wake-ups.
 pub(crate) fn sleep_exactly() {
     #[cfg(target_os = "linux")]
     {
-        // Not being able to only makes the generator's lag larger, which is reported.
+        // Without it only the generator's lag is larger, which is reported.
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
     }
 }
 
-/// Number of bytes of memory that the process has in use.
+/// Resident memory of the process, in bytes.
 pub(crate) fn resident_bytes() -> Option<u64> {
     #[cfg(target_os = "linux")]
     {
@@ -47,4 +52,56 @@ pub(crate) fn resident_bytes() -> Option<u64> {
     }
     #[cfg(not(target_os = "linux"))]
     None
+}
+
+/// The clock's properties, measured just before the run.
+#[derive(Clone, Copy, Debug, Serialize)]
+pub struct Clock {
+    /// Median of the ns between two consecutive readings, subtracted from every service time.
+    pub cost_ns: u64,
+    /// Smallest difference in ns between two different readings. Some processors' clocks step by ten or more: a
+    /// percentile cannot be finer.
+    pub step_ns: u64,
+}
+
+const READINGS: u32 = 20_000;
+
+impl Clock {
+    pub(crate) fn measure() -> Self {
+        let reading = |work: u32| {
+            let start = Instant::now();
+            (0..work).for_each(|i| {
+                black_box(i);
+            });
+            nanoseconds(start)
+        };
+        let mut empty: Vec<u64> = (0..READINGS).map(|_| reading(0)).collect();
+        let middle = empty.len() / 2;
+        let cost_ns = *empty.select_nth_unstable(middle).1;
+        // Consecutive readings may all differ by one step; short busy loops of all lengths show the steps.
+        let mut lengths: Vec<u64> = (0..READINGS).map(|i| reading(i % 64)).collect();
+        lengths.sort_unstable();
+        // The slowest tenth contains the interruptions.
+        lengths.truncate(lengths.len() * 9 / 10);
+        lengths.dedup();
+        // Neighbours one apart are one value, rounded.
+        let starts: Vec<u64> =
+            (0..lengths.len()).filter(|&i| i == 0 || lengths[i] > lengths[i - 1] + 1).map(|i| lengths[i]).collect();
+        let mut gaps: Vec<u64> = starts.windows(2).map(|pair| pair[1] - pair[0]).collect();
+        gaps.sort_unstable();
+        Self { cost_ns, step_ns: gaps.get(gaps.len() / 2).copied().unwrap_or(1) }
+    }
+}
+
+/// Number of ns since `start`; 0 before it.
+#[inline]
+pub(crate) fn nanoseconds(start: Instant) -> u64 {
+    between(start, Instant::now())
+}
+
+/// Number of ns from one reading to another; 0 if they are in the other order.
+#[inline]
+pub(crate) fn between(start: Instant, end: Instant) -> u64 {
+    // Enough for 584 years.
+    end.saturating_duration_since(start).as_nanos() as u64
 }

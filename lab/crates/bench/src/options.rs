@@ -5,43 +5,43 @@ use serde::{Deserialize, Serialize};
 use crate::error::Error;
 use crate::plan::Facts;
 
-/// The options of a run, as they come (JSON) and as they are reported. Unknown ones are refused.
+/// Options of a run, read from JSON and reported in the result. Unknown ones are refused.
 #[derive(Clone, Debug, Serialize, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields, default)]
 pub struct Options {
-    /// Length of the measured part, in ns. Either this or `rate`.
+    /// Length of the measured part, in ns. Alternative to `rate`.
     pub window_ns: Option<u64>,
-    /// Block operations a second, as an alternative to `window_ns`: the window is the time that the measured ones then
-    /// take.
+    /// Block operations per second, as an alternative to `window_ns`: the window is the time that the measured ones
+    /// then take.
     pub rate: Option<f64>,
-    /// Share of the plan's operations that are run first, at the same pace, and not measured.
+    /// Share of the plan's operations run first, at the same pace, without being measured.
     pub warm_up: f64,
-    /// Share of the plan's operations at which the run ends: the rest of the plan might as well not be there.
+    /// Share of the plan's operations at which the run ends; the rest is ignored.
     pub until: f64,
-    /// Number of threads that look up.
+    /// Number of threads for lookups.
     pub query_threads: usize,
-    /// Number of threads that apply events, where a design has a choice.
+    /// Number of threads that apply events, for designs with a choice.
     pub event_threads: usize,
-    /// Number of positions a positional index jumps over; `None` leaves it to the index.
+    /// Leap length of a positional index; `None` for its default.
     pub jump_size: Option<usize>,
-    /// Number of actors of the sharded tree; `None` leaves it to the index.
+    /// Number of actors of the sharded tree; `None` for its default.
     pub shards: Option<usize>,
-    /// Number of workers of a group of the grouped index; `None` leaves it to the index.
+    /// Number of workers per group of the grouped index; `None` for its default.
     pub group_size: Option<usize>,
-    /// True if a rung is to mend the errors of its original.
+    /// True to correct the known deviations of a rung.
     pub strict: bool,
-    /// Processors: the generator's, one for each query thread, and the others for the event threads together. Threads
+    /// Processors: the generator's, one for each query thread, and the rest for the event threads together. Threads
     /// without one are not pinned.
     pub pin: Vec<usize>,
-    /// The seed of the choice of what is compared afterwards.
+    /// The seed for the choice of compared lookups and workers.
     pub seed: u64,
     /// Number of lookups whose answers are compared.
     pub samples: usize,
-    /// Number of seconds for each of the two comparisons of answers; 0: nothing at all is compared.
+    /// Seconds for each of the two comparisons of answers; 0 for no comparison at all.
     pub check_seconds: f64,
-    /// The shortest sleep of the generator when nothing is due, in ns: longer means fewer wake-ups and more lag.
+    /// The shortest sleep of the generator if nothing is due, in ns: longer means fewer wake-ups and more lag.
     pub burst_ns: u64,
-    /// The greatest lateness of the generator, at its p99, in ns. `None`: 1 % of the window, at least 1 ms.
+    /// The largest p99 lateness of the generator, in ns. `None`: 1 % of the window, at least 1 ms.
     pub lag_limit_ns: Option<u64>,
     /// Number of windows (at least a second) after the window's close at which a run is given up.
     pub drain_windows: f64,
@@ -71,23 +71,23 @@ impl Default for Options {
     }
 }
 
-/// The greatest number of threads, more than any machine this runs on has use for; a larger number is a slip.
+/// Most threads; a larger number is an error of the caller.
 const THREADS: usize = 1_024;
-/// The longest window, an hour in ns: a longer one is a slip, too.
+/// The longest window, an hour in ns; a longer one is an error of the caller.
 const LONGEST_NS: u64 = 3_600_000_000_000;
 
 impl Options {
     /// Reads options, and checks them.
     ///
     /// # Errors
-    /// [`Error::Options`] names the option and says what would be right.
+    /// [`Error::Options`] with the option's name and its valid values.
     pub fn from_json(json: &str) -> Result<Self, Error> {
         let options = Self::parse(json)?;
         options.check()?;
         Ok(options)
     }
 
-    /// Reads options, and leaves it to their user to check them.
+    /// Reads options without checking them.
     ///
     /// # Errors
     /// [`Error::Options`] if they are not JSON, or not options.
@@ -95,7 +95,7 @@ impl Options {
         serde_json::from_str(json).map_err(|error| Error::Options(format!("options: {error}")))
     }
 
-    /// Checks what can be checked without a plan.
+    /// Checks the options, as far as possible without a plan.
     ///
     /// # Errors
     /// [`Error::Options`].
@@ -163,7 +163,7 @@ impl Options {
         self.lag_limit_ns.unwrap_or_else(|| (window / 100).max(1_000_000))
     }
 
-    /// The time for which the queues may drain after the window's close, in ns.
+    /// The time for the queues to drain after the window's close, in ns.
     pub(crate) fn patience(&self, window: u64) -> u64 {
         ((window as f64 * self.drain_windows) as u64).max(1_000_000_000)
     }

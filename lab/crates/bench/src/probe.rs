@@ -1,6 +1,6 @@
-//! A measurement of one lookup when nothing else happens: an index is built from a plan's events, then one thread looks
-//! up, one query after the other, each timed in service. Not a run: nobody waits and nothing is queued, so it says how
-//! a design grows and not what it bears.
+//! A measurement of single lookups without load: an index is built from a plan's events, then one thread looks up, one
+//! query after the other, each timed in service. Not a run: nothing is queued, so it shows how a design scales and not
+//! what load it sustains.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -8,44 +8,43 @@ use std::time::{Duration, Instant};
 use kvatlas_designs::Scores;
 use serde::Serialize;
 
-use crate::clock::{Clock, between};
 use crate::error::Error;
+use crate::machine::{Clock, between};
 use crate::plan::{Op, Plan};
 use crate::result::Times;
 use crate::subject::Subject;
 
-/// Number of events handed over before they are waited for: enough to keep several threads busy, few enough to wait in
-/// memory.
+/// Number of events sent before waiting for them: enough to keep several threads busy, few enough to be held in memory.
 const AT_ONCE: usize = 1_024;
 /// Number of lookups whose answers are checked.
 const CHECKED: usize = 64;
 
-/// The findings of [`probe`].
+/// The result of [`probe`].
 #[derive(Clone, Debug, Serialize)]
 pub struct Probe {
-    /// True if everything was applied in time. If not, nothing was looked up.
+    /// True if all events were applied in time. If not, nothing was looked up.
     pub built: bool,
-    /// The time that building took, in ns.
+    /// The duration of building, in ns.
     pub build_ns: u64,
     /// Number of events applied.
     pub events: u64,
-    /// Number of pairs of a worker and a block held, as the index counts them.
+    /// Number of pairs of a worker and a held block, by the index's own count.
     pub blocks: Option<u64>,
     /// Number of lookups timed, all of the plan's unless time ran out.
     pub lookups: u64,
-    /// The times of the call alone, the cost of the clock taken off.
+    /// The times of the call alone, without the cost of the clock.
     pub service: Option<Times>,
-    /// Number of the first lookups that were answered wrong: the plan says of which worker each lookup is, and a plan
-    /// for a probe asks only for what that worker holds to the last block.
+    /// Number of wrong answers among the first lookups: the plan names each lookup's worker, and a plan for a probe
+    /// asks only for prompts which that worker holds to the last block.
     pub wrong: u64,
-    /// The first wrong answer, in words.
+    /// The first wrong answer, described.
     pub example: Option<String>,
-    /// The clock.
+    /// The clock's properties.
     pub clock: Clock,
 }
 
-/// Builds and looks up, each for no longer than `build` and `look` say; every lookup runs once untimed before, as far
-/// as half of `look` allows.
+/// Builds and looks up, each within its time limit; every lookup runs once untimed before, as far as half of `look`
+/// allows.
 ///
 /// # Errors
 /// [`Error::Interrupted`]; [`Error::Index`] if the index failed to answer.

@@ -1,43 +1,43 @@
-//! The result of a run. Serialised as it stands here; times in ns unless their name says otherwise.
+//! The result of a run, as it is serialised. Times in ns unless their name says otherwise.
 
 use serde::Serialize;
 
-pub use crate::clock::Clock;
 pub use crate::compare::{Comparison, Depths, Holdings};
+pub use crate::machine::Clock;
 pub use crate::plan::Facts;
 pub use crate::subject::Counts;
 
 use crate::options::Options;
 
-/// The outcome of a run. A figure in it counts only if `ok`.
+/// The outcome of a run. Its figures count only if `ok`.
 #[derive(Clone, Debug, Serialize)]
 pub struct RunResult {
-    /// Version of this layout: 1.
+    /// Version of the format: 1.
     pub schema: u32,
-    /// True if this is a result at all: `valid`, `kept_up`, `agrees` and free of errors.
+    /// True if the figures count: `valid`, `kept_up`, `agrees` and free of errors.
     pub ok: bool,
-    /// The reasons why this is no result, in words; empty if `ok`.
+    /// The reasons why the figures do not count; empty if `ok`.
     pub why: Vec<String>,
     /// True if the operations were issued on schedule: within 1.01 windows, and with a lag within its limit.
     pub valid: bool,
     /// True if at most a twentieth of the events and of the lookups was queued when the window closed, and all was done
     /// within 1.1 windows.
     pub kept_up: bool,
-    /// True if every queue was empty at last.
+    /// True if every queue was empty in the end.
     pub drained: bool,
     /// True if everything compared was right; `None` if nothing was compared.
     pub agrees: Option<bool>,
     /// The index's name.
     pub index: String,
-    /// A description of what was measured, in a few words.
+    /// A short description of the measured thing.
     pub about: String,
     /// The index's origin, with its version.
     pub version: String,
-    /// The options, with what was left to us filled in.
+    /// The options, with defaults filled in.
     pub options: Options,
     /// The plan.
     pub plan: PlanFacts,
-    /// Numbers of everything in the part after the warm-up.
+    /// Counts of the part after the warm-up.
     pub measured: Facts,
     /// Numbers of operations issued in all.
     pub issued: IssuedCounts,
@@ -47,51 +47,51 @@ pub struct RunResult {
     pub answered: u64,
     /// Length of the measured part, as planned.
     pub window_ns: u64,
-    /// The rates that the plan asks for in the window.
+    /// The rates of the plan in the window.
     pub offered: Rates,
-    /// The rates that were reached, by the time from the start of the measured part until all queues were empty; zeros
-    /// if that never came.
+    /// The rates achieved, over the time from the start of the measured part until all queues were empty; zeros if they
+    /// never were.
     pub achieved: Rates,
     /// The time from the start of the measured part until its last operation was issued.
     pub issue_span_ns: u64,
-    /// The times by which operations were issued later than due; `None` if none were measured.
+    /// The lateness of the issued operations; `None` if none were measured.
     pub lag: Option<Times>,
     /// The limit on the p99 of the lag.
     pub lag_limit_ns: u64,
-    /// The operations still to do when the window closed, whether issued late or not applied yet.
+    /// The operations not completed when the window closed, whether issued late or not applied yet.
     pub queued_at_close: BacklogCounts,
-    /// The most events that were sent and not applied, of about one look a millisecond.
+    /// The largest number of sent and unapplied events, sampled about once a millisecond.
     pub max_queued_events: u64,
-    /// The time from the window's close until all queues were empty; `None` if that never came.
+    /// The time from the window's close until all queues were empty; `None` if they never were.
     pub drain_ns: Option<u64>,
-    /// The time from the start of the measured part until all queues were empty; `None` if that never came.
+    /// The time from the start of the measured part until all queues were empty; `None` if they never were.
     pub total_ns: Option<u64>,
     /// The times of the lookup call alone, without the cost of the clock.
     pub service: Option<Times>,
-    /// The times from when a lookup was due until it was answered.
+    /// The times from a lookup's deadline until its answer.
     pub from_deadline: Option<Times>,
     /// The index's own counts; zeros if it never drained.
     pub counts: Counts,
-    /// Memory of the process; `None` where the system does not tell.
+    /// Memory of the process; `None` if the system does not report it.
     pub memory: Option<Memory>,
-    /// The clock.
+    /// The clock's properties.
     pub clock: Clock,
-    /// The comparison of the index with the plan; `None` if that was not asked, or it never drained.
+    /// The comparison of the index with the plan; `None` if it was not requested, or the queues never drained.
     pub comparison: Option<Comparison>,
 }
 
 /// The identity of the plan.
 #[derive(Clone, Debug, Serialize)]
 pub struct PlanFacts {
-    /// The plan's digest: equal digests are equal plans.
+    /// The plan's digest, equal for equal plans.
     pub digest: String,
-    /// Numbers of everything in the plan.
+    /// Counts of the plan's contents.
     pub facts: Facts,
-    /// The description of what the plan was made from.
+    /// The description of the plan's source.
     pub meta: serde_json::Value,
 }
 
-/// Numbers of operations issued, those of the warm-up included.
+/// Numbers of issued operations, including the warm-up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct IssuedCounts {
     /// Number of lookups handed to the query threads.
@@ -100,16 +100,16 @@ pub struct IssuedCounts {
     pub events: u64,
 }
 
-/// Rates of operations a second.
+/// Operations per second.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct Rates {
-    /// Number of blocks asked for, stored and removed a second.
+    /// Blocks looked up, stored and removed per second.
     pub block_ops_per_s: f64,
-    /// Number of lookups and events a second.
+    /// Lookups and events per second.
     pub ops_per_s: f64,
 }
 
-/// Numbers of operations still to do at some moment.
+/// Numbers of uncompleted operations at some moment.
 #[derive(Clone, Copy, Debug, Default, Serialize)]
 pub struct BacklogCounts {
     /// Number of events due and not applied.
@@ -122,7 +122,7 @@ pub struct BacklogCounts {
     pub lookups_share: f64,
 }
 
-/// A distribution, from a histogram of three significant digits.
+/// A distribution, from a histogram with three significant digits.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Times {
     /// Number of times measured.
@@ -141,14 +141,14 @@ pub struct Times {
     pub max: u64,
 }
 
-/// Memory of the process in bytes (resident pages). The memory that an index takes is no simple difference of these:
-/// messages are freed while it grows, and it may grow into their place.
+/// Resident memory of the process, in bytes. An index's memory is not the difference of two of these: messages are freed
+/// while it grows, and it may reuse their memory.
 #[derive(Clone, Copy, Debug, Serialize)]
 pub struct Memory {
-    /// Memory with the plan loaded, before the index was made.
+    /// Memory with the plan loaded, before the index is made.
     pub rss_before: u64,
-    /// Memory with the index made, empty, and all messages and queries waiting.
+    /// Memory with the empty index, and all messages and queries prepared.
     pub rss_ready: u64,
-    /// Memory with everything applied.
+    /// Memory after everything was applied.
     pub rss_end: u64,
 }

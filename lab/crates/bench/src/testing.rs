@@ -2,17 +2,17 @@
 
 use std::collections::VecDeque;
 
+use crate::compare::Rng;
 use crate::plan::{Columns, Plan};
-use crate::rng::Rng;
 
-/// The ingredients of a test plan.
+/// Parameters of a test plan.
 #[derive(Clone, Copy)]
 pub(crate) struct Mix {
     pub(crate) requests: usize,
     pub(crate) workers: u32,
-    /// Number of blocks that a worker has room for.
+    /// Capacity of a worker, in blocks.
     pub(crate) cache: usize,
-    /// Number of requests for each one that is followed by a clear.
+    /// Number of requests per clear.
     pub(crate) clears: usize,
 }
 
@@ -22,7 +22,7 @@ impl Default for Mix {
     }
 }
 
-/// Makes a plan out of a seed. Chains are remembered by name: a block's name is made of everything before it.
+/// Makes a plan from a seed. A block's name depends on everything before it.
 pub(crate) fn plan(seed: u64, mix: Mix) -> Plan {
     let mut rng = Rng::new(seed);
     let mut c = Columns {
@@ -44,7 +44,7 @@ pub(crate) fn plan(seed: u64, mix: Mix) -> Plan {
     for request in 0..mix.requests {
         time += rng.below(2_000_000) as u64;
         let worker = rng.below(mix.workers as usize) as u32;
-        // Eight beginnings, each going on in a few ways.
+        // Eight beginnings, each continued in a few ways.
         let length = 1 + rng.below(12);
         let (family, turn) = (rng.below(8) as u64, rng.below(3) as u64);
         let contents: Vec<u64> = (0..length as u64)
@@ -64,7 +64,7 @@ pub(crate) fn plan(seed: u64, mix: Mix) -> Plan {
         push(&mut c, time, 0, worker, start, length, 0);
         let cache = &mut caches[worker as usize];
         let held = names.iter().take_while(|name| cache.contains(name)).count();
-        // What is used again is evicted last, deepest first.
+        // Reused blocks are evicted last, the deepest first.
         for &name in names[..held].iter().rev() {
             cache.retain(|&other| other != name);
             cache.push_back(name);

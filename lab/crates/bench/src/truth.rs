@@ -1,4 +1,4 @@
-//! The holdings of a plan's workers after it: the plan's events applied to plain maps, one for each worker.
+//! The final holdings of a plan's workers: its events applied to plain maps, one per worker.
 
 use hashbrown::HashMap;
 
@@ -7,10 +7,10 @@ use kvatlas_index::BlockHash;
 
 use crate::plan::{Op, Plan};
 
-/// The parent of a block (`None`: it starts a prompt) and its content hash.
+/// The parent of a block (`None` at the start of a prompt) and its content hash.
 type Content = (Option<u64>, u64);
 
-/// The holdings of each worker when everything of a plan has been applied.
+/// The holdings of each worker after all events of a plan.
 pub(crate) struct Truth {
     workers: Vec<HashMap<u64, Content>>,
 }
@@ -40,7 +40,7 @@ impl Truth {
         Self { workers }
     }
 
-    /// Every pair of a worker and a block that it holds, sorted by worker and name.
+    /// Every pair of a worker and a held block, sorted by worker and name.
     pub(crate) fn holdings(&self) -> Vec<(WorkerId, BlockHash)> {
         let all = (0..).zip(&self.workers).flat_map(|(worker, held)| held.keys().map(move |&name| (worker, name)));
         let mut all: Vec<(WorkerId, BlockHash)> = all.map(|(worker, name)| (worker, BlockHash(name))).collect();
@@ -48,12 +48,12 @@ impl Truth {
         all
     }
 
-    /// Number of blocks that a worker holds.
+    /// Number of blocks held by a worker.
     pub(crate) fn blocks(&self, worker: WorkerId) -> usize {
         self.workers.get(worker as usize).map_or(0, HashMap::len)
     }
 
-    /// The chains of some workers, to be walked.
+    /// The chains of some workers, prepared for walks.
     pub(crate) fn chains(&self, workers: &[WorkerId]) -> Chains {
         let mut steps = Vec::new();
         for &worker in workers {
@@ -65,8 +65,8 @@ impl Truth {
     }
 }
 
-/// The blocks of workers, sorted by worker, parent and contents: what a walk from the root needs, and nothing of how
-/// any index does it.
+/// The blocks of workers, sorted by worker, parent and content, for walks from the root that share no code with any
+/// index.
 pub(crate) struct Chains {
     steps: Vec<(WorkerId, Option<u64>, u64, u64)>,
 }
@@ -74,7 +74,7 @@ pub(crate) struct Chains {
 impl Chains {
     /// Number of leading blocks of a query that a worker holds. O(depth × log blocks).
     pub(crate) fn depth(&self, worker: WorkerId, query: &[u64]) -> u32 {
-        // Several blocks may continue one and have the same content, under different names.
+        // Several blocks with different names may have the same parent and content.
         let mut ends = vec![None];
         for (depth, &content) in (0..).zip(query) {
             let mut next = Vec::new();

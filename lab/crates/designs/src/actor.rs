@@ -1,14 +1,14 @@
-//! Rung 2: a thread owns the design, everybody else writes to it.
+//! Rung 2: a design owned by one thread, and messages to it.
 //!
-//! No lock, and no thread but one ever touches the design: changes and questions are messages, and whoever asks waits
-//! for the reply. That serves any [`LocalDesign`] design as it is. Its price is two hops between threads for each lookup, and
-//! that all lookups stand in one line.
+//! There is no lock, and only one thread ever touches the design: changes and queries are messages, and a caller waits
+//! for the reply. This works for any [`LocalDesign`] unchanged. Its cost is two hops between threads for each lookup,
+//! and that lookups run one after another.
 //!
-//! [`ShardedActors`] deal the workers out to several actors. Changes then spread over their threads, while each lookup
-//! still asks every one: more messages, shorter work.
+//! [`ShardedActors`] distribute the workers over several actors. Changes then spread over their threads, while each
+//! lookup still asks every actor: more messages, shorter work.
 //!
-//! A change that panics counts as applied, the actor goes on and [`Feed::broken`] tells what it said, as in an
-//! [`EventPool`](super::pool::EventPool). A lookup that panics panics where it was asked.
+//! A change that panics counts as applied, the actor continues and [`Feed::broken`] returns the message, as in an
+//! [`EventPool`](super::pool::EventPool). A lookup that panics does so in its caller.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -21,7 +21,7 @@ use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
-/// A design of one thread on a thread of its own. Dropping it ends the thread; what it has not applied is lost.
+/// A single-threaded design on a thread of its own. Dropping it ends the thread; unapplied changes are lost.
 pub struct Actor<T: LocalDesign> {
     shared: Arc<ActorState<T>>,
     thread: Option<JoinHandle<()>>,
@@ -34,7 +34,7 @@ struct ActorState<T> {
     broken: PanicMessage,
 }
 
-/// An answer on its way.
+/// A pending answer.
 struct Reply<R>(mpsc::Receiver<thread::Result<R>>);
 
 impl<R> Reply<R> {
@@ -68,11 +68,11 @@ impl<T: LocalDesign> Actor<T> {
         Ok(Self { shared, thread: Some(thread), messages: AtomicU64::new(0) })
     }
 
-    /// Asks the thread to work something out.
+    /// Sends a query to the thread.
     fn ask<R: Send + 'static>(&self, question: impl FnOnce(&T) -> R + Send + 'static) -> Reply<R> {
         let (answer, reply) = mpsc::sync_channel(1);
         self.shared.mailbox.ask(Box::new(move |design| {
-            // Whoever asked may be gone.
+            // The caller may be gone.
             let _ = answer.send(catch_unwind(AssertUnwindSafe(|| question(design))));
         }));
         Reply(reply)
@@ -142,14 +142,14 @@ impl<T: LocalDesign> Drop for Actor<T> {
     }
 }
 
-/// Several actors that have dealt the workers among themselves: in turn at first sight, for life.
+/// Several actors, each with a share of the workers: assigned in turn on first use, and never moved.
 pub struct ShardedActors<T: LocalDesign> {
     sticky: StickyThreads,
     actors: Box<[Actor<T>]>,
 }
 
 impl<T: LocalDesign> ShardedActors<T> {
-    /// Starts `shards` actors, at least one, each with what `make` makes.
+    /// Starts `shards` actors, at least one, each with a design made by `make`.
     ///
     /// # Panics
     /// If the system starts no more threads, as [`std::thread::spawn`] does.

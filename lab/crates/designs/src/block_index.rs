@@ -1,12 +1,12 @@
-//! Rung 7: [`BlockIndex`] among the rungs.
+//! Rung 7: [`BlockIndex`] as a design of the ladder.
 //!
-//! A worker's number goes in twice, as its name and as its rank, so that an answer gives the number back without
-//! reading a name. Copies are not counted, as on the whole ladder.
+//! A worker's number serves as its name and as its rank, so that an answer has the number without reading a name.
+//! Copies are not counted, as in all rungs.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, Match, RankHandle, Tier, View};
+use kvatlas_index::{BlockHash, BlockIndex, Config, Error, Event, RankHandle, Tier, View};
 
 use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId};
 
@@ -15,28 +15,22 @@ pub struct BlockIndexRung {
     index: BlockIndex,
     handles: Handles,
     refused: AtomicU64,
-    /// True if [`ConcurrentDesign::answer`] is the levels as they are found.
+    /// True if [`ConcurrentDesign::answer`] returns the levels as found.
     levels: bool,
 }
 
 impl BlockIndexRung {
-    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) spells out every worker's depth.
+    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) lists every worker's depth.
     #[must_use]
     pub fn new() -> Self {
         Self { index: empty(), handles: Handles::default(), refused: AtomicU64::new(0), levels: false }
     }
 
-    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is what a [`Match`] is: levels with their sets of
+    /// Makes an empty index whose [`answer`](ConcurrentDesign::answer) is a [`Match`](kvatlas_index::Match): levels with their sets of
     /// workers.
     #[must_use]
     pub fn levels() -> Self {
         Self { levels: true, ..Self::new() }
-    }
-
-    /// The answer as levels alone.
-    #[must_use]
-    pub fn match_only(&self, content_hashes: &[u64]) -> Match<'_> {
-        self.index.find(content_hashes)
     }
 
     /// The index itself.
@@ -46,11 +40,11 @@ impl BlockIndexRung {
     }
 }
 
-/// Number of workers with handles; those of higher numbers are looked up by name.
+/// Number of workers with handles; higher numbers are looked up by name.
 const HANDLES: usize = 1 << 16;
 const CHUNK: usize = 256;
 
-/// A handle for each worker that has changed anything.
+/// A handle for each worker with changes.
 struct Handles(Box<[OnceLock<Chunk>]>);
 
 type Chunk = Box<[OnceLock<RankHandle>]>;
@@ -73,7 +67,7 @@ impl Handles {
 }
 
 fn empty() -> BlockIndex {
-    // One token: contents come hashed, so the size of a block is never asked for.
+    // One token: contents are given as hashes, so the block size is never used.
     BlockIndex::new(Config { block_size: 1, count_copies: false }).expect("a block of one token is allowed")
 }
 
@@ -89,7 +83,7 @@ fn refusal(error: &Error) -> Refusal {
             Refusal::LengthMismatch { block_hashes, content_hashes }
         }
         Error::Full { what } => Refusal::Full { what },
-        // The rest is about arguments that are not given here.
+        // Other errors concern arguments that are not given here.
         _ => Refusal::Full { what: "it refused the store" },
     }
 }

@@ -1,18 +1,18 @@
-//! The interface of a design: the events it takes, the questions it answers, and from how many threads.
+//! The interface of a design: its events, its queries, and the threads that may use it.
 
 use kvatlas_index::BlockHash;
 
-/// A worker's number: dense, from 0, given by the caller. A rank that has a cache of its own is a worker here.
+/// A worker's number: dense, from 0, assigned by the caller. Each rank with a cache of its own is a worker here.
 pub type WorkerId = u32;
 
-/// The answer to a query: every worker that holds at least the first block, once, with its depth; in no order.
+/// The answer to a query: every worker that holds at least the first block, once, with its depth; in unspecified order.
 pub type Scores = Vec<(WorkerId, u32)>;
 
 /// The reason why a rung refused an event. A refused event has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Refusal {
-    /// The two lists of a store do not go together.
+    /// The two lists of a store have different lengths.
     #[error(
         "{block_hashes} block hashes but {content_hashes} content hashes: a store needs one content hash for each block hash"
     )]
@@ -22,24 +22,24 @@ pub enum Refusal {
         /// Number of content hashes.
         content_hashes: usize,
     },
-    /// A store continues a block that the worker does not hold, and the design has no place for orphans.
+    /// A store continues a block that the worker does not hold, and the design cannot store orphans.
     #[error("worker {worker} does not hold block {}, which the store continues: store the parent first", parent.0)]
     UnknownParent {
         /// The worker of the event.
         worker: WorkerId,
-        /// The block hash that is not known.
+        /// The unknown block hash.
         parent: BlockHash,
     },
-    /// The design cannot number any more of something.
+    /// The design has run out of numbers.
     #[error("the index is full: {what}")]
     Full {
-        /// The thing that ran out.
+        /// The numbered things.
         what: &'static str,
     },
 }
 
 impl Refusal {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -50,7 +50,7 @@ impl Refusal {
     }
 }
 
-/// Checks that a store has one content hash for each block hash, as every store must.
+/// Checks that a store has one content hash for each block hash.
 pub(crate) fn check_lengths(block_hashes: &[BlockHash], content_hashes: &[u64]) -> Result<(), Refusal> {
     if block_hashes.len() == content_hashes.len() {
         return Ok(());
@@ -58,7 +58,7 @@ pub(crate) fn check_lengths(block_hashes: &[BlockHash], content_hashes: &[u64]) 
     Err(Refusal::LengthMismatch { block_hashes: block_hashes.len(), content_hashes: content_hashes.len() })
 }
 
-/// One change of what a worker holds, owned so that it can wait in a queue.
+/// One change of a worker's holdings, owned so that it can be queued.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Consecutive blocks of one chain were cached; the first continues `parent`, each other the one before it.
@@ -79,12 +79,12 @@ pub enum Change {
         /// The engine's names, in any order.
         block_hashes: Box<[BlockHash]>,
     },
-    /// A worker lost everything and stays known.
+    /// A worker lost all blocks and stays known.
     Clear {
         /// The worker that lost everything.
         worker: WorkerId,
     },
-    /// A worker is gone.
+    /// A worker left.
     Drop {
         /// The worker that is gone.
         worker: WorkerId,
@@ -104,21 +104,21 @@ impl Change {
     }
 }
 
-/// Sizes and counts of a rung.
+/// Sizes and counts of a design.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LadderStats {
     /// Number of workers that are known.
     pub workers: u64,
-    /// Number of pairs of a worker and a block that it holds.
+    /// Number of pairs of a worker and a held block.
     pub blocks: u64,
-    /// Number of entries of the design's own kind: nodes, keys, positions. They are what its memory grows with besides
+    /// Number of entries of the design's own kind (nodes, keys, positions), which determine its memory besides
     /// `blocks`.
     pub entries: u64,
     /// Number of stores refused.
     pub refused: u64,
     /// Number of removals of blocks that were not held.
     pub unknown_removals: u64,
-    /// Number of messages between the parts of a design that has several (actors, groups).
+    /// Number of messages between the parts of a design with several (actors, groups).
     pub messages: u64,
 }
 
@@ -127,7 +127,7 @@ pub trait LocalDesign: Send + 'static {
     /// Records that a worker cached consecutive blocks of one chain. See [`kvatlas_index::BlockIndex::store`].
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then, and it is counted.
+    /// [`Refusal`]; nothing has changed then, and the refusal is counted.
     fn store(
         &mut self,
         worker: WorkerId,
@@ -137,15 +137,15 @@ pub trait LocalDesign: Send + 'static {
     ) -> Result<(), Refusal>;
     /// Records that a worker evicted blocks, in any order. Names that are not held change nothing, and are counted.
     fn remove(&mut self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// Records that a worker lost everything and stays known.
+    /// Records that a worker lost all blocks and stays known.
     fn clear(&mut self, worker: WorkerId);
-    /// Records that a worker is gone.
+    /// Records that a worker left.
     fn drop_worker(&mut self, worker: WorkerId);
     /// Replaces `scores` by the number of leading blocks of the query that each worker holds.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
     /// Sizes and counts.
     fn stats(&self) -> LadderStats;
-    /// Every pair of a worker and a block that it holds, sorted by worker and name.
+    /// Every pair of a worker and a held block, sorted by worker and name.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     /// Applies a change.
@@ -165,13 +165,13 @@ pub trait LocalDesign: Send + 'static {
     }
 }
 
-/// A design that many threads may read and change at once. One worker's changes come from one thread at a time (an
-/// [`crate::pool::EventPool`] sees to that).
+/// A design that may be read and changed by many threads. One worker's changes come from one thread at a time (as in a
+/// [`crate::pool::EventPool`]).
 pub trait ConcurrentDesign: Send + Sync + 'static {
-    /// Does the same as [`LocalDesign::store`].
+    /// The same as [`LocalDesign::store`].
     ///
     /// # Errors
-    /// [`Refusal`]; nothing has changed then, and it is counted.
+    /// [`Refusal`]; nothing has changed then, and the refusal is counted.
     fn store(
         &self,
         worker: WorkerId,
@@ -179,23 +179,23 @@ pub trait ConcurrentDesign: Send + Sync + 'static {
         block_hashes: &[BlockHash],
         content_hashes: &[u64],
     ) -> Result<(), Refusal>;
-    /// Does the same as [`LocalDesign::remove`].
+    /// The same as [`LocalDesign::remove`].
     fn remove(&self, worker: WorkerId, block_hashes: &[BlockHash]);
-    /// Does the same as [`LocalDesign::clear`].
+    /// The same as [`LocalDesign::clear`].
     fn clear(&self, worker: WorkerId);
-    /// Does the same as [`LocalDesign::drop_worker`].
+    /// The same as [`LocalDesign::drop_worker`].
     fn drop_worker(&self, worker: WorkerId);
-    /// Does the same as [`LocalDesign::find`].
+    /// The same as [`LocalDesign::find`].
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// Answers in the design's own form, and returns the depth of the worker that holds most: a lookup's cost for
-    /// callers that do not need every worker's depth spelled out. A design without another form gives its scores.
+    /// Answers in the design's own form, and returns the depth of the deepest worker: the cost of a lookup for callers
+    /// that do not need a list of all depths. A design without another form returns its scores.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// Does the same as [`LocalDesign::stats`].
+    /// The same as [`LocalDesign::stats`].
     fn stats(&self) -> LadderStats;
-    /// Does the same as [`LocalDesign::holdings`].
+    /// The same as [`LocalDesign::holdings`].
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     /// Applies a change.
@@ -215,35 +215,35 @@ pub trait ConcurrentDesign: Send + Sync + 'static {
     }
 }
 
-/// A design at work: it takes changes without making the sender wait, and answers from any thread.
+/// A running design: it accepts changes without blocking the sender, and answers from any thread.
 pub trait Feed: Send + Sync {
-    /// Hands over a change and returns at once. One worker's changes are applied in the order in which one thread
-    /// sends them.
+    /// Sends a change and returns at once. One worker's changes are applied in the order in which one thread sends
+    /// them.
     fn send(&self, change: Change);
-    /// Number of changes applied so far (refused ones included), of all that were sent.
+    /// Number of changes applied so far, including refused ones.
     fn applied(&self) -> u64;
-    /// Returns when everything sent before has been applied.
+    /// Returns once all earlier changes have been applied.
     fn flush(&self);
-    /// Replaces `scores` by the number of leading blocks of the query that each worker holds, by the changes applied so
-    /// far.
+    /// Replaces `scores` by the number of leading blocks of the query that each worker holds, according to the changes
+    /// applied so far.
     fn find(&self, content_hashes: &[u64], scores: &mut Scores);
-    /// Does the same as [`find`](Self::find), in the design's own form: see [`ConcurrentDesign::answer`].
+    /// The same as [`find`](Self::find), in the design's own form: see [`ConcurrentDesign::answer`].
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find(content_hashes, scores);
         deepest(scores)
     }
-    /// The message of a design that panicked in the middle of a change, if one did. The change is counted as applied
-    /// and the feed goes on, but its answers are not to be trusted any more.
+    /// The message of the first panic during a change, if there was one. The change counts as applied and the feed
+    /// continues, but its answers are no longer reliable.
     fn broken(&self) -> Option<String> {
         None
     }
     /// Sizes and counts, after a flush.
     fn stats(&self) -> LadderStats;
-    /// Every pair of a worker and a block that it holds, sorted by worker and name, after a flush.
+    /// Every pair of a worker and a held block, sorted by worker and name, after a flush.
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 }
 
-/// The depth of the worker that holds most.
+/// The depth of the deepest worker.
 fn deepest(scores: &Scores) -> u32 {
     scores.iter().map(|&(_, depth)| depth).max().unwrap_or(0)
 }

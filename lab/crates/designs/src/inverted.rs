@@ -1,10 +1,10 @@
-//! Rung 3: content hash → block hash → workers, drained by depth.
+//! Rung 3: an inverted index, content hash → block hash → workers, walked by depth.
 //!
-//! Turned inside out, one look-up a block serves all workers: whoever holds the first block is active, each further
-//! block leaves active those who hold it too, and whoever drops out has its depth. Sets of workers are sorted lists, so
-//! that a step at which nobody drops out, as most are, is one comparison of two lists.
+//! One look-up per block serves all workers: the holders of the first block are active, each further block keeps its
+//! holders active, and a worker that drops out has its depth. Sets of workers are sorted lists, so the usual step, at
+//! which no worker drops out, is one comparison of two lists.
 //!
-//! Blocks are still known by content and not by place, so it over-counts as [`nested`](super::nested) does:
+//! Blocks are identified by content and not by position, so the index over-counts as [`nested`](super::nested) does:
 //!
 //! - *Another prefix.* A worker holds the prompts `1 2` and `3 4`. Asked for `1 4` it seems to hold both blocks; it
 //!   holds one.
@@ -18,14 +18,14 @@
 //! - *New meanings.* A worker holds `1 2` as blocks 71 and 72, announces 71 again with content `3`, and `1` as block 73.
 //!   Block 72 continues 71 and so the `3`. Asked for `1 2` it seems to hold both blocks; it holds one.
 //!
-//! `strict` keeps a block's parent with its name, and the drain goes from name to name: a worker stays active only
-//! through a block that continues one of those it was active by. It is exact on every stream.
+//! `strict` keeps a block's parent with its name, and the walk goes from name to name: a worker stays active only
+//! through a block that continues one of the previous step's. It is exact on every stream.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::collections::SmallMap;
 use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
-use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
 /// The inverted index. See the module's text.
@@ -41,7 +41,7 @@ pub struct InvertedIndex {
     unknown_removals: u64,
 }
 
-/// The identity of a block: its name and, for the strict, its parent.
+/// The identity of a block: its name and, if strict, its parent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct Block {
     name: BlockHash,
@@ -54,11 +54,11 @@ struct BlockInfo {
     parent: Option<BlockHash>,
 }
 
-/// The workers that hold a block, in order.
+/// The workers that hold a block, sorted.
 type Holders = SmallVec<[WorkerId; 4]>;
 
 impl InvertedIndex {
-    /// Makes an empty index. The drain follows parents if `strict`.
+    /// Makes an empty index. The walk follows parents if `strict`.
     #[must_use]
     pub fn new(strict: bool) -> Self {
         Self { strict, ..Self::default() }
@@ -112,7 +112,7 @@ impl InvertedIndex {
         }
     }
 
-    /// Drains the workers by content alone.
+    /// Walks a query by content alone.
     fn drain(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
@@ -144,11 +144,11 @@ impl InvertedIndex {
         leave(&active, &[], query.len(), scores);
     }
 
-    /// Drains the workers from name to name.
+    /// Walks a query from name to name.
     fn drain_by_name(&self, query: &[u64], scores: &mut Scores) {
         let mut active: Vec<WorkerId> = Vec::new();
         let mut stay = Vec::new();
-        // The blocks that fitted the step before, by name, and who is active by each.
+        // The matching blocks of the previous step, by name, with the workers active through each.
         let mut before: Vec<(BlockHash, Holders)> = Vec::new();
         let mut fit: Vec<(BlockHash, Holders)> = Vec::new();
         for (depth, content) in query.iter().enumerate() {
@@ -211,7 +211,7 @@ fn join_equal_names(blocks: &mut Vec<(BlockHash, Holders)>) {
     });
 }
 
-/// Appends the workers that are in both, in order.
+/// Appends the workers that are in both lists, in order.
 fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<WorkerId>) {
     let (few, many) = if active.len() <= holders.len() { (active, holders) } else { (holders, active) };
     if few.len() * 8 < many.len() {
@@ -225,7 +225,7 @@ fn common(active: &[WorkerId], holders: &[WorkerId], out: &mut impl Extend<Worke
     }));
 }
 
-/// Gives each worker that was active and does not stay its depth.
+/// Records the depth of each active worker that is not in `stay`.
 fn leave(active: &[WorkerId], stay: &[WorkerId], depth: usize, scores: &mut Scores) {
     if active.len() == stay.len() {
         return;

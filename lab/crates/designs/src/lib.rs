@@ -1,8 +1,8 @@
 //! The ladder: designs of one index, from a nested dictionary up, behind one interface.
 //!
-//! Each rung is a known idea, built well and kept recognisable, so that anyone can see what the next one buys. What a
-//! design gets wrong is named where it is defined, with the smallest example, and mended by `strict` where that is
-//! possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the ladder.
+//! Each rung is a known idea, built well and kept recognisable, so that the benefit of each next one is visible.
+//! Deviations of a design are documented where it is defined, with the smallest example, and corrected by `strict`
+//! where that is possible without becoming another design. [`kvatlas_index::BlockIndex`] is the top of the ladder.
 //!
 //! | rung | type | threads |
 //! |---|---|---|
@@ -14,16 +14,16 @@
 //! | 6 positional | [`positional::PositionalIndexer`], [`grouped::GroupedIndex`] in an [`pool::EventPool`] | any |
 //! | 7 runs with levels | [`block_index::BlockIndexRung`] over [`kvatlas_index::BlockIndex`] in an [`pool::EventPool`] | any |
 //!
-//! Two kinds of design: a [`LocalDesign`] one belongs to one thread at a time, a [`ConcurrentDesign`] one may be read and changed by
-//! many. What makes either usable from many threads without making a sender of events wait is a [`Feed`]. [`open()`] makes
-//! each of them by its name.
+//! There are two kinds of designs: a [`LocalDesign`] belongs to one thread at a time, a [`ConcurrentDesign`] may be
+//! read and changed by many. A [`Feed`] makes either usable from many threads without blocking the sender of events.
+//! [`open()`] makes each of them by its name.
 //!
-//! On the ladder a block announced twice is held once: one removal ends it, as in every published design. That is
-//! [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which is what the tests hold the rungs against.
+//! On the ladder a block announced twice is held once: one removal ends it, as in every published design. The tests
+//! compare with [`kvatlas_index::reference::ReferenceIndex`] without `count_copies`, which does the same.
 
 pub mod actor;
-mod bits;
 pub mod block_index;
+mod collections;
 pub mod concurrent;
 pub mod grouped;
 mod interface;
@@ -31,12 +31,10 @@ pub mod inverted;
 pub mod locked;
 mod mailbox;
 pub mod nested;
-pub mod null;
 mod open;
 pub mod pool;
 pub mod positional;
 pub mod radix;
-mod small_map;
 mod sticky;
 
 pub use interface::{Change, ConcurrentDesign, Feed, LadderStats, LocalDesign, Refusal, Scores, WorkerId};

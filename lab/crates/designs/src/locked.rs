@@ -1,6 +1,6 @@
-//! A design of one thread behind one lock: the plainest way to let several threads at it.
+//! A single-threaded design behind one lock: the simplest way to share it.
 //!
-//! Lookups share the lock, each change takes it alone. With this a [`LocalDesign`] design works in an
+//! Lookups share the lock, each change takes it exclusively. With it a [`LocalDesign`] works in an
 //! [`EventPool`](super::pool::EventPool); more than one event thread then only queue for the lock.
 
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -8,7 +8,7 @@ use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use crate::interface::{ConcurrentDesign, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 
-/// Any [`LocalDesign`] design behind a reader–writer lock.
+/// Any [`LocalDesign`] behind a reader–writer lock.
 #[derive(Debug, Default)]
 pub struct RwLocked<T>(RwLock<T>);
 
@@ -19,7 +19,7 @@ impl<T: LocalDesign> RwLocked<T> {
         Self(RwLock::new(design))
     }
 
-    // A poisoned lock means that a change panicked; the pool remembers that and says so.
+    // A poisoned lock means that a change panicked, which the pool reports.
     fn read(&self) -> RwLockReadGuard<'_, T> {
         self.0.read().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,14 +1,15 @@
-//! The way of changes to the thread that applies them.
+//! A queue of changes to the thread that applies them.
 //!
-//! A vector under a mutex: senders push, the thread takes all there is at once and leaves an empty one. So a change
-//! costs its sender one short lock, and the thread one lock for as many as have come meanwhile. A backlog is kept in
-//! vectors of [`PAGE`] changes, so that no sender ever waits for a large one to be moved. Nobody ever waits for room.
+//! A vector under a mutex: senders push, the thread takes all changes at once and leaves an empty vector. A change
+//! costs its sender one short lock, and the thread one lock for all changes that have arrived meanwhile. A backlog is
+//! kept in vectors of [`PAGE`] changes, so that no sender ever waits for a large one to be moved. The queue is
+//! unbounded.
 //!
-//! To wake a thread costs its waker some microseconds, twenty times a change. So a thread that has nothing to do looks
-//! around for a moment, giving way to others, before it sleeps; only a sleeper is woken.
+//! Waking a thread costs the waker some microseconds, twenty times a change. An idle thread therefore polls for a
+//! moment, yielding to others, before it sleeps; only a sleeping thread is woken.
 //!
-//! An actor's questions come the same way in a list of their own ([`Job`]). They are asked between two changes, so
-//! that a reader waits for one change and not for all that are queued.
+//! An actor's queries come the same way in a list of their own ([`Job`]). They run between two changes, so that a
+//! reader waits for one change and not for the whole queue.
 
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,21 +23,21 @@ use crate::interface::Change;
 /// Number of changes in a vector of the queue.
 const PAGE: usize = 1024;
 
-/// A question that the thread is asked between two changes.
+/// A query that the thread runs between two changes.
 pub(super) type Job<T> = Box<dyn FnOnce(&T) + Send>;
 
-/// The way into a thread that owns a `T`.
+/// The queue of a thread that owns a `T`.
 pub(super) struct Mailbox<T> {
     queue: Mutex<Queue<T>>,
-    /// Wakes the thread: there is something to do.
+    /// Wakes the thread when work arrives.
     filled: Condvar,
-    /// Wakes those who flush: the thread has come to the end of what it took.
+    /// Wakes flushing threads when the thread has finished what it took.
     emptied: Condvar,
     /// Number of changes applied so far, written by the thread alone.
     applied: CachePadded<AtomicU64>,
     jobs: CachePadded<AtomicUsize>,
     closed: AtomicBool,
-    /// True if there is something to do, for a thread that looks around without the lock.
+    /// True if there is work, for polling without the lock.
     any: AtomicBool,
 }
 
@@ -71,12 +72,12 @@ impl<T> Mailbox<T> {
         }
     }
 
-    // Nothing panics while it holds the lock.
+    // No code panics while it holds the lock.
     fn lock(&self) -> MutexGuard<'_, Queue<T>> {
         self.queue.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Hands over a change.
+    /// Sends a change.
     pub(super) fn send(&self, change: Change) {
         let mut queue = self.lock();
         if queue.changes.len() == PAGE {
@@ -88,7 +89,7 @@ impl<T> Mailbox<T> {
         self.wake(queue);
     }
 
-    /// Hands over a question, which is dropped unasked if the thread has been told to end.
+    /// Sends a query, which is dropped if the thread has been told to end.
     pub(super) fn ask(&self, job: Job<T>) {
         let mut queue = self.lock();
         queue.jobs.push(job);
@@ -110,7 +111,7 @@ impl<T> Mailbox<T> {
         self.applied.load(Ordering::Acquire)
     }
 
-    /// Returns when all that was sent before is applied.
+    /// Returns once all earlier changes are applied.
     pub(super) fn flush(&self) {
         let mut queue = self.lock();
         let sent = queue.sent;
@@ -121,14 +122,14 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Tells the thread to end after the change it is at; what is left is discarded.
+    /// Tells the thread to end after its current change; the rest is discarded.
     pub(super) fn close(&self) {
         let queue = self.lock();
         self.closed.store(true, Ordering::Relaxed);
         self.wake(queue);
     }
 
-    /// Runs the life of the thread: applies changes and does jobs, until the mailbox is closed.
+    /// The main loop of the thread: applies changes and runs jobs, until the mailbox is closed.
     pub(super) fn serve(&self, design: &mut T, mut apply: impl FnMut(&mut T, &Change)) {
         let mut pages = Vec::new();
         let mut changes = Vec::new();
@@ -163,7 +164,7 @@ impl<T> Mailbox<T> {
         }
     }
 
-    /// Waits for something to do, and fills the given vectors, which are empty, with it. Returns false at the end.
+    /// Waits for work, and moves it into the given empty vectors. Returns false at the end.
     fn take(&self, pages: &mut Vec<Vec<Change>>, changes: &mut Vec<Change>, jobs: &mut Vec<Job<T>>) -> bool {
         let mut queue = self.lock();
         if queue.flushing > 0 {
@@ -195,7 +196,7 @@ impl<T> Mailbox<T> {
 
 impl<T> Queue<T> {
     fn is_empty(&self) -> bool {
-        // A page is only made full by what comes after it.
+        // A full page is closed by the next change.
         self.changes.is_empty() && self.jobs.is_empty()
     }
 }
@@ -205,9 +206,9 @@ impl<T> Queue<T> {
 pub(super) struct PanicMessage(OnceLock<String>);
 
 impl PanicMessage {
-    /// Does the work; a panic is remembered and goes no further.
+    /// Runs `work`; a panic is caught and its message stored.
     pub(super) fn catch(&self, change: &Change, work: impl FnOnce()) {
-        // The design may be left half changed. That is what `broken` is there to tell.
+        // The design may be left half changed, which `broken` reports.
         if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
             self.0.get_or_init(|| format!("a change of worker {} panicked: {}", change.worker(), words(&*panic)));
         }

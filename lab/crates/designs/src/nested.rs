@@ -1,8 +1,8 @@
 //! Rung 1: worker → content hash → block hashes, and a lookup that asks each worker for each block.
 //!
-//! The first thing one would write. A lookup costs O(workers × depth) whoever holds anything: no worker's dictionary
-//! knows of another's. The dictionary knows a block by its content, so by itself it cannot tell where in a prompt the
-//! content was. That makes these answers wrong, each an over-count (`strict` mends them all):
+//! The simplest design. A lookup costs O(workers × depth) whatever is held, since the workers' dictionaries are
+//! independent. The dictionary identifies a block by its content, and does not know its position in a prompt. These
+//! answers are therefore wrong, each an over-count (`strict` corrects them all):
 //!
 //! - *Another prefix.* A worker holds the prompts `1 2` and `3 4`. Asked for `1 4` it seems to hold both blocks; it
 //!   holds one.
@@ -16,15 +16,15 @@
 //! - *New meanings.* A worker holds `1 2` as blocks 71 and 72, announces 71 again with content `3`, and `1` as block 73.
 //!   Block 72 continues 71 and so the `3`. Asked for `1 2` it seems to hold both blocks; it holds one.
 //!
-//! `strict` follows names: a block counts if its content fits *and* its parent is one of the blocks that fitted the
-//! step before. It is the same dictionary, with each block's parent beside its name. It is exact on every stream, and
-//! its lookups cost the same unless a content repeats a lot within one worker.
+//! `strict` follows names: a block counts if its content matches *and* its parent is one of the previous step's
+//! matches. It is the same dictionary, with each block's parent beside its name. It is exact on every stream, and its
+//! lookups cost the same unless a content repeats often within one worker.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
+use crate::collections::SmallMap;
 use crate::interface::{LadderStats, LocalDesign, Refusal, Scores, WorkerId, check_lengths};
-use crate::small_map::SmallMap;
 use kvatlas_index::BlockHash;
 
 /// The nested dictionary. See the module's text.
@@ -82,7 +82,7 @@ impl Worker {
     }
 
     fn strict_depth(&self, query: &[u64]) -> usize {
-        // The names that fitted the step before, sorted: nearly always one.
+        // The matching names of the previous step, sorted: nearly always one.
         let mut before: SmallVec<[Option<BlockHash>; 4]> = SmallVec::from_slice(&[None]);
         let mut fit = SmallVec::new();
         for (depth, content) in query.iter().enumerate() {

@@ -1,4 +1,4 @@
-//! The registry of rungs: every rung by its name.
+//! The registry of rungs by name.
 
 use std::io;
 
@@ -14,10 +14,10 @@ use crate::pool::EventPool;
 use crate::positional::{self, InvalidOption, Layout, PositionalIndexer, Search};
 use crate::radix::RadixTree;
 
-/// Options for making a rung, which ignores those it has no use for.
+/// Options for making a rung; each rung ignores options it does not use.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Number of threads that apply events, of the rungs with a pool; 1 to 1,024.
+    /// Number of threads that apply events, for rungs with a pool; 1 to 1,024.
     pub event_threads: usize,
     /// Number of blocks that the positional rungs jump, at least 1.
     pub jump_size: usize,
@@ -25,7 +25,7 @@ pub struct Options {
     pub shards: usize,
     /// Number of workers in a group of `grouped`; at least 1.
     pub group_size: usize,
-    /// True if the known deviations are mended, where that is possible.
+    /// True to correct the known deviations, where possible.
     pub strict: bool,
 }
 
@@ -35,26 +35,26 @@ impl Default for Options {
     }
 }
 
-/// Number of threads that one rung may have.
+/// Most threads of one rung.
 const MOST_THREADS: usize = 1024;
 
-/// A kind of error that a design may make. Each module describes its own, with the smallest example.
+/// A kind of error of a design. Each module describes its own, with the smallest example.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Deviation {
-    /// One content at several places of prompts is taken for one.
+    /// One content at several places of prompts counts as one.
     Conflation,
-    /// A missing block before blocks that are held is not seen.
+    /// A missing block before held blocks is not noticed.
     Holes,
     /// A block whose parent is not held is counted, or refused for good.
     Orphans,
-    /// A name that comes to mean another block does not take along what continues it.
+    /// A name that changes its meaning leaves the blocks that continue it behind.
     Renames,
     /// Several names of one worker for one block are mixed up.
     Aliases,
 }
 
 impl Deviation {
-    /// A name that stays the same in every release, for programs to test.
+    /// The deviation's name, the same in every release.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -67,16 +67,16 @@ impl Deviation {
     }
 }
 
-/// One line of the registry.
+/// An entry of the registry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rung {
     /// The name that [`open`] takes.
     pub name: &'static str,
     /// A description of the rung.
     pub what: &'static str,
-    /// The errors that the rung makes, strict or not.
+    /// The deviations of the rung, strict or not.
     pub deviations: &'static [Deviation],
-    /// The errors that the rung still makes if strict; `None` if it cannot be strict.
+    /// The deviations of the strict form; `None` if there is none.
     pub strict: Option<&'static [Deviation]>,
 }
 
@@ -95,7 +95,7 @@ const BY_CONTENT: Deviations = &[Conflation, Orphans, Renames, Aliases];
 const BY_PLACE: Deviations = &[Orphans, Renames, Aliases];
 const BY_LEAPS: Deviations = &[Conflation, Holes, Orphans, Renames, Aliases];
 
-/// All rungs in Rust, lowest first.
+/// All rungs written in Rust, lowest first.
 pub const RUNGS: &[Rung] = &[
     Rung::new("dict", "nested dictionary behind one lock, one event thread", BY_CONTENT, Some(NONE)),
     Rung::new("dict-actor", "nested dictionary owned by an actor", BY_CONTENT, Some(NONE)),
@@ -115,23 +115,23 @@ pub const RUNGS: &[Rung] = &[
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum OpenError {
-    /// There is no such rung.
+    /// The name is unknown.
     #[error("unknown rung {name:?}: it is one of {}", names())]
     UnknownRung {
-        /// The name that was asked for.
+        /// The given name.
         name: String,
     },
-    /// The value of an option cannot be used.
+    /// An option has an invalid value.
     #[error("{option} must be {wanted}, got {got}")]
     InvalidOption {
         /// The option's name.
         option: &'static str,
-        /// The values that would be right.
+        /// The valid values.
         wanted: &'static str,
         /// The given value.
         got: usize,
     },
-    /// The deviations of the rung cannot be mended.
+    /// The rung has no strict form.
     #[error("{name} cannot be strict: its errors follow from its design")]
     NeverStrict {
         /// The rung's name.
@@ -140,13 +140,13 @@ pub enum OpenError {
     /// The design refused an option.
     #[error(transparent)]
     Refused(#[from] InvalidOption),
-    /// The system started no more threads.
+    /// The system could not start a thread.
     #[error("the threads of the rung could not be started: {0}")]
     Threads(#[from] io::Error),
 }
 
 impl OpenError {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {
@@ -163,7 +163,7 @@ fn names() -> String {
     RUNGS.iter().map(|rung| rung.name).collect::<Vec<_>>().join(", ")
 }
 
-/// Makes a rung, empty and at work. `name` is one of [`RUNGS`]; with `-strict` behind it, strict whatever the options
+/// Makes an empty, running rung. `name`: one of [`RUNGS`]; the suffix `-strict` makes it strict whatever the options
 /// say.
 ///
 /// # Errors

@@ -1,12 +1,12 @@
-//! The pool of sticky event threads: rung 5's way to feed any [`ConcurrentDesign`] design.
+//! A pool of event threads with a fixed thread per worker, which feeds any [`ConcurrentDesign`].
 //!
 //! Each worker belongs to one thread for life, so its changes are applied in order without a lock of its own, and
-//! changes of different workers at once. Senders never wait: queues have no bound. Lookups take no detour: they run on
-//! the caller's thread, beside the changes.
+//! changes of different workers in parallel. Senders never wait: queues are unbounded. Lookups run on the caller's
+//! thread, beside the changes.
 //!
-//! A change that panics does not take its thread along. It counts as applied, [`Feed::broken`] tells what it said from
-//! then on, and the changes after it are applied as far as the design lets them: to stop would make every later answer
-//! wrong instead of perhaps one, and would keep a flush waiting for ever.
+//! A change that panics does not end its thread. It counts as applied, [`Feed::broken`] returns its message from then
+//! on, and later changes are applied as far as the design allows: stopping would make every later answer wrong instead
+//! of perhaps one, and would block a flush for ever.
 
 use std::io;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use crate::mailbox::{Mailbox, PanicMessage};
 use crate::sticky::StickyThreads;
 use kvatlas_index::BlockHash;
 
-/// A concurrent design fed by threads of its own. Dropping it ends the threads; what they have not applied is lost.
+/// A concurrent design fed by threads of its own. Dropping it ends the threads; unapplied changes are lost.
 pub struct EventPool<I: ConcurrentDesign> {
     shared: Arc<PoolState<I>>,
     threads: Vec<JoinHandle<()>>,
@@ -49,7 +49,7 @@ impl<I: ConcurrentDesign> EventPool<I> {
         let boxes = (0..count).map(|_| Mailbox::new()).collect();
         let shared =
             Arc::new(PoolState { index, sticky: StickyThreads::new(count), boxes, broken: PanicMessage::default() });
-        // Dropped with the threads that it has if one more cannot be had.
+        // If a thread cannot be started, the pool is dropped with those that it has.
         let mut pool = Self { shared, threads: Vec::with_capacity(count) };
         for number in 0..count {
             let shared = pool.shared.clone();
@@ -117,7 +117,7 @@ impl<I: ConcurrentDesign> Drop for EventPool<I> {
     fn drop(&mut self) {
         self.shared.boxes.iter().for_each(Mailbox::close);
         for thread in self.threads.drain(..) {
-            // A thread catches the panics of the design; its own would have been reported by then.
+            // A thread catches the panics of the design; its own would have been reported before.
             let _ = thread.join();
         }
     }

@@ -1,14 +1,14 @@
-//! The thread that each worker belongs to: dealt in turn at first sight, kept for life.
+//! The thread of each worker: assigned in turn on first use, and never changed.
 //!
-//! Senders look this up for each change, from several threads at once, so it is an array of atomics by worker number
-//! that nobody ever locks, in pages that double.
+//! Senders look it up for each change, from several threads at once, so it is a lock-free array of atomics by worker
+//! number, in pages that double.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, AtomicUsize, Ordering};
 
 use crate::interface::WorkerId;
 
-/// The number of a worker beyond which all have a fixed home, so that one wild number does not cost gigabytes.
+/// The worker number from which on threads follow from the number, so that one wild number does not cost gigabytes.
 const DEALT: u32 = 1 << 22;
 const PAGES: usize = DEALT.ilog2() as usize;
 
@@ -16,8 +16,8 @@ const PAGES: usize = DEALT.ilog2() as usize;
 pub(super) struct StickyThreads {
     count: usize,
     dealt: AtomicUsize,
-    /// The homes of workers: page p is of workers 2^p - 1 to 2^(p+1) - 2; each entry is a home plus 1, or 0 for nobody
-    /// yet.
+    /// The threads of workers: page p has workers 2^p - 1 to 2^(p+1) - 2; each entry is a thread plus 1, or 0 if
+    /// unassigned.
     pages: [OnceLock<Box<[AtomicU32]>>; PAGES],
 }
 

@@ -1,4 +1,4 @@
-//! A benchmark of decisions: nanoseconds for each `Router::choose`, by number of workers.
+//! A benchmark of decisions: nanoseconds per `Router::choose`, by number of workers.
 //!
 //! `cargo run --release -p kvatlas-peer-policies --example decide`. Prompts of 750 blocks of 16 tokens; a quarter of the workers
 //! hold half of each. Each request gets its first token 64 requests later and ends 256 later, and in fleets of up to
@@ -14,7 +14,7 @@ use kvatlas_routing::{Config, Depth, Depths, Load, Options, Outcome, PolicyTable
 
 const BLOCKS: usize = 750;
 const PROMPTS: u64 = 512;
-/// Requests that are open at a time.
+/// Requests in flight.
 const OPEN: usize = 256;
 
 fn main() -> Result<(), kvatlas_routing::Error> {
@@ -77,7 +77,7 @@ fn round(policies: &PolicyTable, name: &str, workers: u32, seed: u64) -> Result<
             open.pop_front();
         }
     }
-    // The median: a mean has whatever else the machine did meanwhile.
+    // The median, since a mean includes the machine's other work.
     spent.sort_by(f64::total_cmp);
     Ok(spent[measured / 2])
 }

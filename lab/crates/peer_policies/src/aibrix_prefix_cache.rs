@@ -1,6 +1,6 @@
 //! The prefix-cache router of AIBrix.
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{mean, sheet};
@@ -45,8 +45,8 @@ impl AibrixPrefixCache {
         self.table.depth(worker, &pieces.chain, self.bounds.ttl, now) * 100 / pieces.chain.len().max(1)
     }
 
-    /// Returns the most running requests that a worker may have to be taken for its match: the mean of all candidates
-    /// and `deviation_factor` times their deviation.
+    /// The most running requests with which a worker may still be chosen for its match: the mean of all candidates plus
+    /// `deviation_factor` times their deviation.
     fn most(&self, candidates: &Candidates) -> f64 {
         let running = || candidates.requests.iter().map(|&count| f64::from(count));
         let mean = mean(running());
@@ -115,7 +115,7 @@ impl Policy for AibrixPrefixCache {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy() -> AibrixPrefixCache {
         AibrixPrefixCache::new(&mut Options::default(), 0).unwrap()

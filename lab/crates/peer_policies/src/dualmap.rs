@@ -1,15 +1,15 @@
-//! Two workers for each prefix.
+//! DualMap: a choice between two workers for each prefix.
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use kvatlas_routing::parts::draw::mix;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request};
 
-/// Blocks of the shortest key, and how often it may double.
+/// Blocks of the shortest key, and most doublings of its length.
 const KEY_BLOCKS: usize = 4;
 const DOUBLINGS: usize = 7;
-/// Requests of which the share of a key is taken.
+/// Number of recent requests over which the share of a key is computed.
 const WINDOW: usize = 1_000;
 
 /// DualMap (arXiv 2602.06502, ICLR 2026; the port in Dynamo, autumn 2026).
@@ -20,7 +20,7 @@ const WINDOW: usize = 1_000;
 /// without a full block gets two workers by its number.
 pub(crate) struct DualMap {
     most: f64,
-    /// The keys of the last requests, and how many of them have each.
+    /// The keys of recent requests, and the number of requests with each.
     window: VecDeque<Vec<u64>>,
     counts: HashMap<u64, usize>,
 }
@@ -106,14 +106,14 @@ mod tests {
     use std::collections::BTreeSet;
 
     use super::*;
-    use crate::testing::{blocks, fleet};
+    use crate::tests::{blocks, fleet};
 
     fn row(policy: &mut DualMap, hashes: &[u64], candidates: &Candidates) -> usize {
         let Choice::Row(row) = policy.choose(&blocks(10_000, hashes), candidates, 0.0) else { panic!() };
         row
     }
 
-    /// The two rows of a prefix, found by making each worker warm.
+    /// The two rows of a prefix, found by giving each worker the prefix in turn.
     fn pair(policy: &mut DualMap, hashes: &[u64]) -> Vec<usize> {
         let warm = |row: usize| {
             let mut candidates = fleet(6);
@@ -129,7 +129,7 @@ mod tests {
         let prompt = [1, 2, 3, 4, 5];
         let both = pair(&mut policy, &prompt);
         assert_eq!(both.len(), 2);
-        // The beginning of four blocks decides.
+        // The first four blocks decide.
         assert_eq!(pair(&mut policy, &[1, 2, 3, 4, 9]), both);
         let mut candidates = fleet(6);
         candidates.device_blocks[both[1]] = 4;

@@ -1,7 +1,7 @@
 //! The KV router of NVIDIA Dynamo.
 
+use crate::parts::Pieces;
 use crate::parts::books::{Books, Load};
-use crate::parts::pieces::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
@@ -42,7 +42,7 @@ pub(crate) struct DynamoKv {
     draw: Draw,
 }
 
-/// Defaults that differ between the presets of the cost.
+/// Defaults that differ between presets of the cost.
 struct Preset {
     name: &'static str,
     credit: f64,
@@ -87,7 +87,7 @@ impl DynamoKv {
         })
     }
 
-    /// Blocks on the device, and the credit of those on other tiers, in blocks.
+    /// The matched blocks on the device, and the credit for those on other tiers, in blocks.
     fn overlap(&self, chain: &[u64], candidates: &Candidates, row: usize, now: f64) -> (f64, f64) {
         if self.load_aware {
             return (0.0, 0.0);
@@ -183,7 +183,7 @@ impl Policy for DynamoKv {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, numbered};
+    use crate::tests::{blocks, fleet, numbered};
 
     fn policy(options: &str) -> DynamoKv {
         DynamoKv::new(&mut Options::from_json(options).unwrap(), 0).unwrap()
@@ -203,7 +203,7 @@ mod tests {
         candidates.host_blocks = vec![0, 3, 3];
         candidates.any_blocks = vec![0, 3, 5];
         let prompt = blocks(10, &[1, 2, 7, 8, 9, 10]);
-        // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, of which two are the same: 8. In all 18.
+        // First: prefill (40 + 60) / 10 = 10; in use 4 and 6, two of them the same: 8. In all 18.
         // Second: 6 - 3 + 6 = 9. Third: 6 - (1 + 0.75 * 2 + 0.25 * 2) + 6 = 9.
         assert_eq!(costs(&policy, &prompt, &candidates, 0.0), [18.0, 9.0, 9.0]);
         policy.first_token(&Placement { number: 1, worker: 0, uncached: 40, freed: 0 }, 1.0);

@@ -70,7 +70,7 @@ impl Policy for DynamoTwoTier {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet};
+    use crate::tests::{blocks, fleet};
 
     fn choice(device: [u32; 3], requests: [u32; 3]) -> Choice {
         let mut policy = DynamoTwoTier::new(&mut Options::default(), 0).unwrap();

@@ -1,15 +1,15 @@
 //! The policies of other routers, by their published formulas and with their owners' defaults.
 //!
-//! Each file says in words and symbols what its policy computes, where that is published, and what is not the same here.
-//! They see what their owners see: requests they sent, what engines report, what they sent before, or the index where the
-//! owner reads engine events. `docs/reference/policies.md` lists them with their options. The product does not depend on
-//! this crate; whoever wants them adds [`POLICIES`] to a [`PolicyTable`](kvatlas_routing::PolicyTable).
+//! Each file gives its policy's formula, its source, and the differences here. The policies use the same inputs as the
+//! originals: requests they sent, engines' reports, prompts sent before, or the index where the original reads engine
+//! events. `docs/reference/policies.md` lists them with their options. The product does not depend on this crate; a
+//! program that wants them adds [`POLICIES`] to a [`PolicyTable`](kvatlas_routing::PolicyTable).
 //!
 //! | file | what |
 //! |---|---|
-//! | `parts/` | what several are made of: tables of what was sent and of what is under way |
-//! | the others | a policy each |
-//! | `testing.rs`, `tests.rs` | tests only: fleets to decide on; what holds for all policies |
+//! | `parts/` | parts shared by several policies: hashes of a prompt, tables of prompts sent and of requests in flight |
+//! | others | one policy each |
+//! | `tests.rs` | tests of all policies, and fleets and prompts for the tests of each |
 
 #![forbid(unsafe_code)]
 
@@ -27,8 +27,6 @@ mod production_stack_loadaware;
 mod ray_prefix_affinity;
 mod smg_cache_aware;
 mod smg_spill;
-#[cfg(test)]
-mod testing;
 #[cfg(test)]
 mod tests;
 mod vllm_router_kv_aware;
@@ -49,7 +47,7 @@ use smg_cache_aware::SmgCacheAware;
 use smg_spill::SmgSpill;
 use vllm_router_kv_aware::VllmRouterKvAware;
 
-/// The policies in here.
+/// The policies of this crate.
 pub const POLICIES: &[PolicyEntry] = &[
     PolicyEntry { name: "prefix-hash", make: |options, seed| boxed(PrefixHash::new(options, seed)) },
     PolicyEntry { name: "smg-cache-aware", make: |options, seed| boxed(SmgCacheAware::new(options, seed)) },

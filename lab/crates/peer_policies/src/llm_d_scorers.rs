@@ -2,15 +2,15 @@
 
 use std::collections::HashMap;
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, known, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// Tokens of the smallest block of the approximate table.
+/// Smallest block of the approximate table, in tokens.
 const LEAST_BLOCK: f64 = 64.0;
-/// Tokens of a prompt that the approximate table looks at.
+/// Longest beginning of a prompt that the approximate table uses, in tokens.
 const MOST_TOKENS: f64 = 131_072.0;
 
 /// The default profile of the llm-d router (and of the Gateway API's endpoint picker that it came from), August 2026; the
@@ -21,7 +21,7 @@ const MOST_TOKENS: f64 = 131_072.0;
 /// Q = (longest - waiting) / (longest - shortest), requests reported waiting; 1 if all have as many
 /// U = 1 - KV usage reported
 /// F = matchLengthWeight * min(1, matched tokens / 8192)^2 + (1 - matchLengthWeight) * matched blocks / blocks of the prompt
-/// N = 0.5 if anybody matches; else 1 - rank / (n - 1), by when each last took such a prompt, never first
+/// N = 0.5 if any worker matches; else 1 - rank / (n - 1), by when each last took an unmatched prompt, never first
 /// ```
 /// Weights are those of the chart: 2, 2 and 3; the guide `optimized-baseline` adds the last scorer (weight 0 here). With
 /// `precise` false, as in the chart, matches are of what was sent: the last 31,250 blocks of at least 64 tokens of each
@@ -38,7 +38,7 @@ pub(crate) struct LlmDScorers {
     lru_size: usize,
     precise: bool,
     table: SentBlocks,
-    /// Time in seconds at which each worker last took a prompt of which nobody had anything.
+    /// The time at which each worker last took a prompt without any match, in seconds.
     cold: HashMap<u32, f64>,
     draw: Draw,
 }
@@ -66,7 +66,7 @@ impl LlmDScorers {
         pieces
     }
 
-    /// Matched blocks of each row.
+    /// Number of matched blocks of each row.
     fn matched(&self, pieces: &Pieces, candidates: &Candidates, now: f64) -> Vec<f64> {
         let of_row = |row: usize| {
             if !self.precise {
@@ -80,7 +80,7 @@ impl LlmDScorers {
         (0..candidates.len()).map(of_row).collect()
     }
 
-    /// The no-hit scores of a prompt of which nobody has anything.
+    /// The no-hit scores for a prompt without any match.
     fn no_hit(&self, candidates: &Candidates) -> Vec<f64> {
         let last = |row: usize| self.cold.get(&candidates.worker[row]).copied().unwrap_or(f64::NEG_INFINITY);
         let mut order: Vec<usize> = (0..candidates.len()).collect();
@@ -171,7 +171,7 @@ impl Policy for LlmDScorers {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy(options: &str) -> LlmDScorers {
         LlmDScorers::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

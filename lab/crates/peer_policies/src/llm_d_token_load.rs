@@ -1,13 +1,13 @@
-//! The token load of the llm-d router.
+//! The token-load policy of the llm-d router.
 
+use crate::parts::Pieces;
 use crate::parts::books::Books;
-use crate::parts::pieces::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
-/// Blocks that the table keeps of a worker.
+/// Most blocks of a worker in the table.
 const TABLE: usize = 31_250;
 
 /// The optimized baseline of llm-d, the default of its guides since 17 August 2026 (llm-d-router ebab6879); the highest
@@ -43,7 +43,7 @@ impl LlmDTokenLoad {
         })
     }
 
-    /// The share of the prompt that a worker was sent, and its tokens that it was not.
+    /// The share of the prompt that a worker was sent before, and the tokens it was not.
     fn matched(&self, pieces: &Pieces, worker: u32, now: f64) -> (f64, f64) {
         let depth = self.table.depth(worker, &pieces.chain, f64::INFINITY, now);
         let share = depth as f64 / pieces.chain.len().max(1) as f64;
@@ -60,7 +60,7 @@ impl LlmDTokenLoad {
             rows.map(|row| load[row]).fold(f64::INFINITY, f64::min) / self.throughput
         };
         let (warm, cold) = (least(true), least(false));
-        // Without others there is nobody to go to.
+        // Without other workers there is no alternative.
         let all = warm.is_infinite() || (cold.is_finite() && warm - cold > self.gate);
         sheet(["share sent before", "tokens in flight", "tokens to compute", "score (highest)"], load.len(), |row| {
             let (share, uncached) = matched[row];
@@ -122,7 +122,7 @@ impl Policy for LlmDTokenLoad {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, numbered};
+    use crate::tests::{blocks, fleet, numbered};
 
     #[test]
     fn those_that_were_sent_most_of_it_take_it_until_they_are_too_far_behind() {

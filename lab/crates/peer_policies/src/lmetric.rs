@@ -1,4 +1,4 @@
-//! The product of uncached tokens and requests.
+//! LMetric: the product of uncached tokens and requests.
 
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
@@ -54,7 +54,7 @@ impl Policy for LMetric {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet};
+    use crate::tests::{blocks, fleet};
 
     #[test]
     fn uncached_tokens_are_multiplied_with_requests() {

@@ -2,13 +2,13 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
-/// Requests of the window that are remembered, at most.
+/// Most remembered requests of the window.
 const MOST: usize = 1 << 18;
 
 /// E2 of Preble (Srivatsa and others, ICLR 2025; WukLab/preble).
@@ -27,7 +27,7 @@ const MOST: usize = 1 << 18;
 /// below 384; else 0.10843 n + 4.21; and from 4,096 on -7.37 + 0.00386 n + 0.00000216 n^2 more; or, with `profile =
 /// learnt`, n / learnt prefill rate. Time per token is the learnt step time, 0.15 s until there is one (as there).
 ///
-/// Its tree is told of evictions by the engines; here matches come from the index, with what was just sent. Which blocks go
+/// Its tree gets evictions from the engines; here matches come from the index, plus prompts just sent. Which blocks go
 /// is read off a table of what was sent (the least recently used), once the cache is full by the index. There, moving load
 /// away re-homes whole subtrees and starts after 50 requests; here it redirects one request at a time, after as many.
 /// Doubling a prefix whose first token times double within a window is left out.
@@ -38,9 +38,9 @@ pub(crate) struct Preble {
     learnt: bool,
     table: SentBlocks,
     bounds: Bounds,
-    /// Time, worker and seconds of prefill of what was sent in the window.
+    /// Time, worker and seconds of prefill of each request in the window.
     history: VecDeque<(f64, u32, f64)>,
-    /// For each worker: seconds of prefill and requests in the window.
+    /// For each worker: seconds of prefill and number of requests in the window.
     sums: HashMap<u32, (f64, f64)>,
     sent: u64,
     draw: Draw,
@@ -75,8 +75,7 @@ impl Preble {
         mistral_7b_a6000(tokens)
     }
 
-    /// Returns the seconds of work that the worker has: prompts sent to it in the window, and tokens of running
-    /// requests.
+    /// Seconds of work of a worker: prompts sent to it in the window, and tokens of running requests.
     fn load(&self, request: &Request<'_>, candidates: &Candidates, row: usize) -> f64 {
         let prefill = self.sums.get(&candidates.worker[row]).map_or(0.0, |sum| sum.0);
         let step = candidates.step_time[row];
@@ -85,7 +84,7 @@ impl Preble {
         prefill + f64::from(candidates.requests[row]) * length * per_token
     }
 
-    /// Returns the seconds of prefill that others are expected to lose because blocks have to go for this prompt.
+    /// Expected seconds of prefill lost by other prompts because blocks are evicted for this one.
     fn eviction(&self, request: &Request<'_>, candidates: &Candidates, row: usize, now: f64) -> f64 {
         let worker = candidates.worker[row];
         let room = candidates.capacity_blocks[row] - candidates.held_blocks[row];
@@ -96,7 +95,7 @@ impl Preble {
         }
         let hits = self.table.hits_of_oldest(worker, (new - room.max(0.0)).ceil() as usize, now);
         let block = f64::from(request.block_size);
-        // The time of a block among others: one alone would cost as much as a hundred.
+        // A block's time as one of many: a prefill of one block alone would cost as much as one of a hundred.
         let seconds = self.prefill_time(100.0 * block, candidates, row) / 100.0;
         seconds * hits / requests
     }
@@ -129,7 +128,7 @@ impl Preble {
     }
 }
 
-/// Seconds to compute so many tokens on an A6000, by the authors' fit.
+/// Seconds of prefill of `tokens` tokens on an A6000, by the authors' fit.
 fn mistral_7b_a6000(tokens: f64) -> f64 {
     let linear = match tokens {
         n if n >= 384.0 => 0.108_425_71 * n + 4.209_777,
@@ -204,7 +203,7 @@ impl Policy for Preble {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy() -> Preble {
         Preble::new(&mut Options::default(), 0).unwrap()

@@ -1,8 +1,8 @@
-//! Prompts with the same beginning go to the same worker.
+//! Prefix hashing: prompts with the same beginning go to the same worker.
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
+use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use kvatlas_routing::parts::draw::{Draw, mix};
 use kvatlas_routing::parts::ring::Ring;
 use kvatlas_routing::parts::sheet::mean;
@@ -81,7 +81,7 @@ impl Policy for PrefixHash {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::fleet;
+    use crate::tests::fleet;
 
     fn choose(policy: &mut PrefixHash, request: &Request<'_>, candidates: &Candidates) -> usize {
         let Choice::Row(row) = policy.choose(request, candidates, 0.0) else { panic!() };

@@ -55,7 +55,7 @@ impl Policy for LoadAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::fleet;
+    use crate::tests::fleet;
 
     #[test]
     fn a_full_hit_is_worth_one_mean_of_load() {

@@ -1,7 +1,7 @@
 //! The prefix-aware router of Ray Serve LLM.
 
-use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use crate::smg_cache_aware::deepest;
 use kvatlas_routing::parts::draw::{Draw, better_of_two};
 use kvatlas_routing::parts::sheet::sheet;
@@ -17,7 +17,7 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// else:                         of the workers that were sent that beginning, the shortest queue
 /// ```
 /// `imbalanced_threshold` is infinite there since ray-project/ray#59390, so load alone never decides (its guide once said
-/// 10). There the tree is of characters, here of blocks; without `do_eviction` it grows without end there, here it keeps
+/// 10). There the tree has characters, here blocks; without `do_eviction` it grows without end there, here it keeps
 /// the last `max_blocks` blocks of each worker.
 pub(crate) struct RayPrefixAffinity {
     imbalanced: f64,
@@ -120,7 +120,7 @@ impl Policy for RayPrefixAffinity {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy(options: &str) -> RayPrefixAffinity {
         RayPrefixAffinity::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

@@ -1,7 +1,7 @@
 //! The cache-aware policy of SMG up to 1.9.
 
-use crate::parts::pieces::{BYTES_PER_TOKEN, Pieces};
 use crate::parts::sent_blocks::{Bounds, SentBlocks};
+use crate::parts::{BYTES_PER_TOKEN, Pieces};
 use kvatlas_routing::parts::sheet::sheet;
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
@@ -18,7 +18,7 @@ use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms
 /// With `kv_events` (there: engines over its own gRPC only) the balanced case takes the most blocks held on the device, then
 /// the lower load, then the fewer blocks held in all, then the last; without any block held, the least loaded.
 ///
-/// There, over HTTP, the tree is of characters; here of blocks. It is cut to `max_tree_size` characters a worker (four a
+/// There, over HTTP, the tree has characters; here blocks. It is cut to `max_tree_size` characters a worker (four a
 /// token) at once; there every 120 s.
 pub(crate) struct SmgCacheAware {
     cache_threshold: f64,
@@ -53,7 +53,7 @@ impl SmgCacheAware {
         }
         let usages = || candidates.reported_kv_usage.iter().copied().filter(|usage| usage.is_finite());
         let (high, low) = (usages().fold(f64::NEG_INFINITY, f64::max), usages().fold(f64::INFINITY, f64::min));
-        // 1 is off: a usage is never above it, but may be reported as a little more.
+        // 1 means off: a usage is never above it, but may be reported slightly larger.
         (self.balance_usage < 1.0 && high - low > self.balance_usage)
             || (self.overload_usage < 1.0 && high > self.overload_usage)
     }
@@ -76,7 +76,7 @@ impl SmgCacheAware {
     }
 }
 
-/// The prompt's pieces, how many leading ones any candidate was sent, and the rows of those that were sent so many.
+/// The prompt's pieces, the largest number of leading ones sent to any candidate, and the rows with that number.
 pub(crate) fn deepest(
     tree: &SentBlocks,
     request: &Request<'_>,
@@ -98,12 +98,12 @@ pub(crate) fn deepest(
     (pieces, depth, rows)
 }
 
-/// The worker with the fewest requests in flight; of equals the fewest ever, then the first.
+/// The row with the fewest requests in flight; among equals the one with the fewest ever, then the first.
 pub(crate) fn least_loaded(candidates: &Candidates, rows: impl Iterator<Item = usize>) -> Option<usize> {
     rows.min_by_key(|&row| (candidates.requests[row], candidates.sent[row], row))
 }
 
-/// The bounds of a tree of `characters` a worker, in pieces of a prompt.
+/// The bounds of a tree of `characters` characters per worker, in pieces of a prompt.
 pub(crate) fn tree_bounds(characters: f64, pieces: &Pieces) -> Bounds {
     let worker = (characters / (BYTES_PER_TOKEN as f64 * pieces.size.max(1.0))).max(1.0);
     Bounds { worker: worker as usize, all: usize::MAX, ttl: f64::INFINITY }
@@ -158,7 +158,7 @@ impl Policy for SmgCacheAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, send, sent_to};
+    use crate::tests::{blocks, fleet, send, sent_to};
 
     fn policy(options: &str) -> SmgCacheAware {
         SmgCacheAware::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

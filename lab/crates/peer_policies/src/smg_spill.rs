@@ -1,17 +1,17 @@
-//! The cache-aware policy of SMG 1.13: each matched worker is weighed, not the fleet.
+//! The cache-aware policy of SMG 1.13, which weighs each matched worker instead of the fleet.
 
 use std::collections::HashMap;
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use crate::parts::sent_blocks::SentBlocks;
 use crate::smg_cache_aware::{deepest, least_loaded, tree_bounds};
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{known, mean, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Policy, Request, Terms};
 
-/// Matched workers that are weighed, at most (smg-project/smg#2161).
+/// Most matched workers that are weighed (smg-project/smg#2161).
 const MATCHED: usize = 8;
-/// The least that the absolute part of the gate is lowered to.
+/// Lower limit of the gate's absolute part.
 const LEAST_ABS: f64 = 4.0;
 
 /// `cache_aware` of SMG 1.13 as it runs without options.
@@ -31,7 +31,7 @@ const LEAST_ABS: f64 = 4.0;
 /// Sources: smg-project/smg#2161 (gate for each request, matched workers), #2117 (decay, temperature), #1647 and #2154
 /// (expected wait), and the released 1.13.0. Waiting tokens are estimated as requests waiting times
 /// `mean_prefill_tokens`, as there for engines that report no tokens. Its vetoes of engines that are silent or stuck are
-/// the router's business here. As over HTTP there, the tree is of what was sent; `kv_events` takes blocks on the device.
+/// the router's business here. As over HTTP there, the tree has the prompts sent; `kv_events` takes blocks on the device.
 pub(crate) struct SmgSpill {
     cache_threshold: f64,
     balance_abs: f64,
@@ -49,7 +49,7 @@ pub(crate) struct SmgSpill {
     tree_size: f64,
     kv_events: bool,
     tree: SentBlocks,
-    /// For each worker: when it last reported, and tokens sent to it since.
+    /// For each worker: the time of its last report, and tokens sent to it since.
     since_report: HashMap<u32, (f64, f64)>,
     draw: Draw,
 }
@@ -83,13 +83,13 @@ impl SmgSpill {
             || candidates.reported_kv_usage[row] >= self.protect_usage
     }
 
-    /// Rows that may be taken: those not overloaded, or all if all are.
+    /// Rows that may be chosen: those not overloaded, or all if all are.
     fn eligible(&self, candidates: &Candidates) -> Vec<usize> {
         let under: Vec<usize> = (0..candidates.len()).filter(|&row| !self.overloaded(candidates, row)).collect();
         if under.is_empty() { (0..candidates.len()).collect() } else { under }
     }
 
-    /// The longest known beginning as a share of the prompt, and the rows that have it.
+    /// The longest known beginning as a share of the prompt, and the rows with it.
     fn matched(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> (f64, Vec<usize>) {
         if self.kv_events {
             let depth = candidates.device_blocks.iter().copied().max().unwrap_or(0);
@@ -107,7 +107,7 @@ impl SmgSpill {
         (share, rows)
     }
 
-    /// Above this load a matched worker is skipped.
+    /// The load above which a matched worker is skipped.
     fn gate(&self, candidates: &Candidates) -> f64 {
         let loads = || candidates.requests.iter().map(|&count| f64::from(count));
         let mean = mean(loads());
@@ -121,7 +121,7 @@ impl SmgSpill {
         (age.is_finite() && candidates.reported_waiting[row].is_finite()).then_some(now - age)
     }
 
-    /// Seconds that a request would wait.
+    /// Expected waiting time of a request, in seconds.
     fn expected_wait(&self, candidates: &Candidates, row: usize, now: f64) -> f64 {
         let Some(reported) = Self::reported_at(candidates, row, now) else {
             return f64::from(candidates.requests[row]) * self.mean_prefill / self.throughput;
@@ -133,7 +133,7 @@ impl SmgSpill {
         (waiting + sent) / self.throughput + self.kv_pressure * usage / (1.0 - usage)
     }
 
-    /// Of `rows`, those that are new or hold little, if the others are not.
+    /// New or nearly empty workers among `rows`, if the others are neither.
     fn warming(&self, candidates: &Candidates, rows: &[usize]) -> Vec<usize> {
         let size = |row: usize| match self.kv_events {
             true => known(candidates.held_blocks[row], 0.0),
@@ -147,7 +147,7 @@ impl SmgSpill {
         if found.len() == rows.len() { Vec::new() } else { found }
     }
 
-    /// Of `rows` the one that keeps the most of its credit, by what it reports to wait.
+    /// The row with the largest remaining credit, given the waiting reported.
     fn pick(&mut self, request: &Request<'_>, share: f64, candidates: &Candidates, rows: &[usize]) -> Option<usize> {
         let blocks = |row: usize| {
             known(candidates.reported_waiting[row], 0.0) * self.mean_prefill / f64::from(request.block_size.max(1))
@@ -240,7 +240,7 @@ impl Policy for SmgSpill {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, sent_to};
+    use crate::tests::{blocks, fleet, sent_to};
 
     fn policy() -> SmgSpill {
         let options = r#"{"warm_up_hits": 0, "warm_up_misses": 0}"#;

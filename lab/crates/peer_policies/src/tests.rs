@@ -1,14 +1,40 @@
-//! Tests of what holds for every policy that keeps nothing waiting: those in here, and the plain ones.
+//! Tests of every policy that places requests at once, those of this crate and the plain ones; fleets and prompts for all tests.
 
 use std::collections::BTreeSet;
 
 use kvatlas_routing::parts::draw::Draw;
-use kvatlas_routing::{BoxedPolicy, Candidates, Choice, Error, Options, Placement, PolicyTable, Request};
+use kvatlas_routing::{BoxedPolicy, Candidates, Choice, Error, Options, Placement, Policy, PolicyTable, Request};
 
 use crate::POLICIES;
-use crate::testing::{blocks, fleet, send};
 
-/// Options that turn on what is off, for each policy that has such.
+/// A fleet of `count` idle workers, numbered from 0.
+pub(crate) fn fleet(count: usize) -> Candidates {
+    Candidates::idle(count)
+}
+
+/// A prompt of full blocks of `size` tokens.
+pub(crate) fn blocks(size: u32, hashes: &[u64]) -> Request<'_> {
+    Request { tokens: size * hashes.len() as u32, block_size: size, content_hashes: hashes, ..Request::default() }
+}
+
+/// The request with the given number.
+pub(crate) fn numbered(number: u64, request: Request<'_>) -> Request<'_> {
+    Request { number, ..request }
+}
+
+/// Informs a policy that a prompt was sent to a row, whatever it would have chosen.
+pub(crate) fn sent_to(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, row: usize) {
+    policy.sent(request, candidates, row, 0.0);
+}
+
+/// Chooses a row for a request, and sends it there.
+pub(crate) fn send(policy: &mut dyn Policy, request: &Request<'_>, candidates: &Candidates, now: f64) -> usize {
+    let Choice::Row(row) = policy.choose(request, candidates, now) else { panic!("it waits") };
+    policy.sent(request, candidates, row, now);
+    row
+}
+
+/// Options that enable optional behaviour, by policy.
 const VARIANTS: &[(&str, &str)] = &[
     ("least-loaded", r#"{"by": "requests"}"#),
     ("smg-cache-aware", r#"{"kv_events": true}"#),
@@ -31,7 +57,7 @@ const VARIANTS: &[(&str, &str)] = &[
     ("aibrix-prefix-cache", r#"{"prefix_cache_block_number": 20, "eviction_duration_mins": 0.05}"#),
 ];
 
-/// The names of all policies but our own.
+/// The names of all policies except kvatlas' own.
 fn names() -> Vec<&'static str> {
     let names: Vec<&str> = PolicyTable::own().with(POLICIES).names().collect();
     assert_eq!(names[0], "kvatlas");
@@ -48,7 +74,7 @@ fn all(seed: u64) -> Vec<BoxedPolicy> {
     variants.map(|(name, options)| make(name, options, seed).unwrap()).collect()
 }
 
-/// Any number, and often one that nobody expects.
+/// A random number, often an extreme or invalid one.
 fn odd(draw: &mut Draw, scale: f64) -> f64 {
     match draw.below(8) {
         0 => f64::NAN,
@@ -60,7 +86,7 @@ fn odd(draw: &mut Draw, scale: f64) -> f64 {
 }
 
 fn any_fleet(draw: &mut Draw, requests: &[u32]) -> Candidates {
-    // Only some may take it.
+    // Only some rows are allowed.
     let rows: Vec<usize> = (0..requests.len()).filter(|_| draw.below(4) > 0).collect();
     let rows = if rows.is_empty() { vec![draw.below(requests.len())] } else { rows };
     let mut candidates = Candidates { worker: rows.iter().map(|&row| row as u32).collect(), ..fleet(rows.len()) };
@@ -100,7 +126,7 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
                 let hashes: Vec<u64> = (0..draw.below(8)).map(|_| draw.below(3) as u64).collect();
                 let text = "some words again and again ".repeat(draw.below(20));
                 let request = Request {
-                    // Shorter than its blocks, longer, or nothing.
+                    // Shorter than its blocks, longer, or empty.
                     tokens: draw.below(200) as u32,
                     block_size: [0, 1, 16, 512][draw.below(4)],
                     content_hashes: &hashes,
@@ -118,7 +144,7 @@ fn any_stream_of_odd_requests_gets_valid_rows_and_leaves_nothing() {
                 }
                 let Choice::Row(row) = policy.choose(&request, &candidates, now) else { panic!("{}", policy.name()) };
                 assert!(row < candidates.len(), "{}: row {row} of {}", policy.name(), candidates.len());
-                // Not every choice is sent.
+                // Some choices are not sent.
                 if draw.below(10) > 0 {
                     policy.sent(&request, &candidates, row, now);
                     let worker = candidates.worker[row];
@@ -185,14 +211,14 @@ fn names_are_those_that_policies_give_themselves() {
     assert_eq!(make("exact", "", 0).err().unwrap().code, "unknown_policy");
 }
 
-/// The options of a policy, as it names them when it is given one that it does not have.
+/// The options of a policy, from its error about an unknown option.
 fn options(name: &str) -> Vec<String> {
     let error = make(name, r#"{"no_such": 1}"#, 0).err().unwrap();
     let list = error.message.split(" it has ").nth(1).unwrap_or_default().to_owned();
     list.split(", ").filter(|option| *option != "none").map(str::to_owned).collect()
 }
 
-/// The options in the table of a policy on the page, and in that of the policy whose other options it says that it has.
+/// The options in the policy's table on the page, and in the table of the policy it refers to.
 fn listed<'p>(page: &'p str, name: &str) -> BTreeSet<&'p str> {
     let section = page.split("\n## ").find(|section| section.starts_with(&format!("`{name}`")));
     let section = section.unwrap_or_else(|| panic!("the page has no section on {name}"));

@@ -2,13 +2,13 @@
 
 use std::collections::HashMap;
 
+use crate::parts::Pieces;
 use crate::parts::books::Books;
-use crate::parts::pieces::Pieces;
 use kvatlas_routing::parts::draw::Draw;
 use kvatlas_routing::parts::sheet::{compared, sheet};
 use kvatlas_routing::{Candidates, Choice, Error, Options, Placement, Policy, Request, Terms};
 
-/// Sessions that are remembered, at most.
+/// Most remembered sessions.
 const SESSIONS: usize = 1 << 16;
 
 /// `kv_aware` of vllm-router 0.1.17 (vllm-project/router#294); the lowest cost wins, the first of equals.
@@ -33,7 +33,7 @@ pub(crate) struct VllmRouterKvAware {
     temperature: f64,
     session_ttl: f64,
     books: Books,
-    /// For each session the worker that it was last sent to, and the time in seconds.
+    /// For each session, its last worker, and the time in seconds.
     sessions: HashMap<u64, (u32, f64)>,
     draw: Draw,
 }
@@ -75,7 +75,7 @@ impl VllmRouterKvAware {
         })
     }
 
-    /// The row where the session was not long ago.
+    /// The row of the session's recent worker.
     fn home(&self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Option<usize> {
         let (worker, since) = self.sessions.get(&request.session?)?;
         let row = candidates.worker.iter().position(|candidate| candidate == worker)?;
@@ -148,7 +148,7 @@ impl Policy for VllmRouterKvAware {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::testing::{blocks, fleet, numbered};
+    use crate::tests::{blocks, fleet, numbered};
 
     fn policy(options: &str) -> VllmRouterKvAware {
         VllmRouterKvAware::new(&mut Options::from_json(options).unwrap(), 0).unwrap()

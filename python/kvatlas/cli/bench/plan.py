@@ -59,7 +59,7 @@ def get_plan(trace: Path | None, options: dict[str, Any], keep: Path | None) -> 
 
 
 def plan_facts(plan: Any) -> dict[str, Any]:
-    """The part of a plan that results record."""
+    """The facts about a plan that are written into results."""
     return {"digest": plan.digest, "facts": plan.facts(), "meta": json.loads(plan.meta)}
 
 

@@ -24,7 +24,7 @@ class Clock:
         return self._virtual + (time.monotonic() - self._real) * self.speed
 
     def real(self, virtual: float) -> float:
-        """The real time at which it is `virtual`, unless stopped in between."""
+        """The real time of the virtual time `virtual`, unless the clock is stopped in between."""
         return self._real + (virtual - self._virtual) / self.speed
 
     def stop(self) -> None:

@@ -1,7 +1,7 @@
-//! Measures a table of prefixes: a match, an event, an entry, as AIBrix's table is measured.
+//! A benchmark of a table of prefixes by AIBrix's own measures: a match, an event, the size of an entry.
 //!
-//! Blocks are 64 bytes (16 tokens) everywhere; a match hashes its tokens, as theirs does. Their figures are printed
-//! beside: as published for theirs, and as measured on a machine like this one.
+//! Blocks are 64 bytes (16 tokens) everywhere; a match includes hashing its tokens, as in AIBrix's measurement.
+//! AIBrix's figures are printed beside: as published, and as measured on a similar machine.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -17,7 +17,7 @@ fn table(max_prefixes: usize) -> SyncPrefixHashTable {
     SyncPrefixHashTable::new(config).expect("usable limits")
 }
 
-/// The tokens of some blocks, never the same for two numbers.
+/// The tokens of a prompt, different for each number.
 fn prompt(number: u64, blocks: usize) -> Vec<u8> {
     let words = (0..blocks as u64 * 8).map(|i| (number << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15));
     words.flat_map(u64::to_be_bytes).collect()
@@ -53,8 +53,9 @@ fn full_hit(blocks: usize, pods: usize) -> (f64, f64) {
     (whole, hashing)
 }
 
-/// Microseconds of a new event of so many blocks, while a context fills to a million blocks or stays at its limit: the
-/// mean, with all growing, and the median of every 16 events, without the machine's other work.
+/// Microseconds per event with `blocks` new blocks, while a context fills to a million blocks or stays at its limit:
+/// the mean, which includes the table's growth, and the median over every 16 events, which excludes the machine's other
+/// work.
 fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     let table = table(max_prefixes);
     let mix = |i: u64| (i + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -75,7 +76,7 @@ fn event(blocks: usize, max_prefixes: usize, events: usize) -> (f64, f64) {
     (spent / events as f64, middle / 16.0)
 }
 
-/// Bytes of an entry over every size on the way to a million, at most and on average.
+/// Bytes of an entry while a table grows to a million entries: the maximum and the mean.
 fn bytes(pods: usize, agree: bool) -> (f64, f64) {
     let table = table(1 << 20);
     let (mut most, mut sum, mut looked) = (0_f64, 0.0, 0);

@@ -1,11 +1,12 @@
-//! Prefix trees and tables that routers and engines already use, under the names and methods people know.
+//! Prefix trees and tables of existing routers and engines, under their known names and methods.
 //!
-//! The index of `kvatlas-index` is told what engines cache; these are told what a router decided or an allocator did.
+//! The index of `kvatlas-index` learns from engines what they cache; these structures learn from a router's decisions
+//! or an engine's allocator.
 //!
 //! | structure | answers | fed by |
 //! |---|---|---|
 //! | [`string_tree::StringTree`] | which tenant has the longest prefix of a text | the router's own decisions |
-//! | [`token_tree::TokenTree`] | the same of token ids, in pages | the router's own decisions |
+//! | [`token_tree::TokenTree`] | which tenant has the longest prefix of a list of token ids, in pages | the router's own decisions |
 //! | [`radix_trie::RadixTrie`] | which cached pages a prompt can use, inside one engine | the engine's allocator |
 //! | [`prefix_table::SyncPrefixHashTable`] | what share of a prompt each pod has | engines' events, routing decisions |
 

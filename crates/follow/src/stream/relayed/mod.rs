@@ -20,7 +20,7 @@ use self::rules::{LogEffects, LogRules};
 use super::copier::Moment as _;
 use super::holdings::Holdings;
 use super::report::{end_restored, set_flags, settle};
-use super::task::{self, News, RestorePoint, StreamSource};
+use super::task::{self, RestorePoint, StreamNews, StreamSource};
 use crate::context::StreamContext;
 use crate::relay::{Delivery, Inbox, LinkState, Relay};
 use crate::state::{Keyspace, State, Stream};
@@ -113,7 +113,7 @@ impl StreamSource for LogSource {
         self.link_change.as_mut().poll(cx).map(LogEvent::Link)
     }
 
-    fn take_in(&mut self, event: LogEvent, now: Duration, holdings: &mut Holdings) -> News {
+    fn take_in(&mut self, event: LogEvent, now: Duration, holdings: &mut Holdings) -> StreamNews {
         match event {
             LogEvent::Message(Delivery { payload, sequence, heard }) => {
                 let heard = heard.map(|heard| heard.saturating_duration_since(self.start));
@@ -127,7 +127,7 @@ impl StreamSource for LogSource {
             }
         }
         let trusted = self.state(now) == State::Live;
-        News { speaks: true, is_urgent: trusted != self.stream.status.is_trusted() }
+        StreamNews { speaks: true, is_urgent: trusted != self.stream.status.is_trusted() }
     }
 
     fn tick(&mut self, now: Duration, holdings: &mut Holdings) {

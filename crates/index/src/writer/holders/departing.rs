@@ -12,7 +12,7 @@ use crate::runs::Runs;
 use crate::stats::step;
 use crate::writer::names::private::{PlaceNames, PrivateNames};
 
-/// All that is on its way out.
+/// Holders and tables on their way out.
 #[derive(Default)]
 pub(crate) struct Departures {
     pub(in crate::writer) holders: VecDeque<DepartingHolder>,
@@ -58,10 +58,11 @@ impl Departures {
     }
 }
 
-/// See the module's text. A run may come twice, or be another by now.
+/// Runs of a holder in the order of their distance from the root, put in order step by step. A run may come twice, or be
+/// another by now.
 pub(in crate::writer) struct OrderedRuns {
     listed: Vec<u32>,
-    /// Runs with what orders them.
+    /// Runs, each with its sort key.
     sorted: BinaryHeap<(u32, u32)>,
     is_root_first: bool,
 }
@@ -97,25 +98,25 @@ impl OrderedRuns {
         if *left > 0 { self.sorted.pop().map(|(_, run)| run) } else { None }
     }
 
-    /// A run is to come again, in its turn.
+    /// Puts a run back, to come again in its turn.
     pub(in crate::writer) fn put_back(&mut self, run: u32, runs: &Runs) {
         let start = runs.start(run);
         self.sorted.push((if self.is_root_first { !start } else { start }, run));
     }
 }
 
-/// One rank that is being dumped.
+/// Watch over one rank that is being copied.
 pub(crate) struct Watch {
     pub(in crate::writer) id: u64,
     /// The rank's holders of the narrowest view and of the widest.
     pub(in crate::writer) holders: [u32; 2],
-    /// Names that something has happened to.
+    /// Names touched since the last look.
     pub(in crate::writer) touched: HashSet<u64>,
-    /// True if something has happened to all of them.
+    /// True if all names are touched.
     pub(in crate::writer) over: bool,
 }
 
-/// All ranks that are being dumped.
+/// Watches over all ranks that are being copied.
 #[derive(Default)]
 pub(crate) struct Watches {
     pub(in crate::writer) all: Vec<Watch>,

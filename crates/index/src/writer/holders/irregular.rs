@@ -20,11 +20,11 @@ use crate::stats::step;
 #[derive(Default)]
 pub(crate) struct IrregularBlocks {
     blocks: Map<u64, IrregularBlock>,
-    /// Parent's name → names. Parents may be regular, irregular or unknown.
+    /// Names of blocks by their parent's name. Parents may be regular, irregular or unknown.
     children: Map<u64, Siblings>,
     /// Positions at which reachable irregular blocks are.
     at: Map<Position, IrregularCover>,
-    /// Number of these in each run.
+    /// Number of reachable irregular blocks in each run.
     in_runs: Map<u32, u32>,
     /// Blocks that are not reachable.
     unlinked: usize,
@@ -75,7 +75,7 @@ impl IrregularBlocks {
             + self.in_runs.bytes()
     }
 
-    /// Gives up a part; returns whether there is more. There is nothing to be looked up after.
+    /// Drops a part; returns whether there is more. There is nothing to be looked up after.
     pub(in crate::writer) fn shed(&mut self) -> bool {
         self.children.shed() || self.at.shed() || self.in_runs.shed() || self.blocks.shed()
     }
@@ -166,7 +166,7 @@ impl IrregularBlocks {
         Some((child, self.take(child)?))
     }
 
-    /// An irregular block has come to a position. `regular`: whether a regular one is there.
+    /// Adds a reachable irregular block at a position. `regular`: whether a regular one is there.
     pub(crate) fn cover(&mut self, at: Position, regular: bool) {
         let Self { bare, in_runs, .. } = self;
         let cover = self.at.get_or_insert_with(at, || {
@@ -177,7 +177,7 @@ impl IrregularBlocks {
         cover.blocks += 1;
     }
 
-    /// No regular block is at this position any more.
+    /// Notes that a position has lost its regular block.
     pub(crate) fn lose_regular(&mut self, at: Position) {
         if let Some(cover) = self.at.get_mut(&at)
             && std::mem::take(&mut cover.regular)
@@ -215,7 +215,7 @@ impl IrregularBlocks {
         self.children.contains_key(&name)
     }
 
-    /// True if a name means nothing here, so that a regular block of that name concerns no irregular one.
+    /// True if no irregular block has or continues a name.
     #[inline]
     pub(crate) fn ignores(&self, name: u64) -> bool {
         !self.blocks.contains_key(&name) && !self.children.contains_key(&name)
@@ -234,7 +234,7 @@ impl IrregularBlocks {
         }
     }
 
-    /// No irregular block below `name` is reachable any more; `left` gets the positions they leave.
+    /// Makes the irregular blocks below `name` unreachable; `left` gets the positions they leave.
     pub(in crate::writer) fn unreach_below(&mut self, name: u64, left: &mut Vec<Position>) {
         let mut todo = vec![name];
         while let Some(name) = todo.pop() {
@@ -252,7 +252,8 @@ impl IrregularBlocks {
         }
     }
 
-    /// An irregular block has left each of these positions (they may repeat); `bare` gets those that nothing covers now.
+    /// Takes an irregular block away from each of these positions (they may repeat); `bare` gets those that nothing covers
+    /// now.
     pub(in crate::writer) fn leave(&mut self, left: &[Position], bare: &mut Vec<Position>) {
         for at in left {
             let Some(cover) = self.at.get_mut(at) else { continue };

@@ -11,7 +11,7 @@ use self::workers::shrink;
 use super::names::private::{NameTableBuilder, PrivateNames};
 use crate::position::{NO_NAME, Place, Position, ROOT};
 
-/// A holder's books.
+/// State of a holder.
 #[derive(Default)]
 pub(crate) struct Holder {
     /// True if readers have no name for the holder, and others do not count on it: a branch of another holder, or a
@@ -41,7 +41,7 @@ pub(crate) struct Holder {
     pub(crate) blocks: u64,
     /// Runs of its own that hang where they are not listed.
     pub(crate) hanging: HangingRuns,
-    /// Blocks of its own whose chain to the root is not complete, as the writer has counted them.
+    /// Number of its blocks whose chain to the root is not complete, as the writer counts them.
     pub(crate) waiting: usize,
 }
 
@@ -139,13 +139,13 @@ impl HangingRuns {
         }
     }
 
-    /// True if any may hang there, or farther along the same run.
+    /// True if a hanger may be there, or farther along the same run.
     #[inline]
     pub(crate) fn may_be_beyond(&self, place: Place) -> bool {
         self.of(place.run).is_some_and(|it| place.blocks < it.end)
     }
 
-    /// Notes that none hangs there or farther along.
+    /// Notes that no hanger is there or farther along.
     pub(crate) fn none_beyond(&mut self, place: Place) {
         if let Some(it) = self.of_mut(place.run) {
             it.end = place.blocks.min(it.end);
@@ -187,7 +187,7 @@ impl Holder {
         self.branches.as_ref().map_or(0, |branches| branches.blocks())
     }
 
-    /// Names held.
+    /// Number of names held.
     pub(crate) fn names(&self) -> u64 {
         let linked = self.blocks + self.in_branches();
         let Some(irregular) = &self.irregular else { return linked };
@@ -209,7 +209,7 @@ impl Holder {
 #[derive(Clone, Copy)]
 pub(super) struct Branch {
     pub(super) number: u32,
-    /// The missing block, and where it was.
+    /// The missing block.
     pub(super) awaits: u64,
     pub(super) at: Position,
 }
@@ -232,7 +232,7 @@ impl Branches {
     }
 }
 
-/// Progress of putting a list right.
+/// Progress of putting a holder's list of runs right.
 pub(super) struct ListCleanup {
     /// The next entry to be looked at, and where the next that is right goes.
     pub(super) next: usize,

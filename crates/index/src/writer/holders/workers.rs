@@ -19,7 +19,7 @@ use crate::types::{BlockHash, Tier};
 #[derive(Default)]
 pub(in crate::writer) struct Workers {
     pub(in crate::writer) by_name: HashMap<Arc<str>, Worker>,
-    /// Books of the ranks, by that number.
+    /// States of the ranks, by number.
     books: Vec<Option<Rank>>,
     free: Vec<u32>,
 }
@@ -27,10 +27,10 @@ pub(in crate::writer) struct Workers {
 /// A worker's ranks with their numbers here; most have one.
 type Worker = SmallVec<[(u32, u32); 2]>;
 
-/// A rank's books.
+/// State of a rank.
 pub(in crate::writer) struct Rank {
     pub(in crate::writer) device: u32,
-    /// No other rank has or had this number.
+    /// Life: a number that no other rank has or had.
     pub(in crate::writer) life: u64,
     /// The holders of the wider views, up to cpu, disk and external: each there once that tier was used.
     pub(in crate::writer) wider: [Option<u32>; 3],
@@ -52,7 +52,7 @@ pub(in crate::writer) struct NewView {
     /// Number that the view will have.
     pub(in crate::writer) number: usize,
     pub(in crate::writer) holder: u32,
-    /// The holder that has what it is to have.
+    /// The narrower holder, whose blocks the view begins with.
     pub(in crate::writer) narrower: u32,
     pub(in crate::writer) watch: u64,
     pub(in crate::writer) runs: OrderedRuns,
@@ -134,7 +134,7 @@ impl OffloadedBlocks {
         self.by_name.iter().inspect(|_| step()).map(|(&name, &claims)| (name, claims))
     }
 
-    /// Says how many copies there are of a name; returns how many there were.
+    /// Sets the number of copies of a name; returns how many there were.
     pub(in crate::writer) fn set(&mut self, name: u64, now: Claims) -> Claims {
         let gone = now == [0; 3];
         let before = if gone { self.by_name.remove(&name) } else { self.by_name.insert(name, now) };
@@ -215,7 +215,7 @@ impl Copies {
         true
     }
 
-    /// Forgets the copies beyond the first.
+    /// Drops the copies beyond the first.
     pub(in crate::writer) fn forget(&mut self, name: u64) {
         self.sum -= u64::from(self.by_name.remove(&name).unwrap_or(0));
     }
@@ -256,13 +256,13 @@ impl Workers {
         self.by_name.get(worker)?.iter().find(|(n, _)| *n == rank).map(|(_, it)| *it)
     }
 
-    /// Asks for the books of a rank, if there are any.
+    /// Prefetches the state of a rank, if it is known.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, rank: u32) {
         self.books.get(rank as usize).map(prefetch_all);
     }
 
-    /// The number of a rank, without a look at its name if that was looked up before.
+    /// The number of a handle's rank, by name only if the number that the handle remembers is not the rank's any more.
     #[inline]
     pub(in crate::writer) fn rank_of(&self, handle: &RankHandle) -> Option<u32> {
         let (number, life) = handle.found();
@@ -287,7 +287,7 @@ impl Workers {
         self.books.get_mut(rank as usize)?.as_mut()
     }
 
-    /// A rank of a worker is known from now on. Returns its number.
+    /// Registers a rank of a worker. Returns its number.
     pub(in crate::writer) fn add(&mut self, worker: Arc<str>, number: u32, books: Rank) -> u32 {
         let rank = self.free.pop().unwrap_or_else(|| {
             if self.books.len() == self.books.capacity() {
@@ -301,7 +301,7 @@ impl Workers {
         rank
     }
 
-    /// A worker is not known any more. Returns the books of its ranks.
+    /// Unregisters a worker. Returns the books of its ranks.
     pub(in crate::writer) fn drop(&mut self, worker: &str) -> SmallVec<[Rank; 2]> {
         let ranks = self.by_name.remove(worker).unwrap_or_default();
         let books = ranks.iter().filter_map(|(_, rank)| self.books[*rank as usize].take()).collect();
@@ -336,7 +336,7 @@ impl Rank {
     }
 }
 
-/// Gives room back that a map has not needed for long.
+/// Shrinks a map that is mostly empty.
 pub(in crate::writer) fn shrink<K: std::hash::Hash + Eq, V>(map: &mut HashMap<K, V>) {
     if map.is_empty() {
         *map = HashMap::new();

@@ -13,7 +13,7 @@ pub(crate) struct PrivateNames {
     table: OwnTable,
     /// Positions to names, made when first asked for, which is rare.
     by_place: OnceCell<Box<PlaceNames>>,
-    /// The same while it comes together in steps, for who can wait.
+    /// Positions to names while they come together in steps.
     gathering: Option<Box<TableBuilder>>,
 }
 
@@ -43,7 +43,7 @@ impl NameTableBuilder {
         size_of::<Self>() + self.names.bytes() + self.runs.capacity() * size_of::<u32>()
     }
 
-    /// The holder calls the positions of a run from `start` on by these names; [`NO_NAME`] is none.
+    /// Names positions of a run from `start` on; [`NO_NAME`] is none.
     pub(in crate::writer) fn add(&mut self, run: u32, start: u32, names: &[u64], runs: &Runs) {
         let table = &mut self.names.table;
         table.make_ready(names.len(), 0);
@@ -62,7 +62,7 @@ impl NameTableBuilder {
         self.names.table.is_counted() && self.names.table.iter().all(|(name, number)| is_right(name, number))
     }
 
-    /// The holder calls nothing by these names any more, if it did.
+    /// Removes these names, if they are there.
     pub(in crate::writer) fn forget(&mut self, names: &[u64]) {
         let table = &mut self.names.table;
         for &name in names.iter().filter(|name| **name != NO_NAME) {
@@ -170,13 +170,13 @@ impl PrivateNames {
         self.gathering.is_none()
     }
 
-    /// Whoever asked for many names by their places is done.
+    /// Takes the names by place, after a copy that needed them.
     pub(in crate::writer) fn take_places(&mut self) -> Option<Box<PlaceNames>> {
         let gathering = self.gathering.take().map(|it| it.places);
         self.by_place.take().or(gathering)
     }
 
-    /// Names by place, which are to be told whatever changes.
+    /// Names by place, if they are kept, for an update.
     fn places_mut(&mut self) -> Option<&mut PlaceNames> {
         let gathering = self.gathering.as_mut().map(|it| &mut it.places);
         self.by_place.get_mut().or(gathering).map(|it| &mut **it)

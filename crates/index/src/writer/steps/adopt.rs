@@ -13,17 +13,17 @@ use crate::writer::state::Writer;
 /// from its end each time. Each entry is looked at before it is believed.
 #[derive(Debug, Default)]
 pub struct Roots {
-    /// A block that waits → the missing block that it waits for.
+    /// The missing block that each waiting block waits for.
     by_name: HashMap<u64, u64>,
     /// Names that had come to mean another block when this was begun: a chain may lead elsewhere since.
     replaced: u64,
 }
 
-/// Entries beyond which the roots are begun anew.
+/// Greatest number of entries; beyond it the roots are begun anew.
 const MOST_ROOTS: usize = 1 << 16;
 
 impl Roots {
-    /// Forgets all of it.
+    /// Drops all roots.
     pub fn clear(&mut self) {
         self.by_name = HashMap::new();
     }
@@ -34,7 +34,7 @@ impl Roots {
 pub enum Adoption {
     /// Number of blocks that are held now and were not before.
     Blocks(usize),
-    /// Something else is held under one of the names. Nothing has changed.
+    /// One of the names is held with another content. Nothing has changed.
     Contrary,
 }
 

@@ -21,7 +21,7 @@ use crate::writer::holders::irregular::IrregularBlock;
 use crate::writer::holders::{Branch, Holder};
 use crate::writer::state::Writer;
 
-/// More holes than these of one holder are kept one by one, however large they are.
+/// Greatest number of branches of a holder; blocks below further holes are kept one by one.
 const MOST: usize = 8;
 
 impl Writer {

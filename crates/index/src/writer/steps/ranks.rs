@@ -21,7 +21,7 @@ impl Writer {
         self.workers.get(rank).expect("added before it is used").device
     }
 
-    /// Asks for the books of a rank and of its device, both at once: of a thousand ranks, those of one are seldom at hand.
+    /// Prefetches the state of a rank and of its device's holder: of a thousand ranks, one's are seldom in cache.
     #[inline]
     pub(in crate::writer) fn ask_for(&self, handle: &RankHandle) {
         self.workers.ask_for(handle.found().0);

@@ -13,15 +13,15 @@ use crate::writer::state::{MOST_NAMES, Writer};
 /// Blocks before the run, the run, and the offset in it: less for a block than for those before it in its chain.
 pub(crate) type LeafOrder = (Reverse<u32>, u32, Reverse<u32>);
 
-/// Along a chain.
+/// Order of a list of names along their chains.
 pub(crate) enum Way {
     LeavesFirst,
     RootFirst,
     Neither,
 }
 
-/// Neighbours looked at to tell which way a list goes. Of lists in no order, one in 32,768 is not found out, and takes
-/// longer.
+/// Pairs of neighbours that are looked at to tell the order of a list. Of lists in no order, one in 32,768 is not found out,
+/// and takes longer.
 const LOOKS: usize = 16;
 
 impl Writer {

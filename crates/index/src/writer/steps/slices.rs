@@ -305,7 +305,7 @@ impl Writer {
         (!watch.over).then(|| std::mem::take(&mut watch.touched))
     }
 
-    /// Something happens to these names of a holder.
+    /// Notes a change of these names of a holder, for the watches.
     #[inline]
     pub(in crate::writer) fn touch(&mut self, holder: u32, names: impl IntoIterator<Item = u64>) {
         if !self.watches.all.is_empty() {
@@ -326,7 +326,7 @@ impl Writer {
         }
     }
 
-    /// Something happens to all that a holder has.
+    /// Notes a change of all that a holder has, for the watches.
     pub(in crate::writer) fn touch_all(&mut self, holder: u32) {
         for watch in self.watches.all.iter_mut().filter(|it| it.holders.contains(&holder)) {
             watch.over = true;

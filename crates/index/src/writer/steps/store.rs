@@ -7,14 +7,14 @@ use crate::types::{BlockHash, Tier};
 use crate::writer::holders::workers::{Rank, inner};
 use crate::writer::state::Writer;
 
-/// Consecutive blocks: a store, or a part of one.
+/// Chain of blocks to store: a whole store, or a part of one.
 pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// If it is not the first part: where that was stored.
+    /// Where the first part was stored; none in the first part.
     begun: Option<StoreStart>,
-    /// Blocks of the parts that follow.
+    /// Number of blocks in the parts that follow.
     promised: usize,
 }
 
@@ -45,7 +45,7 @@ impl<'a> Chain<'a> {
         self.block_hashes.len()
     }
 
-    /// This is the next part of a store, after one that was stored.
+    /// Makes this the next part of a store, after one that was stored.
     pub(crate) fn goes_on(&mut self, before: &Self) {
         self.begun = before.begun;
     }
@@ -64,7 +64,7 @@ impl<'a> Chain<'a> {
 }
 
 impl Writer {
-    /// A rank holds consecutive blocks on a tier from now on.
+    /// Stores a chain on a tier of a rank.
     #[inline]
     pub(crate) fn store(&mut self, rank: &impl RankRef, tier: Tier, chain: &mut Chain<'_>) -> Result<(), Error> {
         if let Some(handle) = rank.handle() {
@@ -144,7 +144,7 @@ impl Writer {
         self.widen(rank, parent, names, contents);
     }
 
-    /// A name that is about to mean another block has one copy of that.
+    /// Resets the copies of names that are about to mean other blocks.
     fn end_copies_of_replaced(&mut self, rank: u32, parent: Option<u64>, names: &[u64], contents: &[u64]) {
         let device = self.device_of(rank);
         for (i, (&name, &content)) in names.iter().zip(contents).enumerate() {
@@ -155,7 +155,7 @@ impl Writer {
         }
     }
 
-    /// A rank holds on a tier what it holds under these names already. Returns those that mean nothing to it.
+    /// Stores blocks on a tier by name alone, as the rank holds them already. Returns the names that it does not hold.
     pub(crate) fn store_known(
         &mut self,
         rank: &impl RankRef,

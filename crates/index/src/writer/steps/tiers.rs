@@ -105,7 +105,7 @@ impl Writer {
         }
     }
 
-    /// A rank holds consecutive blocks on a tier other than the device, whose view it has.
+    /// Stores a chain on a tier other than the device; the rank has the tier's view.
     pub(in crate::writer) fn store_elsewhere(
         &mut self,
         rank: u32,
@@ -147,7 +147,7 @@ impl Writer {
         }
     }
 
-    /// A rank does not hold these blocks on a tier other than the device any more.
+    /// Removes blocks from a tier other than the device.
     pub(in crate::writer) fn remove_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -165,7 +165,7 @@ impl Writer {
         }
     }
 
-    /// A rank does not hold these blocks on a tier other than the device any more, whatever the number of copies.
+    /// Removes blocks from a tier other than the device, with all their copies.
     pub(in crate::writer) fn clear_names_elsewhere(&mut self, rank: u32, tier: Tier, names: &[u64]) {
         let slot = tier as usize - 1;
         for &name in names {
@@ -180,7 +180,7 @@ impl Writer {
         }
     }
 
-    /// The views in which the claims on a name have ended have what the device has of it, if anything.
+    /// Gives the views in which the claims on a name have ended what the device has of it, if anything.
     fn leave(&mut self, rank: u32, name: u64, before: Claims) {
         let books = self.rank_mut(rank);
         let now = books.offloaded.get(name).unwrap_or_default();
@@ -334,7 +334,7 @@ impl Writer {
         }
     }
 
-    /// A view has under a name what the narrower one has.
+    /// Makes a view have under a name what the narrower one has.
     fn follow(&mut self, view: &NewView, name: u64) {
         match self.block(view.narrower, name) {
             Some((parent, content)) => drop(self.gain_one(view.holder, parent, name, content)),

@@ -26,8 +26,8 @@ pub(crate) struct AnswerFormat {
     pub(crate) dialect: Dialect,
     /// True if chunks with nothing but `usage` are kept from the client, who has not asked for them.
     pub(crate) hides_usage: bool,
-    /// True if an error in the answer is a failed attempt. It is not where an answer is about something else that failed,
-    /// such as a stored answer.
+    /// True if an error in the answer means that the request failed; false for answers about something else, such as a
+    /// stored answer.
     pub(crate) finds_errors: bool,
 }
 

@@ -32,7 +32,7 @@ pub(crate) struct Events {
     opening: Preamble,
     /// The lines of an event that came before its data, where that may be hidden.
     fields: BytesMut,
-    /// The name that the open event has, where it means something.
+    /// Name of the open event, if it has a meaning.
     name: Name,
     /// True if more than comments came since this was asked last.
     has_progress: bool,

@@ -122,7 +122,7 @@ pub(super) fn is_preamble(data: &[u8], dialect: Dialect) -> bool {
     }
 }
 
-/// True if a choice has nothing but its number and the role.
+/// True if a choice has only its number and the role.
 fn is_empty_choice(choice: &BTreeMap<Cow<'_, str>, &RawValue>) -> bool {
     choice.iter().all(|(name, value)| match &**name {
         "index" => true,

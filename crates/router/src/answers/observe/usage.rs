@@ -110,7 +110,7 @@ pub(super) fn read_meta(text: &[u8]) -> UsageNumbers {
 }
 
 /// Search for SGLang's `meta_info` in JSON that passes piece by piece; lists of answers are left out, as each has its
-/// own. In a list of answers each has its own: they are not looked for.
+/// own.
 #[derive(Debug, Default)]
 pub(super) struct MetaScan {
     pub(super) told: UsageNumbers,
@@ -232,7 +232,7 @@ impl Scan {
     }
 }
 
-/// Bytes within which an object has begun, if it does.
+/// Bytes after a name within which its object must begin.
 const FIRST: usize = 16;
 
 /// True if the value after a name is an object.
@@ -244,7 +244,7 @@ fn is_object(text: &[u8]) -> bool {
 enum UsageFault {
     /// The object may come yet.
     NotWhole,
-    /// The value is null, or something else.
+    /// A value other than an object, such as null.
     Other,
 }
 

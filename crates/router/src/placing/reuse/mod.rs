@@ -89,7 +89,7 @@ impl ReuseMeter {
     }
 
     /// Returns the hit rate of a cache of `blocks` blocks, or of an unlimited one for infinity. None before the first
-    /// prompt. None before the first prompt.
+    /// prompt.
     pub(crate) fn rate(&self, blocks: f64) -> Option<f64> {
         let measured = self.0.lock();
         measured.sums.rate(blocks * f64::from(measured.block_size))

@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 
-/// Reports that may wait.
+/// Capacity of the queue of reports.
 const QUEUE: usize = 1024;
 /// The outcomes of placed requests whose site's bounds were asked for.
 pub(crate) const REPORTED: [&str; 9] = [

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use crate::placing::decisions::{Explanation, Record};
 
-/// A decision in a line.
+/// Formats a decision as a line of the page.
 pub(super) fn line(record: &Record) -> Value {
     let ended = record.ended.get();
     json!({

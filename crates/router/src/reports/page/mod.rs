@@ -15,7 +15,7 @@ use hyper::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, HeaderName, HeaderValue, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use hyper::{Response, StatusCode};
-use kvatlas_follow::shown::Page;
+use kvatlas_follow::page::Page;
 use kvatlas_ui::{Asset, Viewer};
 
 use crate::answers::body::{Answer, BodyError, json, typed};

@@ -79,7 +79,7 @@ enum Last {
     Other,
 }
 
-/// A key, as far as its value is looked at.
+/// Kind of a key, by what its value can be.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Key {
     /// One of a field that is between the router and its engines.

@@ -65,8 +65,8 @@ pub(crate) fn check_head(headers: &HeaderMap) -> Result<(), Refusal> {
     found.map_or(Ok(()), |name| Err(ReservedPart::Field(name.into()).refusal("header")))
 }
 
-/// Refuses a body with names or fields reserved for the router. `may_write_fields`: whether the client may write
-/// fields. `may_write_fields`: whether its client may write fields.
+/// Refuses a body with names or fields reserved for the router. `may_write_fields`: whether its client may write
+/// fields.
 ///
 /// # Errors
 /// A refusal that names the header or field, if there is one.

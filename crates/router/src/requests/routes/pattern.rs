@@ -45,7 +45,7 @@ impl Pattern {
     }
 }
 
-/// A path without the slash at its end, which does not count.
+/// Returns a path without its trailing slash.
 pub(crate) fn bare(path: &str) -> &str {
     path.strip_suffix('/').filter(|bare| !bare.is_empty()).unwrap_or(path)
 }

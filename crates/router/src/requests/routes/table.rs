@@ -207,7 +207,7 @@ const fn unnamed() -> Route {
     forwarded(ANY, UNNAMED, "what no other row is about", what)
 }
 
-/// The route of paths that the setting `forward` adds, unless they are known to change engines.
+/// Route of the paths in the setting `forward` that change no engine.
 pub(super) static LISTED: Route = made("", "a path that the setting `forward` adds");
 pub(super) static LISTED_CHANGE: Route = change("", IfListed);
 

@@ -39,7 +39,7 @@ impl Chains {
         hashes.iter().enumerate().skip(from).rev().find_map(|(at, hash)| ends.get(key(at, *hash)).copied())
     }
 
-    /// Keeps a prompt in mind.
+    /// Remembers the end of a session's prompt.
     pub(super) fn insert(&self, hashes: &[u64], end: End) {
         let Some((at, hash)) = hashes.iter().enumerate().next_back() else { return };
         *self.write().used(key(at, *hash)) = end;

@@ -7,7 +7,7 @@ use super::lru::Lru;
 use super::turn::{ShownUnder, Turn};
 use crate::answers::observe::Stop;
 
-/// Sessions that are kept in mind.
+/// Most sessions remembered.
 const MOST: usize = 1 << 16;
 
 /// Most open child sessions of a session.

@@ -60,7 +60,8 @@ pub(crate) struct Sessions {
     started: AtomicU64,
     has_warned: AtomicBool,
     seed: u64,
-    /// Prompts by what named their session, [`Source::ALL`] and at last nothing.
+    /// Prompts by the source of their session's name, in the order of [`Source::ALL`], with those without a session
+    /// last.
     pub(crate) by_source: [AtomicU64; Source::ALL.len() + 1],
     /// Prompts of sessions, by [`Kind::ALL`].
     pub(crate) by_kind: [AtomicU64; Kind::ALL.len()],
@@ -202,7 +203,7 @@ impl Sessions {
     }
 }
 
-/// True if requests at an endpoint are turns of something.
+/// True if requests at an endpoint are turns of sessions.
 pub(crate) fn has_turns(endpoint: Option<Endpoint>) -> bool {
     endpoint.is_some_and(|endpoint| endpoint != Endpoint::Embeddings)
 }

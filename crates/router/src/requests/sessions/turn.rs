@@ -1,4 +1,4 @@
-//! A request as a part of its session.
+//! A turn: a request as a part of its session.
 
 use std::fmt;
 use std::sync::Arc;

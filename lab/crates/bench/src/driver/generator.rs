@@ -1,9 +1,9 @@
-//! The generator: issues every operation at its deadline, or as soon after as it can, and waits for nobody.
+//! The generator: issues every operation at its deadline, or as soon after it as possible, without waiting for results.
 //!
-//! Two processors have to do for this thread, an event thread and a query thread, so it must cost little: an event is
-//! a move into the index's queue, a lookup is a number one higher, the clock is read once for up to [`BATCH`]
-//! operations, how late they were is worked out after the end. When nothing is due it sleeps, and at least for a
-//! burst: a wake-up costs some microseconds, more than many operations.
+//! On two processors this thread shares with an event thread and a query thread, so it must cost little: an event is a
+//! move into the index's queue, a lookup is an incremented number, the clock is read once for up to [`BATCH`]
+//! operations, and lateness is computed after the end. If nothing is due it sleeps, and at least for a burst: a wake-up
+//! costs some microseconds, more than many operations.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,19 +11,19 @@ use std::time::{Duration, Instant};
 
 use super::lanes::SharedState;
 use super::schedule::Schedule;
-use crate::clock::nanoseconds;
+use crate::machine::nanoseconds;
 use crate::subject::Subject;
 
-/// Number of operations between two readings of the clock while everything is due already.
+/// Number of operations between two readings of the clock while all are due.
 const BATCH: usize = 32;
-/// The time between two looks at the number of queued events, in ns.
+/// The interval at which the number of queued events is read, in ns.
 const LOOK: u64 = 1_000_000;
-/// The time between two looks for empty queues.
+/// The interval at which empty queues are checked for.
 const POLL: Duration = Duration::from_micros(50);
-/// The time from now to the first deadline, enough for all threads to be there.
+/// The time from now to the first deadline, enough for all threads to start.
 const LEAD: Duration = Duration::from_millis(5);
 
-/// The actions of tests, before an operation is issued.
+/// Actions of tests before an operation is issued.
 #[derive(Default)]
 pub(crate) struct Hooks {
     #[cfg(test)]
@@ -41,16 +41,16 @@ pub(crate) struct Generator<S: Subject> {
     pub(crate) hooks: Hooks,
 }
 
-/// The observations of the generator, with all times in ns from the origin.
+/// The generator's measurements, with all times in ns from the origin.
 #[derive(Default)]
 pub(crate) struct Outcome {
-    /// The batches as (number of operations issued before, time by which they were).
+    /// The batches as (number of operations issued before, time at which they had been issued).
     pub(crate) batches: Vec<(u32, u64)>,
     pub(crate) lookups: u64,
     pub(crate) events: u64,
     pub(crate) applied: u64,
     pub(crate) answered: u64,
-    /// Number of events applied and of lookups answered when the window closed.
+    /// Numbers of events applied and of lookups answered when the window closed.
     pub(crate) at_close: (u64, u64),
     pub(crate) max_queued: u64,
     /// The time at which all queues were empty.
@@ -131,7 +131,7 @@ impl<S: Subject> Generator<S> {
         out.at_close = (self.subject.applied(), self.lanes.done());
     }
 
-    /// Waits until all that was issued has been applied and answered, or patience ends.
+    /// Waits until all operations have been applied and answered, or for `patience`.
     fn drain(&self, origin: Instant, patience: u64, out: &mut Outcome) {
         let last = self.schedule.close().saturating_add(patience);
         loop {

@@ -1,5 +1,5 @@
-//! The query threads. Lookups wait in no queue of their own: the plan is the queue. The generator moves one number up
-//! ("issued"), whichever thread is free claims the next by moving another ("claimed").
+//! The query threads. Lookups have no queue of their own: the plan is the queue. The generator increments one number
+//! ("issued"), and any free thread claims the next lookup by incrementing another ("claimed").
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering, fence};
 use std::sync::{Arc, OnceLock};
@@ -9,19 +9,18 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 use super::schedule::Schedule;
-use crate::clock::between;
 use crate::error::Error;
 use crate::machine;
+use crate::machine::between;
 use crate::options::Options;
 use crate::subject::Subject;
 
-/// A value on cache lines of its own (two, as processors fetch pairs), since other threads write beside it all the
-/// time.
+/// A value on cache lines of its own (two, as processors fetch pairs), against other threads' writes beside it.
 #[repr(align(128))]
 #[derive(Default)]
 struct CacheLines<T>(T);
 
-/// The state of one query thread, which the others read.
+/// The state of one query thread, read by the others.
 #[derive(Default)]
 struct State {
     done: AtomicU64,
@@ -35,21 +34,21 @@ pub(crate) struct SharedState {
     claimed: CacheLines<AtomicUsize>,
     stopped: AtomicBool,
     threads: Vec<CacheLines<State>>,
-    /// The moment that deadlines count from, set before anything is issued.
+    /// The origin of deadlines, set before anything is issued.
     origin: OnceLock<Instant>,
 }
 
 impl SharedState {
-    /// Sets the moment that deadlines count from.
+    /// Sets the origin of deadlines.
     pub(crate) fn begin(&self, origin: Instant) {
         let _ = self.origin.set(origin);
     }
 
-    /// Releases all lookups up to this one for answering. Wakes as many sleepers as there are lookups to claim.
+    /// Issues all lookups up to this number. Wakes as many sleeping threads as there are lookups to claim.
     #[inline]
     pub(crate) fn issue(&self, upto: usize) {
         self.issued.0.store(upto, Ordering::Release);
-        // Either this sees a thread asleep, or that thread, after saying so, sees the new number.
+        // Either this sees a thread asleep, or the thread, after marking itself asleep, sees the new number.
         fence(Ordering::SeqCst);
         let mut unclaimed = upto.saturating_sub(self.claimed.0.load(Ordering::Relaxed));
         for CacheLines(state) in &self.threads {
@@ -104,7 +103,7 @@ impl SharedState {
         state.asleep.store(true, Ordering::Relaxed);
         fence(Ordering::SeqCst);
         if !self.waiting() && !self.stopped() {
-            // The time limit is for nothing but mistakes: whoever issues wakes.
+            // The time limit guards only against bugs: issuing wakes the threads.
             std::thread::park_timeout(Duration::from_millis(100));
         }
         state.asleep.store(false, Ordering::Relaxed);
@@ -125,7 +124,7 @@ impl Default for Times {
 
 /// Makes a histogram of times up to an hour in ns, with three digits.
 pub(crate) fn histogram() -> Histogram<u64> {
-    // The bounds are constants within what the library takes; the second way cannot fail either.
+    // The library accepts these constant bounds; the second call cannot fail either.
     Histogram::new_with_bounds(1, 3_600_000_000_000, 3).unwrap_or_else(|_| unreachable!("constant bounds"))
 }
 
@@ -181,7 +180,8 @@ impl<S: Subject> Lanes<S> {
         Ok(lanes)
     }
 
-    /// Ends the threads. Returns their times, unless one did not end or end well, and the troubles in words.
+    /// Ends the threads. Returns their times, unless a thread did not end or panicked, and descriptions of the
+    /// problems.
     pub(crate) fn finish(self, patience: Duration) -> (Option<Times>, Vec<String>) {
         self.shared.stop();
         let mut all = Times::default();
@@ -206,16 +206,16 @@ impl<S: Subject> Lanes<S> {
 }
 
 impl SharedState {
-    /// True if a query thread has ended, which none does by itself before it is stopped.
+    /// True if a query thread has ended, which it does before being stopped only by a panic.
     pub(crate) fn broken(&self) -> bool {
         self.threads.iter().any(|state| state.0.done.load(Ordering::Relaxed) == BROKEN)
     }
 }
 
-/// The mark, in place of a number of lookups, of a thread that has panicked.
+/// The mark of a panicked thread, in place of a number of lookups.
 const BROKEN: u64 = 1 << 63;
 
-/// A guard that tells that a thread ended by a panic, however it came to it.
+/// A guard that marks its thread as panicked.
 struct Watch<'a>(&'a State);
 
 impl Drop for Watch<'_> {
@@ -244,7 +244,7 @@ fn answer_all<S: Subject>(work: &Work<S>, shared: &SharedState, state: &State) -
         work.subject.lookup(&mut lane, query);
         let end = Instant::now();
         if number >= work.first {
-            // Nothing is issued before there is an origin.
+            // Nothing is issued before the origin is set.
             let origin = shared.origin.get().copied().unwrap_or(start);
             times.service.saturating_record(between(start, end));
             times.from_deadline.saturating_record(between(origin, end).saturating_sub(work.due[number]));

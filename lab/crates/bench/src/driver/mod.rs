@@ -1,8 +1,8 @@
-//! One run from its beginning to its end: make everything, let it run, wait, compare, judge.
+//! One run from beginning to end: build, run, drain, compare, judge.
 //!
-//! Threads: the generator issues operations at their deadlines and then watches the queues run empty; query threads
-//! look up; the index has event threads of its own. This file's own thread waits for the generator. What is handed
-//! between them is counted, never locked.
+//! Threads: the generator issues operations at their deadlines and then watches the queues drain; query threads look
+//! up; the index has event threads of its own. This file's own thread waits for the generator. Data between them is
+//! passed by counters, never by locks.
 
 mod generator;
 mod lanes;
@@ -13,10 +13,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use crate::clock::Clock;
 use crate::compare;
 use crate::error::Error;
-use crate::machine;
+use crate::machine::{self, Clock};
 use crate::options::Options;
 use crate::plan::{Op, Plan};
 use crate::result::{Memory, RunResult};
@@ -30,24 +29,24 @@ use schedule::Schedule;
 pub struct Label {
     /// The index's name.
     pub name: String,
-    /// A description of what is measured, in a few words.
+    /// A short description of the measured thing.
     pub about: String,
     /// The index's origin, with its version.
     pub version: String,
 }
 
-/// The time that is waited for the end of a thread that should have ended: a lookup that never returns must not keep
-/// the result from being told.
+/// The time to wait for the end of a thread that should have ended: a lookup that never returns must not prevent the
+/// result.
 const LAST_LOOKUP: Duration = Duration::from_secs(if cfg!(test) { 1 } else { 5 });
 
 /// Runs a plan against the index that `build` makes.
 ///
 /// `build` runs on a thread that is pinned to the processors of the event threads, so that threads it starts are, too.
-/// `interrupt` may be set at any time; the run then ends soon, all its threads with it.
+/// `interrupt` may be set at any time; the run then ends soon, with all its threads.
 ///
 /// # Errors
 /// [`Error::Options`] if the options are impossible, [`Error::Index`] if the index cannot be made,
-/// [`Error::Interrupted`]. Whatever goes wrong in the run itself is said in the result.
+/// [`Error::Interrupted`]. Failures in the run itself are reported in the result.
 pub fn run<S: Subject>(
     plan: &Plan,
     options: &Options,
@@ -170,7 +169,7 @@ fn on_generator_thread<S: Subject>(
     Err(failed)
 }
 
-/// Drops an index that may take long to end, or never does, without waiting for more than a moment.
+/// Drops an index that may take long to end, or never does, waiting only for a moment.
 fn bury<S: Subject>(subject: Arc<S>) {
     let grave = std::thread::Builder::new().name("kvatlas-bury".to_owned()).spawn(move || drop(subject));
     if let Ok(grave) = grave {

@@ -1,15 +1,15 @@
-//! The schedule of a run: the time at which each operation is due.
+//! The schedule of a run: the deadline of each operation.
 
 use crate::error::Error;
 use crate::options::Options;
 use crate::plan::{Columns, Facts, Kind, Plan};
 
-/// The plan's times, stretched so that the measured part fills the window. All in ns from the origin, the moment the
+/// The plan's times, stretched so that the measured part fills the window, in ns from the origin, the moment the
 /// warm-up begins.
 pub(crate) struct Schedule {
     /// The deadline of each operation.
     pub(crate) due: Vec<u64>,
-    /// One item for each operation: true for a lookup.
+    /// True for each operation that is a lookup.
     pub(crate) lookups: Vec<bool>,
     /// The first measured operation; those before are the warm-up.
     pub(crate) first: usize,
@@ -25,7 +25,7 @@ impl Schedule {
         let first = ((plan.len() as f64 * (options.warm_up / options.until)).ceil() as usize).min(plan.len());
         let measured = plan.facts_of(first..plan.len());
         let window = options.window(&measured)?;
-        // Operations that all have one time cannot be spread: they are all due at once.
+        // Operations with one common time cannot be spread: they are all due at once.
         let scale = |time: u64| match measured.span_ns {
             0 => 0,
             span => u64::try_from(u128::from(time) * u128::from(window) / u128::from(span)).unwrap_or(u64::MAX),

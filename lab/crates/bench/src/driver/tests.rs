@@ -1,4 +1,4 @@
-//! Tests of the run's own honesty: indexes that are slow, wrong, stuck or broken by design, and a generator that
+//! Tests of the run's own honesty: indexes that are slow, wrong, stuck or broken on purpose, and a generator that
 //! stalls.
 
 use std::sync::atomic::AtomicU64;
@@ -15,28 +15,28 @@ use crate::plan::Columns;
 use crate::subject::Counts;
 use crate::testing::{Mix, plan};
 
-/// The faults of the index under test.
+/// Faults of the index under test.
 #[derive(Clone, Copy, Default)]
 struct Faults {
     /// The time that each event takes.
     slow_event: Duration,
     /// The time that each lookup takes.
     slow_lookup: Duration,
-    /// The first event of those that are counted and forgotten.
+    /// The first event that is counted and then dropped.
     forget_from: Option<u64>,
-    /// True if the index says that everybody holds one block more.
+    /// True if the index gives every worker one block more.
     boast: bool,
-    /// The first event of those that are never applied.
+    /// The first event that is never applied.
     stuck_from: Option<u64>,
     /// True if lookups panic.
     panic: bool,
     /// True if lookups never return (for a minute).
     hang: bool,
-    /// True if the index does not tell what is held.
+    /// True if the index does not list its holdings.
     silent: bool,
 }
 
-/// The reference with faults, fed by a thread of its own. The events that it takes are kept for the tests.
+/// The reference with faults, fed by a thread of its own. Its events are kept for the tests.
 struct FaultyFeed {
     faults: Faults,
     index: Mutex<ReferenceIndex>,
@@ -179,9 +179,9 @@ fn label() -> Label {
 const WINDOW: Duration = Duration::from_millis(200);
 
 fn options() -> Options {
-    // Whether the machine of a test lets the generator be on time is not what is tested, unless a test says so.
+    // Unless a test is about it, a slow test machine may delay the generator.
     let lag_limit_ns = Some(Duration::from_secs(60).as_nanos() as u64);
-    // Nor whether it sleeps longer than it was asked to.
+    // The same holds for long sleeps.
     let drain_windows = 100.0;
     Options { window_ns: Some(WINDOW.as_nanos() as u64), lag_limit_ns, drain_windows, seed: 7, ..Options::default() }
 }
@@ -245,7 +245,7 @@ fn slow_to_answer_does_not_keep_up_and_users_wait() {
     let (result, _) = with(&plan, &options(), Faults { slow_lookup, ..Faults::default() }, Hooks::default());
     assert!(!result.kept_up && !result.ok && result.drained, "{:?}", result.why);
     assert!(result.queued_at_close.lookups_share > 0.5);
-    // The questions were put in time though the answers were slow: that is what an open loop is for.
+    // The lookups were issued in time though the answers were slow, as in any open loop.
     let (service, waited) = (result.service.unwrap(), result.from_deadline.unwrap());
     assert!(waited.p50 > 10 * service.p50, "{waited:?} {service:?}");
     assert!(waited.max > (WINDOW * 3).as_nanos() as u64, "{waited:?}");

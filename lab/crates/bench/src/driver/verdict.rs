@@ -1,4 +1,4 @@
-//! The result of a run, with the verdict on whether it counts.
+//! The result of a run, with the verdict on its validity.
 
 use hdrhistogram::Histogram;
 
@@ -6,14 +6,14 @@ use super::Label;
 use super::generator::Outcome;
 use super::lanes::{Times, histogram};
 use super::schedule::Schedule;
-use crate::clock::Clock;
 use crate::compare::Comparison;
+use crate::machine::Clock;
 use crate::options::Options;
 use crate::plan::Plan;
 use crate::result::{self, BacklogCounts, IssuedCounts, Memory, PlanFacts, Rates, RunResult};
 use crate::subject::Counts;
 
-/// Everything that a run left behind.
+/// Data of a finished run.
 pub(crate) struct Run<'a> {
     pub(crate) plan: &'a Plan,
     pub(crate) options: &'a Options,
@@ -28,11 +28,11 @@ pub(crate) struct Run<'a> {
     pub(crate) comparison: Option<Comparison>,
 }
 
-/// The time by which the last operation must be issued, in windows.
+/// Deadline of the last operation, in windows.
 const ISSUE_SPAN: f64 = 1.01;
-/// The time by which everything must be done, in windows.
+/// Deadline for completing everything, in windows.
 const KEPT_UP: f64 = 1.1;
-/// The share of the events, and of the lookups, that may be queued at the window's close.
+/// Largest share of the events, and of the lookups, that may be queued at the window's close.
 const QUEUED: f64 = 0.05;
 
 pub(crate) fn verdict(run: Run<'_>) -> RunResult {
@@ -102,7 +102,7 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
         _ => {}
     }
     if run.counts.errors > 0 {
-        // What failed took no time: nothing that such a run shows is throughput.
+        // Failed calls take no time: a failed run's throughput means nothing.
         kept_up = false;
         let first = run.counts.first_error.as_deref().unwrap_or("unknown");
         why.push(format!("{} calls of the index failed, the first with: {first}", run.counts.errors));
@@ -151,7 +151,7 @@ pub(crate) fn verdict(run: Run<'_>) -> RunResult {
     }
 }
 
-/// The lateness of each measured operation: the time by which its batch had been issued, against its own deadline.
+/// The lateness of each measured operation: the time at which its batch had been issued, minus its own deadline.
 fn lag(schedule: &Schedule, outcome: &Outcome) -> Option<Histogram<u64>> {
     let mut lag = histogram();
     let mut next = 0;

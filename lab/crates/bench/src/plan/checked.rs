@@ -5,12 +5,12 @@ use std::sync::OnceLock;
 
 use serde::Serialize;
 
+use super::Op;
 use super::columns::{Columns, Kind, check};
 use super::format::checksum;
-use super::ops::Op;
 use crate::error::Error;
 
-/// Numbers of everything in a plan, or in a part of it.
+/// Counts of a plan's contents, or of a part of it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Facts {
     /// Number of operations.
@@ -38,13 +38,13 @@ pub struct Facts {
 }
 
 impl Facts {
-    /// Number of operations that change something.
+    /// Number of stores, removals and clears.
     #[must_use]
     pub fn events(&self) -> u64 {
         self.stores + self.removes + self.clears
     }
 
-    /// Number of blocks asked for, stored and removed.
+    /// Number of blocks looked up, stored and removed.
     #[must_use]
     pub fn block_ops(&self) -> u64 {
         self.lookup_blocks + self.stored_blocks + self.removed_blocks
@@ -60,17 +60,17 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Takes columns as a plan.
+    /// Checks columns and makes a plan of them.
     ///
     /// # Errors
-    /// [`Error::Plan`] names the column, the operation and what would be right.
+    /// [`Error::Plan`] with the column, the operation and the valid values.
     pub fn new(columns: Columns) -> Result<Self, Error> {
         check(&columns).map_err(Error::Plan)?;
         let facts = facts(&columns, 0..columns.times.len());
         Ok(Self { columns, facts, digest: OnceLock::new() })
     }
 
-    /// The plan of the first operations alone: `share` of them, at least one of a plan that has any. O(plan).
+    /// The plan of the first operations alone: `share` of them, at least one if the plan has any. O(plan).
     #[must_use]
     pub fn beginning(&self, share: f64) -> Self {
         let c = &self.columns;
@@ -106,32 +106,31 @@ impl Plan {
         &self.columns
     }
 
-    /// Numbers of everything in the plan.
+    /// Counts of the whole plan.
     #[must_use]
     pub fn facts(&self) -> Facts {
         self.facts
     }
 
-    /// Numbers of everything in a part of the plan. O(operations in it).
+    /// Counts of a part of the plan. O(operations in it).
     ///
     /// # Panics
-    /// If the range is not within the plan.
+    /// If the range is outside the plan.
     #[must_use]
     pub fn facts_of(&self, ops: Range<usize>) -> Facts {
         facts(&self.columns, ops)
     }
 
-    /// The plan's digest: 32 hexadecimal digits that two plans share only if all their columns are equal. XXH3-128 of
-    /// the file's contents.
+    /// The plan's digest: 32 hexadecimal digits, equal only for equal columns. XXH3-128 of the file's contents.
     #[must_use]
     pub fn digest(&self) -> String {
         format!("{:032x}", self.digest.get_or_init(|| checksum(&self.columns)))
     }
 
-    /// The time at which an operation is due, in ns from the plan's start.
+    /// The time of an operation, in ns from the plan's start.
     ///
     /// # Panics
-    /// If there is no such operation.
+    /// If the operation does not exist.
     #[must_use]
     pub fn time(&self, op: usize) -> u64 {
         self.columns.times[op]
@@ -140,7 +139,7 @@ impl Plan {
     /// An operation.
     ///
     /// # Panics
-    /// If there is no such operation.
+    /// If the operation does not exist.
     #[must_use]
     pub fn op(&self, op: usize) -> Op<'_> {
         let c = &self.columns;

@@ -1,10 +1,10 @@
-//! The columns of a plan, and the checks that they must pass.
+//! The columns of a plan, and their checks.
 
 /// The kind of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
-    /// A request asks which worker holds how much of a prompt.
+    /// A request's prompt is looked up.
     Lookup = 0,
     /// Consecutive blocks from the start of a prompt were cached.
     StoreRoot = 1,
@@ -25,16 +25,16 @@ impl Kind {
 /// The columns of a plan, unchecked. `times` to `parents` have one item for each operation.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Columns {
-    /// The times of the operations, in ns from the plan's start, never falling.
+    /// The times of the operations, in ns from the plan's start, in non-decreasing order.
     pub times: Vec<u64>,
     /// The kinds of the operations: see [`Kind`].
     pub kinds: Vec<u8>,
-    /// The workers of the operations: whose event it is, or the one that a lookup's request runs on.
+    /// The workers of the operations: the event's, or the one on which a lookup's request runs.
     pub workers: Vec<u32>,
-    /// The places where the blocks of an operation begin: in `contents` (lookup), in `names` and `contents` alike
-    /// (stores), in `removed` (remove). 0 for a clear.
+    /// The offset of an operation's blocks: in `contents` (lookup), in `names` and `contents` alike (stores), in
+    /// `removed` (remove). 0 for a clear.
     pub starts: Vec<u64>,
-    /// The numbers of blocks of the operations, 0 for a clear.
+    /// The number of blocks of an operation, 0 for a clear.
     pub lengths: Vec<u32>,
     /// The block that a store continues; 0 for everything else.
     pub parents: Vec<u64>,
@@ -42,13 +42,13 @@ pub struct Columns {
     pub contents: Vec<u64>,
     /// Block hashes of the stores' blocks, as long as `contents`.
     pub names: Vec<u64>,
-    /// Block hashes that are evicted.
+    /// Block hashes of evicted blocks.
     pub removed: Vec<u64>,
     /// Number of workers, numbered from 0.
     pub worker_count: u32,
     /// Number of tokens in a block.
     pub block_size: u32,
-    /// A JSON object that says from what the plan was made.
+    /// A JSON object that describes the plan's source.
     pub meta: String,
 }
 

@@ -12,7 +12,7 @@ use super::format::{CHECKSUM, CHUNK, HEAD, MAGIC, Sink, Source, VERSION, write};
 use crate::error::Error;
 
 impl Plan {
-    /// Writes the plan to a file, which appears under its name only when it is whole.
+    /// Writes the plan to a file, which appears under its name only once it is complete.
     ///
     /// # Errors
     /// [`Error::Io`].
@@ -30,7 +30,7 @@ impl Plan {
             std::fs::rename(&aside, path)
         })();
         written.map_err(|error| {
-            // What is left aside is of no use; that it may not even exist is no second error.
+            // A left-over temporary file is useless; that it may not even exist is not a second error.
             let _ = std::fs::remove_file(&aside);
             io(error)
         })
@@ -39,7 +39,8 @@ impl Plan {
     /// Reads a plan from a file, and checks it as [`Plan::new`] does.
     ///
     /// # Errors
-    /// [`Error::Io`] if it cannot be read, [`Error::File`] if it is no plan, of another version, cut off or altered.
+    /// [`Error::Io`] if the file cannot be read, [`Error::File`] if it is not a plan, of another version, truncated or
+    /// altered.
     pub fn load(path: &Path) -> Result<Self, Error> {
         let io = |source| Error::Io { path: path.display().to_string(), source };
         let wrong = |what: &str| Error::File { path: path.display().to_string(), what: what.to_owned() };
@@ -60,7 +61,7 @@ impl Plan {
             return Err(wrong(&format!("is a plan of version {}; this reads version {VERSION}", u32_at(8))));
         }
         let (ops, contents, removed, meta) = (u64_at(24), u64_at(32), u64_at(40), u64_at(48));
-        // Lengths out of a damaged head must not be allocated: they have to fit the file first.
+        // Lengths in a damaged head must not be allocated before they are compared with the file's size.
         let wanted = [(ops, 33), (contents, 16), (removed, 8), (meta, 1)]
             .iter()
             .try_fold((HEAD + CHECKSUM) as u64, |sum, &(items, bytes)| {

@@ -1,4 +1,4 @@
-//! The bytes of a plan's file: a head of fixed size, the columns one after another, a checksum. Everything little endian.
+//! The format of a plan's file: a head of fixed size, the columns one after another, a checksum; all little endian.
 //!
 //! ```text
 //! "KVAPLAN\0"  version u32  workers u32  block size u32  0 u32  ops u64  contents u64  removed u64  meta bytes u64
@@ -6,7 +6,7 @@
 //! XXH3-128 of all that u128
 //! ```
 //!
-//! There are no choices in it, so equal plans are equal bytes.
+//! The format has no options, so equal plans are equal bytes.
 
 use std::io::{self, Read, Write};
 
@@ -24,7 +24,7 @@ pub(super) const CHUNK: usize = 1 << 16;
 /// The XXH3-128 of a plan file's contents before its checksum.
 pub(super) fn checksum(columns: &Columns) -> u128 {
     let mut sink = Sink { out: io::sink(), sum: Xxh3Default::new() };
-    // A sink takes everything.
+    // A sink cannot fail.
     let _ = write(columns, &mut sink);
     sink.sum.digest128()
 }

@@ -1,45 +1,44 @@
 //! Rung 5: the radix tree of [`super::radix`] with a read-write lock in each node, changed and read by many threads.
 //!
-//! A lookup goes down hand over hand: it holds a node's read lock until it has that of the child. It runs in the
-//! caller's thread and allocates nothing for a node. Each worker's table of names is behind a lock of its own, which
-//! nobody else waits for as long as one worker's changes come from one thread (an [`EventPool`](super::pool::EventPool)
-//! sees to that).
+//! A lookup descends hand over hand: it holds a node's read lock until it has the child's. It runs in the
+//! caller's thread and allocates nothing per node. Each worker's table of names has a lock of its own, which is
+//! uncontended as long as one worker's changes come from one thread (as in an [`EventPool`](super::pool::EventPool)).
 //!
 //! # Locks
-//! In this order, each taken only by who holds none that comes after it:
+//! Locks are taken in this order, never an earlier one while a later one is held:
 //! 1. the list of workers (let go before the next),
 //! 2. a worker's names, for the whole of a change,
 //! 3. nodes: at most two at a time, a parent and then its child as the parent's lock shows it,
 //! 4. the list of free slots.
 //!
-//! A link between two nodes changes only under the locks of both, or while one of them is not in the tree. So who
-//! waits for a node while holding its parent waits along an edge of a tree, and edges of a tree make no circle. A
-//! parent is also taken from below, but only if that needs no waiting.
+//! A link between two nodes changes only under the locks of both, or while one of them is not in the tree. A thread
+//! that waits for a node while holding its parent therefore waits along an edge of a tree, and edges of a tree form no
+//! cycle. A parent is also taken from below, but only without waiting.
 //!
 //! # A node lives as long as someone needs it
-//! Whoever holds a block keeps its node in the tree, so a worker's own change may let go of all locks and come back to
-//! a node that the worker holds. Who takes the last holder or the last child from a node takes the node out as well.
-//! It needs the parent's lock for that. If it has to let go of the node to wait for it, it then sees whether the parent
-//! still leads to the node, locks the node, and sees whether it is *still* without holders and children. A store
-//! through the same node has come before, and then the node is not dead, or comes after, and then does not find it.
-//! The slots may be used again at any time between these looks: what is unlinked is whatever is dead under both locks,
-//! and that is right whoever left it there.
+//! A holder of a block keeps its node in the tree, so a worker's own change may release all locks and return to a node
+//! that the worker holds. The thread that removes the last holder or the last child of a node removes the node as well,
+//! for which it needs the parent's lock. If it has to release the node to wait for that lock, it then checks whether
+//! the parent still links to the node, locks the node, and checks whether it is *still* without holders and children. A
+//! store through the same node either came before, and the node is not dead, or comes after, and does not find it.
+//! Slots may be reused at any time between these checks: a node is unlinked if it is dead under both locks, which is
+//! correct whichever thread emptied it.
 //!
 //! # What an answer is worth while changes happen
-//! Let a lookup overlap with changes of a worker. Its depth for the worker is
+//! While a lookup overlaps with changes of a worker, its depth for the worker is
 //! - **never less than the smallest true depth** during the call: the walk ends for the worker at a block that it did
 //!   not hold at that moment;
-//! - **never more than the largest true depth**, unless during this call the worker both lost a block that the walk
-//!   had passed and gained one further down *while the first was missing*. That takes a hole: engines drop the end of
-//!   a chain first and never go on below a hole. The walk compares members, not sizes of sets, so one worker's loss is
+//! - **never more than the largest true depth**, unless during this call the worker both lost a block that the walk had
+//!   passed and gained one further down *while the first was missing*. That requires a hole: engines drop the end of a
+//!   chain first and never continue below a hole. The walk compares members, not sizes of sets, so one worker's loss is
 //!   never hidden by another's gain.
 //!
 //! A store appears block by block from its beginning where nodes exist, then the new rest of it all at once.
 //!
 //! # Where it differs from the reference
-//! As [`super::radix`] does: orphans are refused, two names for one position are one block, a name announced elsewhere
-//! moves alone. (While one does, the worker holds both positions for a moment.) Slots of nodes are used again but go
-//! back to the system only with the tree.
+//! The same as in [`super::radix`]: orphans are refused, two names for one position are one block, a name announced
+//! elsewhere moves alone. (During the move the worker holds both positions for a moment.) Slots of nodes are reused,
+//! but freed only with the tree.
 
 mod nodes;
 #[cfg(test)]
@@ -56,15 +55,15 @@ use crate::interface::{ConcurrentDesign, LadderStats, Refusal, Scores, WorkerId,
 use crate::radix::{ActiveWorkers, NameEnd, Names, NodeId};
 use kvatlas_index::BlockHash;
 
-/// A worker's side of the tree.
+/// A worker's names in the tree.
 #[derive(Debug, Default)]
 struct Member {
     names: Names,
-    /// True once the worker was dropped: whoever waited for its side must look for the next one.
+    /// True once the worker was dropped: a thread that waited for the lock must look the worker up again.
     gone: bool,
 }
 
-/// A radix tree with one block and one lock a node. See the [module](self).
+/// A radix tree with one block and one lock per node. See the [module](self).
 #[derive(Debug)]
 pub struct ConcurrentRadixTree {
     nodes: Nodes,
@@ -79,7 +78,7 @@ impl Default for ConcurrentRadixTree {
     }
 }
 
-/// Marks a place where other threads may come between. Returns false, except in tests, which make it true at times.
+/// Marks a place where other threads may interleave. Returns false, except at times in tests.
 #[inline]
 fn pause() -> bool {
     #[cfg(test)]
@@ -88,9 +87,9 @@ fn pause() -> bool {
     false
 }
 
-/// The root at which chains begin with this block.
+/// The root of chains that begin with this block.
 fn root_of(content: u64) -> NodeId {
-    // Content hashes may be small numbers in tests and replays: their low bits are as good as any.
+    // Content hashes may be small numbers in tests and replays, so the low bits are used.
     (content % u64::from(ROOTS)) as NodeId
 }
 
@@ -106,7 +105,7 @@ impl ConcurrentRadixTree {
         }
     }
 
-    /// Calls `change` with a worker's names, made if `register`; returns `None` when the worker is not known.
+    /// Calls `change` with a worker's names, created if `register`; `None` if the worker is unknown.
     fn with<R>(&self, worker: WorkerId, register: bool, change: impl FnOnce(&mut Names) -> R) -> Option<R> {
         loop {
             let known = self.members.read().get(&worker).cloned();
@@ -132,13 +131,13 @@ impl ConcurrentRadixTree {
 
     /// Stores blocks under `at`, which is a root or held by `worker`.
     fn extend(&self, worker: WorkerId, names: &mut Names, mut at: NodeId, blocks: &[BlockHash], contents: &[u64]) {
-        // Nodes that lose a name to another position. It counts when no lock is held.
+        // Nodes that lose a name to another position, processed when no lock is held.
         let mut left = Vec::new();
         let mut done = self.join(worker, names, &mut at, blocks, contents, &mut left);
         let mut ids = Vec::new();
         pause();
         while done < blocks.len() {
-            // The rest is new. It is made outside of the tree, and hung in if that is still where it goes.
+            // The rest is new: it is made outside the tree, and linked if its place is still the same.
             let contents = &contents[done..];
             ids.clear();
             self.nodes.take(contents.len(), &mut ids);
@@ -160,8 +159,8 @@ impl ConcurrentRadixTree {
         self.leave_all(worker, left.into_iter().filter(|&node| names.lose(node)));
     }
 
-    /// Makes `worker` a holder of the nodes that are there already, from below `at` on, and `at` the last of them.
-    /// Returns the number of these nodes.
+    /// Makes `worker` a holder of the existing nodes of `blocks` below `at`, and `at` the last of them. Returns the
+    /// number of these nodes.
     fn join(
         &self,
         worker: WorkerId,
@@ -183,13 +182,13 @@ impl ConcurrentRadixTree {
                 return done + 1;
             };
             child = next;
-            // The new lock is taken before the old one goes.
+            // The new lock is taken before the old one is released.
             node = self.nodes.at(child).write();
         }
         blocks.len()
     }
 
-    /// Takes `worker` from these nodes, and out of the tree what nobody needs any more.
+    /// Removes `worker` from these nodes, and dead nodes from the tree.
     fn leave_all(&self, worker: WorkerId, nodes: impl IntoIterator<Item = NodeId>) {
         let mut freed = Vec::new();
         for node in nodes {
@@ -207,7 +206,7 @@ impl ConcurrentRadixTree {
             let mut above = match free_now {
                 Some(above) => above,
                 None => {
-                    // Somebody is at the parent. Waiting for it is for who has nothing that a parent may wait for.
+                    // Another thread holds the parent. Waiting for it is allowed only without other node locks.
                     drop(node);
                     pause();
                     let above = self.nodes.at(parent).write();
@@ -289,7 +288,7 @@ impl ConcurrentDesign for ConcurrentRadixTree {
         if dropped.gone {
             return;
         }
-        // It stays in the list until all is gone, so that nobody stores for its successor meanwhile.
+        // The worker stays in the list until all is removed, so that no store for its successor interferes.
         self.leave_all(worker, dropped.names.clear());
         dropped.gone = true;
         drop(dropped);

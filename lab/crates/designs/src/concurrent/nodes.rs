@@ -1,9 +1,9 @@
 //! The nodes of the concurrent tree: slots that never move, each with a lock of its own.
 //!
 //! A reference count in each node (`Arc`) would keep nodes alive as well, but a lookup would then write to it twice at
-//! every step, besides the lock. A slot can be had by its number alone. Slots are made in chunks that get larger with
-//! the tree (each a sixteenth to a thirty-second of what is there) and are used again, but not given back before the
-//! tree is dropped.
+//! every step, besides the lock. A slot is addressed by its number alone. Slots are allocated in chunks that grow with
+//! the tree (each a sixteenth to a thirty-second of the existing slots) and are reused, but not freed before the tree
+//! is dropped.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,13 +13,13 @@ use parking_lot::{Mutex, RwLock};
 use crate::interface::WorkerId;
 use crate::radix::{Children, NodeId, WorkerSet};
 
-/// Number of parents of the first blocks: several, so that prompts that have nothing in common do not meet at one lock.
+/// Number of parents of the first blocks: several, so that unrelated prompts do not contend for one lock.
 pub(super) const ROOTS: NodeId = 64;
 
-/// Number of slots in each of the first chunks, and of chunks while the number of slots doubles.
+/// Number of slots in each of the first chunks, and of chunks per doubling of the number of slots.
 const FIRST: usize = 64;
 const FINENESS: u32 = 4;
-/// Number of doublings that make slots for all numbers of 32 bits.
+/// Number of doublings to reach all 32-bit numbers.
 const DOUBLINGS: usize = 23;
 
 /// The contents of a slot, behind its lock.
@@ -27,13 +27,13 @@ const DOUBLINGS: usize = 23;
 pub(super) struct Node {
     pub(super) holders: WorkerSet,
     pub(super) children: Children,
-    /// The content hash under which `parent` knows this node.
+    /// The content hash under which `parent` links to this node.
     pub(super) content: u64,
     pub(super) parent: NodeId,
 }
 
 impl Node {
-    /// True if nobody needs the node, or the slot is not in the tree.
+    /// True if the node has no holders and no children, or the slot is not in the tree.
     pub(super) fn is_dead(&self) -> bool {
         self.holders.is_empty() && self.children.is_empty()
     }
@@ -44,7 +44,7 @@ impl Node {
 #[repr(align(64))]
 pub(super) struct Slot(pub(super) RwLock<Node>);
 
-/// The slots that are not in the tree.
+/// The unused slots.
 #[derive(Debug)]
 struct FreeSlots {
     returned: Vec<NodeId>,
@@ -56,12 +56,12 @@ struct FreeSlots {
 pub(super) struct Nodes {
     chunks: Box<[OnceLock<Box<[Slot]>>]>,
     free: Mutex<FreeSlots>,
-    /// A copy of `unused` in `free`, to look at without the lock.
+    /// A copy of `unused` in `free`, readable without the lock.
     unused: AtomicUsize,
 }
 
-/// The chunk of a slot, and its place in the chunk. Chunks are numbered like floating point numbers: the place of the
-/// leading one, then the next bits.
+/// The chunk of a slot, and its index in the chunk. Chunks are numbered like floating point numbers: by the position of
+/// the leading one, then the next bits.
 #[inline]
 fn locate(id: NodeId) -> (usize, usize) {
     let number = id as usize + (FIRST << FINENESS);
@@ -89,19 +89,19 @@ impl Nodes {
         &slots[offset].0
     }
 
-    /// Number of nodes in the tree, and of slots on the way into it or out of it.
+    /// Number of nodes in the tree, and of slots about to enter or leave it.
     pub(super) fn live(&self) -> usize {
         let free = self.free.lock();
         free.unused - ROOTS as usize - free.returned.len()
     }
 
-    /// True if a store of so many blocks may begin. Half of all numbers are kept for those that have begun: a store
-    /// would have to bring two thousand million blocks to use them up.
+    /// True if a store of `blocks` blocks may begin. Half of all numbers are reserved for stores that have begun: one
+    /// would need two thousand million blocks to exhaust them.
     pub(super) fn has_room(&self, blocks: usize) -> bool {
         self.unused.load(Ordering::Relaxed) + blocks <= NodeId::MAX as usize / 2
     }
 
-    /// Takes slots that are not in the tree.
+    /// Takes unused slots.
     pub(super) fn take(&self, count: usize, ids: &mut Vec<NodeId>) {
         let mut free = self.free.lock();
         let used = free.returned.len().saturating_sub(count);
@@ -112,7 +112,7 @@ impl Nodes {
         self.unused.store(free.unused, Ordering::Relaxed);
     }
 
-    /// Gives slots back, all of them emptied.
+    /// Returns emptied slots.
     pub(super) fn give_back(&self, ids: &[NodeId]) {
         if ids.is_empty() {
             return;
@@ -120,17 +120,17 @@ impl Nodes {
         let mut free = self.free.lock();
         free.returned.extend_from_slice(ids);
         if free.unused - ROOTS as usize == free.returned.len() {
-            // Nothing is in the tree: begin again, with no list of what is free.
+            // The tree is empty: all slots count as never used again, without a list.
             self.unused.store(0, Ordering::Relaxed);
             *free = FreeSlots { returned: Vec::new(), unused: ROOTS as usize };
         }
     }
 }
 
-/// Makes a chain of nodes that is not in the tree yet, all held by `worker`; the first is to hang under `parent`.
+/// Makes a chain of nodes outside the tree, all held by `worker`; the first will be linked under `parent`.
 ///
-/// It is made from its end, so that a slot is never empty while another leads to it: who still has an old number of
-/// such a slot and looks whether it may be taken out of the tree finds it held.
+/// The chain is made from its end, so that a slot is never empty while another links to it: a thread with an outdated
+/// number of the slot, which checks whether it can be removed from the tree, finds it held.
 pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent: NodeId, worker: WorkerId) {
     let mut children = Children::None;
     for (at, (&id, &content)) in ids.iter().zip(contents).enumerate().rev() {
@@ -140,8 +140,8 @@ pub(super) fn make_chain(nodes: &Nodes, ids: &[NodeId], contents: &[u64], parent
     }
 }
 
-/// Empties a chain that was never hung into the tree, from its beginning, so that a slot is never empty while another
-/// leads to it.
+/// Empties a chain that was never linked into the tree, from its beginning, so that a slot is never empty while another
+/// links to it.
 pub(super) fn unmake_chain(nodes: &Nodes, ids: &[NodeId]) {
     for &id in ids {
         *nodes.at(id).write() = Node::default();

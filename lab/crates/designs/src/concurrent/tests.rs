@@ -1,4 +1,4 @@
-//! The concurrent tree: in one thread against the reference, in several against what can be known.
+//! Tests of the concurrent tree: in one thread against the reference, in several against known bounds.
 
 use std::cell::Cell;
 use std::sync::Barrier;
@@ -13,11 +13,11 @@ use kvatlas_index::BlockHash;
 use kvatlas_testing::seeds;
 
 thread_local! {
-    /// Percent of pauses in which this thread lets others go first, and the state of the dice.
+    /// Percentage of pauses in which this thread yields, and the state of the random generator.
     static COURTESY: Cell<(u64, u64)> = const { Cell::new((0, 0)) };
 }
 
-/// Lets another thread's change come between, at times. Returns true then: the lock counts as taken.
+/// Yields to other threads at times. Returns true then, so that the lock counts as taken.
 pub(super) fn come_between() -> bool {
     COURTESY.with(|courtesy| {
         let (percent, state) = courtesy.get();
@@ -50,7 +50,7 @@ fn holds_what_the_reference_holds_whatever_names_do() {
     check(alone, Habits { orphans: 50, chaos: 100 }, true, false);
 }
 
-/// Compares the two trees, which part from the reference in the same way.
+/// Compares the concurrent and the single-threaded tree, which deviate from the reference in the same way.
 #[test]
 fn answers_like_the_tree_of_one_thread_whatever_names_do() {
     for seed in 0..seeds(100) {
@@ -81,15 +81,15 @@ fn a_million_blocks_deep() {
     drop(tree);
 }
 
-/// Lets threads grow and cut the same few chains. What each worker holds in the end does not depend on how they met, so
-/// it must be what one thread makes of the same changes: no node lost with somebody's child, none left behind.
+/// Lets threads grow and cut the same few chains. The final holdings of each worker do not depend on the interleaving,
+/// so they must equal those of one thread with the same changes: no node lost, and none left over.
 #[test]
 fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     const THREADS: u64 = 4;
     for round in 0..seeds(24) {
         let tree = &ConcurrentRadixTree::new();
         let habits = Habits { orphans: 20, chaos: if round % 3 == 0 { 10 } else { 0 } };
-        // All threads know the same prompts, and change workers of their own.
+        // All threads use the same prompts, and change workers of their own.
         let streams: Vec<_> = (0..THREADS)
             .map(|thread| {
                 let mut stream = stream(round, 1500, habits);
@@ -130,7 +130,7 @@ fn threads_that_meet_everywhere_leave_what_one_thread_would() {
     }
 }
 
-/// Gives the change to a worker that belongs to the thread; some are turned around, so that threads store while others
+/// Gives the change to a worker that belongs to the thread; some are inverted, so that threads store while others
 /// remove.
 fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     let worker = (change.worker() % 5) + thread as WorkerId * 40;
@@ -147,10 +147,10 @@ fn owned_by(change: &Change, thread: u64, dice: u64) -> Change {
     }
 }
 
-/// The two bounds on what a worker holds of one chain while a change is on its way.
+/// The two bounds on a worker's depth in one chain during a change.
 #[derive(Default)]
 struct Bounds {
-    /// Number of beginnings and ends of changes: odd while a change is on its way.
+    /// Number of begun and ended changes: odd during a change.
     version: AtomicU64,
     before: AtomicU64,
     after: AtomicU64,
@@ -173,14 +173,14 @@ fn chain(number: u64) -> Vec<u64> {
         .collect()
 }
 
-/// Looks up while one worker's holdings stay a prefix of each chain, as an engine's do. Then every depth lies between
-/// the smallest and the largest that was true during the call, whatever the others do to the same nodes.
+/// Looks up while one worker's holdings stay a prefix of each chain, as an engine's do. Every depth must then lie
+/// between the smallest and the largest true one during the call, whatever other workers do to the same nodes.
 #[test]
 fn depths_lie_between_the_smallest_and_the_largest_true_ones() {
     const WRITERS: u64 = 3;
     const EACH: u64 = 30; // more than fit into a word in all
     let tree = &ConcurrentRadixTree::new();
-    // A worker keeps to one chain, so that its depth there is known.
+    // Each worker has one chain, so that its depth there is known.
     let known: &Vec<Bounds> = &(0..WRITERS * EACH).map(|_| Bounds::default()).collect();
     let stop = &AtomicBool::new(false);
     let checked = &AtomicU64::new(0);
@@ -250,7 +250,7 @@ fn change(tree: &ConcurrentRadixTree, it: &Bounds, random: &mut Random, worker: 
         if random.chance(50) { tree.clear(worker) } else { tree.drop_worker(worker) }
     } else {
         let mut gone: Vec<BlockHash> = all[until..from].to_vec();
-        // Within one event some engines take parents before children.
+        // Within one event some engines remove parents before children.
         if random.chance(70) {
             gone.reverse();
         }

@@ -1,4 +1,4 @@
-//! Rung 6, grown: a sparse top level over groups of workers, each group with a positional index of its own.
+//! Rung 6, extended: a sparse top level over groups of workers, each group with a positional index of its own.
 //!
 //! ```text
 //!            top      (0,c0) → {g0,g1,g2}   (1,c1) → {g0,g1}   (3,c3) → {g1}   (7,c7) → {}      groups, a few positions
@@ -7,20 +7,20 @@
 //!     g0      g1      g2     PositionalIndexer each: workers, every position
 //! ```
 //!
-//! The idea is for fleets too large for one index: groups live on machines of their own and tell the top, at a few
-//! positions only, which prefixes any of their workers holds. What the top knows bounds what a group can answer: if
-//! nobody in it holds block 7 of a query, nobody there is deeper than 7. So a search for the deepest workers asks the
-//! most promising group first and stops when no other can win. Here all of it is in one process, and the messages that
-//! would travel are counted: an update for each event that changed what the top knows, a probe and an answer for each
-//! group that is asked.
+//! The design is for fleets too large for one index: groups run on machines of their own and report to the top, at a
+//! few positions only, which prefixes any of their workers holds. These reports bound a group's depth: if no worker of
+//! the group holds block 7 of a query, none is deeper than 7. A search for the deepest workers asks the most promising
+//! group first and stops when no other can be deeper. Here all of it is in one process, and the messages that would
+//! travel are counted: an update for each event that changed the top's data, a probe and an answer for each group
+//! asked.
 //!
-//! There are two ways to ask. [`GroupedIndex::find_best`] is what the design is for: the deepest workers, asking as few
-//! groups as possible. [`find`](crate::ConcurrentDesign::find) spells out every worker's depth, and so must ask every group
-//! that has the first block.
+//! There are two kinds of queries. [`GroupedIndex::find_best`] is the intended one: the deepest workers, asking as few
+//! groups as possible. [`find`](crate::ConcurrentDesign::find) returns every worker's depth, and so must ask every
+//! group that has the first block.
 //!
-//! What the groups' indexes get wrong ([`crate::positional`]) is wrong here too. The top is told of a place while the place is
-//! locked, so it is never behind. It believes lazy hashes as they do: that can only make a group look more
-//! promising than it is.
+//! Deviations of the groups' indexes ([`crate::positional`]) apply here as well. The top is updated while the place is
+//! locked, so it is never behind. It trusts lazy hashes as they do, which can only make a group look more promising
+//! than it is.
 
 use std::cmp::Reverse;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ pub struct GroupOptions {
     /// Number of workers in a group, at least 1: workers `0..n` are the first group, the next `n` the second, and so
     /// on.
     pub workers_per_group: u32,
-    /// The positions that the top knows about.
+    /// The positions that are reported to the top.
     pub sparse: SparsePositions,
     /// The options of each group's index.
     pub inner: Options,
@@ -54,11 +54,11 @@ impl Default for GroupOptions {
     }
 }
 
-/// The deepest workers of a query, with the numbers of groups that it took to find them.
+/// The deepest workers of a query, with the number of groups asked.
 #[derive(Clone, PartialEq, Eq, Debug, Default)]
 pub struct BestWorkers {
-    /// The workers with their depths, deepest first. Of workers that are equally deep at the end of the list, any may
-    /// be left out.
+    /// The workers with their depths, deepest first. Of equally deep workers at the end of the list, any may be left
+    /// out.
     pub scores: Scores,
     /// Number of groups that hold the first block.
     pub candidates: usize,
@@ -111,8 +111,8 @@ impl GroupedIndex {
         })
     }
 
-    /// Finds the `k` deepest workers of all that hold the first block. Asks the groups that the top shows to be the
-    /// most promising, in that order, until none of the others can hold anyone deeper than the `k`-th found.
+    /// Finds the `k` deepest workers of all that hold the first block. Asks groups in the order of their bounds, until
+    /// no other group can have a worker deeper than the `k`-th found.
     #[must_use]
     pub fn find_best(&self, content_hashes: &[u64], k: usize) -> BestWorkers {
         let mut scores = Scores::new();
@@ -120,7 +120,7 @@ impl GroupedIndex {
         BestWorkers { scores, candidates, probed }
     }
 
-    /// Replaces `scores` by the `k` deepest, and returns the numbers of groups to ask and of groups asked.
+    /// Replaces `scores` by the `k` deepest, and returns the numbers of candidate groups and of groups asked.
     fn find_deepest(&self, content_hashes: &[u64], k: usize, scores: &mut Scores) -> (usize, usize) {
         scores.clear();
         let mut query = Query::new(content_hashes);
@@ -153,7 +153,7 @@ impl GroupedIndex {
         self.options
     }
 
-    /// The groups that hold the first block, each with a depth that none of its workers can exceed.
+    /// The groups that hold the first block, each with an upper bound of its workers' depths.
     fn bounds(&self, query: &mut Query<'_>) -> Scores {
         let mut bounds = Scores::new();
         self.walk(query).run_sparse(self.top.sparse, &mut bounds);
@@ -197,7 +197,7 @@ impl ConcurrentDesign for GroupedIndex {
         let group = self.group_of(worker);
         let group = match parent {
             None => self.group_or_new(group),
-            // Only a group that is there can hold a parent, and a refusal makes no group.
+            // Only an existing group can hold a parent, and a refusal creates no group.
             Some(parent) => self.group(group).ok_or(Refusal::UnknownParent { worker, parent }).inspect_err(refused)?,
         };
         group.store(worker, parent, block_hashes, content_hashes)
@@ -236,7 +236,7 @@ impl ConcurrentDesign for GroupedIndex {
         self.asked.fetch_add(2 * holders.len() as u64, Ordering::Relaxed);
     }
 
-    /// Finds the deepest workers only, as [`GroupedIndex::find_best`] does: this is what the design is for.
+    /// Finds the deepest workers only, as [`GroupedIndex::find_best`] does, which is the intended query.
     fn answer(&self, content_hashes: &[u64], scores: &mut Scores) -> u32 {
         self.find_deepest(content_hashes, self.options.best.max(1), scores);
         scores.first().map_or(0, |&(_, depth)| depth)

@@ -1,21 +1,21 @@
-//! Reports of an index over one group of workers to the level above: at a few positions, which prefixes anyone holds.
+//! Reports of a group's index to the level above: at a few positions, which prefixes any worker of the group holds.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 
 use super::table::{Place, Table};
 
-/// The positions that the level above knows about.
+/// The positions that are reported to the level above.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub enum SparsePositions {
-    /// The level above knows the positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
+    /// Positions 0, 1, 3, 7, 15, …: the last blocks of the first 1, 2, 4, 8, 16, … blocks.
     Doubling,
-    /// The level above knows the positions 0, n, 2n, …: coarser or finer, the same everywhere. Never 0.
+    /// Positions 0, n, 2n, …: of the given step, which is never 0.
     Every(u32),
 }
 
 impl SparsePositions {
-    /// True if the level above knows about a position.
+    /// True if a position is reported.
     #[must_use]
     pub fn has(self, position: u32) -> bool {
         match self {
@@ -24,7 +24,7 @@ impl SparsePositions {
         }
     }
 
-    /// The next position after one that the level above knows about.
+    /// The next reported position.
     pub(crate) fn after(self, position: usize) -> usize {
         match self {
             Self::Doubling => position.saturating_mul(2).saturating_add(1),
@@ -38,11 +38,11 @@ impl SparsePositions {
 pub(crate) struct Top {
     pub(crate) table: Table,
     pub(crate) sparse: SparsePositions,
-    /// Number of updates that came, a batch for each event that changed the coverage.
+    /// Number of updates received, one for each event that changed the coverage.
     pub(crate) updates: AtomicU64,
 }
 
-/// The way from the index of one group to the level above.
+/// The connection of one group's index to the level above.
 #[derive(Debug)]
 pub(crate) struct Coverage {
     pub(crate) top: Arc<Top>,
@@ -50,12 +50,12 @@ pub(crate) struct Coverage {
 }
 
 impl Coverage {
-    /// Reports that the first of the group holds a place. Returns whether the level above had to know.
+    /// Reports a place's first holder in the group. Returns true if the position is a reported one.
     pub(crate) fn gain(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.insert(place, self.group, || ())
     }
 
-    /// Reports that nobody of the group holds a place any more. Returns whether the level above had to know.
+    /// Reports that a place has no holder left in the group. Returns true if the position is a reported one.
     pub(crate) fn lose(&self, place: Place) -> bool {
         self.top.sparse.has(place.position) && self.top.table.remove(place, self.group, || ())
     }

@@ -6,29 +6,29 @@ use super::member_set::MemberSet;
 
 /// The prefixes under which one content is held at one position, each with its holders.
 ///
-/// With a single prefix a lookup may take it on trust; that is the *lazy* hash. Once there were several the entry
-/// stays a map until it is empty, so that what has been told apart once stays told apart.
+/// With a single prefix a lookup may trust it without a comparison: the *lazy* hash. After several prefixes the entry
+/// stays a map until it is empty, so that prefixes stay separated once they were.
 #[derive(Debug)]
 pub(crate) enum Entry {
     Single(u64, MemberSet),
     Multi(Box<HashMap<u64, MemberSet>>),
 }
 
-/// The changes that an insertion made.
+/// The effects of an insertion.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Insertion {
-    /// True if the member was not there before.
+    /// True if the member is new.
     pub(crate) fresh: bool,
-    /// True if nobody was there before under this prefix.
+    /// True if the prefix had no holder before.
     pub(crate) first: bool,
 }
 
-/// The changes that a removal made.
+/// The effects of a removal.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Removal {
-    /// True if nobody is left under this prefix.
+    /// True if the prefix has no holder left.
     pub(crate) last: bool,
-    /// True if nobody is left at all.
+    /// True if the entry has no holder left.
     pub(crate) empty: bool,
 }
 
@@ -64,7 +64,7 @@ impl Entry {
         }
     }
 
-    /// Takes a member from a prefix; returns `None` if the member was not there.
+    /// Removes a member from a prefix; `None` if it was not a member.
     pub(crate) fn remove(&mut self, prefix: u64, member: u32) -> Option<Removal> {
         match self {
             Self::Single(known, set) => {

@@ -1,4 +1,4 @@
-//! The holes of workers, for a strict search: the cuts to make in an answer.
+//! The holes of workers, at which a strict search cuts its answers.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -8,15 +8,15 @@ use parking_lot::RwLock;
 use super::search::Query;
 use crate::interface::{Scores, WorkerId};
 
-/// A place without its content: (position, prefix hash) is enough to tell the places of one worker apart.
+/// A place without its content: position and prefix hash identify a place of one worker.
 pub(crate) type Spot = (u32, u64);
 
-/// The holes of all workers: places that are not held, though something that continues them is. One lock for all,
+/// The holes of all workers: places that are not held although something that continues them is. One lock for all,
 /// since engines evict from the ends of chains and holes are rare.
 #[derive(Debug, Default)]
 pub(crate) struct Holes {
     of: RwLock<HashMap<WorkerId, HashSet<Spot>>>,
-    /// Number of workers that have any, readable without the lock.
+    /// Number of workers with holes, readable without the lock.
     workers: AtomicUsize,
 }
 
@@ -51,7 +51,7 @@ impl Holes {
         self.workers.load(Ordering::Acquire) > 0
     }
 
-    /// Ends every depth at the first hole on the query's path.
+    /// Cuts every depth at the first hole on the query's path.
     pub(crate) fn cut(&self, query: &mut Query<'_>, scores: &mut Scores) {
         let of = self.of.read();
         scores.retain_mut(|(worker, depth)| {

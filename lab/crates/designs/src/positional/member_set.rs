@@ -1,13 +1,13 @@
-//! A set of small numbers (workers, or groups of them), compact at any size and quick to compare.
+//! A set of small numbers (workers, or groups of workers), compact at any size and quick to compare.
 //!
-//! Few members are a sorted list, the first four of it inline; many are a bitset, as soon as that has no more words
-//! than members. A list never reaches as far as the largest number, so numbers need not be dense for this to be safe.
+//! Few members are a sorted list, the first four of it inline; many are a bitset, once that has no more words than
+//! members. A list's size does not depend on its largest number, so sparse numbers are safe.
 
 use smallvec::SmallVec;
 
-use crate::bits::{each_bit, has_bit, to_words};
+use crate::collections::{each_bit, has_bit, to_words};
 
-/// A set of members. The same members may be a list in one set and bits in another: nothing compares forms.
+/// A set of members. Equal sets may have different forms, which no code compares.
 #[derive(Clone, Debug)]
 pub(crate) enum MemberSet {
     /// The members, sorted.
@@ -16,7 +16,7 @@ pub(crate) enum MemberSet {
     Bits { words: Vec<u64>, count: u32 },
 }
 
-/// The number of members below which a list is quicker than bits, whatever the numbers.
+/// The number of members below which a list is faster than bits, whatever the numbers.
 const FEW: usize = 8;
 
 impl Default for MemberSet {
@@ -61,7 +61,7 @@ impl MemberSet {
         }
     }
 
-    /// Adds a member. Returns whether it is new.
+    /// Adds a member. Returns true if it is new.
     pub(crate) fn insert(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -75,7 +75,7 @@ impl MemberSet {
             }
             Self::Bits { words, count } => {
                 let (at, mask) = (member as usize / 64, 1 << (member % 64));
-                // One far number more must not cost a bit for every number before it.
+                // One far number must not cost a bit for every number before it.
                 if at >= words.len() && at + 1 > 2 * (*count as usize + 1) {
                     let mut list = self.to_list();
                     list.push(member);
@@ -93,7 +93,7 @@ impl MemberSet {
         }
     }
 
-    /// Takes a member away. Returns whether it was one.
+    /// Removes a member. Returns true if it was one.
     pub(crate) fn remove(&mut self, member: u32) -> bool {
         match self {
             Self::List(list) => {
@@ -127,7 +127,7 @@ impl MemberSet {
             }
             (Self::List(mine), Self::Bits { words, .. }) => mine.iter().all(|&member| has_bit(words, member)),
             (Self::Bits { words: mine, .. }, Self::Bits { words: others, .. }) => {
-                // No early exit: a few words at once are quicker than a branch for each.
+                // No early exit: a few words at once are faster than a branch for each.
                 mine.len() <= others.len() && mine.iter().zip(others).fold(0, |rest, (m, o)| rest | (m & !o)) == 0
             }
             (Self::Bits { words, count }, Self::List(others)) => {
@@ -136,7 +136,7 @@ impl MemberSet {
         }
     }
 
-    /// Number of members that are in both.
+    /// Number of common members.
     pub(crate) fn common(&self, other: &Self) -> usize {
         match (self, other) {
             (Self::List(mine), Self::List(others)) => {
@@ -206,7 +206,7 @@ impl MemberSet {
         }
     }
 
-    /// Drops empty words at the end, and becomes a list when bits are no longer worth it.
+    /// Drops empty words at the end, and becomes a list if bits no longer pay.
     fn settle(&mut self) {
         let Self::Bits { words, count } = self else { return };
         while words.last() == Some(&0) {
@@ -260,7 +260,7 @@ mod tests {
                 for _ in 0..steps {
                     let member = random.below(range) as u32;
                     if random.below(3) == 0 {
-                        // Mostly something that is in.
+                        // Mostly an existing member.
                         let member = model.range(member..).next().copied().unwrap_or(member);
                         assert_eq!(set.remove(member), model.remove(&member), "seed {seed}");
                     } else {

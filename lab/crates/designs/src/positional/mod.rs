@@ -1,4 +1,4 @@
-//! Rung 6: the positional map. (position, content hash) leads straight to who holds it, so a search may leap.
+//! Rung 6: the positional map. (position, content hash) leads directly to the holders, so a search may leap.
 //!
 //! ```text
 //!  query   c0  c1  c2  c3  c4  c5  c6  c7  c8 ...
@@ -7,37 +7,38 @@
 //!                                                   b missing?  look at 1 to 7 for where it dropped
 //! ```
 //!
-//! A tree must be walked block by block; a map by position can be entered anywhere. With leaps of J blocks, D blocks
-//! and W workers that hold the first of them a lookup costs D/J probes, each a comparison of two sets (W/64 words or a
-//! short list), and at most J more for each leap in which someone drops: O(D/J + W) where W is small against a set's words.
+//! A tree must be walked block by block; a map by position can be entered anywhere. With leaps of J blocks, a query of
+//! D blocks and W holders of its first block cost D/J probes, each a comparison of two sets (W/64 words or a short
+//! list), and at most J more for each leap in which a worker drops: O(D/J + W) where W is small against a set's words.
 //!
 //! # What it takes for granted, and gets wrong
 //!
-//! Each has a test of its name in `tests/designs/positional.rs`. *Lazy hashes* and *leaps over holes* are the idea's own and are
-//! mended by [`Options::strict`]; the others come from resolving names to places when a block is announced.
+//! Each deviation has a test of its name in `tests/designs/positional.rs`. *Lazy hashes* and *leaps over holes* belong
+//! to the idea and are corrected by [`Options::strict`]; the others come from resolving names to places when a block is
+//! announced.
 //!
-//! - **Lazy hashes.** The prefix of a query is hashed only where an entry holds several prefixes. A prefix that stands
-//!   alone is believed: of a worker that stored `[B]` and `[A, X]`, the query `[B, X]` gets 2 blocks, since (1, X) is
-//!   held, if only after `A`; the truth is 1. Strict: every probe compares prefix hashes, which costs a hash for each
-//!   block of the query.
-//! - **Leaps over holes.** A worker that stored ten blocks and lost the fifth has 4; a leap from 0 to 8 finds it at both
-//!   ends and says 10. Strict: holes are noted when they come to be, and answers are cut at them.
+//! - **Lazy hashes.** The prefix of a query is hashed only where an entry has several prefixes. A single prefix is
+//!   trusted: of a worker that stored `[B]` and `[A, X]`, the query `[B, X]` gets 2 blocks, since (1, X) is held, if
+//!   only after `A`; the truth is 1. Strict: every probe compares prefix hashes, which costs a hash for each block of
+//!   the query.
+//! - **Leaps over holes.** A worker that stored ten blocks and lost the fifth has 4; a leap from 0 to 8 finds it at
+//!   both ends and gives 10. Strict: holes are recorded as they arise, and answers are cut at them.
 //! - **Orphans are refused**, strict or not: a store that continues a block which the worker does not hold is
 //!   [`Refusal::UnknownParent`], since it has no position. The exact index keeps it until the parent comes.
-//! - **Descendants do not move.** A name announced again with another content or parent leaves its old place for the new
-//!   one. Blocks that were announced as continuing it stay where they are. Engines name blocks by their whole prefix,
-//!   so this does not happen among them.
+//! - **Descendants do not move.** A name announced again with another content or parent leaves its old place for the
+//!   new one. Blocks announced as continuing it stay where they are. Engines name blocks by their whole prefix, so this
+//!   does not occur with them.
 //! - **Two names at one place.** If a worker announces one prefix under two names, the place is held until both are
 //!   removed (and so is every place that continues it, whichever of the two names it was announced to continue).
 //!
-//! A name announced again at the place where it stands changes nothing: names are counted once, as
+//! A name announced again at its place changes nothing: names are counted once, as with
 //! [`kvatlas_index::Config::count_copies`]` = false`.
 //!
 //! # While others change it
 //!
-//! Lookups run on the caller's thread and lock one small table at a time, for reading. The answer is not one moment's,
+//! Lookups run on the caller's thread and lock one small table at a time, for reading. The answer is not of one moment,
 //! but the depth of a worker without holes is never below its smallest and never above its largest true depth during
-//! the call: it drops at a block that it was seen not to hold, after one that it was seen to hold.
+//! the call: it drops at a block that it did not hold when probed, after one that it held when probed.
 
 mod coverage;
 mod entry;
@@ -89,7 +90,7 @@ pub struct PositionalIndexer {
     unknown_removals: AtomicU64,
 }
 
-/// Number of locks of the one map: more than threads ever meet, few enough to be cheap when empty (16 KiB).
+/// Number of locks of the one map: more than threads ever contend for, few enough to be cheap when empty (16 KiB).
 const SHARDS: usize = 256;
 
 impl PositionalIndexer {
@@ -104,7 +105,7 @@ impl PositionalIndexer {
         Ok(Self::assemble(options, SHARDS, None))
     }
 
-    /// Makes an index with options that were checked; `shards` is a power of two.
+    /// Makes an index with checked options; `shards` is a power of two.
     pub(crate) fn assemble(options: Options, shards: usize, coverage: Option<Coverage>) -> Self {
         Self {
             options,
@@ -118,11 +119,11 @@ impl PositionalIndexer {
     }
 
     /// Records that a worker cached consecutive blocks of one chain; the first continues `parent`, each other the one
-    /// before it. No blocks change nothing, whatever the parent.
+    /// before it. An empty list changes nothing, whatever the parent.
     ///
     /// # Errors
-    /// [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would be longer
-    /// than 32 bits count. Nothing has changed then.
+    /// [`Refusal::UnknownParent`] if the worker does not hold the parent, [`Refusal::Full`] if the chain would exceed
+    /// 32-bit positions. Nothing has changed then.
     pub fn apply_stored(
         &self,
         worker: WorkerId,
@@ -147,14 +148,14 @@ impl PositionalIndexer {
         self.report(&ground);
     }
 
-    /// Records that a worker lost everything and stays known.
+    /// Records that a worker lost all blocks and stays known.
     pub fn apply_cleared(&self, worker: WorkerId) {
         if let Some(held) = self.held(worker) {
             self.clear_held(worker, &mut held.lock());
         }
     }
 
-    /// Records that a worker is gone; its next store makes it known anew.
+    /// Records that a worker left; its next store makes it known again.
     pub fn remove_worker(&self, worker: WorkerId) {
         let held = self.workers.write().remove(&worker);
         if let Some(held) = held {
@@ -164,7 +165,7 @@ impl PositionalIndexer {
         }
     }
 
-    /// Number of leading blocks of the query that each worker holds, for every worker that holds the first.
+    /// The depth of every worker that holds the first block of a query.
     #[must_use]
     pub fn find_matches(&self, content_hashes: &[u64]) -> Scores {
         let mut scores = Scores::new();
@@ -205,7 +206,7 @@ impl PositionalIndexer {
             self.with_registered(worker, |held| self.enter(worker, held, None, blocks));
             return Ok(());
         };
-        // Only who is known can hold a parent, and a refusal makes nobody known.
+        // Only a known worker can hold a parent, and a refusal makes no worker known.
         let held = self.held(worker);
         let mut held = held.as_deref().map(Mutex::lock);
         let known = held.as_deref_mut().and_then(|held| held.place(parent).map(|place| (held, place)));
@@ -259,7 +260,7 @@ impl PositionalIndexer {
         Ground { worker, table: &self.table, holes: &self.holes, coverage, told: Cell::new(false) }
     }
 
-    /// Counts one update of the level above for all that an event reported: they travel together.
+    /// Counts one update of the level above for all reports of an event, which travel together.
     fn report(&self, ground: &Ground<'_>) {
         if let (Some(coverage), true) = (&self.coverage, ground.told.get()) {
             coverage.top.updates.fetch_add(1, Ordering::Relaxed);
@@ -270,7 +271,7 @@ impl PositionalIndexer {
         self.workers.read().get(&worker).cloned()
     }
 
-    /// Calls `with` with the holdings of a worker, which is known from then on.
+    /// Calls `with` with the holdings of a worker, which becomes known.
     fn with_registered(&self, worker: WorkerId, with: impl FnOnce(&mut WorkerBlocks)) {
         loop {
             let held = self.held(worker).unwrap_or_else(|| {

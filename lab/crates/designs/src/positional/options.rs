@@ -1,36 +1,36 @@
 //! Options of a positional index.
 
-/// The way to find the place of a leap at which a worker dropped.
+/// The search within a leap for the place where a worker dropped.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Search {
-    /// Looks at every place of the leap, from its beginning.
+    /// Probes every place of the leap, from its beginning.
     #[default]
     Jump,
-    /// Halves the leap until the place is found, once for each place where someone dropped.
+    /// Bisects the leap, once for each place where a worker dropped.
     Bisect,
 }
 
-/// The structure in which entries are kept.
+/// The structure of the entries.
 #[derive(Clone, Copy, PartialEq, Eq, Debug, Default)]
 pub enum Layout {
     /// One map by position and content hash.
     #[default]
     Map,
-    /// An array by position of maps by content hash. Takes 64 bytes for each position, up to twice as many as the
-    /// deepest chain ever was.
+    /// An array by position of maps by content hash. Takes 64 bytes for each position, up to twice the length of the
+    /// deepest chain.
     Arrays,
 }
 
 /// The options of a positional index.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub struct Options {
-    /// Number of blocks that a leap goes ahead, at least 1. Larger is quicker until leaps often fail.
+    /// Number of blocks per leap, at least 1. Larger is faster until leaps often fail.
     pub jump_size: usize,
-    /// The way to go on when a leap fails.
+    /// The search within a failed leap.
     pub search: Search,
-    /// The structure in which entries are kept.
+    /// The structure of the entries.
     pub layout: Layout,
-    /// True if prefix hashes are always compared, and holes minded.
+    /// True to compare prefix hashes always, and to respect holes.
     pub strict: bool,
 }
 
@@ -40,11 +40,11 @@ impl Default for Options {
     }
 }
 
-/// The reason why an option cannot be used.
+/// The reason why an option is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum InvalidOption {
-    /// The leaps have no blocks, so none moves.
+    /// Leaps of no blocks do not move.
     #[error("jump_size must be at least 1, got 0")]
     JumpSize,
     /// The groups have no workers.
@@ -56,7 +56,7 @@ pub enum InvalidOption {
 }
 
 impl InvalidOption {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,9 +1,9 @@
-//! The search along a query: leap by leap, and a closer look only where somebody was lost.
+//! The search along a query: leap by leap, with single probes only where a worker dropped.
 //!
-//! The workers that hold the first block set out together. At the far end of a leap the set there is compared with
-//! those still under way: if all of them are in it, nothing between is looked at. Otherwise the places between are
-//! looked at, one after the other ([`Search::Jump`]) or by halves ([`Search::Bisect`]), until everybody who did not
-//! arrive has been seen to drop. Whole sets are compared, not their sizes: two workers that changed places count.
+//! The holders of the first block set out together. At the far end of a leap the set there is compared with the active
+//! one: if it contains all of them, nothing between is probed. Otherwise the places between are probed, one after the
+//! other ([`Search::Jump`]) or by bisection ([`Search::Bisect`]), until every missing worker's drop is located. Whole
+//! sets are compared, not their sizes, so two workers that exchange places are noticed.
 
 use super::coverage::SparsePositions;
 use super::entry::Entry;
@@ -13,7 +13,7 @@ use super::table::Table;
 use crate::interface::Scores;
 use kvatlas_index::hash::prefix_hashes_into;
 
-/// A query with as many prefix hashes as were needed so far.
+/// A query with the prefix hashes computed so far.
 #[derive(Debug)]
 pub(crate) struct Query<'a> {
     contents: &'a [u64],
@@ -52,7 +52,7 @@ pub(crate) fn next_prefix(before: u64, content: u64) -> u64 {
     hashes[1]
 }
 
-/// A search that is under way.
+/// A search in progress.
 pub(crate) struct Walk<'t, 'q, 'a> {
     pub(crate) table: &'t Table,
     pub(crate) options: Options,
@@ -60,7 +60,7 @@ pub(crate) struct Walk<'t, 'q, 'a> {
 }
 
 impl Walk<'_, '_, '_> {
-    /// Adds the depth of everyone that holds the first block.
+    /// Adds the depth of every holder of the first block.
     pub(crate) fn run(&mut self, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -87,8 +87,8 @@ impl Walk<'_, '_, '_> {
         self.probe(0, |set| set.cloned()).unwrap_or_default()
     }
 
-    /// Adds, for everyone that holds the first block, the first of the sparse positions that it does not hold. The
-    /// table must have nothing at other positions.
+    /// Adds, for every holder of the first block, the first sparse position that it does not hold. The table must be
+    /// empty at other positions.
     pub(crate) fn run_sparse(&mut self, sparse: SparsePositions, scores: &mut Scores) {
         let blocks = self.query.contents.len();
         let mut active = self.holders();
@@ -100,7 +100,7 @@ impl Walk<'_, '_, '_> {
         active.for_each(|member| scores.push((member, blocks as u32)));
     }
 
-    /// Drops everyone that does not get from `near`, where all are, to `far`, where not all are.
+    /// Drops the workers that do not reach `far` from `near`, which all active ones hold.
     fn scan(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         for at in near + 1..=far {
@@ -111,7 +111,8 @@ impl Walk<'_, '_, '_> {
         }
     }
 
-    /// Drops the same members by halves: finds the first place where one is missing, and again for those that go on.
+    /// Drops the same members by bisection: finds the first place where one is missing, and repeats for the remaining
+    /// ones.
     fn bisect(&mut self, near: usize, far: usize, active: &mut MemberSet, scores: &mut Scores) {
         let mut leap = ShortLeap { arrive: self.common_at(far, active), far };
         let mut near = near;
@@ -142,13 +143,13 @@ impl Walk<'_, '_, '_> {
         self.probe(at, |set| active.keep_within(set.unwrap_or(&nobody), |worker| scores.push((worker, at as u32))));
     }
 
-    /// Shows the holders of the query's block at a position, as far as the design tells prefixes apart.
+    /// Passes the holders of the query's block at a position to `look`, as far as the design separates prefixes.
     fn probe<R>(&mut self, at: usize, mut look: impl FnMut(Option<&MemberSet>) -> R) -> R {
         let (position, content) = (at as u32, self.query.contents[at]);
         let strict = self.options.strict;
         if !strict || !self.query.knows(at) {
-            // The lazy hash: a prefix that stands alone is believed to be the query's own. Even if it may not be, a
-            // place where nothing stands needs no hash.
+            // The lazy hash: a single prefix is assumed to be the query's own. Even without this assumption, an empty
+            // place needs no hash.
             let answer = self.table.read(position, content, |entry| match entry {
                 None => Some(look(None)),
                 Some(Entry::Single(_, set)) if !strict => Some(look(Some(set))),
@@ -158,21 +159,21 @@ impl Walk<'_, '_, '_> {
                 return answer;
             }
         }
-        // Hashed while nothing is locked: it takes as long as the query is deep.
+        // Hashed without a lock: it takes time proportional to the query's depth.
         let prefix = self.query.prefix(at);
         self.table.read(position, content, |entry| look(entry.and_then(|entry| entry.under(prefix))))
     }
 }
 
-/// A leap that fell short.
+/// A leap that not all members completed.
 struct ShortLeap {
-    /// Number of members that get to the far end.
+    /// Number of members that reach the far end.
     arrive: usize,
     far: usize,
 }
 
 impl ShortLeap {
-    /// True if everyone who was lost has been seen to drop, so that the rest of the leap holds nothing new.
+    /// True once every missing member's drop is located, so that the rest of the leap need not be probed.
     fn is_over(&mut self, walk: &mut Walk<'_, '_, '_>, at: usize, active: &MemberSet) -> bool {
         if active.is_empty() || at + 1 >= self.far || active.len() > self.arrive {
             return active.is_empty();

@@ -1,9 +1,9 @@
-//! (position, content hash) → entry, for many readers and writers at once: one big map, or an array of maps.
+//! A concurrent table from (position, content hash) to entries: one big map, or an array of maps.
 //!
-//! Both are made of the same thing, a small hash table behind a lock of its own. [`Layout::Map`] spreads all keys over
-//! a fixed number of them; [`Layout::Arrays`] has one for each position, so that a probe goes to its position by
-//! arithmetic and its key is the content hash alone. An entry that nobody holds any more is taken out at once, and a
-//! table that has become mostly empty gives its memory back.
+//! Both consist of small hash tables with a lock each. [`Layout::Map`] spreads all keys over a fixed number of them;
+//! [`Layout::Arrays`] has one for each position, so that a probe finds its position by arithmetic and its key is the
+//! content hash alone. An entry without holders is removed at once, and a table that has become mostly empty releases
+//! memory.
 
 use std::hash::{BuildHasher, Hash};
 use std::sync::OnceLock;
@@ -15,7 +15,7 @@ use parking_lot::RwLock;
 use super::entry::{Entry, Insertion, Removal};
 use super::options::Layout;
 
-/// The place of a block: its position, its contents, and the prefix that it ends.
+/// The place of a block: its position, its content, and the prefix that it ends.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) struct Place {
     pub(crate) position: u32,
@@ -36,7 +36,7 @@ enum Buckets {
     Arrays(Box<Positions>),
 }
 
-/// A part of the table on a cache line of its own, so that neighbours' locks do not slow each other down.
+/// A part of the table on a cache line of its own, so that locks of neighbours do not slow each other down.
 #[derive(Debug)]
 #[repr(align(64))]
 struct Bucket<K>(RwLock<HashTable<(K, Entry)>>);
@@ -47,13 +47,13 @@ impl<K> Default for Bucket<K> {
     }
 }
 
-/// The buckets of all positions, in segments of doubling size that never move: a reader needs no lock to get to one.
+/// The buckets of all positions, in segments of doubling size that never move: a reader needs no lock to find one.
 #[derive(Debug, Default)]
 struct Positions([OnceLock<Box<[Bucket<u64>]>>; SEGMENTS]);
 
 /// Number of positions in the first segment.
 const FIRST: u64 = 64;
-/// Number of segments that it takes to number every position.
+/// Number of segments for all positions.
 const SEGMENTS: usize = 27;
 
 impl Positions {
@@ -129,7 +129,7 @@ impl<K: Copy + Eq + Hash> Bucket<K> {
 }
 
 impl Table {
-    /// Makes an empty table. `shards` is a power of two; an array of maps has no use for it.
+    /// Makes an empty table. `shards`: a power of two, ignored by an array of maps.
     pub(crate) fn new(layout: Layout, shards: usize) -> Self {
         let buckets = match layout {
             Layout::Map => Buckets::Map(std::iter::repeat_with(Bucket::default).take(shards).collect()),
@@ -138,7 +138,7 @@ impl Table {
         Self { hasher: DefaultHashBuilder::default(), buckets }
     }
 
-    /// Shows the entry at a position with a content.
+    /// Passes the entry at a position with a content to `look`.
     pub(crate) fn read<R>(&self, position: u32, content: u64, look: impl FnOnce(Option<&Entry>) -> R) -> R {
         match &self.buckets {
             Buckets::Map(shards) => {
@@ -153,8 +153,8 @@ impl Table {
         }
     }
 
-    /// Adds a member to a place, and tells whether it was not there. `noted` is called while the place is locked if
-    /// it had no member before.
+    /// Adds a member to a place; true if it is new. `noted` is called, with the place locked, if the place had no
+    /// member before.
     pub(crate) fn insert(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {
@@ -170,8 +170,8 @@ impl Table {
         }
     }
 
-    /// Takes a member from a place, and tells whether it was there. `noted` is called while the place is locked if
-    /// it has no member any more.
+    /// Removes a member from a place; true if it was one. `noted` is called, with the place locked, if the place has no
+    /// member left.
     pub(crate) fn remove(&self, place: Place, member: u32, noted: impl FnOnce()) -> bool {
         let Place { position, content, prefix } = place;
         match &self.buckets {
@@ -187,7 +187,7 @@ impl Table {
         }
     }
 
-    /// Number of entries, found in time proportional to the number of locks.
+    /// Number of entries, in time proportional to the number of locks.
     pub(crate) fn len(&self) -> usize {
         match &self.buckets {
             Buckets::Map(shards) => shards.iter().map(|bucket| bucket.0.read().len()).sum(),
@@ -199,7 +199,7 @@ impl Table {
     }
 }
 
-/// The shard of a hash, by bits that the table within does not look at first (it starts at both ends).
+/// The shard of a hash, from bits that the table within does not use first (it starts at both ends).
 fn shard(hash: u64, shards: usize) -> usize {
     (hash >> 40) as usize & (shards - 1)
 }

@@ -1,11 +1,11 @@
-//! The holdings of one worker: the engine's names, and what it takes to let go of them.
+//! The holdings of one worker: the engine's names, and the data needed to remove them.
 //!
-//! Names lead to places, since an engine removes blocks by name alone. Two names may stand at one place: the worker
-//! stays in that place's entry until both are gone. A name announced again elsewhere has moved: the newest wins.
+//! Names lead to places, since an engine removes blocks by name alone. Two names may share a place: the worker stays in
+//! that place's entry until both are gone. A name announced again elsewhere has moved: the newest meaning counts.
 //!
-//! A strict index also keeps, for each place, what it continues and how many places continue it. So it knows *holes*:
-//! places that are not held, though something that continues them is. A search leaps over those without seeing them;
-//! they are cut off afterwards, and only for workers that have any.
+//! A strict index also keeps, for each place, its predecessor and the number of its successors. It thereby knows
+//! *holes*: places that are not held although something that continues them is. A search leaps over those without
+//! noticing; answers are cut at them afterwards, only for workers that have any.
 
 use std::cell::Cell;
 
@@ -21,13 +21,13 @@ fn spot(place: Place) -> Spot {
     (place.position, place.prefix)
 }
 
-/// The structures in which a worker's blocks are entered, for the time of one event.
+/// The structures that contain a worker's blocks, for the time of one event.
 pub(crate) struct Ground<'a> {
     pub(crate) worker: WorkerId,
     pub(crate) table: &'a Table,
     pub(crate) holes: &'a Holes,
     pub(crate) coverage: Option<&'a Coverage>,
-    /// True if the level above had to be told something.
+    /// True if the event was reported to the level above.
     pub(crate) told: Cell<bool>,
 }
 
@@ -48,13 +48,13 @@ impl Ground<'_> {
 pub(crate) struct WorkerBlocks {
     names: HashMap<BlockHash, Place>,
     ledger: Ledger,
-    /// True once the worker was dropped: whoever still has hold of this must look the worker up again.
+    /// True once the worker was dropped: a thread that still refers to this must look the worker up again.
     pub(crate) gone: bool,
 }
 
 #[derive(Debug)]
 enum Ledger {
-    /// Number of names at a place besides the first; most often nothing.
+    /// Number of names at a place beyond the first; most often no entry.
     Plain(HashMap<Spot, u32>),
     /// Every place that is held or continued.
     Strict(HashMap<Spot, Node>),
@@ -64,7 +64,7 @@ enum Ledger {
 struct Node {
     /// The prefix that this place continues.
     before: u64,
-    /// Number of names that stand here; none in a hole.
+    /// Number of names at this place; 0 in a hole.
     names: u32,
     /// Number of places that continue this one.
     children: u32,
@@ -92,20 +92,20 @@ impl WorkerBlocks {
         self.names.reserve(more);
     }
 
-    /// Enters a block that continues the prefix `before`; that prefix was entered by this worker just now or is held.
+    /// Enters a block that continues the prefix `before`, which this worker just entered or holds.
     pub(crate) fn store(&mut self, ground: &Ground<'_>, name: BlockHash, place: Place, before: u64) {
         let old = self.names.insert(name, place);
         if old == Some(place) {
             return;
         }
-        // The new place first: the old one may be what it continues.
+        // The new place first: the old one may be its parent.
         self.acquire(ground, place, before);
         if let Some(old) = old {
             self.release(ground, old);
         }
     }
 
-    /// Removes a block. Returns whether the name was known.
+    /// Removes a block. Returns true if the name was known.
     pub(crate) fn remove(&mut self, ground: &Ground<'_>, name: BlockHash) -> bool {
         let Some(place) = self.names.remove(&name) else { return false };
         self.release(ground, place);
@@ -115,7 +115,7 @@ impl WorkerBlocks {
         true
     }
 
-    /// Leaves every place and gives the memory back.
+    /// Removes all blocks and frees the memory.
     pub(crate) fn clear(&mut self, ground: &Ground<'_>) {
         for place in std::mem::take(&mut self.names).into_values() {
             ground.leave(place);
@@ -140,7 +140,8 @@ impl WorkerBlocks {
         if let Some(node) = nodes.get_mut(&spot(place)) {
             node.names += 1;
             if node.names == 1 {
-                // Entered before the hole is forgotten: a reader in between sees too little, never too much.
+                // Entered before the hole is removed: a concurrent reader gets too small a depth, never too large a
+                // one.
                 ground.enter(place);
                 ground.holes.forget(ground.worker, spot(place));
             }
@@ -178,7 +179,7 @@ impl WorkerBlocks {
             return;
         }
         ground.leave(place);
-        // A place that is neither held nor continued is nothing; nor, perhaps, is then what it continued.
+        // A place that is neither held nor continued is dropped, and perhaps its predecessor as well.
         let mut at = spot(place);
         while let Some(node) = nodes.remove(&at) {
             let Some(above) = at.0.checked_sub(1) else { break };

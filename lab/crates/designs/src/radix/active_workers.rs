@@ -1,24 +1,24 @@
-//! The workers that are still in the running as a lookup descends.
+//! The workers still matching as a lookup descends.
 
 use smallvec::SmallVec;
 
 use super::worker_set::WorkerSet;
-use crate::bits::each_bit;
+use crate::collections::each_bit;
 use crate::interface::{Scores, WorkerId};
 
-/// The workers that hold all blocks down to the node that a lookup stands on. Those who fall behind are written down
-/// with their depth at once, so the whole costs one comparison of sets a block and one note a worker.
+/// The workers that hold all blocks down to the current node of a lookup. Dropping workers are recorded with their
+/// depth at once, so the whole costs one comparison of sets per block and one entry per worker.
 pub(crate) enum ActiveWorkers {
-    /// The workers as bits, if all holders of the first block are below 64: one word is all there is to know.
+    /// The workers as bits, if all holders of the first block are below 64.
     Low(u64),
-    /// All holders of the node. As long as nobody has a hole above it, this is how it stays.
+    /// All holders of the node, which is the case until a worker with a hole above is met.
     Holders,
-    /// Some holders of the node: the lookup has passed a hole of the others.
+    /// Some holders of the node: the others have a hole above it.
     Some(SmallVec<[WorkerId; 32]>),
 }
 
 impl ActiveWorkers {
-    /// The state of a lookup that stands on the first block, held by `set`.
+    /// The state of a lookup at the first block, held by `set`.
     pub(crate) fn new(set: &WorkerSet) -> Self {
         match set {
             WorkerSet::Word(word) => Self::Low(*word),
@@ -26,7 +26,7 @@ impl ActiveWorkers {
         }
     }
 
-    /// Goes from a node held by `above`, `depth` blocks deep, to a child held by `set`. Returns false when nobody is
+    /// Moves from a node held by `above`, `depth` blocks deep, to a child held by `set`. Returns false if no worker is
     /// left.
     pub(crate) fn step(&mut self, above: &WorkerSet, set: &WorkerSet, depth: u32, scores: &mut Scores) -> bool {
         match self {
@@ -83,7 +83,7 @@ impl ActiveWorkers {
         }
     }
 
-    /// Ends the lookup on a node held by `set`, `depth` blocks deep.
+    /// Ends the lookup at a node held by `set`, `depth` blocks deep.
     pub(crate) fn finish(self, set: &WorkerSet, depth: u32, scores: &mut Scores) {
         match self {
             Self::Low(left) => each_bit(0, left, |worker| scores.push((worker, depth))),
@@ -100,7 +100,7 @@ mod tests {
     use super::*;
     use crate::radix::testing::Random;
 
-    /// Descends through random sets, of every form and with holes, and drops whom the sets leave out.
+    /// Descends through random sets of every form, also with holes, and drops the workers missing from each.
     #[test]
     fn running_keeps_exactly_those_in_all_sets() {
         for seed in 0..400 {

@@ -1,12 +1,12 @@
-//! The children of a node by content hash: most nodes have one, which then needs no memory and no second look.
+//! The children of a node by content hash: most nodes have one, which is stored inline.
 
 use hashbrown::HashMap;
 use smallvec::SmallVec;
 
-/// A node's place in its tree. Four bytes instead of eight make a node fit in a cache line.
+/// A node's index in its tree. Four bytes instead of eight make a node fit into a cache line.
 pub(crate) type NodeId = u32;
 
-/// The number of children beyond which a map finds one sooner than a look at each.
+/// The number of children beyond which a map is faster than a scan.
 const FEW: usize = 8;
 
 /// The map of content hash → node. Boxes keep the many nodes with one child small.
@@ -52,7 +52,7 @@ impl Children {
         }
     }
 
-    /// Takes a child away, and gives back the memory that it no longer needs.
+    /// Removes a child, and frees unneeded memory.
     pub(crate) fn remove(&mut self, content: u64) {
         match self {
             Self::None => {}

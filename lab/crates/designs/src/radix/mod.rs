@@ -1,8 +1,9 @@
 //! Rung 4: a radix tree that one thread owns.
 //!
-//! A node is one block under its parent, and knows which workers hold it. A lookup goes down by content hash and
-//! writes down whom it loses on the way: O(depth + workers) for as long as sets of holders fit in a few words. Each
-//! worker has a table from its own names to the nodes that it holds, so an event finds its place without a descent.
+//! A node is one block under its parent, with the set of workers that hold it. A lookup descends by content hash and
+//! records the workers that drop out on the way: O(depth + workers) for as long as sets of holders fit into a few
+//! words. Each worker has a table from its own names to the nodes that it holds, so an event finds its place without a
+//! descent.
 //!
 //! ```text
 //!            root
@@ -14,16 +15,15 @@
 //!             C {0}    D {2}
 //! ```
 //!
-//! Nodes lie in one vector and name each other by their index, so a chain of a million blocks is neither built nor
-//! freed by recursion. A node without holders and children is free at once, and so are the ancestors that it alone
-//! had kept.
+//! Nodes lie in one vector and refer to each other by index, so a chain of a million blocks is neither built nor freed
+//! by recursion. A node without holders and children is freed at once, with the ancestors that only it had kept.
 //!
 //! # Holes
-//! A block removed from the middle of a chain stays as a node as long as something hangs below it. Lookups end there
-//! for the worker; when it stores the block again, what it still holds below counts again. This is exact.
+//! A block removed from the middle of a chain stays as a node as long as it has children. Lookups end there for the
+//! worker; when it stores the block again, the blocks it still holds below count again. This is exact.
 //!
 //! # Where it differs from the reference
-//! A worker's blocks are the nodes that it holds; which of its names continued which is not kept. So
+//! A worker's blocks are the nodes that it holds; which of its names continued which is not stored. Therefore
 //! - **an orphan is refused**: a store whose parent the worker does not hold has no place in the tree. It is counted,
 //!   nothing has changed, and it does not come back when the parent does. Smallest example: store 2 after 1 (unknown),
 //!   store 1 at the root: depth 1, not 2.
@@ -65,14 +65,14 @@ const ROOT: NodeId = 0;
 struct Node {
     holders: WorkerSet,
     children: Children,
-    /// The content hash under which `parent` knows this node.
+    /// The content hash under which `parent` links to this node.
     content: u64,
-    /// The parent; of a free node the next free one.
+    /// The parent; for a free node the next free one.
     parent: NodeId,
 }
 
 impl Node {
-    /// True if nobody needs the node.
+    /// True if the node has no holders and no children.
     fn is_dead(&self) -> bool {
         self.holders.is_empty() && self.children.is_empty()
     }
@@ -111,7 +111,7 @@ impl Nodes {
         id
     }
 
-    /// Takes `worker` from the holders of a node, and frees what nobody needs any more.
+    /// Removes `worker` from the holders of a node, and frees dead nodes.
     fn leave(&mut self, worker: WorkerId, node: NodeId) {
         self.all[node as usize].holders.remove(worker);
         let mut at = node;
@@ -129,7 +129,7 @@ impl Nodes {
     }
 }
 
-/// A radix tree with one block a node, for one thread. See the [module](self).
+/// A radix tree with one block per node, for one thread. See the [module](self).
 #[derive(Debug, Default)]
 pub struct RadixTree {
     nodes: Nodes,
@@ -161,7 +161,7 @@ impl LocalDesign for RadixTree {
         if block_hashes.is_empty() {
             return Ok(());
         }
-        // All may be new, and there is the root.
+        // All blocks may be new, and the root takes a slot.
         if block_hashes.len() > NodeId::MAX as usize - 1 - self.nodes.live {
             self.refused += 1;
             return Err(Refusal::Full { what: "it has a node for every number of 32 bits" });

@@ -1,4 +1,4 @@
-//! The names that one worker has for the nodes that it holds.
+//! The names of one worker for the nodes that it holds.
 
 use hashbrown::HashMap;
 
@@ -15,7 +15,7 @@ pub(crate) struct Names {
     more: HashMap<NodeId, u32>,
 }
 
-/// The meaning of a name's end for the node.
+/// The effect of a name's removal on its node.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NameEnd {
     /// The worker does not know the name.
@@ -39,8 +39,8 @@ impl Names {
         self.nodes.keys().copied()
     }
 
-    /// Records that the worker calls `node` by `name` from now on; it did not hold the node if `first`. If the name was
-    /// another node's, that node is returned, and [`lost`](Self::lose) must be told.
+    /// Records that the worker calls `node` by `name` from now on; `first`: it did not hold the node before. Returns
+    /// the node that had the name before, if there was one, for [`lose`](Self::lose).
     #[must_use]
     pub(crate) fn announce(&mut self, name: BlockHash, node: NodeId, first: bool) -> Option<NodeId> {
         let before = self.nodes.insert(name, node);
@@ -62,7 +62,7 @@ impl Names {
         if self.lose(node) { NameEnd::Left(node) } else { NameEnd::StillHeld }
     }
 
-    /// Records that a name is no longer that of `node`. Returns whether it was the last, so that the worker does not
+    /// Records that a name no longer refers to `node`. Returns true if it was the last, so that the worker does not
     /// hold the node any more.
     #[must_use]
     pub(crate) fn lose(&mut self, node: NodeId) -> bool {
@@ -77,7 +77,7 @@ impl Names {
         false
     }
 
-    /// Forgets everything, and returns the nodes that were held, each once, in no order.
+    /// Removes all names, and returns the nodes that were held, each once, in unspecified order.
     pub(crate) fn clear(&mut self) -> impl Iterator<Item = NodeId> + use<> {
         let Self { nodes, mut more } = std::mem::take(self);
         nodes.into_values().filter(move |node| {

@@ -1,4 +1,4 @@
-//! Random streams of changes for the two radix trees, and the comparison with the reference.
+//! Random streams of changes for the two radix trees, and their comparison with the reference.
 
 use crate::interface::{Change, ConcurrentDesign, LadderStats, LocalDesign, Refusal, Scores, WorkerId};
 use kvatlas_index::reference::ReferenceIndex;
@@ -19,13 +19,13 @@ pub(crate) fn names(salt: u64, prompt: &[u64]) -> Vec<BlockHash> {
 /// The kinds of changes that a stream may contain besides stores, and removals in any order.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Habits {
-    /// Percent of stores that continue a block at random, held or not.
+    /// Percentage of stores that continue a random block, held or not.
     pub(crate) orphans: u64,
-    /// Percent of blocks with a name out of few, so that names move and positions get several.
+    /// Percentage of blocks whose name is from a small set, so that names move and positions get several.
     pub(crate) chaos: u64,
 }
 
-/// Changes, with the queries to ask.
+/// Changes, with queries.
 pub(crate) struct Stream {
     pub(crate) changes: Vec<Change>,
     pub(crate) queries: Vec<Vec<u64>>,
@@ -39,7 +39,7 @@ pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
         2 => (40..110).collect(),
         _ => (0..90).map(|i| i * i * 50).collect(),
     };
-    // Few workers at a time give chains of some length, all of them wide sets.
+    // Few workers at a time give long chains, all of them wide sets.
     let crowd = *random.pick(&[2, 3, workers.len()]);
     let same_names = random.chance(50);
     let contents = *random.pick(&[1, 2, 3, 1 << 40]);
@@ -91,7 +91,7 @@ pub(crate) fn stream(seed: u64, length: usize, habits: Habits) -> Stream {
     Stream { changes, queries: prompts }
 }
 
-/// A concurrent tree in the hands of one thread.
+/// A concurrent tree used by one thread.
 pub(crate) struct SingleThread<C>(pub(crate) C);
 
 impl<C: ConcurrentDesign> LocalDesign for SingleThread<C> {
@@ -145,8 +145,8 @@ pub(crate) fn tell(reference: &mut ReferenceIndex, change: &Change) {
     }
 }
 
-/// Runs a stream through a tree and the reference, which is not told of what the tree refuses. The answers must agree,
-/// too, if `exact`. At the end everything goes, and nothing may be left.
+/// Applies a stream to a tree and to the reference, without the changes that the tree refuses. Answers must agree, too,
+/// if `exact`. At the end everything is removed, and nothing may be left.
 pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: bool, exact: bool) -> Result<u64, String> {
     let mut reference = ReferenceIndex::new(false);
     let mut refused = 0;
@@ -197,7 +197,8 @@ pub(crate) fn compare(tree: &mut impl LocalDesign, stream: &Stream, refuses: boo
     Ok(refused)
 }
 
-/// Compares a tree and the reference on many streams; a difference comes with the fewest changes found that show it.
+/// Compares a tree and the reference on many streams; a difference is reported with the fewest changes found that show
+/// it.
 pub(crate) fn check<T: LocalDesign>(make: impl Fn() -> T, habits: Habits, refuses: bool, exact: bool) {
     let mut refused = 0;
     for seed in 0..seeds(100) {

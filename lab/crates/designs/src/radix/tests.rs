@@ -1,4 +1,4 @@
-//! The radix tree against the reference, and its deviations by their smallest examples.
+//! Tests of the radix tree against the reference, and of its deviations by their smallest examples.
 
 use super::RadixTree;
 use super::testing::{Habits, answer, check, expected, names, tell};
@@ -35,7 +35,7 @@ fn remove(worker: u32, names: &[u64]) -> Change {
     Change::Remove { worker, block_hashes: names.iter().copied().map(BlockHash).collect() }
 }
 
-/// The depth of worker 0 by the tree, and by the reference.
+/// The depth of worker 0 in the tree, and in the reference.
 fn depths(changes: &[Change], query: &[u64]) -> (u32, u32) {
     let (mut tree, mut reference) = (RadixTree::new(), ReferenceIndex::new(false));
     for change in changes {
@@ -64,7 +64,7 @@ fn deviation_an_orphan_is_refused() {
     assert_eq!((tree.stats().refused, tree.stats().workers, tree.stats().entries), (1, 0, 0));
     let changes = [store(0, Some(1), &[(2, 20)]), store(0, None, &[(1, 10)])];
     assert_eq!(depths(&changes, &[10, 20]), (1, 2));
-    // Another worker's block of that name is no parent either.
+    // Another worker's block of that name is not a parent.
     let changes = [store(1, None, &[(1, 10)]), store(0, Some(1), &[(2, 20)])];
     assert_eq!(depths(&changes, &[10, 20]), (0, 0));
 }
@@ -109,7 +109,7 @@ fn a_million_blocks_deep() {
     assert_eq!(answer(&tree, &contents), [(0, 1_000_000), (1, 1_000_000)]);
     tree.clear(0);
     assert_eq!(answer(&tree, &contents), [(1, 1_000_000)]);
-    // From the head on: nodes stay until the last one goes, and then all go at once.
+    // From the head on: nodes stay until the last one is removed, and then all are freed at once.
     tree.remove(1, &all);
     assert_eq!((tree.stats().entries, tree.stats().workers), (0, 2));
     tree.store(0, None, &all, &contents).unwrap();

@@ -1,11 +1,11 @@
 //! The set of workers that hold a node.
 //!
-//! Most nodes are held by one worker, the beginnings of prompts by many. So a set is one word while all its members
-//! are below 64, up to three numbers in place otherwise, then a sorted list, and bits where those take less room: a
-//! child that has the same holders as its parent, which is the common case by far, is recognised at a glance. Equal sets
-//! have equal forms here, as they need not in [`MemberSet`](crate::positional), which counts what sets have in common.
+//! Most nodes are held by one worker, the beginnings of prompts by many. A set is therefore one word while all its
+//! members are below 64, up to three inline numbers otherwise, then a sorted list, and bits where those take less
+//! memory: a child with the same holders as its parent, by far the most common case, is recognised by one comparison.
+//! Equal sets have equal forms here, unlike in [`MemberSet`](crate::positional), which counts common members.
 
-use crate::bits::{each_bit, has_bit, to_words};
+use crate::collections::{each_bit, has_bit, to_words};
 use crate::interface::WorkerId;
 
 /// A set of workers.
@@ -15,9 +15,9 @@ pub(crate) enum WorkerSet {
     Word(u64),
     /// The members, sorted, up to three; the rest are zeros.
     Few { len: u32, ids: [WorkerId; 3] },
-    /// The members, sorted, more than fit in place.
+    /// The members, sorted, more than three.
     List(Vec<WorkerId>),
-    /// The members as bits, one for each worker up to the greatest member: the last word is not zero.
+    /// The members as bits, up to the largest member: the last word is not zero.
     Bits(Box<[u64]>),
 }
 
@@ -92,7 +92,7 @@ impl WorkerSet {
         ids
     }
 
-    /// Makes a set in the form that suits the members best.
+    /// Makes a set in the form that suits its members.
     pub(super) fn from_sorted(members: Vec<WorkerId>) -> Self {
         let Some(&greatest) = members.last() else { return Self::default() };
         if greatest < 64 {
@@ -104,11 +104,11 @@ impl WorkerSet {
             return Self::Few { len: members.len() as u32, ids };
         }
         let words = place(greatest).0 + 1;
-        // Bits where they take less room than four bytes a member.
+        // Bits where they take less than four bytes per member.
         if 2 * words > members.len() { Self::List(members) } else { Self::Bits(to_words(&members).into()) }
     }
 
-    /// Adds a member. Returns whether it is new.
+    /// Adds a member. Returns true if it is new.
     pub(crate) fn insert(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -145,7 +145,7 @@ impl WorkerSet {
         true
     }
 
-    /// Takes a member away. Returns whether it was one.
+    /// Removes a member. Returns true if it was one.
     pub(crate) fn remove(&mut self, worker: WorkerId) -> bool {
         let (at, bit) = place(worker);
         match self {
@@ -171,7 +171,7 @@ impl WorkerSet {
                 }
                 words[at] &= !bit;
                 let left: usize = words.iter().map(|word| word.count_ones() as usize).sum();
-                // Back to a list when that takes half the room, and not sooner, so as not to change to and fro.
+                // Back to a list only when that takes half the memory, to avoid frequent conversions.
                 if words[words.len() - 1] == 0 || left < words.len() {
                     *self = Self::from_sorted(self.to_vec());
                 }
@@ -202,7 +202,7 @@ mod tests {
             let among = [3, 64, 66, 200, 1000, 100_000, u32::MAX as u64 + 1][seed as usize % 7];
             let (mut set, mut model) = (WorkerSet::default(), BTreeSet::new());
             for step in 0..3000 {
-                // Grow and shrink in turns, so that every form turns into every other.
+                // Growing and shrinking alternate, so that every form is converted to every other.
                 let worker = match random.below(4) {
                     0 => random.below(among),
                     1 => *model.iter().nth(random.below(model.len() as u64 + 1) as usize).unwrap_or(&0),

@@ -1,4 +1,4 @@
-//! Tests of actors: answers between changes, shards that together say what one would.
+//! Tests of actors: answers between changes, and shards that together equal one actor.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Mutex, mpsc};
@@ -14,7 +14,7 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, check_feed, check_under_load, remove, store};
 use crate::streams::{Family, Names, stream, streams};
 
-/// A design in which each store waits for a token. A removal panics, and so does a lookup of block 13.
+/// A design in which each store waits for a permit. A removal panics, and so does a lookup of block 13.
 struct Gate(Mutex<mpsc::Receiver<()>>, u64);
 
 impl LocalDesign for Gate {
@@ -84,7 +84,7 @@ fn a_panic_is_told_and_stops_nothing() {
     let said = actor.broken().unwrap();
     assert!(said.contains("worker 7") && said.contains("no removals here"), "{said}");
     let mut scores = Scores::new();
-    // A lookup's own panic is for whoever asked.
+    // A lookup's panic reaches its caller.
     assert!(catch_unwind(AssertUnwindSafe(|| actor.find(&[13], &mut scores))).is_err());
     actor.find(&[1], &mut scores);
     assert_eq!(scores, [(0, 1)]);
@@ -123,7 +123,7 @@ fn shards_deal_the_workers_and_count_their_messages() {
     assert_eq!(scores, [(10, 1), (20, 1), (30, 1), (40, 1), (50, 1)]);
     let stats = actors.stats();
     assert_eq!((stats.workers, stats.blocks), (5, 5));
-    // Five changes; two questions to three actors, each answered.
+    // Five changes; two queries to three actors, each answered.
     assert_eq!(stats.messages, 5 + 2 * 3 * 2);
     assert_eq!(actors.applied(), 5);
 }

@@ -11,20 +11,21 @@ use kvatlas_index::{BlockHash, Event, Tier, View};
 
 use crate::streams::{Random, Stream};
 
-/// The promises of a rung besides the right depths and holdings.
+/// The properties of a rung besides exact depths and holdings.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Promise {
     /// True if stores that continue a block which the worker does not hold are refused; else they are kept.
     pub(crate) refuses_orphans: bool,
-    /// True if no entry is left when every worker is dropped.
+    /// True if no entry is left once every worker is dropped.
     pub(crate) tidy: bool,
 }
 
-/// The promise to keep everything and to forget everything.
+/// A rung that keeps all blocks and forgets all.
 pub(crate) const EXACT: Promise = Promise { refuses_orphans: false, tidy: true };
 
-/// Runs each stream through a fresh design and the reference and compares all answers on the way, what is held in the
-/// end, and that nothing is left when all are gone. A failure comes with its seed and the shortest stream found.
+/// Applies each stream to a new design and to the reference, and compares all answers on the way, the final holdings,
+/// and that nothing is left after dropping all workers. A failure is reported with its seed and the shortest stream
+/// found.
 pub(crate) fn check_local<T: LocalDesign>(
     make: impl Fn() -> T,
     promise: Promise,
@@ -33,7 +34,7 @@ pub(crate) fn check_local<T: LocalDesign>(
     check(&|| Box::new(OfLocal(make())), promise, streams);
 }
 
-/// Does the same as [`check_local`] for a concurrent design, on one thread.
+/// The same as [`check_local`] for a concurrent design, on one thread.
 pub(crate) fn check_concurrent<I: ConcurrentDesign>(
     make: impl Fn() -> I,
     promise: Promise,
@@ -42,8 +43,8 @@ pub(crate) fn check_concurrent<I: ConcurrentDesign>(
     check(&|| Box::new(OfConcurrent(make())), promise, streams);
 }
 
-/// Does the same as [`check_local`] for a design at work, flushed before each comparison. Its refusals must be counted
-/// and right in number, so it takes streams without orphans if it refuses them.
+/// The same as [`check_local`] for a running design, flushed before each comparison. Refusals are only counted, so a
+/// rung that refuses orphans needs streams without them.
 pub(crate) fn check_feed(
     make: impl Fn() -> Box<dyn Feed>,
     promise: Promise,
@@ -60,7 +61,7 @@ pub(crate) fn after_local(mut design: impl LocalDesign, changes: &[Change], quer
     OfLocal(design).found(query)
 }
 
-/// Does the same as [`after_local`] for a concurrent design.
+/// The same as [`after_local`] for a concurrent design.
 pub(crate) fn after_concurrent(design: impl ConcurrentDesign, changes: &[Change], query: &[u64]) -> Scores {
     for change in changes {
         design.apply(change).unwrap();
@@ -75,7 +76,7 @@ pub(crate) fn truth(changes: &[Change], query: &[u64]) -> Scores {
     oracle.find(query)
 }
 
-/// A store, for tests by hand.
+/// A store, for tests with given changes.
 pub(crate) fn store(worker: WorkerId, parent: Option<u64>, blocks: &[(u64, u64)]) -> Change {
     let (block_hashes, content_hashes): (Vec<_>, Vec<_>) = blocks.iter().map(|&(n, c)| (BlockHash(n), c)).unzip();
     Change::Store {
@@ -86,13 +87,13 @@ pub(crate) fn store(worker: WorkerId, parent: Option<u64>, blocks: &[(u64, u64)]
     }
 }
 
-/// A removal, for tests by hand.
+/// A removal, for tests with given changes.
 pub(crate) fn remove(worker: WorkerId, names: &[u64]) -> Change {
     Change::Remove { worker, block_hashes: names.iter().copied().map(BlockHash).collect() }
 }
 
-/// Feeds a stream from several threads, each of which owns some of the workers, while others look up; then compares
-/// with the reference. No lookup may name a worker twice, or give it more than it held at any time (`bounded`), where
+/// Feeds a stream from several threads, each the owner of some workers, while others look up; then compares
+/// with the reference. No lookup may return a worker twice, or give it more than it held at any time (`bounded`), where
 /// the blocks of one change may come and go one by one.
 pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, bounded: bool) {
     let mut oracle = Oracle::new();
@@ -100,7 +101,7 @@ pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, b
     let queries: Vec<_> = stream.queries.iter().take(8).collect();
     let mut most = BTreeMap::new();
     if bounded {
-        // A worker's depth depends on its own changes alone, so each has a reference of its own, a smaller one.
+        // A worker's depth depends on its own changes alone, so each has a smaller reference of its own.
         let mut alone: BTreeMap<WorkerId, Oracle> = BTreeMap::new();
         for change in stream.changes.iter().flat_map(block_by_block) {
             let own = alone.entry(change.worker()).or_insert_with(Oracle::new);
@@ -158,7 +159,7 @@ pub(crate) fn check_under_load(feed: &dyn Feed, stream: &Stream, senders: u32, b
     assert_eq!(feed.holdings(), oracle.holdings(), "seed {}", stream.seed);
 }
 
-/// The same change in steps of a block.
+/// A change divided into steps of one block.
 fn block_by_block(change: &Change) -> Vec<Change> {
     match change {
         Change::Store { worker, parent, block_hashes, content_hashes } => {
@@ -220,7 +221,7 @@ impl Oracle {
     }
 }
 
-/// Any of the three kinds of rung.
+/// The common interface of the three kinds of rungs.
 trait Design {
     fn apply(&mut self, change: &Change) -> Result<(), Refusal>;
     fn find(&self, query: &[u64], scores: &mut Scores);
@@ -228,7 +229,7 @@ trait Design {
     fn holdings(&self) -> Vec<(WorkerId, BlockHash)>;
 
     fn found(&self, query: &[u64]) -> Scores {
-        // Not empty: the answer replaces what is there.
+        // Not empty: the answer must replace it.
         let mut scores = vec![(9, 9)];
         self.find(query, &mut scores);
         scores.sort_unstable();
@@ -306,7 +307,7 @@ fn check(make: Make<'_>, promise: Promise, streams: impl IntoIterator<Item = Str
     assert!(checked > 0, "no streams");
 }
 
-/// Shortens a stream: leaves out ever smaller stretches for as long as it still fails and is of its family.
+/// Shortens a stream by leaving out ever smaller stretches, for as long as it still fails and belongs to its family.
 fn shorten(stream: &Stream, what: String, fails: impl Fn(&[Change]) -> Option<String>) -> (Vec<Change>, String) {
     let (mut changes, mut what) = (stream.changes.clone(), what);
     let mut step = changes.len().div_ceil(2);
@@ -329,7 +330,7 @@ fn compare(design: &mut dyn Design, promise: Promise, stream: &Stream, changes: 
     let mut oracle = Oracle::new();
     let mut refused = 0;
     let mut random = Random(stream.seed);
-    // The reference is slow: in long streams it is asked now and then, and not everything.
+    // The reference is slow: in long streams only some queries are compared.
     let every = if changes.len() > 24 { 8 } else { 1 };
     for (at, change) in changes.iter().enumerate() {
         match design.apply(change) {

@@ -1,4 +1,4 @@
-//! Tests of the sparse top level over groups: the full answer, the pruned one, and the messages.
+//! Tests of the sparse top level over groups: full answers, pruned answers, and counts of messages.
 
 use std::cmp::Reverse;
 
@@ -38,7 +38,7 @@ fn the_full_answer_is_exact_where_the_positional_index_is() {
     }
 }
 
-/// Checks that the depths of the deepest are those of the full answer, with the workers that have them there.
+/// Checks that the depths of the deepest workers equal those of the full answer, with workers that have them there.
 fn check_best(index: &GroupedIndex, query: &[u64], k: usize) -> BestWorkers {
     let best = index.find_best(query, k);
     let mut full = Scores::new();
@@ -76,7 +76,7 @@ fn the_deepest_are_found_though_not_everybody_is_asked() {
     assert_eq!(index(GroupOptions::default()).find_best(&[1], 0), BestWorkers::default());
 }
 
-/// Asks 64 workers in groups of 4, of which worker w holds 2w + 1 blocks of one prompt.
+/// Asks 64 workers in groups of 4, where worker w holds 2w + 1 blocks of one prompt.
 #[test]
 fn asks_only_who_can_win_and_counts_what_travels() {
     let query: Vec<u64> = (0..200).map(mix).collect();
@@ -87,8 +87,8 @@ fn asks_only_who_can_win_and_counts_what_travels() {
     for worker in 0..64 {
         index.store(worker, None, &own[..2 * worker as usize + 1], &query[..2 * worker as usize + 1]).unwrap();
     }
-    // The top hears of a group when one of it is the first there to have 1, 2, 4, … blocks; what one event reaches
-    // travels together. Within a group, each worker is deeper than the ones before.
+    // A group reports when it is the first time that a worker of it reaches 1, 2, 4, … blocks; the reports of one event
+    // travel together. Within a group, each worker is deeper than the ones before.
     let told: usize = (0..64usize)
         .filter(|worker| {
             let reached = |worker: usize| (0..8).filter(|power| 2 * worker + 1 >= 1 << power).count();
@@ -98,7 +98,7 @@ fn asks_only_who_can_win_and_counts_what_travels() {
     assert_eq!(updates(&index), told as u64);
     let best = check_best(&index, &query, 1);
     assert_eq!((best.scores, best.candidates), (vec![(63, 127)], 16));
-    // Depths from 64 to 127 are alike to the top, so half of the groups can win: 32..64.
+    // Depths from 64 to 127 are equal to the top, so half of the groups can win: 32..64.
     assert_eq!(best.probed, 8);
     assert_eq!(updates(&index), told as u64 + 2 * 8 + 2 * 16);
     let mut scores = Scores::new();
@@ -106,13 +106,13 @@ fn asks_only_who_can_win_and_counts_what_travels() {
     // A shorter query is answered by the first group that has it all.
     let best = check_best(&index, &query[..20], 1);
     assert_eq!((best.probed, best.scores[0].1), (1, 20));
-    // Finer steps know better.
+    // Finer steps distinguish more.
     let fine = GroupedIndex::new(GroupOptions { sparse: SparsePositions::Every(4), ..options }).unwrap();
     for worker in 0..64 {
         fine.store(worker, None, &own[..2 * worker as usize + 1], &query[..2 * worker as usize + 1]).unwrap();
     }
     assert!(fine.find_best(&query, 1).probed <= 2);
-    // What is gone is not asked for.
+    // Dropped workers are not asked.
     (60..64).for_each(|worker| index.drop_worker(worker));
     assert_eq!(check_best(&index, &query, 1).candidates, 15);
     (0..60).for_each(|worker| index.clear(worker));
@@ -124,7 +124,7 @@ fn asks_only_who_can_win_and_counts_what_travels() {
 #[test]
 fn deviates_as_the_positional_index_but_prunes_by_what_the_top_knows() {
     let options = GroupOptions { workers_per_group: 1, ..GroupOptions::default() };
-    // A leap over a hole, as in one index; the top knows that nobody has block 3.
+    // A leap over a hole, as in one index; the top knows that no worker has block 3.
     let blocks: Vec<_> = (0..10).map(|block| (70 + block, block + 1)).collect();
     let query: Vec<_> = (1..=10).collect();
     let hole = [store(0, None, &blocks), remove(0, &[73]), store(1, None, &blocks[..4])];

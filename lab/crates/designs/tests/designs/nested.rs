@@ -1,4 +1,4 @@
-//! Tests of rung 1, and of the errors that it makes.
+//! Tests of rung 1, and of its deviations.
 
 use kvatlas_designs::nested::NestedMap;
 use kvatlas_designs::{Change, Scores};
@@ -9,7 +9,7 @@ use crate::streams::{Family, streams};
 /// A deviation: its name, the changes before it, the query, the answer, and the true answer.
 pub(crate) type Deviation = (&'static str, Vec<Change>, Vec<u64>, Scores, Scores);
 
-/// The deviations that rungs 1 and 3 share, each with its smallest example.
+/// The deviations common to rungs 1 and 3, each with its smallest example.
 pub(crate) fn deviations() -> Vec<Deviation> {
     let prompts = vec![store(0, None, &[(71, 1), (72, 2)]), store(0, None, &[(73, 3), (74, 4)])];
     let orphan = vec![store(0, Some(71), &[(72, 2)])];
@@ -35,7 +35,7 @@ fn is_exact_on_well_behaved_streams() {
 
 #[test]
 fn is_exact_without_what_it_says() {
-    // Holes, duplicates and unknown names are all right.
+    // Holes, duplicates and unknown names are handled correctly.
     let family = Family { conflation: false, orphans: false, replaced: false, aliases: false, ..Family::ANYTHING };
     check_local(|| NestedMap::new(false), EXACT, streams(family, 0..60));
 }

@@ -1,4 +1,4 @@
-//! The registry: every name opens what it says.
+//! Tests of the registry: every name opens the rung it describes.
 
 use kvatlas_designs::{Deviation, Options, RUNGS, Scores, open};
 
@@ -19,7 +19,7 @@ fn every_rung_gets_well_behaved_streams_right() {
     }
 }
 
-/// The family of everything but what a rung gets wrong.
+/// The family of streams without the given deviations.
 fn family(deviations: &[Deviation]) -> Family {
     let right = |deviation| !deviations.contains(&deviation);
     Family {

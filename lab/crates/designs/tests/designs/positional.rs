@@ -1,4 +1,4 @@
-//! Tests of rung 6: its promises in each of its forms, and each of its deviations with the smallest example.
+//! Tests of rung 6: its properties in each of its forms, and each of its deviations with the smallest example.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -11,17 +11,17 @@ use kvatlas_index::BlockHash;
 use crate::check::{EXACT, Promise, after_concurrent, check_concurrent, check_under_load, remove, store, truth};
 use crate::streams::{Family, Names, Random, mix, stream as stream_of, streams};
 
-/// The promise of a design with no place for orphans; else everything is kept and forgotten.
+/// A design that refuses orphans, and otherwise keeps all blocks and forgets all.
 pub(crate) const REFUSES_ORPHANS: Promise = Promise { refuses_orphans: true, ..EXACT };
 
-/// The family that a strict positional index gets right: everything but names that come to mean something else and
-/// several names for one block (of a worker).
+/// The family that a strict positional index handles exactly: everything but names that change their meaning and
+/// several names of a worker for one block.
 pub(crate) const STRICT: Family = Family { replaced: false, aliases: false, ..Family::ANYTHING };
 
-/// The family that the idea itself gets right.
+/// The family that the original design handles exactly.
 const LAZY: Family = Family { conflation: false, holes: false, replaced: false, ..Family::ANYTHING };
 
-/// The query's block names, as an engine may name them.
+/// The query's block names, as an engine may choose them.
 fn names(range: std::ops::Range<u64>) -> Vec<BlockHash> {
     range.map(|number| BlockHash(mix(number))).collect()
 }
@@ -42,7 +42,7 @@ fn all_forms(strict: bool) -> impl Iterator<Item = Options> {
 
 #[test]
 fn every_form_is_exact_on_well_behaved_streams() {
-    // Other streams for each form, since the reference takes most of the time.
+    // Different streams for each form, since the reference takes most of the time.
     for (form, options) in (0..).zip(all_forms(false).chain(all_forms(true))) {
         check_concurrent(|| index(options), REFUSES_ORPHANS, streams(Family::WELL_BEHAVED, form * 3..form * 3 + 3));
     }
@@ -71,7 +71,7 @@ fn without_leaps_holes_are_seen() {
     }
 }
 
-/// Runs streams of any kind: no panic, every name accounted for, and nothing left in the end.
+/// Applies streams of any kind: no panic, every name accounted for, and nothing left in the end.
 #[test]
 fn nothing_is_left_of_any_stream() {
     for options in all_forms(false).chain(all_forms(true)) {
@@ -95,18 +95,18 @@ fn nothing_is_left_of_any_stream() {
 
 #[test]
 fn deviates_by_lazy_hashes_and_strict_mends_it() {
-    // (1, X = 9) is held, but after A = 1; asked for is B = 2, X.
+    // (1, X = 9) is held, but after A = 1; the query is B = 2, X.
     let lone = [store(0, None, &[(71, 2)]), store(0, None, &[(72, 1), (73, 9)])];
     assert_eq!(truth(&lone, &[2, 9]), [(0, 1)]);
     for options in all_forms(false) {
         assert_eq!(after_concurrent(index(options), &lone, &[2, 9]), [(0, 2)], "{options:?}");
     }
-    // Once anybody holds X after B, the two are told apart, and stay so.
+    // Once a worker holds X after B, the two are separated, and stay so.
     let several = [&lone[..], &[store(1, None, &[(71, 2), (74, 9)]), remove(1, &[74])]].concat();
     for options in all_forms(false) {
         assert_eq!(after_concurrent(index(options), &several, &[2, 9]), [(0, 1), (1, 1)]);
     }
-    // Whole sets are compared: that as many others hold X says nothing about worker 0.
+    // Whole sets are compared: an equal number of other holders of X has no effect on worker 0.
     let others = [store(0, None, &[(71, 1)]), store(1, None, &[(72, 2), (73, 9)])];
     for options in all_forms(false).chain(all_forms(true)) {
         assert_eq!(after_concurrent(index(options), &others, &[1, 9]), truth(&others, &[1, 9]), "{options:?}");
@@ -131,7 +131,7 @@ fn deviates_by_leaps_over_holes_and_strict_mends_it() {
     for options in all_forms(true) {
         assert_eq!(after_concurrent(index(options), &hole, &query), [(0, 4)], "{options:?}");
         assert_eq!(after_concurrent(index(options), &filled, &query), [(0, 10)], "{options:?}");
-        // A hole ends when nothing continues it any more; the place is free for others then.
+        // A hole ends when nothing continues it any more; the place can then be used by others.
         let ended = [&hole[..], &[remove(0, &[75, 79, 78, 77, 76]), remove(0, &[73])]].concat();
         assert_eq!(after_concurrent(index(options), &ended, &query), [(0, 3)], "{options:?}");
     }
@@ -145,7 +145,7 @@ fn deviates_by_refusing_orphans() {
     assert_eq!(refusal, Refusal::UnknownParent { worker: 0, parent: BlockHash(71) });
     assert_eq!(refusal.code(), "unknown_parent");
     assert_eq!((index.stats().workers, index.stats().refused, index.stats().blocks), (0, 1, 0));
-    // The reference keeps it, and lets it count once the parent is there.
+    // The reference keeps the orphan, which counts once the parent is there.
     let late = [store(0, Some(71), &[(72, 2)]), store(0, None, &[(71, 1)])];
     assert_eq!(truth(&late, &[1, 2]), [(0, 2)]);
     late.iter().for_each(|change| _ = index.apply(change));
@@ -154,7 +154,7 @@ fn deviates_by_refusing_orphans() {
 
 #[test]
 fn deviates_where_descendants_do_not_move() {
-    // Name 71 comes to mean 9 instead of 1, and 72 was announced to continue 71.
+    // Name 71 changes its meaning from 1 to 9, and 72 was announced as continuing 71.
     let changes = [store(0, None, &[(71, 1), (72, 2)]), store(0, None, &[(71, 9)])];
     assert_eq!((truth(&changes, &[1, 2]), truth(&changes, &[9, 2])), (vec![], vec![(0, 2)]));
     for options in all_forms(true) {
@@ -165,7 +165,7 @@ fn deviates_where_descendants_do_not_move() {
 
 #[test]
 fn deviates_where_two_names_stand_at_one_place() {
-    // 72 continues 71, which goes; but 73 is another name of the same block.
+    // 72 continues 71, which is removed; but 73 is another name of the same block.
     let changes = [store(0, None, &[(71, 1), (72, 2)]), store(0, None, &[(73, 1)]), remove(0, &[71])];
     assert_eq!(truth(&changes, &[1, 2]), [(0, 1)]);
     for options in all_forms(false).chain(all_forms(true)) {
@@ -179,13 +179,13 @@ fn deviates_where_two_names_stand_at_one_place() {
 fn a_name_announced_elsewhere_has_moved() {
     for options in all_forms(false).chain(all_forms(true)) {
         let index = index(options);
-        // 71 stands at position 0, then at position 1 after itself, then at 0 after all.
+        // 71 is at position 0, then at position 1 after itself, then at 0 again.
         index.apply(&store(0, None, &[(71, 1)])).unwrap();
         index.apply(&store(0, Some(71), &[(71, 1)])).unwrap();
         assert_eq!(index.find_matches(&[1, 1]), []);
         index.apply(&store(0, None, &[(71, 1)])).unwrap();
         assert_eq!((index.find_matches(&[1]), index.stats().entries), (vec![(0, 1)], 1));
-        // Twice at the same place is once.
+        // Twice at the same place counts once.
         index.apply(&store(0, None, &[(71, 1)])).unwrap();
         index.apply_removed(0, &[BlockHash(71)]);
         assert_eq!((index.find_matches(&[1]), index.stats().entries), (vec![], 0));
@@ -225,7 +225,7 @@ fn deep_chains() {
         let index = index(options);
         for (worker, depth) in [(0, 1_000), (1, 50_000), (2, 49_999), (3, 50_000), (70_000, 33)] {
             let contents: Vec<u64> = (0..depth).map(|block| mix(block + 5)).collect();
-            // As one store, and as an engine that stores a little at a time.
+            // As one store, and in small stores as engines send them.
             for (at, part) in contents.chunks(if worker == 3 { 7 } else { usize::MAX }).enumerate() {
                 let own = names(
                     u64::from(worker) << 32 | (at * 7) as u64..(u64::from(worker) << 32) + (at * 7 + part.len()) as u64,
@@ -250,14 +250,15 @@ fn keeps_a_workers_order_under_load() {
     for options in all_forms(false).filter(|options| options.jump_size > 3) {
         check_under_load(&EventPool::new(index(options), 3), &stream, 3, true);
     }
-    // With holes an answer may be what was never true while they come and go; in the end it is right.
+    // With holes an answer may never have been true while they come and go; in the end it is exact.
     let mixed = stream_of(Family { orphans: false, ..STRICT }, Names::Own, 11, 600);
     for options in all_forms(true).filter(|options| options.jump_size > 3) {
         check_under_load(&EventPool::new(index(options), 3), &mixed, 3, false);
     }
 }
 
-/// Looks at a worker that grows and shrinks between two depths while others come and go: it is never seen outside them.
+/// Looks up a worker that grows and shrinks between two depths while others come and go: it is never found outside
+/// them.
 #[test]
 fn answers_stay_between_what_was_true() {
     for options in all_forms(false).chain(all_forms(true)).filter(|options| options.jump_size > 2) {
@@ -306,7 +307,7 @@ fn answers_stay_between_what_was_true() {
     }
 }
 
-/// Changes one worker from several threads, which is not the intended use, but must come to no harm.
+/// Changes one worker from several threads, which is not the intended use, but must do no harm.
 #[test]
 fn one_worker_from_many_threads_loses_nothing() {
     let index = Arc::new(index(Options { strict: true, ..Options::default() }));

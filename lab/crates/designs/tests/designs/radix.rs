@@ -1,4 +1,4 @@
-//! The radix trees of rungs 4 and 5: exact but for orphans, second names and names that move.
+//! Tests of the radix trees of rungs 4 and 5, which are exact except for orphans, second names and moving names.
 
 use kvatlas_designs::concurrent::ConcurrentRadixTree;
 use kvatlas_designs::pool::EventPool;

@@ -1,7 +1,7 @@
-//! Random streams of changes, of a family that says what may happen in them.
+//! Random streams of changes, from families defined by the kinds of changes they may contain.
 //!
-//! The generator proposes changes and keeps those that the family allows, by a model of what each worker holds. The
-//! same model tells whether a stream that was shortened to find the cause of a failure is still of its family.
+//! The generator proposes changes and keeps those that the family allows, using a model of each worker's holdings. The
+//! same model decides whether a stream that was shortened after a failure still belongs to its family.
 #![allow(dead_code, reason = "a helper for many files")]
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -13,27 +13,27 @@ use kvatlas_index::{BlockHash, hash};
 use kvatlas_testing::seeds;
 pub(crate) use kvatlas_testing::{Random, mix};
 
-/// The kinds of things that may happen in a stream.
+/// The kinds of changes that a stream may contain.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Family {
-    /// True if one content may be in several places: under other prefixes, and again within a prompt.
+    /// True if one content may be at several places: under other prefixes, and repeated within a prompt.
     pub(crate) conflation: bool,
     /// True if blocks may be removed that others continue, and come back.
     pub(crate) holes: bool,
     /// True if blocks may be announced whose parent is not held.
     pub(crate) orphans: bool,
-    /// True if blocks may be announced that are held already.
+    /// True if held blocks may be announced again.
     pub(crate) duplicates: bool,
-    /// True if names may come to mean other blocks; they are few, so that they meet and form cycles, too.
+    /// True if names may change their meaning; they are few, so that they collide and form cycles, too.
     pub(crate) replaced: bool,
     /// True if one worker may have several names for one block.
     pub(crate) aliases: bool,
-    /// True if names may be removed that are not held, and workers cleared that are not known.
+    /// True if unknown names may be removed, and unknown workers cleared.
     pub(crate) unknown: bool,
 }
 
 impl Family {
-    /// The family that every rung must get right: what a worker holds is closed under prefixes at every moment, a
+    /// The family that every rung must handle exactly: a worker's holdings are closed under prefixes at every moment, a
     /// content occurs at one place only, a block has one name, is announced while not held and removed while held.
     pub(crate) const WELL_BEHAVED: Self = Self {
         conflation: false,
@@ -44,7 +44,7 @@ impl Family {
         aliases: false,
         unknown: false,
     };
-    /// The family of streams in which everything may happen.
+    /// The family of all streams.
     pub(crate) const ANYTHING: Self = Self {
         conflation: true,
         holes: true,
@@ -66,7 +66,8 @@ impl Family {
             && (self.unknown || !unknown)
     }
 
-    /// True if these changes are of this family. Conflation is a matter of what the generator chose, not checked here.
+    /// True if these changes belong to this family. Conflation depends on the generator's choices and is not checked
+    /// here.
     pub(crate) fn allows(self, changes: &[Change]) -> bool {
         let mut fleet = Fleet::default();
         changes.iter().all(|change| self.covers(fleet.apply(change)))
@@ -78,13 +79,13 @@ impl Family {
 pub(crate) enum Names {
     /// Engines name blocks by the prefix hash of the contract: `hash::prefix_hashes` of the content hashes.
     Prefix,
-    /// Engines name blocks by something else that all agree on.
+    /// Engines name blocks by something else, equal for all.
     Alike,
-    /// Each worker names blocks in a way of its own.
+    /// Each worker names blocks differently.
     Own,
 }
 
-/// A stream, with the queries to ask.
+/// A stream, with queries.
 #[derive(Clone, Debug)]
 pub(crate) struct Stream {
     pub(crate) seed: u64,
@@ -93,7 +94,7 @@ pub(crate) struct Stream {
     pub(crate) queries: Vec<Vec<u64>>,
 }
 
-/// Streams of a family, one a seed, the names in each of the three ways in turn. KVATLAS_SEEDS can make them more.
+/// Streams of a family, one per seed, with the three ways of naming in turn. KVATLAS_SEEDS scales their number.
 pub(crate) fn streams(family: Family, seeds: Range<u64>) -> impl Iterator<Item = Stream> {
     at_least(seeds).map(move |seed| {
         let names = [Names::Prefix, Names::Alike, Names::Own][seed as usize % 3];
@@ -101,12 +102,13 @@ pub(crate) fn streams(family: Family, seeds: Range<u64>) -> impl Iterator<Item =
     })
 }
 
-/// Streams of a family, one a seed, with the names in one of the three ways.
+/// Streams of a family, one per seed, with one way of naming.
 pub(crate) fn streams_named(family: Family, names: Names, seeds: Range<u64>) -> impl Iterator<Item = Stream> {
     at_least(seeds).map(move |seed| stream(family, names, seed, 30 + seed as usize * 7 % 150))
 }
 
-/// The seeds to run, not fewer than a third, nor than ten if there are as many: some tests want to have seen enough.
+/// The seeds to run, at least a third of the usual number, and at least ten if there are as many: some tests need
+/// enough of them.
 fn at_least(usual: Range<u64>) -> Range<u64> {
     let few = usual.end - usual.start;
     usual.start..usual.start + seeds(few).max(few.div_ceil(3)).max(few.min(10))
@@ -150,12 +152,12 @@ pub(crate) fn stream(family: Family, names: Names, seed: u64, length: usize) -> 
 /// The blocks that one worker holds: name → (parent, content).
 type Held = BTreeMap<BlockHash, (Option<BlockHash>, u64)>;
 
-/// The blocks that everybody holds.
+/// The blocks held by all workers.
 #[derive(Clone, Debug, Default)]
 struct Fleet(BTreeMap<WorkerId, Held>);
 
 impl Fleet {
-    /// Applies a change, and returns the family that it took.
+    /// Applies a change, and returns the smallest family that allows it.
     fn apply(&mut self, change: &Change) -> Family {
         let mut took = Family::WELL_BEHAVED;
         match change {
@@ -214,7 +216,7 @@ struct Maker {
     workers: u32,
     contents: usize,
     longest: usize,
-    /// Percent of blocks with any name out of few.
+    /// Percentage of blocks with any name from a small set.
     chaos: u64,
     prompts: Vec<Vec<u64>>,
     fleet: Fleet,
@@ -284,7 +286,7 @@ impl Maker {
     }
 
     fn store(&mut self, worker: WorkerId, prompt: &[u64], names: &[BlockHash]) -> Change {
-        // What comes next, as an engine says it, or anything.
+        // The next changes, as an engine would announce them, or random ones.
         let tidy = self.family == Family::WELL_BEHAVED || self.random.chance(50);
         let from = match tidy {
             true => self.held(worker, names).min(prompt.len() - 1),

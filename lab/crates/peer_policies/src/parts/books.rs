@@ -1,18 +1,18 @@
-//! The books of a router that counts blocks: prompts not computed yet, and blocks in use.
+//! Bookkeeping of requests in flight for policies that count blocks: uncomputed prompts, and blocks in use.
 
 use std::collections::{BTreeSet, HashMap};
 
-use crate::parts::pieces::Pieces;
+use crate::parts::Pieces;
 use kvatlas_routing::Request;
 
 #[derive(Debug)]
 struct Entry {
     worker: u32,
     time: u64,
-    /// Tokens to compute before the first token; 0 once it has come.
+    /// Tokens to compute before the first token; 0 afterwards.
     prefill: f64,
     chain: Vec<u64>,
-    /// Blocks that have no name: a last one that is not full, and all of a prompt that was not tokenised.
+    /// Blocks without a hash: an incomplete last one, and all of a prompt that was not tokenised.
     nameless: u32,
 }
 
@@ -24,19 +24,19 @@ struct Worker {
     requests: u32,
 }
 
-/// The load of one worker, as the books have it.
+/// The load of one worker by these counts.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct Load {
-    /// Prompt tokens to compute of requests without a first token.
+    /// Prompt tokens to compute, of requests without a first token.
     pub(crate) prefill: f64,
-    /// Distinct blocks in use, those of the request that is asked about included.
+    /// Distinct blocks in use, including those of the request being placed.
     pub(crate) blocks: f64,
-    /// Requests under way.
+    /// Number of requests in flight.
     pub(crate) requests: f64,
 }
 
-/// Requests under way. A block that several requests of a worker share counts once. What is older than the expiry is
-/// dropped, whether it has ended or not, as its owners do.
+/// Requests in flight. A block shared by several requests of a worker counts once. Requests older than the expiry are
+/// dropped, ended or not, as in the originals.
 #[derive(Debug)]
 pub(crate) struct Books {
     expiry: f64,
@@ -46,18 +46,18 @@ pub(crate) struct Books {
 }
 
 impl Books {
-    /// Empty; `expiry` in seconds, at most the age of a request that is counted.
+    /// Makes an empty table. `expiry`: largest age of a counted request, in seconds.
     pub(crate) fn new(expiry: f64) -> Self {
         Self { expiry, entries: HashMap::new(), workers: HashMap::new(), order: BTreeSet::new() }
     }
 
-    /// Returns the numbers of requests and of workers in the books.
+    /// The numbers of requests and of workers in the table.
     pub(crate) fn len(&self) -> (usize, usize) {
         debug_assert_eq!(self.order.len(), self.entries.len());
         (self.entries.len(), self.workers.len())
     }
 
-    /// Books a request that is sent to `worker`, which is thought to have to compute `prefill` tokens of it.
+    /// Adds a request sent to `worker`, with an estimate of the tokens it has to compute.
     pub(crate) fn sent(&mut self, request: &Request<'_>, worker: u32, prefill: f64, now: f64) {
         self.ended(request.number);
         self.expire(now);
@@ -75,7 +75,7 @@ impl Books {
         self.entries.insert(request.number, Entry { worker, time, prefill, chain, nameless });
     }
 
-    /// A request has its first token.
+    /// Records the first token of a request.
     pub(crate) fn first_token(&mut self, number: u64) {
         if let Some(entry) = self.entries.get_mut(&number) {
             let prefill = std::mem::replace(&mut entry.prefill, 0.0);
@@ -85,7 +85,7 @@ impl Books {
         }
     }
 
-    /// A request has ended.
+    /// Records the end of a request.
     pub(crate) fn ended(&mut self, number: u64) {
         let Some(entry) = self.entries.remove(&number) else { return };
         self.order.remove(&(entry.time, number));
@@ -106,7 +106,7 @@ impl Books {
         }
     }
 
-    /// A worker is gone, and what it had with it.
+    /// Removes a worker with all its requests.
     pub(crate) fn left(&mut self, worker: u32) {
         self.workers.remove(&worker);
         self.entries.retain(|_, entry| entry.worker != worker);
@@ -128,13 +128,12 @@ impl Books {
         }
     }
 
-    /// Returns the load that a worker would have if it took a request whose pieces are `chain`, of `blocks` blocks in
-    /// all.
+    /// The load that a worker would have with a request of `blocks` blocks whose pieces are `chain`.
     pub(crate) fn load(&self, worker: u32, chain: &[u64], blocks: u32) -> Load {
         let Some(at) = self.workers.get(&worker) else {
             return Load { prefill: 0.0, blocks: f64::from(blocks), requests: 0.0 };
         };
-        // Whoever uses a block uses those before it.
+        // A request that uses a block uses those before it.
         let shared = chain.partition_point(|name| at.uses.contains_key(name));
         let used = (at.uses.len() - shared) as f64 + at.nameless as f64;
         Load { prefill: at.prefill, blocks: used + f64::from(blocks), requests: f64::from(at.requests) }

@@ -1,20 +1,20 @@
-//! A bounded table of the prompts' pieces that each worker was sent.
+//! A bounded table of the pieces of prompts sent to each worker.
 
 use std::collections::{BTreeMap, HashMap};
 
 const NONE: u32 = u32::MAX;
 
-/// A piece that a worker was sent.
+/// A piece sent to a worker.
 #[derive(Debug, Clone, Copy)]
 struct Entry {
     name: u64,
     older: u32,
     newer: u32,
-    /// Counts up with every touch of anything: tells who was touched last.
+    /// Number of the latest use, counted over all pieces, for the order of use.
     touch: u64,
-    /// Time in seconds at which the piece was last sent.
+    /// The time at which the piece was last sent, in seconds.
     time: f64,
-    /// The window of time that `hits` counts, and how often it was touched then and in the one before.
+    /// The time window that `hits` counts, and the uses in it and in the one before.
     window: u64,
     hits: u32,
     hits_before: u32,
@@ -76,23 +76,23 @@ pub(crate) struct Bounds {
     pub(crate) worker: usize,
     /// Most pieces of all workers.
     pub(crate) all: usize,
-    /// Seconds after which a piece that was not sent again is forgotten.
+    /// Time after which a piece that was not sent again is dropped, in seconds.
     pub(crate) ttl: f64,
 }
 
-/// For each worker the pieces of the prompts that it was sent; the least recently used go first, a prompt's end before
-/// its beginning. So what is kept of a prompt is always a beginning of it.
+/// For each worker the pieces of the prompts sent to it; the least recently used are dropped first, a prompt's end
+/// before its beginning, so that a beginning of each prompt remains.
 #[derive(Debug)]
 pub(crate) struct SentBlocks {
     shelves: BTreeMap<u32, Shelf>,
     touches: u64,
     total: usize,
-    /// Seconds of a window of [`SentBlocks::hits_of_oldest`].
+    /// Length of a window of [`SentBlocks::hits_of_oldest`], in seconds.
     window: f64,
 }
 
 impl SentBlocks {
-    /// Makes an empty table. `window`: seconds over which hits are counted, for who asks.
+    /// Makes an empty table. `window`: length of the windows over which hits are counted, in seconds.
     pub(crate) fn new(window: f64) -> Self {
         Self { shelves: BTreeMap::new(), touches: 0, total: 0, window }
     }
@@ -102,22 +102,22 @@ impl SentBlocks {
         self.shelves.len()
     }
 
-    /// Pieces kept of a worker.
+    /// Number of pieces kept for a worker.
     pub(crate) fn held(&self, worker: u32) -> usize {
         self.shelves.get(&worker).map_or(0, |shelf| shelf.slots.len())
     }
 
-    /// Returns the number of leading names of `chain` that the worker was sent, no longer than `ttl` seconds ago.
+    /// Number of leading hashes of `chain` that the worker was sent within the last `ttl` seconds.
     pub(crate) fn depth(&self, worker: u32, chain: &[u64], ttl: f64, now: f64) -> usize {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
-        // Who holds a piece holds those before it, and they are not older.
+        // A kept piece implies those before it, which are not older.
         chain.partition_point(|name| {
             shelf.slots.get(name).is_some_and(|&slot| now - shelf.entries[slot as usize].time <= ttl)
         })
     }
 
-    /// Returns the touch with which the worker was last sent the piece called `name`; 0 if it never was. Touches of all
-    /// pieces are numbered in turn, from 1 on.
+    /// The number of the latest use of the piece `name` by the worker; 0 if there was none. Uses of all pieces are
+    /// numbered in turn, from 1 on.
     pub(crate) fn last_touch(&self, worker: u32, name: u64) -> u64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0 };
         shelf.slots.get(&name).map_or(0, |&slot| shelf.entries[slot as usize].touch)
@@ -129,7 +129,7 @@ impl SentBlocks {
         let shelf = self.shelves.entry(worker).or_default();
         let before = shelf.slots.len();
         let window = if self.window > 0.0 { (now / self.window).max(0.0) as u64 } else { 0 };
-        // The end first: it is then older than the beginning, and goes first.
+        // The end first, so that it is older than the beginning, and is dropped first.
         for &name in chain.iter().take(bounds.worker.min(bounds.all)).rev() {
             self.touches += 1;
             if let Some(&slot) = shelf.slots.get(&name) {
@@ -168,7 +168,7 @@ impl SentBlocks {
         }
     }
 
-    /// Forgets the least recently used pieces of a worker until it has no more than `most`.
+    /// Drops the least recently used pieces of a worker until it has no more than `most`.
     pub(crate) fn trim(&mut self, worker: u32, most: usize) {
         if let Some(shelf) = self.shelves.get_mut(&worker) {
             while shelf.slots.len() > most {
@@ -185,10 +185,10 @@ impl SentBlocks {
         }
     }
 
-    /// Returns the sum, over the `count` least recently used pieces of a worker, of the times that each was sent to it
-    /// in the last window of time.
+    /// The number of times that the `count` least recently used pieces of a worker were sent to it in the last time
+    /// window, summed.
     ///
-    /// Counted in two fixed windows, the older one by the share of it that the sliding one still covers.
+    /// Counted in two fixed windows, the older one weighted by its overlap with the sliding one.
     pub(crate) fn hits_of_oldest(&self, worker: u32, count: usize, now: f64) -> f64 {
         let Some(shelf) = self.shelves.get(&worker) else { return 0.0 };
         if self.window <= 0.0 {

@@ -42,12 +42,10 @@ class MockCaches:
         self._held: dict[int, tuple[BlockPool, list[int]]] = {}
 
     def depths(self, names: Sequence[int], now: float) -> Mapping[int, int]:
-        """See `Guess`."""
         found = ((engine, pool.depth(names)) for engine, pool in enumerate(self._pools))
         return {engine: depth for engine, depth in found if depth}
 
     def sent(self, request: Request, names: Sequence[int], engine: int, now: float) -> None:
-        """See `Guess`."""
         pool = self._pools[engine]
         hits = pool.lookup(names)
         new = len(names) - len(hits)
@@ -59,13 +57,11 @@ class MockCaches:
         self._held[request.number] = pool, hits + taken
 
     def ended(self, request: Request, now: float) -> None:
-        """See `Guess`."""
         pool, blocks = self._held.pop(request.number, (None, []))
         if pool is not None:
             pool.release(blocks)
 
     def forget(self, engine: int) -> None:
-        """See `Guess`."""
         gone = self._pools[engine]
         self._pools[engine] = BlockPool(self._blocks)
         self._held = {number: held for number, held in self._held.items() if held[0] is not gone}
@@ -80,7 +76,6 @@ class TtlCaches:
         self._sweep = ttl
 
     def depths(self, names: Sequence[int], now: float) -> Mapping[int, int]:
-        """See `Guess`."""
         found = {}
         for engine, until in enumerate(self._until):
             depth = 0
@@ -93,15 +88,13 @@ class TtlCaches:
         return found
 
     def sent(self, request: Request, names: Sequence[int], engine: int, now: float) -> None:
-        """See `Guess`."""
         self._until[engine].update(dict.fromkeys(names, now + self._ttl))
         if now >= self._sweep:
             self._sweep = now + self._ttl
             self._until = [{name: t for name, t in until.items() if t >= now} for until in self._until]
 
     def ended(self, request: Request, now: float) -> None:
-        """See `Guess`."""
+        pass
 
     def forget(self, engine: int) -> None:
-        """See `Guess`."""
         self._until[engine] = {}

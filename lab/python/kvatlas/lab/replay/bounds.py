@@ -84,24 +84,19 @@ class GreedyBound:
         return ()
 
     def first_token(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._uncached.pop(request.number, None)
 
     def finished(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._uncached.pop(request.number, None)
 
     def failed(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._uncached.pop(request.number, None)
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def joins(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         self._down.discard(engine)
 
     def leaves(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         self._down.add(engine)

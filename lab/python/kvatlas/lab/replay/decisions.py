@@ -226,19 +226,19 @@ class RecordedChoices:
         return ()
 
     def first_token(self, request: Request, now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def finished(self, request: Request, now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def failed(self, request: Request, now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def joins(self, engine: int, now: float) -> None:
-        """See `Placer`."""
+        pass
 
     def leaves(self, engine: int, now: float) -> None:
-        """See `Placer`."""
+        pass

@@ -117,7 +117,6 @@ class RouterPlacer:
         *,
         without: frozenset[int] = frozenset(),
     ) -> int | None:
-        """See `Placer`."""
         found: Any = match
         if self._guess is not None:
             found = self._guessed(request, now)
@@ -137,7 +136,6 @@ class RouterPlacer:
         return self._goes(request, decision, now)
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """See `Placer`."""
         if not self._waiting:
             return ()
         self._router.bind(now=now)
@@ -147,7 +145,6 @@ class RouterPlacer:
         return [(request, self._goes(request, self._sent[request.number], now)) for request in placed]
 
     def first_token(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._sent[request.number].first_token(now=now)
 
     def finished(self, request: Request, now: float) -> None:
@@ -158,13 +155,11 @@ class RouterPlacer:
             self._guess.ended(request, now)
 
     def failed(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._sent.pop(request.number).failed(now=now)
         if self._guess is not None:
             self._guess.ended(request, now)
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """See `Placer`."""
         if now < self._observed + REPORT_EVERY:
             return
         self._observed = now
@@ -182,12 +177,10 @@ class RouterPlacer:
                 )
 
     def joins(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         self._away.discard(engine)
         self._router.add_worker(self._workers[engine], now=now)
 
     def leaves(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         self._away.add(engine)
         self._router.remove_worker(self._workers[engine], now=now)
         if self._guess is not None:
@@ -233,39 +226,31 @@ class RoutersPlacer:
         *,
         without: frozenset[int] = frozenset(),
     ) -> int | None:
-        """See `Placer`."""
         self._tell(now)
         return self._of(request).choose(request, query, match, now, without=without)
 
     def bound(self, now: float) -> Sequence[tuple[Request, int]]:
-        """See `Placer`."""
         self._tell(now)
         return [placed for router in self._routers for placed in router.bound(now)]
 
     def first_token(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._of(request).first_token(request, now)
 
     def finished(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._of(request).finished(request, now)
 
     def failed(self, request: Request, now: float) -> None:
-        """See `Placer`."""
         self._of(request).failed(request, now)
 
     def observe(self, engines: Sequence[SteppedEngine | EngineReport], now: float) -> None:
-        """See `Placer`."""
         for router in self._routers:
             router.observe(engines, now)
 
     def joins(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         for router in self._routers:
             router.joins(engine, now)
 
     def leaves(self, engine: int, now: float) -> None:
-        """See `Placer`."""
         for router in self._routers:
             router.leaves(engine, now)
 

@@ -1,4 +1,4 @@
-//! Limits and times: from arguments, or from the environment variables that AIBrix reads.
+//! Limits and times of a table, from arguments or from AIBrix's environment variables.
 
 use std::time::Duration;
 
@@ -15,24 +15,24 @@ pub const DURATION: &str = "AIBRIX_SYNC_EVICTION_DURATION_MINUTES";
 /// The variable for [`Config::block_size`].
 pub const BLOCK_SIZE: &str = "AIBRIX_PREFIX_CACHE_BLOCK_SIZE";
 
-/// The greatest number that a setting may have: more than any machine has room for.
+/// The largest value of a setting that is a number.
 const MOST: u64 = 1 << 31;
-/// The longest time that a setting may have: a year, longer than any that is worth waiting for.
+/// The largest value of a setting that is a time: a year.
 const MOST_SECONDS: u64 = 366 * 24 * 60 * 60;
 
 /// The settings of a table: its limits, its times, and the seed and block size of its prefix hashes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Config {
-    /// Maximum number of contexts, from 1 on. Beyond, the least recently used one goes.
+    /// Most contexts, at least 1. Beyond, the least recently used one is evicted.
     pub max_contexts: usize,
-    /// Maximum number of prefixes in a context, from 1 on. Beyond, the least recently used ones go, the deepest first.
+    /// Most prefixes in a context, at least 1. Beyond, the least recently used ones are evicted, the deepest first.
     pub max_prefixes_per_context: usize,
-    /// The time between two looks of the background thread for what is too old.
+    /// Interval at which the background thread evicts expired prefixes.
     pub eviction_interval: Duration,
-    /// The time that a prefix or a context lives without being stored, added or matched.
+    /// Time after which a prefix or a context expires if it is not stored, added or matched.
     pub eviction_duration: Duration,
-    /// Bytes of tokens in a block, from 1 on.
+    /// Bytes of tokens in a block, at least 1.
     pub block_size: usize,
     /// The seed of the prefix hashes; random if `None`.
     pub seed: Option<u64>,
@@ -52,16 +52,16 @@ impl Default for Config {
 }
 
 impl Config {
-    /// The defaults, with the environment's settings in their place.
+    /// The defaults, overridden by environment variables.
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] that names a variable which is set to something else than a whole number from 1 on.
+    /// [`Error::Setting`] with the name of a variable that is not a whole number from 1 on.
     pub fn from_env() -> Result<Self, Error> {
         Self::from_variables(|name| std::env::var_os(name).map(|value| value.to_string_lossy().into_owned()))
     }
 
-    /// Does the same as [`Self::from_env`] with any source of variables.
+    /// The same as [`Self::from_env`] with any source of variables.
     pub(crate) fn from_variables(get: impl Fn(&'static str) -> Option<String>) -> Result<Self, Error> {
         let mut config = Self::default();
         let number = |name, most| match get(name) {
@@ -88,7 +88,7 @@ impl Config {
         Ok(config)
     }
 
-    /// Refuses a setting that is of no use, by name.
+    /// Checks the settings; an error names an invalid one.
     pub(crate) fn check(&self) -> Result<(), Error> {
         let number = |name, value: usize| {
             let good = (1..=MOST).contains(&(value as u64));

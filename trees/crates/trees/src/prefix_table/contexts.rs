@@ -1,4 +1,4 @@
-//! The contexts of a table and their locks: looking at one, changing one, and taking one out.
+//! The contexts of a table and their locks.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
@@ -7,12 +7,13 @@ use std::time::{Duration, Instant};
 use hashbrown::{Equivalent, HashMap};
 
 use super::config::Config;
-use super::context::{Context, Rules};
+use super::context::Context;
+use super::context_change::Rules;
 
-/// A tenth of a second: times are kept in these, 13 years of them from when the table is made.
+/// Unit of stored times: a tenth of a second, enough for 13 years from the table's creation.
 const TICK: Duration = Duration::from_millis(100);
 
-/// A model and a LoRA adapter of it, -1 for none.
+/// A model and a LoRA adapter, -1 for none.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct ModelContext {
     /// The model's name.
@@ -21,7 +22,7 @@ pub struct ModelContext {
     pub lora_id: i64,
 }
 
-/// A [`ModelContext`] that borrows the model's name.
+/// A [`ModelContext`] with a borrowed name.
 #[derive(Hash)]
 pub(super) struct Key<'a> {
     pub(super) model: &'a str,
@@ -64,7 +65,7 @@ impl SharedContext {
         self.context.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Marks the context as used now. Writes only what changes: all lookups of a model come by here.
+    /// Marks the context as used now. Writes only a changed time: all look-ups of a model come here.
     pub(super) fn use_now(&self, now: u32) {
         if self.used.load(Ordering::Relaxed) != now {
             self.used.store(now, Ordering::Relaxed);
@@ -74,17 +75,16 @@ impl SharedContext {
 
 pub(super) type Contexts = HashMap<ModelContext, SharedContext>;
 
-/// A table without its thread.
+/// A table without its background thread.
 #[derive(Debug)]
 pub(super) struct Inner {
     pub(super) config: Config,
     pub(super) seed: u64,
     pub(super) start: Instant,
-    /// Ticks that a test adds to the time.
+    /// Ticks added to the time by a test.
     #[cfg(test)]
     pub(super) later: AtomicU32,
-    /// The contexts, which everybody in one of them has locked for reading, so that none goes while something is
-    /// written to it.
+    /// The contexts. Each use of a context holds the read lock, so that no context is removed while it is written to.
     pub(super) contexts: RwLock<Contexts>,
     pub(super) counters: Counters,
 }
@@ -118,7 +118,7 @@ impl Inner {
         self.contexts.write().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes a context, a new one if `create`; returns `None` if there is none.
+    /// Changes a context, a new one if `create`; `None` if there is none.
     pub(super) fn write<T>(
         &self,
         model: &str,
@@ -140,12 +140,12 @@ impl Inner {
             if !create {
                 return None;
             }
-            // Found on the next turn, unless others make so many at once that it must go again before.
+            // Found on the next turn, unless other new contexts evict it before.
             drop(self.create(&key, now));
         }
     }
 
-    /// Makes a context, and takes the least recently used one out if there are too many. O(contexts).
+    /// Creates a context, and evicts the least recently used one if there are too many. O(contexts).
     fn create(&self, key: &Key<'_>, now: u32) -> Option<(ModelContext, SharedContext)> {
         let mut contexts = self.exclusive();
         if contexts.contains_key(key) {
@@ -163,7 +163,7 @@ impl Inner {
         gone
     }
 
-    /// Takes out the contexts that are empty.
+    /// Removes empty contexts.
     pub(super) fn drop_empty(&self) {
         let mut contexts = self.exclusive();
         contexts.retain(|_, shared| shared.context.get_mut().unwrap_or_else(PoisonError::into_inner).len() > 0);
@@ -181,7 +181,7 @@ impl Inner {
         let (mut evicted, mut empty) = (0, false);
         let keys: Vec<ModelContext> = self.read().keys().cloned().collect();
         for key in keys {
-            // Looking at all of it keeps no reader out, and whoever wants a new context waits for one context only.
+            // The scan does not block readers, and a new context waits for one context only.
             let contexts = self.read();
             let Some(shared) = contexts.get(&key) else { continue };
             let old = shared.read().older(since);

@@ -1,8 +1,8 @@
-//! The prefixes of one context, 32 bytes each, and two tables of 7 to 13 bytes each that lead to them (`lines.rs`).
+//! The prefixes of one context, 32 bytes each, and two tables of 7 to 13 bytes per prefix that index them (`lines.rs`).
 //!
-//! An entry is one prefix hash, with everybody who holds it. Of the names that engines give to a block the first
-//! stands in the entry; all engines that agree on it share it. Other names for the same prefix, as of engines that
-//! seed their hashes differently, are beside, 24 bytes each (`ExtraName`).
+//! An entry is one prefix hash with its holders. The first of the engines' names of a block is stored in the entry, and
+//! shared by all engines that use it. Other names of the same prefix, for example from engines with other hash seeds,
+//! are stored separately, 24 bytes each (`ExtraName`).
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -14,9 +14,9 @@ use super::hash::mix;
 use super::lines::Lines;
 use super::sets::EMPTY;
 
-/// The place of no other name.
+/// The index that stands for no other name.
 pub(super) const NONE: u32 = u32::MAX;
-/// The number that depths stay below; deeper ones count as just below it.
+/// Limit of stored depths; deeper entries count as just below it.
 const DEPTHS: u32 = 1 << 30;
 const HAS_NAME: u32 = 1 << 31;
 const IS_LAST: u32 = 1 << 30;
@@ -26,14 +26,14 @@ pub(super) struct Entry {
     pub(super) prefix: u64,
     /// The engine's name, if the entry has one: see [`Self::name`].
     engine: u64,
-    /// The set of pods that hold the entry, each in its ways; empty for a vacant place.
+    /// The set of pods that hold the entry, each in its ways; empty for a vacant slot.
     pub(super) pods: u32,
     /// The time at which the entry was last stored, added or matched.
     seen: AtomicU32,
     /// The first of the other names.
     pub(super) others: u32,
     /// Number of blocks before the entry, with the flags [`HAS_NAME`] and [`IS_LAST`]: the entry has a name, and is the
-    /// last block of the name's.
+    /// last block that the name means.
     place: u32,
 }
 
@@ -43,7 +43,7 @@ impl Entry {
         Self { prefix, engine: 0, pods: EMPTY, seen: AtomicU32::new(now), others: NONE, place }
     }
 
-    /// The name in the entry, and true if the entry is the last block of what the name means.
+    /// The entry's name, and true if the entry is the last block that the name means.
     #[inline]
     pub(super) fn name(&self) -> Option<(u64, bool)> {
         (self.place & HAS_NAME != 0).then_some((self.engine, self.place & IS_LAST != 0))
@@ -57,7 +57,7 @@ impl Entry {
         self.seen.load(Ordering::Relaxed)
     }
 
-    /// Marks the entry as seen now. Writes only what changes, so that readers do not fight for the line.
+    /// Marks the entry as used now. Writes only a changed time, so that readers do not contend for the cache line.
     #[inline]
     pub(super) fn see(&self, now: u32) {
         if self.seen() != now {
@@ -75,12 +75,12 @@ pub(super) struct Pair {
     name_hash: u64,
 }
 
-/// One more name for a prefix.
+/// A further name of a prefix.
 #[derive(Debug)]
 pub(super) struct ExtraName {
     pub(super) engine: u64,
     pub(super) entry: u32,
-    /// The set of pods that use the name; empty for a vacant place.
+    /// The set of pods that use the name; empty for a vacant slot.
     pub(super) pods: u32,
     pub(super) next: u32,
     pub(super) last: bool,
@@ -95,7 +95,7 @@ pub(super) struct Entries {
     pub(super) others: Vec<ExtraName>,
     vacant_others: Vec<u32>,
     by_other: HashTable<u32>,
-    /// A number mixed into all hashes, so that keys which others choose cannot be made to meet in one place.
+    /// A random number mixed into all hashes, so that chosen keys cannot be made to collide.
     secret: u64,
 }
 
@@ -145,9 +145,9 @@ impl Entries {
         self.place(prefix).map(|at| &self.all[at as usize])
     }
 
-    /// Brings near everything that an event speaks of, so that the waits for memory overlap: none of these depends on
-    /// another, while what is done with each block afterwards does. First the lines of the tables, then, where there
-    /// are too many to be near anyway, the entries they lead to.
+    /// Prefetches the memory that an event needs, so that the waits overlap: these reads are independent, while the
+    /// later work on each block is not. First the lines of the tables, then, if there are too many entries to be cached
+    /// anyway, the entries.
     pub(super) fn warm(&self, names: &[u64], prefixes: &[u64]) {
         const MANY: usize = 1 << 13;
         let lines = prefixes.iter().map(|&prefix| self.by_prefix.touch(self.hash(prefix)));
@@ -160,8 +160,8 @@ impl Entries {
         }
     }
 
-    /// A table with half as much room more. The entries are gone through in their order instead of the table's, which would
-    /// wait for memory at each, and some at a time.
+    /// A table with half as much capacity more. The entries are visited in their own order instead of the table's,
+    /// which would wait for memory at each, and in batches.
     #[cold]
     #[inline(never)]
     fn larger(&self, table: &Lines, key: impl Fn(&Entry) -> Option<u64>) -> Lines {
@@ -176,7 +176,7 @@ impl Entries {
         new
     }
 
-    /// The place of a prefix, a new one without holders if need be.
+    /// The index of a prefix, which is added without holders if missing.
     #[inline]
     pub(super) fn find_or_add(&mut self, prefix: u64, depth: u32, now: u32) -> u32 {
         if let Some(at) = self.place(prefix) {
@@ -189,7 +189,7 @@ impl Entries {
         at
     }
 
-    /// Returns a prefix and a name as a pair, if there is no entry of the one and none with the other.
+    /// A prefix and a name as a pair, if there is no entry for either.
     #[inline]
     pub(super) fn new_pair(&self, prefix: u64, name: u64) -> Option<Pair> {
         let pair = Pair { prefix, name, prefix_hash: self.hash(prefix), name_hash: self.hash(name) };
@@ -199,7 +199,7 @@ impl Entries {
         (!named && !known).then_some(pair)
     }
 
-    /// Adds an entry for a prefix whose only name this is, held by these pods.
+    /// Adds an entry for a prefix with its only name, held by these pods.
     #[inline]
     pub(super) fn add_named(&mut self, pair: Pair, depth: u32, now: u32, pods: u32) {
         self.grow_prefixes();
@@ -213,7 +213,7 @@ impl Entries {
         self.by_engine.insert(name_hash, at);
     }
 
-    /// Makes room for one more prefix.
+    /// Grows the table of prefixes if it is full.
     #[inline]
     fn grow_prefixes(&mut self) {
         if self.by_prefix.is_full() {
@@ -221,7 +221,7 @@ impl Entries {
         }
     }
 
-    /// Makes room for one more name.
+    /// Grows the table of names if it is full.
     #[inline]
     fn grow_names(&mut self) {
         if self.by_engine.is_full() {
@@ -229,14 +229,14 @@ impl Entries {
         }
     }
 
-    /// Takes an entry out whose holders and names are gone.
+    /// Removes an entry that has no holders and no names left.
     pub(super) fn remove(&mut self, at: u32) {
         let prefix = self.all[at as usize].prefix;
         self.by_prefix.remove(self.hash(prefix), at);
         self.vacant.push(at);
     }
 
-    /// The entries in which this name stands.
+    /// The entries whose own name is `engine`.
     #[inline]
     pub(super) fn named(&self, engine: u64) -> impl Iterator<Item = u32> {
         self.by_engine.of(self.hash(engine)).filter(move |&at| self.all[at as usize].engine == engine)
@@ -258,13 +258,13 @@ impl Entries {
         self.by_engine.remove(hash, at);
     }
 
-    /// The other names that are this one.
+    /// The further names equal to `engine`.
     pub(super) fn others_of(&self, engine: u64) -> impl Iterator<Item = u32> {
         let named = move |at: &u32| self.others[*at as usize].engine == engine;
         self.by_other.iter_hash(self.hash(engine)).copied().filter(named)
     }
 
-    /// Gives an entry one more name, which nobody uses yet.
+    /// Adds a further name to an entry, without users.
     pub(super) fn add_other(&mut self, at: u32, engine: u64, last: bool) -> u32 {
         let next = self.all[at as usize].others;
         let other = ExtraName { engine, entry: at, pods: EMPTY, next, last };
@@ -275,7 +275,7 @@ impl Entries {
         other
     }
 
-    /// Takes out a name that nobody uses.
+    /// Removes a further name without users.
     pub(super) fn remove_other(&mut self, other: u32) {
         let ExtraName { engine, entry, next, .. } = self.others[other as usize];
         let mut before = self.all[entry as usize].others;
@@ -293,7 +293,7 @@ impl Entries {
         self.vacant_others.push(other);
     }
 
-    /// Moves what is left together once more than half of it has gone, so that the memory goes back.
+    /// Moves the entries together once more than half of the slots are vacant, to release memory.
     pub(super) fn compact(&mut self) {
         const FEW: usize = 64;
         let sparse = |all: usize, live: usize| all > FEW && live < all / 2;
@@ -328,7 +328,7 @@ impl Entries {
     }
 }
 
-/// Puts an item into a vacant place, or at the end of a vector that grows by an eighth.
+/// Stores an item in a vacant slot, or at the end of a vector that grows by an eighth.
 fn put<T>(all: &mut Vec<T>, vacant: &mut Vec<u32>, item: T) -> u32 {
     if let Some(at) = vacant.pop() {
         all[at as usize] = item;

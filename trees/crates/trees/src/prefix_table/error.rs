@@ -4,24 +4,24 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A setting that is of no use.
+    /// A setting is invalid.
     #[error("{name} must be a whole number from 1 to {most}, got {got}")]
     Setting {
         /// The argument or the environment variable.
         name: &'static str,
-        /// The greatest good value.
+        /// The largest valid value.
         most: u64,
         /// The given value.
         got: String,
     },
-    /// The two lists of a stored event do not go together.
+    /// The two lists of a stored event have different lengths.
     #[error(
         "{block_hashes} block hashes but tokens of {blocks} blocks: an event needs the tokens of each block it names"
     )]
     LengthMismatch {
         /// Number of block hashes.
         block_hashes: usize,
-        /// Number of blocks that have tokens.
+        /// Number of blocks with tokens.
         blocks: usize,
     },
     /// The tokens of an engine's block are not whole blocks of this table.
@@ -46,7 +46,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

@@ -1,19 +1,20 @@
-//! A table of small numbers by hash, where a look-up waits for one cache line.
+//! A hash table of small numbers in which a look-up waits for one cache line.
 //!
-//! A line has room for twelve numbers and an eighth-of-a-hash tag of each, so that all there is to see of a key is in the
-//! line that its hash names, or, as seldom as that is full, in the next ones. What an event asks for can be fetched
-//! before it is needed ([`Lines::touch`]): the waits for sixteen blocks overlap instead of following each other. Two
-//! general tables (hashbrown's: tags and numbers each in a place of its own) take 4.1 us instead of 2.4 for an event of 16
-//! new blocks in a context that grows to a million (medians), but 1.1 instead of 1.4 in one of 10,000, which is in the
-//! caches anyway, and 45 us instead of 50 for a full hit of 2,048 blocks.
+//! A line has room for twelve numbers and a one-byte tag of the hash of each, so that a look-up reads only the line of
+//! its hash, or, rarely, when that is full, the next ones. The lines for an event can be prefetched ([`Lines::touch`]):
+//! the waits for sixteen blocks overlap instead of following each other. Two general tables (hashbrown's, with tags and
+//! numbers in separate places) take 4.1 us instead of 2.4 for an event of 16 new blocks in a context that grows to a
+//! million (medians), but 1.1 instead of 1.4 in one of 10,000, which is cached anyway, and 45 us instead of 50 for a
+//! full hit of 2,048 blocks.
 
-/// Numbers in a line.
+/// Most numbers in a line.
 const ROOM: usize = 12;
-/// Numbers for each line at which a table is full.
+/// Mean numbers per line at which a table is full.
 const LOAD: usize = 8;
-/// The place, among a line's tags, of the number of those that belong to the line or one before it and stand behind it.
+/// Index, among a line's tags, of the count of numbers that belong to this line or an earlier one and are stored in a
+/// later one.
 const PASSED: usize = 12;
-/// A count that is kept no longer, because it grew too large: only a new table knows better.
+/// A count too large to be maintained: only a new table resets it.
 const MANY: u8 = u8::MAX;
 
 #[derive(Debug, Clone)]
@@ -31,18 +32,18 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Makes an empty table with room for so many numbers.
+    /// Makes an empty table with room for `numbers` numbers.
     pub(super) fn with_capacity(numbers: usize) -> Self {
         let empty = Line { tags: [0; 16], numbers: [0; ROOM] };
         Self { lines: vec![empty; numbers.div_ceil(LOAD)], len: 0 }
     }
 
-    /// Makes an empty table with half as much room more.
+    /// Makes an empty table with half as much capacity more.
     pub(super) fn next(&self) -> Self {
         Self::with_capacity((self.capacity() * 3 / 2).max(4))
     }
 
-    /// True if there is no room for one more.
+    /// True if there is no room for another number.
     #[inline]
     pub(super) fn is_full(&self) -> bool {
         self.len == self.capacity()
@@ -52,7 +53,7 @@ impl Lines {
         self.len
     }
 
-    /// Number of numbers that the table has room for.
+    /// Number of numbers at which the table is full.
     pub(super) fn capacity(&self) -> usize {
         self.lines.len() * LOAD
     }
@@ -73,14 +74,14 @@ impl Lines {
         if line + 1 == self.lines.len() { 0 } else { line + 1 }
     }
 
-    /// Reads something of the line that a hash names. The read depends on nothing but the hash, so that many of these
-    /// wait for memory at the same time.
+    /// Reads a byte of the line of a hash. The read depends on nothing but the hash, so that many of them wait for
+    /// memory at the same time.
     #[inline]
     pub(super) fn touch(&self, hash: u64) -> u8 {
         self.lines.get(self.home(hash)).map_or(0, |line| line.tags[PASSED])
     }
 
-    /// All numbers that may have been put in with this hash.
+    /// All numbers that may have been inserted with this hash.
     #[inline]
     pub(super) fn of(&self, hash: u64) -> Candidates<'_> {
         let at = self.home(hash);
@@ -95,7 +96,7 @@ impl Lines {
         }
     }
 
-    /// Puts a number in. There must be room.
+    /// Inserts a number. The table must not be full.
     #[inline]
     pub(super) fn insert(&mut self, hash: u64, number: u32) {
         debug_assert!(self.len < self.capacity());
@@ -115,7 +116,7 @@ impl Lines {
         }
     }
 
-    /// Takes out a number that was put in with this hash. Returns whether it was there.
+    /// Removes a number inserted with this hash. Returns whether it existed.
     #[inline]
     pub(super) fn remove(&mut self, hash: u64, number: u32) -> bool {
         let mut candidates = self.of(hash);
@@ -138,11 +139,11 @@ impl Lines {
 }
 
 impl Line {
-    /// The places that have this tag, as bits: see [`place`].
+    /// The slots with this tag, as bits: see [`place`].
     #[inline]
     fn found(&self, tag: u8) -> u64 {
-        // Eight tags at a time: a byte of `other` is 0 where they are equal, and the highest bit of each byte of the result
-        // says so. Left to the compiler, the comparison of bytes takes a tenth of an event longer.
+        // Eight tags at a time: a byte of `other` is 0 where they are equal, and the highest bit of each byte of the
+        // result marks it. The compiler's own comparison of bytes makes an event a tenth slower.
         const LOW: u64 = 0x7f7f_7f7f_7f7f_7f7f;
         let [low, high] = [0, 1].map(|half| {
             let other = u64::from_le_bytes(self.tags.as_chunks().0[half]) ^ (0x0101_0101_0101_0101 * u64::from(tag));
@@ -152,23 +153,22 @@ impl Line {
     }
 }
 
-/// The place of the lowest bit that is set: 8 bits for each of the first 8 places, the next ones between them.
+/// The slot of the lowest set bit: 8 bits for each of the first 8 slots, the next ones between them.
 #[inline]
 fn place(bits: u64) -> usize {
     let bit = bits.trailing_zeros() as usize;
     bit / 8 + bit % 8 * 8
 }
 
-/// The numbers that may have been put in with one hash: see [`Lines::of`].
+/// The numbers that may have been inserted with one hash: see [`Lines::of`].
 pub(super) struct Candidates<'a> {
     table: &'a Lines,
     at: usize,
     tag: u8,
     found: u64,
-    /// The place in the line of the last number returned.
+    /// The slot in the line of the last returned number.
     place: usize,
-    /// Number of lines not looked at yet, this one among them: where every line counts as passed, all are looked at
-    /// once.
+    /// Number of lines left to read, this one included: if every line counts as passed, the whole table is read once.
     left: usize,
 }
 
@@ -197,8 +197,8 @@ mod tests {
 
     use super::*;
 
-    /// Compares a table with a set of pairs, on hashes of few values, so that lines overflow and counts go to their
-    /// end.
+    /// Compares a table with a set of pairs, on hashes with few values, so that lines overflow and counts reach their
+    /// limit.
     fn random_run(seed: u64) {
         let mut state = seed;
         let mut below = |limit: u64| {

@@ -1,15 +1,15 @@
-//! `SyncPrefixHashTable`: which pod has how much of a prompt, by chained hashes of its blocks of bytes.
+//! `SyncPrefixHashTable`: the share of a prompt that each pod has, by chained hashes of its blocks of bytes.
 //!
-//! A table has a context for each model and LoRA adapter; a context has entries, one for each prefix hash, with the
-//! set of pods that hold it. It learns from engines' events (blocks stored and removed, a pod's cache cleared) and from
-//! the router's decisions ([`add_prefix`](SyncPrefixHashTable::add_prefix)), which are expectations until an event
+//! A table has a context for each model and LoRA adapter; a context has entries, one for each prefix hash, with the set
+//! of pods that hold it. It learns from engines' events (blocks stored and removed, a pod's cache cleared) and from the
+//! router's decisions ([`add_prefix`](SyncPrefixHashTable::add_prefix)), which count as expectations until an event
 //! confirms or ends them.
 //!
-//! The names, the hash and the limits are those of AIBrix's `syncprefixcacheindexer`. What is different on purpose:
+//! The names, the hash and the limits are those of AIBrix's `syncprefixcacheindexer`. Intended differences:
 //!
 //! | there | here |
 //! |---|---|
-//! | all blocks of an event hang from the event's parent | each from the one before it |
+//! | all blocks of an event follow the event's parent | each follows the one before it |
 //! | a block of an unknown parent is taken for a first block | it is not indexed, and counted (`unknown_parents`) |
 //! | a pod that holds a late block gets the percent of the whole way | a pod counts up to its first missing block |
 //! | one pod's removal takes the prefix from all pods, and the name from all | from that pod, one copy |
@@ -20,8 +20,8 @@
 //! | times are those of contexts, and events do not count as use | of each prefix; stores, additions and matches count |
 //! | a seed from the clock | a random one, or the caller's |
 //!
-//! An engine's block may be a multiple of the table's: it is then several entries under one name. An entry takes 32
-//! bytes and a part of two tables (`entries.rs`); sets of pods are kept once each (`sets.rs`).
+//! An engine's block may be a multiple of the table's: it is then several entries with one name. An entry takes 32
+//! bytes and its share of two tables (`entries.rs`); equal sets of pods are stored once (`sets.rs`).
 //!
 //! ```
 //! use kvatlas_trees::prefix_table::{Config, SyncPrefixHashTable};
@@ -39,12 +39,15 @@
 
 mod config;
 mod context;
+mod context_change;
 mod contexts;
 mod entries;
 mod error;
 mod hash;
 mod lines;
 mod pods;
+#[cfg(test)]
+mod recount_tests;
 mod sets;
 #[cfg(test)]
 mod tests;
@@ -55,7 +58,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 pub use config::{BLOCK_SIZE, Config, DURATION, INTERVAL, MAX_CONTEXTS, MAX_PREFIXES};
-use context::StoreOutcome;
+use context_change::StoreOutcome;
 pub use contexts::ModelContext;
 use contexts::{Inner, Key, count};
 pub use error::Error;
@@ -67,15 +70,15 @@ use worker::Worker;
 pub struct Stats {
     /// Number of contexts.
     pub contexts: usize,
-    /// Entries of all contexts: prefix hashes that some pod holds.
+    /// Entries of all contexts: prefix hashes with at least one holder.
     pub prefixes: usize,
-    /// Names of a prefix beyond its first.
+    /// Names of prefixes beyond the first of each.
     pub other_names: usize,
-    /// Different sets of pods.
+    /// Number of different sets of pods.
     pub pod_sets: usize,
-    /// Pods, counted once in each context.
+    /// Number of pods, counted once in each context.
     pub pods: usize,
-    /// Bytes that all of it takes.
+    /// Memory in bytes.
     pub bytes: usize,
     /// Stored events whose pod did not hold the parent.
     pub unknown_parents: u64,
@@ -89,7 +92,7 @@ pub struct Stats {
     pub evicted_contexts: u64,
 }
 
-/// A table of the prefixes that each pod has: see the module's text. Any number of threads may use one at once.
+/// A table of the prefixes that each pod holds: see the module's text. May be shared by threads.
 #[derive(Debug)]
 pub struct SyncPrefixHashTable {
     inner: Arc<Inner>,
@@ -97,11 +100,11 @@ pub struct SyncPrefixHashTable {
 }
 
 impl SyncPrefixHashTable {
-    /// Makes an empty table, and a thread that evicts what is too old until [`Self::close`] or the table's end.
+    /// Makes an empty table, and a thread that evicts expired prefixes until [`Self::close`] or the table's end.
     ///
     /// # Errors
     ///
-    /// [`Error::Setting`] that names a setting of no use, and [`Error::Thread`].
+    /// [`Error::Setting`] for an invalid setting, and [`Error::Thread`].
     pub fn new(config: Config) -> Result<Self, Error> {
         config.check()?;
         let interval = config.eviction_interval;
@@ -111,13 +114,13 @@ impl SyncPrefixHashTable {
         Ok(Self { inner, worker })
     }
 
-    /// The config that the table was made with.
+    /// The table's configuration.
     #[must_use]
     pub fn config(&self) -> &Config {
         &self.inner.config
     }
 
-    /// The seed of the prefix hashes. Tables with the same seed and block size name prefixes alike.
+    /// The seed of the prefix hashes. Tables with equal seeds and block sizes have equal hashes.
     #[must_use]
     pub fn seed(&self) -> u64 {
         self.inner.seed
@@ -132,11 +135,11 @@ impl SyncPrefixHashTable {
         hashes
     }
 
-    /// The share of a prompt that each ready pod has, in percent of its full blocks, and the prompt's prefix hashes.
+    /// The share of a prompt that each ready pod holds, in percent of its full blocks, and the prompt's prefix hashes.
     ///
     /// A pod's share ends at the first block it does not hold. It is rounded down, but at least 1; pods that do not
-    /// hold the first block are not in the answer. All pods are ready if `ready` is `None`. What is matched counts as
-    /// used. The pods come in no particular order.
+    /// hold the first block are not in the answer. If `ready` is `None`, all pods are ready. Matched prefixes count as
+    /// used. The order of pods is unspecified.
     #[must_use]
     pub fn match_prefix(
         &self,
@@ -151,7 +154,7 @@ impl SyncPrefixHashTable {
         (found.into_iter().map(percent).collect(), hashes)
     }
 
-    /// Number of leading prefixes of a prompt that each ready pod has, by the prompt's prefix hashes.
+    /// Number of leading prefixes of a prompt that each ready pod holds, by the prompt's prefix hashes.
     #[must_use]
     pub fn match_hashes(
         &self,
@@ -167,12 +170,12 @@ impl SyncPrefixHashTable {
         shared.read().find(hashes, ready, now)
     }
 
-    /// Records that a pod's engine has cached blocks, named `block_hashes`, each after the one before it and the first
-    /// after `parent` (at the beginning of a prompt if `None`). Returns how many of them are now known.
+    /// Records that a pod's engine has cached blocks named `block_hashes`: the first follows `parent` (or begins a
+    /// prompt if `None`), and each other the one before it. Returns the number of them that are now known.
     ///
-    /// That is none if the pod does not hold the parent, and fewer than all if one event has more prefixes than a
-    /// context may. A name that the pod announced before and has not removed means one copy more if it means the
-    /// same, and the new content if not.
+    /// The number is 0 if the pod does not hold the parent, and smaller than the event if the event exceeds a context's
+    /// limit. A name announced before and not removed gains a copy if its content is the same, and otherwise the new
+    /// content.
     ///
     /// # Errors
     ///
@@ -191,7 +194,7 @@ impl SyncPrefixHashTable {
         if block_hashes.len() != tokens.len() {
             return Err(Error::LengthMismatch { block_hashes: block_hashes.len(), blocks: tokens.len() });
         }
-        // Nearly all are one block: a division takes as long as a look at a table that is near.
+        // Nearly all are one block: a division takes as long as a look-up in a cached table.
         let whole =
             |bytes: &[u8]| bytes.len() == block_size || !bytes.is_empty() && bytes.len().is_multiple_of(block_size);
         if let Some(block) = tokens.iter().position(|bytes| !whole(bytes)) {
@@ -215,9 +218,9 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Records that a pod's engine has evicted blocks, one copy of each. Other pods keep theirs.
+    /// Records that a pod's engine has evicted blocks, one copy of each, without an effect on other pods.
     ///
-    /// What the router added for the pod ends with the last copy. A name that the pod does not hold is counted and
+    /// The router's additions for the pod end with the last copy. A name that the pod does not hold is counted and
     /// changes nothing.
     pub fn process_block_removed(&self, model: &str, lora_id: i64, pod: &str, block_hashes: &[u64]) {
         let unknown = self.inner.write(model, lora_id, false, |context, _, _| {
@@ -231,8 +234,7 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Records that a pod's engine has dropped its whole cache: of one model and adapter, or of all if `context` is
-    /// `None`.
+    /// Records that a pod's engine has cleared its cache: of one model and adapter, or of all if `context` is `None`.
     pub fn process_all_blocks_cleared(&self, context: Option<(&str, i64)>, pod: &str) {
         if let Some((model, lora_id)) = context {
             self.remove_prefix(model, lora_id, pod);
@@ -244,7 +246,7 @@ impl SyncPrefixHashTable {
 
     /// Records that the router sent a prompt with these prefixes to a pod.
     ///
-    /// The pod counts as holding them until its engine removes them or they are too old.
+    /// The pod counts as holding them until its engine removes them or they expire.
     pub fn add_prefix(&self, model: &str, lora_id: i64, pod: &str, prefix_hashes: &[u64]) {
         if prefix_hashes.is_empty() {
             return;
@@ -255,7 +257,7 @@ impl SyncPrefixHashTable {
         count(&self.inner.counters.evicted_by_limit, evicted.unwrap_or(0));
     }
 
-    /// Forgets a pod in one context: prefixes, names and copies. O(prefixes of the context).
+    /// Removes a pod from one context, with its prefixes, names and copies. O(prefixes of the context).
     pub fn remove_prefix(&self, model: &str, lora_id: i64, pod: &str) {
         let empty = self.inner.write(model, lora_id, false, |context, _, _| {
             context.remove_pod(pod);
@@ -266,8 +268,7 @@ impl SyncPrefixHashTable {
         }
     }
 
-    /// Evicts now what is too old, as the background thread does, and returns the number of prefixes evicted.
-    /// O(prefixes).
+    /// Evicts expired prefixes now, as the background thread does, and returns their number. O(prefixes).
     pub fn evict_expired(&self) -> usize {
         self.inner.evict_expired()
     }
@@ -300,8 +301,8 @@ impl SyncPrefixHashTable {
         stats
     }
 
-    /// Ends the background thread and waits for its end. The table can still be used: its other limits hold without
-    /// the thread, and [`Self::evict_expired`] does what the thread did. Closing again is nothing.
+    /// Stops the background thread and waits for its end. The table can still be used: its limits hold without the
+    /// thread, and [`Self::evict_expired`] replaces it. Closing again has no effect.
     pub fn close(&self) {
         self.worker.stop();
     }

@@ -1,4 +1,4 @@
-//! Pods by number. A number is given back when its pod holds nothing any more.
+//! Pods by number. A number is released when its pod holds nothing.
 
 use std::sync::Arc;
 
@@ -19,7 +19,7 @@ impl Pods {
         self.numbers.get(name).copied()
     }
 
-    /// Returns the number of a pod, new if need be, which stays at least until [`Watch::left`] is told.
+    /// The number of a pod, assigned if new, and kept at least until [`Watch::left`] is called.
     pub(super) fn hold(&mut self, name: &str) -> u32 {
         let pod = match self.find(name) {
             Some(pod) => pod,

@@ -1,19 +1,19 @@
-//! Sets of pods, each kept once: a prefix says which set with one small number.
+//! Sets of pods, each stored once and referenced by a small number.
 //!
-//! In a fleet few different sets of pods hold thousands of prefixes each, so equal sets are one object. A member is a
+//! In a fleet few different sets of pods hold thousands of prefixes each, so equal sets share one object. A member is a
 //! pod with the ways in which it holds; a change of one member is one look-up of the changed set, or none while the
-//! same change is made to prefix after prefix, as an event does.
+//! same change is repeated for prefix after prefix, as in an event.
 
 use std::hash::{BuildHasher, RandomState};
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-/// The pod announced the prefix under the name that stands in the entry.
+/// The pod announced the prefix under the entry's own name.
 pub(super) const NAMED: u32 = 1;
-/// The pod announced it under another name, which stands beside.
+/// The pod announced the prefix under a further name.
 pub(super) const OTHER: u32 = 2;
-/// The router sent a prompt to the pod, and expects that the pod has it.
+/// The router sent a prompt to the pod, which is expected to hold the prefix.
 pub(super) const ADDED: u32 = 4;
 const WAYS: u32 = 3;
 
@@ -36,11 +36,11 @@ impl Member {
 
 #[derive(Debug, Default)]
 struct Set {
-    /// The members in rising order.
+    /// The members in increasing order.
     members: Box<[Member]>,
     hash: u64,
     references: u32,
-    /// All ways in which any member holds.
+    /// The union of all members' ways.
     ways: u32,
 }
 
@@ -51,11 +51,11 @@ pub(super) struct Sets {
     vacant: Vec<u32>,
     by_members: HashTable<u32>,
     state: RandomState,
-    /// The arguments and the result of the last change: the set it came from, the pod, its new ways, and the new set.
+    /// The last change and its result: the old set, the pod, its new ways, and the new set.
     last: Option<(u32, u32, u32, u32)>,
 }
 
-/// A counter of the sets that each pod is a member of, told when a pod joins a set and when it leaves one.
+/// A counter of the sets that contain each pod, called when a pod joins or leaves a set.
 pub(super) trait Watch {
     fn joined(&mut self, pod: u32);
     fn left(&mut self, pod: u32);
@@ -78,23 +78,23 @@ impl Sets {
         &self.sets[set as usize].members
     }
 
-    /// The ways in which a pod is a member; 0 if it is none.
+    /// The ways of a pod in a set; 0 if it is not a member.
     pub(super) fn ways(&self, set: u32, pod: u32) -> u32 {
         let members = self.members(set);
         members.binary_search_by_key(&pod, |member| member.pod()).map_or(0, |at| members[at].ways())
     }
 
-    /// True if any member holds in this way.
+    /// True if a member holds in this way.
     pub(super) fn any(&self, set: u32, way: u32) -> bool {
         self.sets[set as usize].ways & way != 0
     }
 
-    /// Number of sets in use, the empty one not counted.
+    /// Number of sets in use, without the empty one.
     pub(super) fn len(&self) -> usize {
         self.by_members.len()
     }
 
-    /// Bytes that the sets take.
+    /// Memory of the sets, in bytes.
     pub(super) fn bytes(&self) -> usize {
         let members: usize = self.sets.iter().map(|set| size_of_val::<[Member]>(&set.members)).sum();
         members
@@ -103,7 +103,7 @@ impl Sets {
             + self.vacant.capacity() * 4
     }
 
-    /// Makes a reference to `set` one to the set in which the pod is a member in `ways` instead; 0 is no member.
+    /// Turns a reference to `set` into one to the set in which the pod has the given ways; 0 removes the pod.
     #[inline]
     pub(super) fn change(&mut self, set: u32, pod: u32, ways: u32, watch: &mut impl Watch) -> u32 {
         let to = match self.last {
@@ -161,7 +161,7 @@ impl Sets {
         }
     }
 
-    /// Gives one reference back.
+    /// Releases one reference.
     pub(super) fn release(&mut self, set: u32, watch: &mut impl Watch) {
         if set == EMPTY {
             return;

@@ -1,4 +1,5 @@
-//! Random events against plain maps, with a recount after each; limits, ages, threads, and each mended wrong answer.
+//! Tests of random events against plain maps, with a recount after each; of limits, ages and threads; and of each
+//! corrected wrong answer.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicBool;
@@ -49,7 +50,7 @@ type Meaning = (Vec<Vec<u8>>, u32);
 
 #[derive(Default)]
 struct Model {
-    /// The blocks that a pod's name means, from the root on, and the number of copies.
+    /// The blocks that a name means to a pod, from the root on, and the number of copies.
     names: BTreeMap<(usize, u64), Meaning>,
     added: BTreeSet<(usize, Vec<u8>)>,
 }
@@ -149,7 +150,7 @@ fn random_run(seed: u64) {
                     (0..pods).filter(|_| random.chance(67)).map(|pod| format!("pod{pod}")).collect();
                 let names: Vec<&str> = ready.iter().map(String::as_str).collect();
                 let only = random.chance(67);
-                // What is less than a block at the end counts for nothing.
+                // An incomplete block at the end does not count.
                 let prompt = [blocks(&content), vec![7; random.index(4)]].concat();
                 let (found, hashes) = table.match_prefix(name, lora, &prompt, only.then_some(names.as_slice()));
                 assert_eq!(hashes, table.get_prefix_hashes(&blocks(&content)));
@@ -219,7 +220,7 @@ fn a_removal_is_of_one_pod() {
     store(&table, "b", None, &[1, 2], &[1, 2]);
     table.process_block_removed(MODEL, -1, "a", &[2, 9]);
     assert_eq!(percents(&table, &[1, 2]), expect(&[("a", 50), ("b", 100)]));
-    // Its name still leads from b to what follows.
+    // Its name still leads from b to the following blocks.
     store(&table, "b", Some(2), &[3], &[3]);
     assert_eq!(percents(&table, &[1, 2, 3]), expect(&[("a", 33), ("b", 100)]));
     assert_eq!(table.stats().unknown_removals, 1);

@@ -1,7 +1,7 @@
-//! The thread that evicts what is too old.
+//! The background thread that evicts expired prefixes.
 //!
-//! It knows the table only weakly and waits on a signal of its own, so it keeps nothing alive and ends at once when
-//! it is told to or when the table goes.
+//! It has only a weak reference to the table and waits on a signal of its own, so it keeps nothing alive and ends at
+//! once when it is stopped or the table is dropped.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, Weak};
 use std::thread::{Builder, JoinHandle};
@@ -16,7 +16,7 @@ pub(super) struct Worker {
 }
 
 impl Worker {
-    /// Does something to `target` again and again until the target is gone or [`Self::stop`] is called.
+    /// Calls a function on `target` at intervals, until the target is dropped or [`Self::stop`] is called.
     pub(super) fn start<T: Send + Sync + 'static>(
         target: Weak<T>,
         interval: Duration,
@@ -40,15 +40,15 @@ impl Worker {
         Ok(Self { signal, thread: Mutex::new(Some((thread, std::process::id()))) })
     }
 
-    /// Ends the thread and waits for its end. Stopping again does nothing.
+    /// Stops the thread and waits for its end. Stopping again has no effect.
     pub(super) fn stop(&self) {
         *self.signal.0.lock().unwrap_or_else(PoisonError::into_inner) = true;
         self.signal.1.notify_all();
         let thread = self.thread.lock().unwrap_or_else(PoisonError::into_inner).take();
         if let Some((thread, process)) = thread {
-            // After a fork the thread is only in the parent: there would be nothing to wait for.
+            // After a fork the thread exists only in the parent: there is nothing to wait for.
             if process == std::process::id() {
-                // It says nothing when it ends, not even that it panicked: what it works on must do that.
+                // A panic of the thread is not reported here: the table's own locks report it.
                 _ = thread.join();
             }
         }

@@ -4,10 +4,10 @@
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// The trie was asked for pages of no tokens.
+    /// The page size is 0.
     #[error("page_size must be at least 1, got {got}")]
     PageSize {
-        /// The page size that was asked for.
+        /// The given page size.
         got: u64,
     },
     /// The tokens of an insert are not whole pages.
@@ -28,10 +28,10 @@ pub enum Error {
         /// Number of blocks.
         blocks: usize,
     },
-    /// The call had no tokens at all.
+    /// The call had no tokens.
     #[error("tokens must not be empty")]
     Empty,
-    /// The handle speaks of a node whose end is not in the trie any more.
+    /// The handle's node, or its end, has been evicted.
     #[error("at least the last page of the node was evicted: match the tokens again to find what is left")]
     EvictedNode,
     /// The sequence has not marked this node.
@@ -40,7 +40,7 @@ pub enum Error {
         /// The sequence's number.
         sequence: i64,
     },
-    /// The trie cannot number any more nodes.
+    /// The trie has no numbers left for more nodes.
     #[error("the trie is full: it has {nodes} nodes")]
     Full {
         /// Number of nodes in the trie.
@@ -49,7 +49,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

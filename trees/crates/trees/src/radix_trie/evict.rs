@@ -1,20 +1,20 @@
-//! Eviction: the least recently used leaf that nobody uses, from its tail, then the next.
+//! Eviction: the least recently used unmarked leaf, from its end, then the next.
 
 use super::node::{NONE, Node, ROOT};
 use super::trie::RadixTrie;
 
 impl<B> RadixTrie<B> {
-    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. They are the caller's from then on.
+    /// Takes up to `wanted` blocks out of the trie, fewer if the rest is in use. The caller owns them from then on.
     ///
-    /// Leaf by leaf, each leaf's part in the order of its tokens. A leaf of which only the tail was needed stays
-    /// without it; handles to its old end are refused from then on. O(evicted · log leaves).
+    /// Leaves are taken one by one, each leaf's blocks in the order of its tokens. A leaf that is taken in part keeps
+    /// its beginning; handles to its old end become invalid. O(evicted · log leaves).
     pub fn evict_blocks(&mut self, wanted: usize) -> Vec<B> {
         let mut evicted = Vec::new();
         self.evict_with(wanted, |_, blocks| evicted.extend(blocks));
         evicted
     }
 
-    /// Does the same as [`Self::evict_blocks`], and shows the tokens of each part with its blocks.
+    /// The same as [`Self::evict_blocks`], with the tokens of each part passed beside its blocks.
     pub fn evict_with(&mut self, wanted: usize, mut take: impl FnMut(&[u32], std::vec::Drain<'_, B>)) {
         let mut left = wanted;
         while left > 0 {
@@ -31,7 +31,7 @@ impl<B> RadixTrie<B> {
                 self.generation += 1;
                 node.generation = self.generation;
                 node.tokens.truncate(stay * self.page_size);
-                // Below half, what was reserved for the tail goes back.
+                // Below half, the capacity reserved for the end is released.
                 if node.tokens.capacity() / 2 > node.tokens.len() {
                     node.tokens.shrink_to_fit();
                     node.blocks.shrink_to_fit();
@@ -41,7 +41,7 @@ impl<B> RadixTrie<B> {
         self.give_back();
     }
 
-    /// Takes everything out, in use or not, and returns the blocks. Every handle but the root's is refused from then on.
+    /// Removes everything, in use or not, and returns the blocks. Every handle but the root's becomes invalid.
     pub fn clear(&mut self) -> Vec<B> {
         let nodes = std::mem::take(&mut self.nodes);
         self.nodes.push(Node::new(NONE, 0, Vec::new(), Vec::new(), 0, 1));
@@ -49,7 +49,7 @@ impl<B> RadixTrie<B> {
         nodes.into_iter().flat_map(|node| node.blocks).collect()
     }
 
-    /// Takes an empty leaf out of the trie; its parent may be next.
+    /// Removes an empty leaf from the trie; its parent may become a leaf.
     fn unlink(&mut self, leaf: u32) {
         let Node { parent, next, previous, key, .. } = self.nodes[leaf as usize];
         self.link_neighbours(parent, previous, next, next, previous);
@@ -64,9 +64,9 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Gives the places of evicted nodes back: those at the end of the vector.
+    /// Releases the slots of evicted nodes at the end of the vector.
     ///
-    /// Places in the middle cannot move, as handles name them; the lowest are the first to be used again.
+    /// Slots in the middle cannot move, as handles refer to them; the lowest are reused first.
     fn give_back(&mut self) {
         while self.vacant.last().is_some_and(|&last| last as usize + 1 == self.nodes.len()) {
             self.vacant.pop_last();

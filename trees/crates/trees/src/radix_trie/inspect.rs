@@ -1,4 +1,4 @@
-//! Looking at a trie without changing it: its nodes one by one, and what it has.
+//! Read-only access to a trie: its nodes, blocks and sizes.
 
 use super::error::Error;
 use super::node::{NONE, Node, NodeId, ROOT};
@@ -20,7 +20,7 @@ impl<B> RadixTrie<B> {
         self.blocks == 0
     }
 
-    /// Number of nodes in the trie, the root among them.
+    /// Number of nodes in the trie, including the root.
     #[must_use]
     pub fn node_count(&self) -> usize {
         self.nodes.len() - self.vacant.len()
@@ -30,7 +30,7 @@ impl<B> RadixTrie<B> {
     ///
     /// # Errors
     ///
-    /// [`Error::EvictedNode`], as all that ask about a node.
+    /// [`Error::EvictedNode`] if the node is gone, as for all methods below.
     pub fn tokens(&self, node: NodeId) -> Result<&[u32], Error> {
         Ok(&self.node(node)?.tokens)
     }
@@ -44,7 +44,7 @@ impl<B> RadixTrie<B> {
         Ok(&self.node(node)?.blocks)
     }
 
-    /// The sequences that use a node, rising.
+    /// The sequences that use a node, in increasing order.
     ///
     /// # Errors
     ///
@@ -53,7 +53,7 @@ impl<B> RadixTrie<B> {
         Ok(&self.node(node)?.users)
     }
 
-    /// The node above; `None` for the root.
+    /// The parent of a node; `None` for the root.
     ///
     /// # Errors
     ///
@@ -63,7 +63,7 @@ impl<B> RadixTrie<B> {
         Ok((parent != NONE).then(|| self.name(parent)))
     }
 
-    /// The nodes right below, in the order of their coming.
+    /// The children of a node, in order of insertion.
     ///
     /// # Errors
     ///
@@ -78,7 +78,7 @@ impl<B> RadixTrie<B> {
         Ok(children)
     }
 
-    /// Every node from below the root down to this one, with tokens and blocks.
+    /// Every node on the path from below the root to this one, with tokens and blocks.
     ///
     /// # Errors
     ///
@@ -95,8 +95,8 @@ impl<B> RadixTrie<B> {
         Ok(path)
     }
 
-    /// Shows every node but the root, depth first, children in the order of their coming: its depth (0 right below the
-    /// root), tokens and blocks.
+    /// Visits every node but the root, depth first, children in order of insertion: its depth (0 just below the root),
+    /// tokens and blocks.
     pub fn visit(&self, mut see: impl FnMut(usize, &[u32], &[B])) {
         let (mut at, mut depth) = (self.nodes[ROOT as usize].first_child, 0);
         while at != NONE {
@@ -119,7 +119,7 @@ impl<B> RadixTrie<B> {
         self.nodes.iter().flat_map(|node| &node.blocks)
     }
 
-    /// The blocks that eviction could take now: of the nodes that nobody uses and with nobody below them. O(nodes).
+    /// The blocks that eviction could take now: of nodes that are not in use and have no node in use below. O(nodes).
     pub fn evictable_blocks(&self) -> impl Iterator<Item = &B> {
         let mut busy = vec![false; self.nodes.len()];
         for (index, node) in self.nodes.iter().enumerate() {

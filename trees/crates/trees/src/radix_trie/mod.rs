@@ -1,20 +1,20 @@
-//! `RadixTrie`: which cached pages a prompt can use, inside one engine with paged attention.
+//! `RadixTrie`: the cached pages that a prompt can use, inside one engine with paged attention.
 //!
-//! A radix trie over whole pages of tokens, one block for each page. The engine's allocator inserts what was computed,
-//! matches new prompts, marks what running sequences use, and evicts when its pool is dry: the least recently used
-//! leaf that nobody uses, from its tail.
+//! A radix trie over whole pages of tokens, one block for each page. The engine's allocator inserts computed pages,
+//! matches new prompts, marks pages used by running sequences, and evicts when its pool is empty: the least recently
+//! used unmarked leaf, from its end.
 //!
-//! The names and what they do are those of MAX's `RadixTrie`; what is different on purpose is said at each method.
+//! Names and behaviour are those of MAX's `RadixTrie`; intended differences are documented at each method.
 //!
 //! | call | time |
 //! |---|---|
 //! | [`insert`](RadixTrie::insert), [`match_prefix`](RadixTrie::match_prefix) | O(tokens), and O(length of the node) if one is split |
 //! | [`mark_in_use_by`](RadixTrie::mark_in_use_by), [`mark_not_in_use_by`](RadixTrie::mark_not_in_use_by) | O(nodes up to the root) |
-//! | [`evict_blocks`](RadixTrie::evict_blocks) | O(evicted · log leaves); nothing else is looked at |
+//! | [`evict_blocks`](RadixTrie::evict_blocks) | O(evicted · log leaves) |
 //!
-//! Children are found in one hash table by parent and first page. The leaves that nobody uses are kept in the order of
-//! their stamps as things change. A parent is not among them while it has a child, so that children go before parents
-//! follows from the structure and not from times. Times are a counter: no ties, and no clock that steps.
+//! Children are found in one hash table by parent and first page. The unmarked leaves are kept in the order of their
+//! stamps. A parent is not among them while it has a child, so the eviction of children before parents follows from the
+//! structure and not from times. Times are a counter: without ties, and independent of the clock.
 //!
 //! ```
 //! use kvatlas_trees::radix_trie::RadixTrie;

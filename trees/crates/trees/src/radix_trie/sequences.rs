@@ -1,4 +1,4 @@
-//! Sequences of tokens: their way into the trie, finding them there, and marking them as in use.
+//! Sequences of tokens: inserting, matching, and marking them as in use.
 
 use super::error::Error;
 use super::node::{NONE, NodeId, ROOT};
@@ -6,17 +6,16 @@ use super::tokens::Tokens;
 use super::trie::RadixTrie;
 
 impl<B> RadixTrie<B> {
-    /// Keeps a block for each page of `tokens`, which follow the end of `node` (the root if `None`).
+    /// Inserts a block for each page of `tokens`, which follow the end of `node` (the root if `None`).
     ///
-    /// Pages that are there already keep the blocks they have. Taken blocks are taken out of `blocks`: what is left
-    /// in it belongs to pages that were there, its first ones, and the caller may use those blocks for something
-    /// else. Returns the end of the sequence. Times of nodes on the way do not change; a new leaf is evictable until
-    /// it is marked.
+    /// Pages that exist keep their blocks. Inserted blocks are removed from `blocks`: those left in it belong to pages
+    /// that existed, the first ones, and are the caller's to reuse. Returns the end of the sequence. Stamps of nodes on
+    /// the way do not change; a new leaf is evictable until it is marked.
     ///
     /// # Errors
     ///
     /// [`Error::Unaligned`], [`Error::BlockCount`], [`Error::Empty`], [`Error::EvictedNode`] and [`Error::Full`];
-    /// `blocks` is as it was.
+    /// `blocks` is then unchanged.
     pub fn insert(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -26,12 +25,13 @@ impl<B> RadixTrie<B> {
         self.insert_from(tokens, blocks.len(), node, |start| blocks.split_off(start)).map(|(end, _)| end)
     }
 
-    /// Does the same as [`Self::insert`], but asks for the blocks once it knows how many of the `count` it needs: those
-    /// from the number given to `blocks` on. Returns the end and that number.
+    /// The same as [`Self::insert`], with blocks requested once it is known how many of the `count` are needed:
+    /// `blocks` gets the number of existing pages and returns the blocks of the others. Returns the end and that
+    /// number.
     ///
     /// # Errors
     ///
-    /// As [`Self::insert`]; [`Error::BlockCount`] also if `blocks` gives another number of blocks.
+    /// As [`Self::insert`]; [`Error::BlockCount`] also if `blocks` returns another number of blocks.
     pub fn insert_from(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -64,7 +64,7 @@ impl<B> RadixTrie<B> {
         Ok((self.name(leaf), known))
     }
 
-    /// Checks that [`Self::insert`] would take so many tokens and blocks below a node.
+    /// Checks that [`Self::insert`] would accept this number of tokens and blocks below a node.
     ///
     /// # Errors
     ///
@@ -83,7 +83,7 @@ impl<B> RadixTrie<B> {
         if tokens == 0 {
             return Err(Error::Empty);
         }
-        // A split and a leaf, and NONE is no index.
+        // A split and a leaf; NONE is not a valid index.
         if self.vacant.len() < 2 && self.nodes.len() >= NONE as usize - 2 {
             return Err(Error::Full { nodes: self.nodes.len() });
         }
@@ -93,8 +93,8 @@ impl<B> RadixTrie<B> {
     /// Finds the longest cached prefix of `tokens`, in whole pages, below `node` (the root if `None`): its end, and its
     /// blocks.
     ///
-    /// A match that ends inside a node splits the node, so that there is a node with just this end. Nothing becomes
-    /// more recently used by it: only making and releasing do that.
+    /// A match that ends inside a node splits the node, so that a node ends there. A match does not change stamps: only
+    /// making and releasing do.
     ///
     /// # Errors
     ///
@@ -112,7 +112,7 @@ impl<B> RadixTrie<B> {
         Ok((node, blocks))
     }
 
-    /// Does the same as [`Self::match_prefix`], but shows the blocks, node by node, instead of copying them.
+    /// The same as [`Self::match_prefix`], with the blocks shown node by node instead of copied.
     ///
     /// # Errors
     ///
@@ -134,8 +134,8 @@ impl<B> RadixTrie<B> {
         Ok(self.name(node))
     }
 
-    /// Marks the node and everything above it as used by a sequence: none of that is evicted until it is released.
-    /// Marking twice is marking once.
+    /// Marks the node and its ancestors as used by a sequence, which protects them from eviction until released.
+    /// Marking again has no effect.
     ///
     /// # Errors
     ///
@@ -153,10 +153,10 @@ impl<B> RadixTrie<B> {
         Ok(())
     }
 
-    /// Releases the node and everything above it from a sequence; all of that is now the most recently used.
+    /// Releases the node and its ancestors from a sequence; they become the most recently used.
     ///
-    /// Mark the deepest node as a sequence grows, and release once, from the deepest marked node. A mark left deeper
-    /// still protects, and can still be released.
+    /// Mark the deepest node as a sequence grows, and release once, from the deepest marked node. A mark left on a
+    /// deeper node still protects it, and can still be released.
     ///
     /// # Errors
     ///

@@ -1,4 +1,4 @@
-//! Random operations against a map from whole sequences to pages, with a recount of everything after each.
+//! Tests of random operations against a map from whole sequences to pages, with a recount after each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,7 +8,7 @@ use super::node::{NONE, ROOT};
 use super::*;
 
 impl<B> RadixTrie<B> {
-    /// Panics unless everything that can be counted again has the count that is kept.
+    /// Panics unless every stored count equals a recount.
     fn recount(&self) {
         let (mut nodes, mut blocks, mut free) = (1, 0, BTreeSet::new());
         for (index, node) in self.nodes.iter().enumerate() {
@@ -42,7 +42,7 @@ impl<B> RadixTrie<B> {
     }
 }
 
-/// One page of the model: its block, when it was made or released, who uses it, and whether a node begins with it.
+/// One page of the model: its block, its stamp, its users, and whether a node begins with it.
 struct Page {
     block: u64,
     stamp: u64,
@@ -50,9 +50,9 @@ struct Page {
     begins_node: bool,
 }
 
-/// A trie as a map from whole sequences of tokens to pages, so that nothing is ever split.
+/// A model of a trie: a map from whole sequences of tokens to pages, which is never split.
 ///
-/// The model does not know how chains are cut into nodes, except for the order of eviction: there a leaf is a run of
+/// The model does not reproduce the division into nodes, except for the order of eviction: there a leaf is a run of
 /// pages without branches that were made or released together.
 struct Model {
     page: usize,
@@ -71,7 +71,7 @@ impl Model {
         self.pages.keys().filter(is_child).cloned().collect()
     }
 
-    /// The blocks of what is known of some tokens. A node ends where they part.
+    /// The blocks of the known pages of some tokens. A node ends where they part.
     fn matched(&mut self, tokens: &[u32]) -> Vec<u64> {
         let found: Vec<u64> = self.prefixes(tokens).map_while(|key| self.pages.get(key)).map(|it| it.block).collect();
         if !found.is_empty() {
@@ -82,7 +82,7 @@ impl Model {
         found
     }
 
-    /// Inserts the last of the pages of `tokens`, and returns how many of all were known.
+    /// Inserts the last pages of `tokens`, and returns how many of all pages were known.
     fn insert(&mut self, tokens: &[u32], blocks: &[u64]) -> usize {
         let known = self.matched(tokens).len();
         let above = tokens.len() / self.page - blocks.len();
@@ -116,7 +116,7 @@ impl Model {
             let Some((end, _)) = leaves.min_by_key(|(_, page)| page.stamp) else { break };
             let mut end = end.clone();
             let mut part = Vec::new();
-            // The node that ends here, from its tail.
+            // The node that ends here, from its end.
             while evicted.len() + part.len() < wanted {
                 let page = self.pages.remove(&end).unwrap();
                 part.push(page.block);
@@ -195,7 +195,7 @@ fn random_run(seed: u64) {
         trie.recount();
         assert_eq!(trie.len(), model.pages.len());
         for (node, end) in &held {
-            // What the trie still lets in means what it meant when it was given out.
+            // Valid handles still refer to what they were made for.
             let path: Vec<u32> = trie.path(*node).unwrap().iter().flat_map(|(tokens, _)| *tokens).copied().collect();
             assert_eq!(&path, end);
             let users: BTreeSet<i64> = trie.users(*node).unwrap().iter().copied().collect();
@@ -251,7 +251,7 @@ fn a_name_means_its_end_or_nothing() {
     let (upper, _) = trie.match_prefix([1, 2].as_slice(), None).unwrap();
     assert_eq!(trie.tokens(end).unwrap(), [3, 4]);
     assert_eq!(trie.evict_blocks(1), [4]);
-    // The node is there, but its end is not: a suffix below it would follow the wrong tokens.
+    // The node exists, but its end does not: a suffix below it would follow the wrong tokens.
     assert_eq!(trie.insert([5].as_slice(), &mut vec![5], Some(end)), Err(Error::EvictedNode));
     assert_eq!(trie.evict_blocks(1), [3]);
     assert_eq!(trie.tokens(upper).unwrap(), [1, 2]);
@@ -290,7 +290,7 @@ fn memory_follows_what_is_kept() {
     }
     trie.evict_blocks(9_900);
     assert_eq!(trie.len(), 100);
-    // The last made stayed, at the end of the vector: their places wait for others.
+    // The last node made stayed, at the end of the vector, so the vacant slots before it remain.
     for token in 0..500_u32 {
         trie.insert([token].as_slice(), &mut vec![token], None).unwrap();
     }

@@ -1,6 +1,6 @@
-//! The tokens of a call: read in place, 32 bits wide or 64, without a copy of the whole prompt.
+//! The tokens of a call, 32 or 64 bits wide, read in place without a copy of the whole prompt.
 
-/// A sequence of tokens. A trie keeps 32 bits of each.
+/// A sequence of tokens; a trie stores 32 bits of each.
 pub trait Tokens {
     /// Number of tokens.
     fn len(&self) -> usize;
@@ -13,15 +13,14 @@ pub trait Tokens {
         self.len() == 0
     }
 
-    /// Number of tokens from `start` on that equal those of `kept`, one after the other.
+    /// Number of tokens from `start` on that equal the beginning of `kept`.
     fn common(&self, start: usize, kept: &[u32]) -> usize;
 
-    /// Adds the tokens from `start` to before `end` to `kept`.
+    /// Appends the tokens from `start` to before `end` to `kept`.
     fn copy(&self, start: usize, end: usize, kept: &mut Vec<u32>);
 }
 
-/// Number of tokens compared before anybody looks at which one differs: the loop over them has no branch, so it
-/// vectorizes.
+/// Tokens compared before the first difference is located: the loop over them has no branch, so it vectorizes.
 const STRIDE: usize = 32;
 
 fn common<T: Copy>(tokens: &[T], kept: &[u32], equal: impl Fn(T, u32) -> bool) -> usize {
@@ -55,7 +54,7 @@ impl Tokens for [u32] {
 
 /// Tokens in 64-bit integers.
 ///
-/// The caller has seen to it that each is below 2^32; of one that is not, only the low half counts when it is kept.
+/// The caller ensures that each is below 2^32; otherwise only the low half is stored.
 #[derive(Debug, Clone, Copy)]
 pub struct WideTokens<'a>(pub &'a [u64]);
 

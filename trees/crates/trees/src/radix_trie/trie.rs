@@ -1,4 +1,4 @@
-//! The trie: its nodes, their links, and the way down them by tokens.
+//! The trie: its nodes, their links, and the descent by tokens.
 
 use std::collections::BTreeSet;
 use std::hash::{BuildHasher, RandomState};
@@ -10,32 +10,32 @@ use super::error::Error;
 use super::node::{NONE, Node, NodeId, ROOT};
 use super::tokens::Tokens;
 
-/// A trie of the cached pages that a prompt can use: see the module's text. `B` is whatever a block is to the caller.
+/// A trie of the cached pages that a prompt can use: see the module's text. `B` is the caller's type of blocks.
 #[derive(Debug)]
 pub struct RadixTrie<B> {
     pub(super) page_size: usize,
-    /// The nodes, the root first; vacant places have generation 0 and are in `vacant`.
+    /// The nodes, the root first; vacant slots have generation 0 and are listed in `vacant`.
     pub(super) nodes: Vec<Node<B>>,
-    /// The vacant places. The lowest is used first, so that the end of `nodes` becomes free and goes back.
+    /// The vacant slots. The lowest is reused first, so that the end of `nodes` becomes free and can be released.
     pub(super) vacant: BTreeSet<u32>,
     /// All nodes but the root, by parent and first page.
     pub(super) children: HashTable<u32>,
-    /// Leaves that nobody uses, least recently used first.
+    /// Unmarked leaves, least recently used first.
     pub(super) order: BTreeSet<(u64, u32)>,
     pub(super) blocks: usize,
     pub(super) clock: u64,
     pub(super) generation: u64,
-    /// The seed of the table's hashes, random so that pages cannot be chosen to meet in one place of it.
+    /// The seed of the table's hashes, random so that chosen pages cannot collide in it.
     pub(super) seed: u64,
     pub(super) page: Vec<u32>,
 }
 
 impl<B> RadixTrie<B> {
-    /// Makes an empty trie of pages of so many tokens.
+    /// Makes an empty trie with pages of `page_size` tokens.
     ///
     /// # Errors
     ///
-    /// [`Error::PageSize`] if that is 0.
+    /// [`Error::PageSize`] if `page_size` is 0.
     pub fn new(page_size: usize) -> Result<Self, Error> {
         if page_size == 0 {
             return Err(Error::PageSize { got: 0 });
@@ -60,14 +60,14 @@ impl<B> RadixTrie<B> {
         self.page_size
     }
 
-    /// The name of the root, at which every sequence begins.
+    /// The handle of the root, at which every sequence begins.
     #[must_use]
     pub fn root(&self) -> NodeId {
         self.name(ROOT)
     }
 
-    /// Follows the first `length` tokens down from a node, whole pages only. Returns their end in the trie and their
-    /// number.
+    /// Follows the first `length` tokens down from a node, in whole pages. Returns the end reached and the number of
+    /// tokens.
     pub(super) fn descend(
         &mut self,
         tokens: &(impl Tokens + ?Sized),
@@ -93,7 +93,7 @@ impl<B> RadixTrie<B> {
         (node, at)
     }
 
-    /// The child that begins with the page of `tokens` at `at`.
+    /// The child whose first page equals `tokens` at `at`.
     fn child(&mut self, parent: u32, tokens: &(impl Tokens + ?Sized), at: usize) -> Option<u32> {
         let mut page = std::mem::take(&mut self.page);
         page.clear();
@@ -108,7 +108,7 @@ impl<B> RadixTrie<B> {
         found
     }
 
-    /// Puts the first `length` tokens of a node into a new one above it. The node keeps its end, and so its name.
+    /// Moves the first `length` tokens of a node into a new node above it. The node keeps its end, and so its handles.
     fn split(&mut self, lower: u32, length: usize) -> u32 {
         let node = &mut self.nodes[lower as usize];
         let (parent, key, stamp) = (node.parent, node.key, node.stamp);
@@ -137,7 +137,7 @@ impl<B> RadixTrie<B> {
         xxh3_64_with_seed(bytemuck::cast_slice(page), self.seed ^ u64::from(parent) << 32)
     }
 
-    /// Adds a node in a vacant place, not yet linked to anything.
+    /// Adds a node in a vacant slot, not yet linked to others.
     pub(super) fn add(&mut self, parent: u32, key: u64, tokens: Vec<u32>, blocks: Vec<B>, stamp: u64) -> u32 {
         self.generation += 1;
         let node = Node::new(parent, key, tokens, blocks, stamp, self.generation);
@@ -162,7 +162,7 @@ impl<B> RadixTrie<B> {
         }
     }
 
-    /// Gives a new node the place of another among its siblings.
+    /// Puts a new node in the place of another among its siblings.
     fn put_in_place_of(&mut self, old: u32, new: u32) {
         let Node { parent, next, previous, .. } = self.nodes[old as usize];
         let node = &mut self.nodes[new as usize];
@@ -170,7 +170,7 @@ impl<B> RadixTrie<B> {
         self.link_neighbours(parent, previous, next, new, new);
     }
 
-    /// Tells the neighbours of a place who comes after the one and before the other.
+    /// Updates the neighbours of a place: their next and previous siblings.
     pub(super) fn link_neighbours(&mut self, parent: u32, previous: u32, next: u32, after: u32, before: u32) {
         match previous {
             NONE => self.nodes[parent as usize].first_child = after,

@@ -1,13 +1,13 @@
-//! [`StringTree`]: which tenant has the longest prefix of a text.
+//! [`StringTree`]: the tenant with the longest prefix of a text.
 
 use super::tree::{Cursor, Entry, EvictionPolicy, PrefixMatch, SharedTree, TenantId, Text, TreeError, snapshot_header};
 
 tree_methods! {
-    /// A radix tree of text that many tenants share, for routers that guess what each worker has cached from where they
-    /// sent what.
+    /// A radix tree of text shared by many tenants, for routers that estimate each worker's cache from their own
+    /// decisions.
     ///
-    /// Sizes and depths are in characters (Unicode scalar values). Nothing is normalised, and no character is ever
-    /// divided. All methods may be called from any number of threads; no lock is held while a caller's function runs.
+    /// Sizes and depths are in characters (Unicode scalar values). Text is not normalised, and no character is divided.
+    /// May be shared by threads; no lock is held while a caller's function runs.
     ///
     /// ```
     /// use kvatlas_trees::string_tree::StringTree;
@@ -24,7 +24,7 @@ tree_methods! {
 }
 
 impl StringTree {
-    /// Makes an empty tree that evicts what was not accessed for longest.
+    /// Makes an empty tree that evicts the least recently used leaf first.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
@@ -42,7 +42,7 @@ impl StringTree {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `text` that anybody holds, and its tenant, as [`prefix_match`](Self::prefix_match) says.
+    /// The longest prefix of `text` in the tree, and its tenant, as in [`prefix_match`](Self::prefix_match).
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, text: &'a str) -> (&'a str, Option<TenantId>) {
         let (bytes, tenant) = self.tree.prefix(text.as_bytes());

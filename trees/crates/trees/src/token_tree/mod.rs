@@ -1,18 +1,18 @@
-//! [`TokenTree`]: which tenant has the longest prefix of a prompt's tokens, in pages.
+//! [`TokenTree`]: the tenant with the longest prefix of a prompt's tokens, in pages.
 
 use super::tree::{
     Cursor, Entry, EvictionPolicy, PrefixMatch, SharedTree, TenantId, Tokens, TreeError, snapshot_header,
 };
 
-/// Tokens of a page, unless said otherwise.
+/// Default number of tokens in a page.
 const PAGE: usize = 16;
 
 tree_methods! {
-    /// A radix tree of token ids that many tenants share, for routers that guess what each worker has cached from where
-    /// they sent what.
+    /// A radix tree of token ids shared by many tenants, for routers that estimate each worker's cache from their own
+    /// decisions.
     ///
-    /// Engines reuse whole pages, so prompts are cut down to whole pages, and divide at pages. Sizes and depths are in
-    /// tokens. All methods may be called from any number of threads; no lock is held while a caller's function runs.
+    /// Engines reuse whole pages, so prompts are cut to whole pages, and edges divide at pages. Sizes and depths are in
+    /// tokens. May be shared by threads; no lock is held while a caller's function runs.
     ///
     /// ```
     /// use kvatlas_trees::token_tree::TokenTree;
@@ -30,7 +30,7 @@ tree_methods! {
 }
 
 impl TokenTree {
-    /// Makes an empty tree with pages of 16 tokens that evicts what was not accessed for longest.
+    /// Makes an empty tree with pages of 16 tokens that evicts the least recently used leaf first.
     #[must_use]
     pub fn new() -> Self {
         Self::with_policy(EvictionPolicy::Lru)
@@ -45,12 +45,12 @@ impl TokenTree {
     /// Makes an empty tree with pages of `page_size` tokens that evicts by `policy`.
     ///
     /// # Errors
-    /// [`TreeError::PageSize`] if it is not a power of two from 1 to 128.
+    /// [`TreeError::PageSize`] if `page_size` is not a power of two from 1 to 128.
     pub fn with_config(page_size: usize, policy: EvictionPolicy) -> Result<Self, TreeError> {
         Ok(Self { tree: SharedTree::new(Tokens::new(page_size)?, policy) })
     }
 
-    /// Tokens of a page.
+    /// Number of tokens in a page.
     #[must_use]
     pub fn page_size(&self) -> usize {
         self.tree.units().page()
@@ -62,7 +62,7 @@ impl TokenTree {
         self.tenant_size(tenant)
     }
 
-    /// The longest prefix of `tokens` that anybody holds, and its tenant, as [`prefix_match`](Self::prefix_match) says.
+    /// The longest prefix of `tokens` in the tree, and its tenant, as in [`prefix_match`](Self::prefix_match).
     #[must_use]
     pub fn prefix_match_legacy<'a>(&self, tokens: &'a [u32]) -> (&'a [u32], Option<TenantId>) {
         let (length, tenant) = self.tree.prefix(tokens);

@@ -1,14 +1,14 @@
-//! Checks of everything that must hold of a tree between any two calls, at length: for tests.
+//! A consistency check of a whole tree, for tests.
 
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use super::core::{Core, Node, ROOT, Run};
+use super::nodes::{Core, Node, ROOT, Run};
 use super::units::Units;
 
 impl<U: Units> Core<U> {
-    /// Panics unless everything that is kept beside the nodes agrees with the nodes.
+    /// Panics unless all bookkeeping agrees with the nodes.
     pub(super) fn check(&self) {
         let (mut stored, mut held) = (size_of::<Node<U::Buffer>>() + self.node(ROOT).heap_bytes(), 0);
         let mut runs: HashMap<*const Run<U::Buffer>, (usize, u32)> = HashMap::new();

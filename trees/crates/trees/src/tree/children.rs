@@ -1,12 +1,12 @@
-//! The children of a node: pairs of (key of the first unit, node), a short list up to a hash table.
+//! The children of a node: pairs of (key of the first unit, node), in a list while short, then in a hash table.
 //!
-//! The key of text is its first character and names one child; the key of tokens is a hash of the first page, so that
-//! several children may share it: who looks compares what is found with what was asked for.
+//! The key of text is its first character and identifies one child; the key of tokens is a hash of the first page,
+//! which several children may share: a search compares the child found with its input.
 
 use hashbrown::HashTable;
 use smallvec::SmallVec;
 
-/// The number of children up to which a scan of the list beats hashing.
+/// The number of children up to which a scan of the list is faster than hashing.
 const FEW: usize = 16;
 
 #[derive(Debug)]
@@ -22,7 +22,7 @@ impl Default for Children {
 }
 
 fn hash(key: u32) -> u64 {
-    // The table takes its tags from the top bits and its buckets from the low ones: a product mixed once fills both.
+    // The table takes its tags from the high bits and its buckets from the low ones: a product mixed once serves both.
     let x = u64::from(key).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     x ^ (x >> 32)
 }
@@ -39,7 +39,7 @@ impl Children {
         }
     }
 
-    /// The first child under `key` that `is_it` accepts.
+    /// The first child with `key` for which `is_it` holds.
     pub(crate) fn find(&self, key: u32, mut is_it: impl FnMut(u32) -> bool) -> Option<u32> {
         match self {
             Self::Few(list) => list.iter().find(|&&(k, node)| k == key && is_it(node)).map(|&(_, node)| node),
@@ -63,7 +63,7 @@ impl Children {
         }
     }
 
-    /// Puts `new` where `old` was, under the same key.
+    /// Replaces `old` by `new`, with the same key.
     pub(crate) fn replace(&mut self, key: u32, old: u32, new: u32) {
         let slot = match self {
             Self::Few(list) => list.iter_mut().find(|c| c.1 == old),
@@ -100,7 +100,7 @@ impl Children {
         }
     }
 
-    /// All children, in no order.
+    /// All children, in unspecified order.
     pub(crate) fn nodes(&self) -> impl Iterator<Item = u32> + '_ {
         let (list, table) = match self {
             Self::Few(list) => (Some(list.iter()), None),
@@ -114,7 +114,7 @@ impl Children {
         match self {
             Self::Few(list) if list.spilled() => list.capacity() * 8,
             Self::Few(_) => 0,
-            // A byte of tag for each slot, and one slot in eight kept free.
+            // One byte of tag per slot, and one slot in eight stays free.
             Self::Many(table) => size_of::<HashTable<(u32, u32)>>() + table.capacity() * 72 / 7,
         }
     }

@@ -1,31 +1,31 @@
-//! Iteration that owns nothing of the tree: each step takes the read lock for itself.
+//! Iteration without a borrow of the tree: each step takes the read lock.
 //!
-//! The path of a node never changes while the node lives (a split divides its edge, not its path), so the cursor keeps
-//! the path it is at, and adds and cuts. A node that is gone when its turn comes is left out.
+//! The path of a node never changes while the node exists (a split divides its edge, not its path), so the cursor keeps
+//! its current path, extends it and cuts it. A node removed before its turn is skipped.
 
-use super::core::{Core, ROOT};
+use super::nodes::{Core, ROOT};
 use super::shared::SharedTree;
 use super::types::{Entry, TenantId};
 use super::units::Units;
 
-/// A node on the way to the place, with its children that are still to come.
+/// A node on the current path, with its children not yet visited.
 struct Level {
     node: u32,
     /// Number of items in the node's path.
     path: usize,
-    /// The children that are still to come, the next one last.
+    /// The children not yet visited, the next one last.
     children: Vec<(u32, u64)>,
 }
 
-/// A place in a tree.
+/// A position in a tree.
 pub(crate) struct Cursor<I> {
     path: Vec<I>,
-    /// The nodes on the way to the place; `None` before the first step.
+    /// The nodes on the current path; `None` before the first step.
     levels: Option<Vec<Level>>,
 }
 
 impl<U: Units> Core<U> {
-    /// The children of a node, in the order of their first steps.
+    /// The children of a node, ordered by their first steps.
     pub(super) fn sorted_children(&self, node: u32) -> Vec<u32> {
         let mut steps: Vec<(Vec<U::Item>, u32)> = Vec::with_capacity(self.node(node).children.len());
         for number in self.node(node).children.nodes() {
@@ -35,7 +35,7 @@ impl<U: Units> Core<U> {
                 let items = self.units_of.step_items().min(child.items as usize);
                 self.units_of.read(&run.buffer, child.from, items, &mut first);
             }
-            // A character is the same as its bytes here: UTF-8 sorts as the characters do.
+            // Comparing bytes orders characters correctly in UTF-8.
             first.truncate(self.units_of.first_step(&first).len());
             steps.push((first, number));
         }
@@ -54,7 +54,7 @@ impl<I: Copy> Cursor<I> {
         Self { path: Vec::new(), levels: None }
     }
 
-    /// Returns the next node, and goes on to it.
+    /// Moves to the next node, and returns it.
     pub(crate) fn next<U: Units<Item = I>>(&mut self, tree: &SharedTree<U>) -> Option<Entry<Vec<I>>> {
         tree.with(|core| {
             let levels = self.levels.get_or_insert_with(|| vec![core.level(ROOT, 0)]);
@@ -66,7 +66,7 @@ impl<I: Copy> Cursor<I> {
                 };
                 let Some(node) = core.try_node(number).filter(|n| n.birth == birth) else { continue };
                 self.path.truncate(level.path);
-                // Its own edge, and that of nodes that came between it and its parent.
+                // Its own edge, and those of nodes inserted between it and its parent.
                 let mut edges = vec![number];
                 let mut above = node.parent;
                 while above != level.node {

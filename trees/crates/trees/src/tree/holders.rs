@@ -1,16 +1,16 @@
-//! The tenants of a node, by number, and the accesses of each.
+//! The tenants of a node, by number, with the accesses of each.
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use smallvec::SmallVec;
 
-/// One tenant on one node.
+/// A tenant of a node.
 #[derive(Debug)]
 pub(crate) struct Holder {
     pub(crate) tenant: u32,
-    /// Number of the node's children that the tenant holds, too; with none the node is one of its leaves.
+    /// Number of the node's children that the tenant holds as well; with none, the node is one of the tenant's leaves.
     pub(crate) kids: u32,
-    /// The tick at which the tenant came to hold the node.
+    /// The tick at which the tenant began to hold the node.
     pub(crate) since: u64,
     accessed: AtomicU64,
     hits: AtomicU32,
@@ -26,7 +26,7 @@ impl Holder {
         Self { tenant, kids: 0, since, accessed: accessed.into(), hits: hits.into(), priority }
     }
 
-    /// Makes the holder of the upper part of a split: nothing ended there yet, so it has no hits of its own.
+    /// The holder of the upper part of a split: no access ended there yet, so it has no hits of its own.
     fn above(&self) -> Self {
         Self {
             tenant: self.tenant,
@@ -48,17 +48,17 @@ impl Holder {
         self.hits.load(Relaxed)
     }
 
-    /// Records an access that ends here. Needs no exclusive access: matches do this beside each other.
+    /// Records an access that ends here. Takes a shared reference, since matches run in parallel.
     pub(crate) fn access(&self, tick: u64) {
         self.accessed.fetch_max(tick, Relaxed);
-        // Stays at the largest number there is rather than begin again.
+        // Saturates instead of wrapping.
         if self.hits.fetch_add(1, Relaxed) == u32::MAX {
             self.hits.store(u32::MAX, Relaxed);
         }
     }
 
-    /// Takes over the accesses, hits and priority of a leaf below that goes, so that this holder is as fresh, as often
-    /// used and as dear as if every access had been written on the whole path.
+    /// Inherits the accesses, hits and priority of a removed leaf below, so that recency, frequency and priority are as
+    /// if every access had been written on the whole path.
     pub(crate) fn inherit(&mut self, leaf: &Self) {
         self.accessed.fetch_max(leaf.accessed(), Relaxed);
         let hits = self.hits().saturating_add(leaf.hits());
@@ -71,7 +71,7 @@ impl Holder {
 #[derive(Debug, Default)]
 pub(crate) struct Holders {
     sorted: SmallVec<[Holder; 1]>,
-    /// Number of the tenant that came first: the answer of a match.
+    /// Number of the tenant that came first, which a match returns.
     first: u32,
 }
 
@@ -105,13 +105,13 @@ impl Holders {
         self.place(tenant).ok().map(|at| &mut self.sorted[at])
     }
 
-    /// Adds a tenant that is not there yet.
+    /// Adds a tenant that does not hold the node yet.
     pub(crate) fn add(&mut self, holder: Holder) {
         if self.first().is_none_or(|f| holder.since < f.since) {
             self.first = holder.tenant;
         }
         if let Err(at) = self.place(holder.tenant) {
-            // One more holder is the usual growth of a node: exactly one place for each of the first few.
+            // Nodes usually gain one holder at a time: exact capacity for each of the first few.
             if self.sorted.len() == self.sorted.capacity() {
                 let more = self.sorted.len().div_ceil(4).max(1);
                 self.sorted.reserve_exact(more);

@@ -1,7 +1,7 @@
-//! The methods both trees have, written once.
+//! The methods common to both trees, as a macro.
 
-/// Defines a tree: its docs, name, units, key, owned key, the ways from a key to items and from items to a key, the
-/// names of its inserts, and its kind in snapshots.
+/// Defines a tree. Arguments: its docs, name, units, key, owned key, conversions between keys and items, the names of
+/// its inserts, and its kind in snapshots.
 macro_rules! tree_methods {
     (
         $(#[$docs:meta])*
@@ -13,55 +13,54 @@ macro_rules! tree_methods {
             tree: SharedTree<$units>,
         }
 
-        /// A place in an iteration of a tree, for callers that cannot keep the tree borrowed.
+        /// A position in an iteration of a tree, for callers that cannot keep the tree borrowed.
         pub struct EntryCursor(Cursor<<$units as super::tree::Units>::Item>);
 
         impl EntryCursor {
-            /// The next node of the tree this came from; `None` at the end.
+            /// The next node of the tree that made the cursor; `None` at the end.
             pub fn next(&mut self, tree: &$name) -> Option<Entry<$owned>> {
                 self.0.next(&tree.tree).map(|entry| Entry { path: ($own)(entry.path), tenants: entry.tenants })
             }
         }
 
         impl $name {
-            /// Puts `key` in the tree for `tenant`, as an access. Nothing happens for a key without a whole unit
-            /// (page).
+            /// Inserts `key` for `tenant`, which counts as an access. A key shorter than one unit (page) has no effect.
             ///
-            /// O(length of the key); the tree is locked only to splice what is new.
+            /// O(length of the key); the tree is locked only to splice new parts.
             pub fn $insert(&self, key: &$key, tenant: &str) {
                 self.$insert_with_priority(key, tenant, 0);
             }
 
-            /// Does the same with a priority: that of a node is the largest of its tenant's inserts that went through
-            /// it. Only [`EvictionPolicy::Priority`] asks for it.
+            /// Inserts with a priority: a node's priority is the largest of its tenant's inserts through it. Only
+            /// [`EvictionPolicy::Priority`] uses it.
             pub fn $insert_with_priority(&self, key: &$key, tenant: &str, priority: i32) {
                 let $arg = key;
                 self.tree.insert($items, tenant, priority);
             }
 
-            /// Returns the tenant with the longest prefix of `key`, `None` iff nothing matches. Of several that hold
-            /// the deepest node, it is the one that has held it longest: hits stay where they are, and copies nobody is
-            /// sent to age. This is an access of that tenant.
+            /// The tenant with the longest prefix of `key`, `None` iff nothing matches. Among several holders of the
+            /// deepest node, the one that has held it longest: hits stay with one tenant, and unused copies age. The
+            /// match counts as an access of the tenant.
             #[must_use]
             pub fn prefix_match(&self, key: &$key) -> Option<TenantId> {
                 let $arg = key;
                 self.tree.prefix($items).1
             }
 
-            /// Does the same as [`prefix_match`](Self::prefix_match), and returns the lengths as well.
+            /// The same as [`prefix_match`](Self::prefix_match), with the lengths.
             #[must_use]
             pub fn match_prefix_with_counts(&self, key: &$key) -> PrefixMatch {
                 let $arg = key;
                 self.tree.match_prefix($items)
             }
 
-            /// Matches, then inserts for `tenant`, in one descent. Returns the match as of before the insert.
+            /// Matches, then inserts for `tenant`, in one descent. Returns the match before the insert.
             pub fn match_and_insert(&self, key: &$key, tenant: &str) -> PrefixMatch {
                 self.match_and_insert_with(key, |_| Some(tenant))
             }
 
-            /// Matches, then inserts for the tenant that `select` names, if any, in one descent. `select` is called
-            /// once, while no lock is held: it may take its time, and call the tree.
+            /// Matches, then inserts for the tenant that `select` returns, if any, in one descent. `select` is called
+            /// once, without a lock: it may block, and use the tree.
             pub fn match_and_insert_with<S: AsRef<str>>(
                 &self,
                 key: &$key,
@@ -74,10 +73,10 @@ macro_rules! tree_methods {
                 }
             }
 
-            /// Does the same as [`match_and_insert_with`](Self::match_and_insert_with), with a `select` that may fail.
+            /// The same as [`match_and_insert_with`](Self::match_and_insert_with), with a `select` that may fail.
             ///
             /// # Errors
-            /// The error that `select` returns; then nothing is inserted.
+            /// The error of `select`; then nothing is inserted.
             pub fn try_match_and_insert_with<S: AsRef<str>, E>(
                 &self,
                 key: &$key,
@@ -87,15 +86,16 @@ macro_rules! tree_methods {
                 self.tree.match_and_insert_with($items, select)
             }
 
-            /// The depth to which `tenant` holds `key`, in units. This is an access of the tenant if it holds any.
+            /// The depth to which `tenant` holds `key`, in units. Counts as an access of the tenant if the depth is
+            /// above 0.
             #[must_use]
             pub fn prefix_match_tenant(&self, key: &$key, tenant: &str) -> usize {
                 let $arg = key;
                 self.tree.match_tenant($items, tenant)
             }
 
-            /// The depth to which each tenant holds `key`, in units: the deepest first, equal depths by name; those
-            /// that hold nothing of it are left out. This is no access of anybody.
+            /// The depth to which each tenant holds `key`, in units: deepest first, equal depths by name, without
+            /// tenants of depth 0. Does not count as an access.
             #[must_use]
             pub fn match_all(&self, key: &$key) -> Vec<(TenantId, usize)> {
                 let $arg = key;
@@ -114,7 +114,7 @@ macro_rules! tree_methods {
                 self.tree.sizes()
             }
 
-            /// Number of units that each tenant holds, by name, counted anew by a walk of the whole tree: for tests.
+            /// Number of units that each tenant holds, by name, recounted in a walk of the whole tree, for tests.
             #[must_use]
             pub fn recount(&self) -> Vec<(TenantId, usize)> {
                 self.tree.recount()
@@ -126,38 +126,37 @@ macro_rules! tree_methods {
                 self.tree.total()
             }
 
-            /// The tenants that hold something, by name.
+            /// The tenants that hold at least one unit, by name.
             #[must_use]
             pub fn tenants(&self) -> Vec<TenantId> {
                 self.tree.sizes().into_iter().map(|(name, _)| name).collect()
             }
 
-            /// Number of tenants that hold something.
+            /// Number of tenants that hold at least one unit.
             #[must_use]
             pub fn tenant_count(&self) -> usize {
                 self.tree.tenant_count()
             }
 
-            /// True if a tenant holds something.
+            /// True if a tenant holds at least one unit.
             #[must_use]
             pub fn contains_tenant(&self, tenant: &str) -> bool {
                 self.tree.contains_tenant(tenant)
             }
 
-            /// Number of nodes, the root not counted.
+            /// Number of nodes, without the root.
             #[must_use]
             pub fn node_count(&self) -> usize {
                 self.tree.node_count()
             }
 
-            /// Number of bytes of memory the tree holds, as it counts them itself: what the allocator adds is not known
-            /// to it.
+            /// Memory of the tree in bytes, by its own count, without the allocator's overhead.
             #[must_use]
             pub fn bytes(&self) -> usize {
                 self.tree.bytes()
             }
 
-            /// The policy evictions follow.
+            /// The policy of evictions.
             #[must_use]
             pub fn eviction_policy(&self) -> EvictionPolicy {
                 self.tree.policy()
@@ -166,7 +165,7 @@ macro_rules! tree_methods {
             /// Evicts whole leaves of `tenant` by the policy until the tenant holds at most `max_units`. Returns the
             /// units evicted.
             ///
-            /// O(log n) for each leaf evicted and each access since the eviction before. Others get their turn between
+            /// O(log n) per evicted leaf and per access since the previous eviction. Other threads get the lock between
             /// slices of a long eviction.
             pub fn evict_tenant(&self, tenant: &str, max_units: usize) -> usize {
                 self.tree.evict_tenant(tenant, max_units)
@@ -178,8 +177,8 @@ macro_rules! tree_methods {
                 self.tree.evict_each(max_units)
             }
 
-            /// Evicts leaves, of whichever tenants have the first by the policy, until all tenants together hold at
-            /// most `max_units`. Returns the units evicted.
+            /// Evicts leaves of any tenants, the first by the policy, until all tenants together hold at most
+            /// `max_units`. Returns the units evicted.
             pub fn evict_to_size(&self, max_units: usize) -> usize {
                 self.tree.evict_to_size(max_units)
             }
@@ -190,8 +189,8 @@ macro_rules! tree_methods {
                 self.tree.evict_to_bytes(max_bytes)
             }
 
-            /// Limits [`bytes`](Self::bytes): at once, and at the end of each insert that goes over the limit, which
-            /// then evicts down to 31/32 of it.
+            /// Limits [`bytes`](Self::bytes): at once, and after each insert beyond the limit, which then evicts down
+            /// to 31/32 of it.
             pub fn set_budget_bytes(&self, bytes: Option<usize>) {
                 self.tree.set_budget(bytes);
             }
@@ -202,28 +201,27 @@ macro_rules! tree_methods {
                 self.tree.budget()
             }
 
-            /// Evicts the node whose whole path has this hash, and all below it, for a tenant or for everybody. Returns
-            /// the units evicted, 0 if no node ends there. [`GLOBAL_EVICTION_HASH`](super::GLOBAL_EVICTION_HASH) names
-            /// all the tenant or everybody holds.
+            /// Evicts the node whose whole path has this hash, and all below it, for one tenant or for all. Returns the
+            /// units evicted, 0 if no node ends there. [`GLOBAL_EVICTION_HASH`](super::GLOBAL_EVICTION_HASH) stands for
+            /// everything held.
             ///
-            /// O(bytes stored), in a walk beside which matches go on.
+            /// O(bytes stored), in a walk that does not block matches.
             pub fn evict_by_path_hash(&self, hash: u64, tenant: Option<&str>) -> usize {
                 self.tree.evict_path(hash, tenant)
             }
 
-            /// Takes everything from a tenant, and forgets it. Returns the units that it held. O(n log n) for its n
-            /// nodes.
+            /// Removes a tenant and everything it holds. Returns the units that it held. O(n log n) for its n nodes.
             pub fn remove_tenant(&self, tenant: &str) -> usize {
                 self.tree.evict_tenant(tenant, 0)
             }
 
-            /// Empties the tree.
+            /// Removes everything.
             pub fn clear(&self) {
                 self.tree.clear();
             }
 
-            /// All nodes, each before its children, siblings by their first unit (page). Each entry is right at the
-            /// moment it is given; nodes that others add or evict meanwhile may or may not be there.
+            /// All nodes, each before its children, siblings ordered by their first unit (page). Each entry is exact at
+            /// the moment it is returned; nodes added or evicted meanwhile may or may not be included.
             pub fn iter_entries(&self) -> impl Iterator<Item = Entry<$owned>> + '_ {
                 let mut cursor = self.entries();
                 std::iter::from_fn(move || cursor.next(self))
@@ -236,16 +234,16 @@ macro_rules! tree_methods {
                 EntryCursor(Cursor::new())
             }
 
-            /// The tree as bytes: the same tree gives the same bytes. The budget is not part of it.
+            /// A snapshot of the tree: equal trees give equal bytes. The budget is not included.
             #[must_use]
             pub fn snapshot(&self) -> Vec<u8> {
                 self.tree.snapshot()
             }
 
-            /// Restores the tree of a snapshot.
+            /// Restores a tree from a snapshot.
             ///
             /// # Errors
-            /// [`TreeError::Snapshot`] if these are not the bytes of one.
+            /// [`TreeError::Snapshot`] if the bytes are not a valid snapshot.
             pub fn from_snapshot(bytes: &[u8]) -> Result<Self, TreeError> {
                 let header = snapshot_header(bytes, $kind)?;
                 Ok(Self { tree: SharedTree::restore(Self::units(header.page)?, &header)? })

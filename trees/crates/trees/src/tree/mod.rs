@@ -1,4 +1,4 @@
-//! A radix tree that many tenants share: the common part of [`StringTree`](super::string_tree::StringTree) and
+//! A radix tree shared by many tenants: the common part of [`StringTree`](super::string_tree::StringTree) and
 //! [`TokenTree`](super::token_tree::TokenTree).
 //!
 //! ```text
@@ -7,26 +7,30 @@
 //!        └── "poet."          held by c
 //! ```
 //!
-//! - **A tenant on a node is on all its ancestors.** Everything leans on that: the depth of every tenant is read off one
-//!   path from below, attaching stops at the first ancestor already held, a node without holders has no children.
-//! - **Edges** are ranges of buffers that an insert makes once; a split shares the buffer (`text.rs`, `tokens.rs` say how
-//!   the units are stored in less than their own size, and compared without being unpacked).
-//! - **Accesses** write one number at the node where they end. What a walk from the root would have written further up
-//!   is recovered when leaves go: a leaf hands its last access, hits and priority to its parent (`core/`).
-//! - **Eviction order**: a heap of leaves for each tenant, mended when looked at (`core/order.rs`).
-//! - **Locks**: one for the tree. Comparing happens under the read lock, encoding under none, and the write lock is for
-//!   splicing only (`shared/`).
+//! - **A tenant of a node is on all its ancestors.** The algorithms rely on this: the depth of every tenant is read off
+//!   one path from below, attaching stops at the first ancestor already held, a node without holders has no children.
+//! - **Edges** are ranges of buffers that an insert makes once; a split shares the buffer (`text.rs` and `tokens.rs`
+//!   store units in less than their own size, and compare them without unpacking).
+//! - **Accesses** write one number at the node where they end. Accesses not written to ancestors are recovered when
+//!   leaves are evicted: a leaf passes its last access, hits and priority to its parent (`holding.rs`).
+//! - **Eviction order**: a heap of leaves for each tenant, corrected on removal (`order.rs`).
+//! - **Locks**: one for the tree. Inputs are compared under the read lock and encoded under none; the write lock is for
+//!   splicing only (`shared.rs`, `shared_changes.rs`).
 
 #[cfg(test)]
 mod check;
 mod children;
-mod core;
 mod cursor;
+mod descend;
 mod holders;
+mod holding;
+mod nodes;
+mod order;
 mod pair_code;
 mod path_hash;
 mod policy;
 mod shared;
+mod shared_changes;
 mod snapshot;
 mod tenants;
 mod text;

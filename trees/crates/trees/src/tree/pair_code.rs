@@ -1,9 +1,9 @@
-//! A code for pairs of bytes: the common pairs of a tree's text take one byte, nearly all others two.
+//! A code for pairs of bytes: common pairs of a tree's text take one byte, nearly all others two.
 //!
-//! Text is most of what a tree keeps, and there is as much of it as there are prompts. Codes that know more than pairs
-//! compress better and are too slow here: inserting has well under a nanosecond for a byte. Here a pair is one look in
-//! a table, and nothing of the next pair waits for it but the place to write to. And two texts that begin alike are
-//! coded alike, so that an input is compared with what is stored pair by pair, without decoding and to the end.
+//! Text is most of a tree's memory. Codes over longer contexts compress better and are too slow here: an insert may
+//! take well under a nanosecond per byte. Here a pair is one table look-up, and the next pair depends on it only for
+//! its output position. Texts with equal beginnings have equal codes, so an input is compared with stored code pair by
+//! pair, without decoding.
 //!
 //! ```text
 //!   0..ONE            one byte:    a common pair
@@ -11,20 +11,20 @@
 //!   ESCAPE, a, b      three bytes: any pair
 //! ```
 
-/// Number of pairs whose code is one byte.
+/// Number of pairs with a code of one byte.
 const ONE: usize = 224;
 const ESCAPE: usize = 255;
-/// Number of pairs whose code is two bytes.
+/// Number of pairs with a code of two bytes.
 const TWO: usize = (ESCAPE - ONE) * 256;
-/// Number of bytes that must follow a code's first byte so that it can be read as one word.
+/// Number of bytes that must follow a code's first byte, so that it can be read as one word.
 pub(super) const PAD: usize = 4;
-/// Number of pairs compared before one look at the outcome.
+/// Number of pairs compared before the result is checked.
 const STRIDE: usize = 16;
-/// Number of bytes of text that are coded, then compared as code, while all is equal: the quicker way.
+/// Number of bytes of text encoded and then compared as code, while all is equal, which is the faster way.
 const CHUNK: usize = 512;
 
 pub(super) struct PairCode {
-    /// The code of each pair from the low byte up, and in the top byte its length.
+    /// The code of each pair in the low bytes, and its length in the top byte.
     codes: Box<[u32]>,
     one: [[u8; 2]; ONE],
     two: Box<[[u8; 2]]>,
@@ -35,7 +35,7 @@ fn index(pair: [u8; 2]) -> usize {
 }
 
 impl PairCode {
-    /// Makes the code that fits a sample.
+    /// Makes a code for the frequencies of a sample.
     pub(super) fn learn(sample: &[u8]) -> Self {
         let mut pairs = vec![0u32; 1 << 16];
         let mut bytes = [0u64; 256];
@@ -45,7 +45,7 @@ impl PairCode {
         for &byte in sample {
             bytes[usize::from(byte)] += 1;
         }
-        // A pair the sample does not have is as likely as its bytes are.
+        // A pair missing from the sample is as likely as its bytes are.
         let mut order: Vec<u16> = (0..=u16::MAX).collect();
         let rank = |pair: &u16| {
             let [a, b] = pair.to_le_bytes();
@@ -72,8 +72,8 @@ impl PairCode {
         size_of::<Self>() + self.codes.len() * 4 + self.two.len() * 2
     }
 
-    /// Codes `text` into `out`, of at least 3/2 of its length and [`PAD`] more. Returns the length of the code. An odd
-    /// last byte is coded with a zero after it.
+    /// Encodes `text` into `out`, which has at least 3/2 of its length and [`PAD`] more. Returns the length of the
+    /// code. An odd last byte is encoded with a zero after it.
     pub(super) fn encode(&self, text: &[u8], out: &mut [u8]) -> usize {
         let codes: &[u32; 1 << 16] = match self.codes.as_ref().try_into() {
             Ok(codes) => codes,
@@ -114,8 +114,8 @@ impl PairCode {
         1 + usize::from(usize::from(first) >= ONE) + usize::from(usize::from(first) == ESCAPE)
     }
 
-    /// Compares `text` with the code from `at` on, but for a rest of less than two strides. Returns the number of equal
-    /// bytes, a multiple of a stride, their end in the code, and a place a little before that.
+    /// Compares `text` with the code from `at` on, except a rest of less than two strides. Returns the number of equal
+    /// bytes, a multiple of a stride, the position of their end in the code, and a position a little before that.
     pub(super) fn strides(&self, code: &[u8], mut at: usize, text: &[u8]) -> (usize, usize, (usize, usize)) {
         const MASKS: [u32; 4] = [0, 0xff, 0xffff, 0xff_ffff];
         let mut equal = 0;

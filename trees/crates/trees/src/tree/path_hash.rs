@@ -1,13 +1,12 @@
-//! Names of paths: 64 bits that routers exchange in place of a whole prompt.
+//! Hashes of paths: 64 bits that routers exchange in place of a whole prompt.
 //!
-//! The first 8 bytes, little-endian, of BLAKE3 of the path's UTF-8 bytes or of its tokens' little-endian bytes, as the
-//! routers that have such hashes compute them. 0 means "everything" and is no path's hash: a path that would get it
-//! gets 1.
+//! The first 8 bytes, little-endian, of BLAKE3 over the path's UTF-8 bytes or its tokens' little-endian bytes, as in
+//! other routers. 0 means "everything" and is never a path's hash: a path with this hash gets 1.
 
-/// The name, in place of a path's hash, of everything that the tenant has.
+/// The value, in place of a path's hash, for everything that a tenant holds.
 pub const GLOBAL_EVICTION_HASH: u64 = 0;
 
-/// A hasher of a path that comes in parts.
+/// An incremental hasher of a path.
 #[derive(Debug, Clone, Default)]
 pub struct PathHasher(blake3::Hasher);
 
@@ -18,7 +17,7 @@ impl PathHasher {
         Self::default()
     }
 
-    /// Adds text at the end.
+    /// Appends text.
     pub fn update_text(&mut self, text: &str) {
         self.update_bytes(text.as_bytes());
     }
@@ -27,7 +26,7 @@ impl PathHasher {
         self.0.update(bytes);
     }
 
-    /// Adds tokens at the end.
+    /// Appends tokens.
     pub fn update_tokens(&mut self, tokens: &[u32]) {
         if cfg!(target_endian = "little") {
             self.0.update(bytemuck::cast_slice(tokens));
@@ -38,7 +37,7 @@ impl PathHasher {
         }
     }
 
-    /// The hash of what was added so far; more may follow.
+    /// The hash of the path so far; more may follow.
     #[must_use]
     pub fn finish(&self) -> u64 {
         let mut first = [0; 8];

@@ -5,32 +5,33 @@ use std::cmp::Reverse;
 use super::holders::Holder;
 use super::types::TreeError;
 
-/// A rule for which of a tenant's leaves an eviction takes first.
+/// A rule for the order of evictions among a tenant's leaves.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum EvictionPolicy {
-    /// Evicts the leaf that was not accessed for longest.
+    /// Evicts the least recently used leaf.
     #[default]
     Lru,
-    /// Evicts the leaf accessed least often; of several, the one not accessed for longest.
+    /// Evicts the leaf with the fewest accesses; of several, the least recently used.
     Lfu,
-    /// Evicts the leaf held for longest.
+    /// Evicts the leaf held for the longest time.
     Fifo,
-    /// Evicts the leaf accessed last.
+    /// Evicts the most recently used leaf.
     Mru,
     /// Evicts the leaf held for the shortest time.
     Filo,
-    /// Evicts the leaf of the lowest priority; of several, the one not accessed for longest.
+    /// Evicts the leaf of the lowest priority; of several, the least recently used.
     Priority,
 }
 
 /// The rank of a leaf in the order of eviction, the smallest first.
 pub(crate) type Rank = (u64, u64);
 
-/// A node that was a leaf of a tenant, with the rank it had then. The greatest of a heap is the first to go.
+/// A heap entry: a node that was a leaf of a tenant, with its rank at that time. The largest of the heap is evicted
+/// first.
 pub(crate) type Leaf = (Reverse<Rank>, u32);
 
 impl EvictionPolicy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 6] = [Self::Lru, Self::Lfu, Self::Fifo, Self::Mru, Self::Filo, Self::Priority];
 
     /// The policy's name, in lower case.
@@ -54,13 +55,13 @@ impl EvictionPolicy {
             Self::Fifo => (holder.since, 0),
             Self::Mru => (!accessed, 0),
             Self::Filo => (!holder.since, 0),
-            // The sign bit flipped orders signed numbers as unsigned ones.
+            // Flipping the sign bit orders signed numbers as unsigned ones.
             Self::Priority => (u64::from(holder.priority.cast_unsigned() ^ 0x8000_0000), accessed),
         }
     }
 
-    /// True if an access can bring a leaf forward. Under every other policy it only puts it off, so that a heap that is
-    /// not told about accesses errs on the side that looking again mends.
+    /// True if an access can bring a leaf forward. Under every other policy an access only postpones it, so an outdated
+    /// rank in the heap is never too large.
     pub(crate) fn access_hastens(self) -> bool {
         self == Self::Mru
     }

@@ -11,8 +11,8 @@
 //!   XXH3-64 of all that                 8 bytes, little-endian
 //! ```
 //!
-//! The same tree gives the same bytes. What is read is checked for everything the tree relies on before anybody sees
-//! it, and memory is asked for as the bytes that need it are there.
+//! Equal trees give equal bytes. A snapshot is checked for everything the tree relies on before the tree is used, and
+//! memory is allocated only as the bytes for it are present.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
@@ -20,8 +20,8 @@ use std::sync::atomic::Ordering::Relaxed;
 use kvatlas_codec::{Cursor, ReadError, put_text, put_varint};
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::core::{Core, Piece, ROOT, Run};
 use super::holders::Holder;
+use super::nodes::{Core, Piece, ROOT, Run};
 use super::policy::EvictionPolicy;
 use super::shared::SharedTree;
 use super::types::TreeError;
@@ -42,7 +42,7 @@ pub(crate) struct Header<'a> {
     body: &'a [u8],
 }
 
-/// Checks what can be checked without knowing the tree.
+/// Checks the parts that do not depend on the tree's units.
 pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
     let (head, _) = bytes.split_at_checked(8).ok_or(refuse("it is shorter than a header"))?;
     if &head[..4] != MAGIC {
@@ -63,7 +63,7 @@ pub(crate) fn header(bytes: &[u8], kind: u8) -> Result<Header<'_>, TreeError> {
 }
 
 impl<U: Units> SharedTree<U> {
-    /// Writes the tree as bytes. Readers go on meanwhile, writers wait.
+    /// Writes the tree as bytes. Readers continue meanwhile, writers wait.
     pub(crate) fn snapshot(&self) -> Vec<u8> {
         self.with(|core| {
             let mut out = Vec::new();
@@ -142,7 +142,7 @@ impl<U: Units> Core<U> {
             }
             last = Some(name);
         }
-        // The way down: a node, how many of its children are still to come, and the first step of the one before.
+        // The path down: a node, the number of its unread children, and the first step of the previous one.
         let mut way: Vec<(u32, u64, Vec<U::Item>)> = vec![(ROOT, body.varint().map_err(cut)?, Vec::new())];
         while let Some((parent, left, before)) = way.last_mut() {
             if *left == 0 {
@@ -189,7 +189,7 @@ impl<U: Units> Core<U> {
             way.push((node, body.varint().map_err(cut)?, Vec::new()));
         }
         let ticks = body.varint().map_err(cut)?;
-        // Half of all numbers are room to go on counting for ever.
+        // The other half of the range remains for future numbers.
         if newest > ticks || ticks > u64::MAX / 2 {
             return Err(refuse("something happened in it after its last tick"));
         }

@@ -1,4 +1,4 @@
-//! Names of tenants to numbers, and back: given when a tenant first holds something, taken back when it holds nothing.
+//! Tenants' names and numbers: assigned when a tenant first holds a node, and released with its last one.
 
 use std::collections::BinaryHeap;
 use std::sync::Arc;
@@ -8,19 +8,19 @@ use hashbrown::HashMap;
 use super::policy::Leaf;
 use super::types::TenantId;
 
-/// A tenant that holds something.
+/// A tenant that holds at least one node.
 #[derive(Debug)]
 pub(crate) struct Tenant {
     pub(crate) name: TenantId,
     /// Number of units that the tenant holds.
     pub(crate) units: usize,
-    /// Number of nodes of which the tenant holds no child.
+    /// Number of nodes without a child that the tenant holds.
     pub(crate) leaves: usize,
-    /// The leaves by rank, and some that are none any more: see `core/order.rs`.
+    /// The leaves by rank, and some outdated entries: see `order.rs`.
     pub(crate) order: BinaryHeap<Leaf>,
 }
 
-/// All tenants that hold something.
+/// All tenants with at least one node.
 #[derive(Debug, Default)]
 pub(crate) struct Tenants {
     numbers: HashMap<TenantId, u32>,
@@ -34,7 +34,7 @@ impl Tenants {
         self.numbers.get(name).copied()
     }
 
-    /// The number of a tenant that is about to hold something.
+    /// The number of a tenant, assigned if new.
     pub(crate) fn intern(&mut self, name: &str) -> u32 {
         if let Some(number) = self.number(name) {
             return number;
@@ -56,7 +56,7 @@ impl Tenants {
         number
     }
 
-    /// Forgets a tenant that holds nothing.
+    /// Removes a tenant without nodes.
     pub(crate) fn forget(&mut self, number: u32) {
         if let Some(tenant) = self.list[number as usize].take() {
             self.name_bytes -= tenant.name.len();
@@ -88,7 +88,7 @@ impl Tenants {
         self.list.capacity() * size_of::<Option<Tenant>>()
             + self.free.capacity() * 4
             + self.numbers.capacity() * (size_of::<(TenantId, u32)>() + 1)
-            // The counters of an `Arc` are beside its text.
+            // The reference counts of an `Arc` precede its text.
             + self.numbers.len() * 16
             + self.name_bytes
     }

@@ -1,8 +1,8 @@
 //! Text in a tree: items are bytes, units are characters, and a step is one character.
 //!
-//! A tree's first text is kept as it is; when there is enough of it to learn from, a code for pairs of bytes is made,
-//! and what comes later is coded (`pair_code.rs`). A new code is learnt when the traffic has changed so much that the
-//! old one no longer pays; buffers keep the code they were made with.
+//! A tree's first text is stored as it is; once there is enough to learn from, a code for pairs of bytes is made, and
+//! later text is encoded (`pair_code.rs`). A new code is made when the traffic has changed and the old one no longer
+//! pays; buffers keep the code they were made with.
 
 use std::cell::RefCell;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
@@ -15,14 +15,14 @@ use super::pair_code::{PAD, PairCode};
 use super::path_hash::PathHasher;
 use super::units::{LONGEST, Mark, Units};
 
-/// Number of bytes of text that a code is learnt from.
+/// Number of bytes of text from which a code is made.
 const SAMPLE: usize = 96 << 10;
-/// The length below which texts are kept as they are: they are not what fills memory.
+/// Length below which texts are stored as they are, since they take little of the memory.
 const SHORT: usize = 48;
-/// Number of bytes coded before asking whether the code still pays.
+/// Number of bytes encoded before the code's benefit is reviewed.
 const REVIEW: u64 = 8 << 20;
 
-/// The limit in bytes below which a tree learns no code: the tables of one are 280 KB, which must pay.
+/// The budget in bytes below which a tree makes no code: its tables take 280 KB.
 const WORTH_A_CODE: usize = 4 << 20;
 
 #[derive(Default)]
@@ -31,7 +31,7 @@ pub(crate) struct Text {
     sample: Mutex<Vec<u8>>,
     sampling: AtomicBool,
     small: AtomicBool,
-    /// Number of bytes given to the current code, then of those made by it, since the last review.
+    /// Number of bytes given to the current code, and of bytes it made of them, since the last review.
     given: AtomicU64,
     made: AtomicU64,
 }
@@ -39,7 +39,7 @@ pub(crate) struct Text {
 #[derive(Default)]
 struct Codes {
     current: Option<Arc<PairCode>>,
-    /// Codes that buffers may still have been made with.
+    /// Codes that may still be used by buffers.
     old: Vec<Weak<PairCode>>,
 }
 
@@ -52,8 +52,8 @@ impl Codes {
 }
 
 pub(crate) struct TextBuffer {
-    /// The code of `bytes` (with padding), where a mark is twice the place of a pair's code, and one more for the
-    /// second byte of the pair. `None` if `bytes` is the text itself, where a mark is a number of bytes.
+    /// The code of `bytes` (with padding); a mark is then twice the position of a pair's code, plus one for the second
+    /// byte of the pair. `None` if `bytes` is the text itself, and a mark is a number of bytes.
     code: Option<Arc<PairCode>>,
     bytes: Box<[u8]>,
 }
@@ -63,13 +63,13 @@ impl Text {
         Self { sampling: AtomicBool::new(true), ..Self::default() }
     }
 
-    /// Adds to the sample, and learns a code when it is large enough.
+    /// Adds to the sample, and makes a code when it is large enough.
     fn sample(&self, text: &[u8]) {
         let mut sample = self.sample.lock();
         if !self.sampling.load(Relaxed) {
             return;
         }
-        // Parts of many texts say more than one long text.
+        // Parts of many texts represent the traffic better than one long text.
         let room = (SAMPLE - sample.len()).min(SAMPLE / 8);
         sample.extend_from_slice(&text[..text.len().min(room)]);
         if sample.len() == SAMPLE {
@@ -87,7 +87,7 @@ impl Text {
         if given < REVIEW {
             return;
         }
-        // Coded to more than three quarters: no code of this kind is good, or the text is not what it was.
+        // Encoded to more than three quarters: no code of this kind helps, or the text has changed.
         let poor = self.made.swap(0, Relaxed) * 4 > given * 3;
         self.given.store(0, Relaxed);
         if poor && !self.small.load(Relaxed) {
@@ -97,11 +97,11 @@ impl Text {
 }
 
 thread_local! {
-    /// The memory in which texts are coded before their length is known.
+    /// Memory in which texts are encoded before their length is known.
     static SCRATCH: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Number of bytes of scratch memory that a thread keeps at most.
+/// Most scratch memory that a thread keeps, in bytes.
 const KEPT_SCRATCH: usize = 1 << 20;
 
 fn continues(byte: u8) -> bool {
@@ -115,7 +115,7 @@ fn common(a: &[u8], b: &[u8]) -> usize {
     same + a[same..].iter().zip(&b[same..]).take_while(|(x, y)| x == y).count()
 }
 
-/// Backs off to the beginning of a character that both texts have in part.
+/// Backs off to the beginning of a character that is equal only in its first bytes.
 fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     while equal > 0 && input.get(equal).is_some_and(|&b| continues(b)) {
         equal -= 1;
@@ -123,11 +123,11 @@ fn whole_characters(mut equal: usize, input: &[u8]) -> usize {
     equal
 }
 
-/// Walks so many items from a place of coded text on. Returns the place where they end.
+/// Moves `items` items on from a position in encoded text. Returns the position there.
 fn walk(code: &[u8], from: Mark, items: usize) -> Mark {
     let odd = from as usize & 1;
     let mut at = from as usize >> 1;
-    // Counted from the beginning of the pair it starts in.
+    // Counted from the beginning of the pair that it starts in.
     let items = items + odd;
     for _ in 0..items / 2 {
         at += PairCode::length(code[at]);
@@ -165,7 +165,7 @@ impl Units for Text {
     }
 
     fn count(&self, items: &[u8]) -> usize {
-        // Sums of bytes in bytes, so that whole vectors of them are added at once.
+        // Sums in bytes, so that whole vectors are added at once.
         items.chunks(128).map(|part| usize::from(part.iter().map(|&b| u8::from(!continues(b))).sum::<u8>())).sum()
     }
 
@@ -207,7 +207,7 @@ impl Units for Text {
         };
         let bytes = &buffer.bytes;
         let (mut at, mut equal) = (from as usize >> 1, 0);
-        // Where to begin again when characters must be given back.
+        // Where to begin again if characters must be given back.
         let mut before = (0, from);
         if from & 1 == 1 && most > 0 {
             let (pair, used) = code.decode(bytes, at);
@@ -289,7 +289,7 @@ impl Units for Text {
     }
 
     fn shared_bytes(&self) -> usize {
-        // Not both locks at once: who samples takes them the other way round.
+        // Not both locks at once: a thread that samples takes them in the other order.
         let sample = self.sample.lock().capacity();
         let codes = self.codes.read();
         let old = codes.old.iter().filter_map(Weak::upgrade).map(|code| code.bytes()).sum::<usize>();
@@ -328,7 +328,7 @@ mod tests {
     use super::{SAMPLE, Text};
     use crate::tree::units::Units;
 
-    /// Compares, reads and cuts texts that part anywhere, from anywhere.
+    /// Compares, reads and cuts texts that part at any place, starting at any place.
     #[test]
     fn compares_reads_and_cuts_as_plain_text_does() {
         let units = Text::new();

@@ -1,10 +1,10 @@
 //! Tokens in a tree: items and units are tokens, and a step is a page of them.
 //!
-//! Token ids of current vocabularies have 17 or 18 bits. Blocks of 128 are stored as their low halves, and each
-//! further bit as a row of 128 bits; what does not fill a block, or has more than 20 bits, is stored as it is. Within a
-//! block tokens are arranged so that packing, unpacking and comparing are the same few shifts in all lanes of a vector:
-//! low halves share words with those half a block on, and bit `8 q + b` of word `w` of a row is of token
-//! `16 b + 4 q + w`.
+//! Token ids of current vocabularies have 17 or 18 bits. Blocks of 128 are stored as their low halves, and each further
+//! bit as a row of 128 bits; an incomplete block, or one with more than 20 bits, is stored unpacked. Within a block
+//! tokens are arranged so that packing, unpacking and comparing are the same few shifts in all lanes of a vector: low
+//! halves share words with those half a block on, and bit `8 q + b` of word `w` of a row belongs to token `16 b + 4 q +
+//! w`.
 
 use std::sync::atomic::{AtomicU32, Ordering::Relaxed};
 
@@ -15,24 +15,24 @@ use super::types::TreeError;
 use super::units::{LONGEST, Mark, Units};
 
 const BLOCK: usize = 128;
-/// Number of words of a block's low halves: each has those of two tokens half a block apart.
+/// Number of words of a block's low halves: each has two tokens half a block apart.
 const LOW: usize = BLOCK / 2;
-/// Number of tokens that are worked on beside each other.
+/// Number of tokens processed in parallel.
 const LANES: usize = 16;
 /// Number of words in a row of bits.
 const ROW: usize = BLOCK / 32;
-/// The most rows that are worth their time.
+/// Most rows of a packed block; beyond, packing does not pay.
 const ROWS: u32 = 4;
 
 #[derive(Debug)]
 pub(crate) struct Tokens {
     page: usize,
-    /// The most rows that a buffer has needed so far.
+    /// Most rows that a buffer has needed so far.
     rows: AtomicU32,
 }
 
 pub(crate) struct TokenBuffer {
-    /// Number of blocks that are packed; what follows them is not.
+    /// Number of packed blocks; later tokens are unpacked.
     blocks: u32,
     rows: u32,
     words: Box<[u32]>,
@@ -59,7 +59,7 @@ impl TokenBuffer {
         }
     }
 
-    /// True if a block is these tokens.
+    /// True if a block consists of these tokens.
     fn equals(&self, block: usize, tokens: &[u32; BLOCK]) -> bool {
         let words = self.block(block);
         match self.rows {
@@ -71,7 +71,7 @@ impl TokenBuffer {
         }
     }
 
-    /// Calls `with` on the stored tokens from `from` on, part by part, until it says stop.
+    /// Calls `with` on the stored tokens from `from` on, part by part, until it returns false.
     fn parts(&self, from: usize, length: usize, mut with: impl FnMut(&[u32]) -> bool) {
         let packed = self.blocks as usize * BLOCK;
         let (mut at, end) = (from, from + length);
@@ -91,8 +91,8 @@ impl TokenBuffer {
     }
 }
 
-/// Calls `with` on each lane of the block's tokens and of those half a block on: their place, and the two tokens. The
-/// number of rows is known here, and the loops are plain, so that all of it becomes a few vector instructions.
+/// Calls `with` on each lane of the block's tokens and the tokens half a block on: their index, and the two tokens. The
+/// number of rows is a constant and the loops are plain, so that all of it becomes a few vector instructions.
 #[inline(always)]
 fn each_pair<const R: usize>(words: &[u32], mut with: impl FnMut(usize, usize, u32, u32)) {
     let Some((low, rows)) = words.split_at_checked(LOW) else { return };
@@ -135,7 +135,7 @@ fn equals<const R: usize>(words: &[u32], tokens: &[u32; BLOCK]) -> bool {
     unequal.iter().fold(0, |any, lane| any | lane) == 0
 }
 
-/// Packs blocks, and returns all their bits together. Bits above what `R` rows hold are lost: then it was for nothing.
+/// Packs blocks, and returns the union of all their bits. Bits beyond `R` rows are lost: the caller then has to repack.
 fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
     let mut all = [0u32; LANES];
     for block in blocks {
@@ -147,7 +147,7 @@ fn pack<const R: usize>(blocks: &[[u32; BLOCK]], words: &mut Vec<u32>) -> u32 {
                 all[lane] |= tokens[lane];
             }
             for (row, bits) in rows.iter_mut().enumerate() {
-                // The highest row is all that is left of a token that fits.
+                // The highest row is all that remains of a token that fits.
                 let mask = if row + 1 == R { !0 } else { 1 };
                 for lane in 0..LANES {
                     bits[lane] = bits[lane] << 1 | (tokens[lane] >> (16 + row)) & mask;
@@ -182,7 +182,7 @@ impl Tokens {
         if page.is_power_of_two() && page <= 128 { Ok(Self::of(page)) } else { Err(TreeError::PageSize { got: page }) }
     }
 
-    /// Makes tokens of a page size that is known to be one.
+    /// The units for a page size, which must be a power of two up to 128.
     pub(crate) const fn of(page: usize) -> Self {
         assert!(page.is_power_of_two() && page <= 128);
         Self { page, rows: AtomicU32::new(0) }
@@ -237,7 +237,7 @@ impl Units for Tokens {
     fn store(&self, items: &[u32]) -> TokenBuffer {
         let plain = || TokenBuffer { blocks: 0, rows: 0, words: items.into() };
         let (blocks, loose) = items.as_chunks::<BLOCK>();
-        // As many rows as the tree has needed before: nearly always right, and a look at all tokens less.
+        // As many rows as the tree has needed before: nearly always enough, and it saves a pass over all tokens.
         let mut rows = self.rows.load(Relaxed);
         if blocks.is_empty() {
             return plain();
@@ -267,7 +267,7 @@ impl Units for Tokens {
     fn compare(&self, buffer: &TokenBuffer, from: Mark, length: usize, input: &[u32]) -> (usize, Mark) {
         let (from, most) = (from as usize, length.min(input.len()));
         let mut equal = 0;
-        // To the first whole block, whole blocks without unpacking, and the rest.
+        // Up to the first whole block, whole blocks without unpacking, and the rest.
         let ahead = (from.next_multiple_of(BLOCK) - from).min(most);
         let mut compare = |upto: usize| {
             let start = equal;
@@ -334,7 +334,7 @@ impl Units for Tokens {
     }
 
     fn parse(&self, bytes: &mut Cursor<'_>) -> Option<Vec<u32>> {
-        // A token is at least a byte.
+        // A token takes at least a byte.
         let length = bytes.count(1).ok()?;
         if !length.is_multiple_of(self.page) {
             return None;

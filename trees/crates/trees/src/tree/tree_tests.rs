@@ -1,6 +1,6 @@
-//! Histories after which everything kept beside the nodes is checked, and moments that need two threads, made by hand.
+//! Tests of histories after which all bookkeeping is checked, and of interleavings of two threads, made by hand.
 
-use super::core::START;
+use super::descend::START;
 use super::shared::SharedTree;
 use super::{EvictionPolicy, Text, Tokens, Units};
 
@@ -59,7 +59,7 @@ fn orders_of_eviction_do_not_grow_with_accesses() {
     }
 }
 
-/// Another insert of the same text came between the descent and the splice: what it left out begins within the run.
+/// Another insert of the same text came between descent and splice: the part it left out begins within the run.
 #[test]
 fn a_run_may_be_used_from_its_middle() {
     let text = "one two three, naïve four ".repeat(20);

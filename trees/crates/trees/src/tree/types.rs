@@ -1,21 +1,21 @@
-//! Answers, entries and refusals of both trees.
+//! Answers, entries and errors common to both trees.
 
 use std::sync::Arc;
 
 /// The name of a tenant: a worker, usually by its URL.
 pub type TenantId = Arc<str>;
 
-/// The answer to a match.
+/// The result of a match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PrefixMatch {
-    /// The tenant that holds the matched prefix, of several the one that has held its last node longest; `None` iff
+    /// The tenant that holds the matched prefix, among several the one that has held its last node longest; `None` iff
     /// nothing matched.
     pub tenant: Option<TenantId>,
     /// Number of units matched: characters (Unicode scalar values) or tokens.
     pub matched: usize,
     /// Number of units in the input.
     pub input: usize,
-    /// Number of units of the input that could match: whole pages only. The same as `input` for text.
+    /// Number of units of the input that could match: whole pages only. Equal to `input` for text.
     pub paged: usize,
 }
 
@@ -26,7 +26,7 @@ impl PrefixMatch {
         ratio(self.matched, self.input)
     }
 
-    /// The share of the whole pages of the input that matched; 0 when it has none.
+    /// The share of the input's whole pages that matched; 0 if it has none.
     #[must_use]
     pub fn paged_ratio(&self) -> f64 {
         ratio(self.matched, self.paged)
@@ -37,7 +37,7 @@ fn ratio(part: usize, of: usize) -> f64 {
     if of == 0 { 0.0 } else { part as f64 / of as f64 }
 }
 
-/// A node, as iteration gives it.
+/// A node, as returned by iteration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Entry<P> {
     /// All units from the root to the end of the node.
@@ -47,17 +47,17 @@ pub struct Entry<P> {
     pub tenants: Vec<(TenantId, u64)>,
 }
 
-/// The reason why a tree refused. A refused call has changed nothing.
+/// The reason why a call was refused. A refused call has changed nothing.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TreeError {
-    /// There is no such page size.
+    /// The page size is not supported.
     #[error("page_size must be a power of two from 1 to 128, got {got}")]
     PageSize {
-        /// The page size that was asked for.
+        /// The given page size.
         got: usize,
     },
-    /// There is no such policy.
+    /// The policy is unknown.
     #[error(
         "unknown eviction policy {name:?}: it is one of \"lru\", \"lfu\", \"fifo\", \"mru\", \"filo\", \"priority\""
     )]
@@ -65,7 +65,7 @@ pub enum TreeError {
         /// The given name.
         name: String,
     },
-    /// The bytes are not a snapshot of such a tree.
+    /// The bytes are not a snapshot of a tree of this kind.
     #[error("not a snapshot: {why}")]
     Snapshot {
         /// The fault in the bytes.
@@ -74,7 +74,7 @@ pub enum TreeError {
 }
 
 impl TreeError {
-    /// A name that stays the same in every release, for programs to test.
+    /// The error's code, the same in every release.
     #[must_use]
     pub fn code(&self) -> &'static str {
         match self {

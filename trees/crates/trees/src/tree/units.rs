@@ -1,38 +1,39 @@
-//! The interface of text and of tokens to the tree: storing a run of them, and comparing one with an input.
+//! The interface of text and tokens to the tree: storing a run of items, and comparing it with an input.
 
 use kvatlas_codec::Cursor;
 
 use super::path_hash::PathHasher;
 
-/// A place in a buffer. Its meaning is the buffer's affair; 0 is its beginning.
+/// A position in a buffer, interpreted by the buffer; 0 is its beginning.
 pub(crate) type Mark = u32;
 
 /// The longest edge, in items. A longer one becomes a chain of nodes.
 pub(crate) const LONGEST: usize = 1 << 26;
 
-/// Text (items are bytes of UTF-8, units are characters) or tokens (both are tokens; a step is a page).
+/// A kind of units: text (items are bytes of UTF-8, units are characters) or tokens (both are tokens; a step is a
+/// page).
 pub(crate) trait Units: Send + Sync + 'static {
     /// The type whose slices are inputs.
     type Item: Copy + Ord + Send + Sync + 'static;
     /// A stored run of items, never changed once made.
     type Buffer: Send + Sync;
 
-    /// The code of this kind of units in a snapshot, and the page.
+    /// The number of this kind in a snapshot, and the page size.
     fn kind(&self) -> (u8, u8);
 
-    /// The key of the first step of `items`, which has one.
+    /// The key of the first step of `items`, which must have one.
     fn key(&self, items: &[Self::Item]) -> u32;
 
     /// Number of items in the whole steps of an input.
     fn whole(&self, items: &[Self::Item]) -> usize;
 
-    /// The longest beginning of `items` of at most [`LONGEST`] items and whole steps.
+    /// The longest beginning of `items` with at most [`LONGEST`] items and whole steps.
     fn piece<'a>(&self, items: &'a [Self::Item]) -> &'a [Self::Item];
 
-    /// The first step of `items`, to order siblings by.
+    /// The first step of `items`, by which siblings are ordered.
     fn first_step<'a>(&self, items: &'a [Self::Item]) -> &'a [Self::Item];
 
-    /// Items that are enough to contain the first step.
+    /// Number of items that always contain the first step.
     fn step_items(&self) -> usize;
 
     /// Number of units in `items`.
@@ -42,34 +43,34 @@ pub(crate) trait Units: Send + Sync + 'static {
     fn store(&self, items: &[Self::Item]) -> Self::Buffer;
 
     /// Compares `input` with the `length` stored items from `from` on, in whole steps. Returns the number of equal
-    /// items and their end.
+    /// items and the position of their end.
     fn compare(&self, buffer: &Self::Buffer, from: Mark, length: usize, input: &[Self::Item]) -> (usize, Mark);
 
     /// Reads `length` items from `from` on.
     fn read(&self, buffer: &Self::Buffer, from: Mark, length: usize, out: &mut Vec<Self::Item>);
 
-    /// The place `items` further on.
+    /// The position `items` items further on.
     fn seek(&self, buffer: &Self::Buffer, from: Mark, items: usize) -> Mark;
 
-    /// Makes a buffer of what lies between two places. Returns with it the number to take off a mark of the old one to
-    /// have one of the new.
+    /// Makes a buffer of the items between two positions. Also returns the number to subtract from a mark of the old
+    /// buffer to get one of the new.
     fn cut(&self, buffer: &Self::Buffer, from: Mark, to: Mark) -> (Self::Buffer, Mark);
 
     /// Number of bytes of a buffer.
     fn bytes(buffer: &Self::Buffer) -> usize;
 
-    /// Number of bytes that all buffers share.
+    /// Number of bytes shared by all buffers.
     fn shared_bytes(&self) -> usize;
 
-    /// Sets how many bytes the tree may take in all.
+    /// Sets the memory budget of the tree, in bytes.
     fn limit_bytes(&self, most: Option<usize>);
 
-    /// Adds items to a path's hash.
+    /// Appends items to a path's hash.
     fn hash(hasher: &mut PathHasher, items: &[Self::Item]);
 
-    /// Writes items to a snapshot, and their length before them.
+    /// Writes items to a snapshot, after their length.
     fn write(items: &[Self::Item], out: &mut Vec<u8>);
 
-    /// Reads the items of a snapshot from the beginning of `bytes`, and takes them off; `None` when they are not sound.
+    /// Reads the items of a snapshot from the beginning of `bytes`, and consumes them; `None` if they are invalid.
     fn parse(&self, bytes: &mut Cursor<'_>) -> Option<Vec<Self::Item>>;
 }

@@ -1,4 +1,4 @@
-//! Many threads at once: nothing is lost, nothing hangs, and in the end every count is what a recount says.
+//! Tests of many threads at once: no insert is lost, no call hangs, and in the end every count equals a recount.
 
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::Relaxed};
 
@@ -59,8 +59,8 @@ fn everything_at_once() {
     }
 }
 
-/// Evicts one tenant while each thread inserts for a tenant of its own and takes nothing away: in the end all of it is
-/// there.
+/// Evicts one tenant while each thread inserts for a tenant of its own and removes nothing: in the end all of it
+/// remains.
 #[test]
 fn no_insert_is_lost_while_another_tenant_is_evicted() {
     let tree = TokenTree::with_config(1, EvictionPolicy::Lru).unwrap();
@@ -99,7 +99,7 @@ fn no_insert_is_lost_while_another_tenant_is_evicted() {
             }
         });
         writers.into_iter().for_each(|w| w.join().unwrap());
-        // The evictions must have had their part in it.
+        // The evictions must have taken effect.
         while evicted.load(Relaxed) == 0 {
             std::thread::yield_now();
         }

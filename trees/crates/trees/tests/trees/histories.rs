@@ -1,4 +1,4 @@
-//! Random histories: after each step the answer, and now and then everything, is what the model says.
+//! Tests of random histories: after each step the answer, and now and then the whole tree, equals the model's.
 
 use kvatlas_trees::string_tree::StringTree;
 use kvatlas_trees::token_tree::TokenTree;
@@ -7,10 +7,10 @@ use kvatlas_trees::{EvictionPolicy, hash_node_path, hash_token_path};
 use crate::model::{Model, Node};
 use kvatlas_testing::{Random, seeds};
 
-/// The sizes of the tenants as maintained and as counted anew, and that of all together.
+/// The sizes of the tenants as maintained and as recounted, and the total.
 type Sizes = (Vec<(String, usize)>, Vec<(String, usize)>, usize);
 
-/// The methods that the two trees have in common, as the histories use them.
+/// The methods common to the two trees, as the histories use them.
 pub(crate) trait Tree {
     type Item: Copy + Ord + std::fmt::Debug + 'static;
     const ALPHABET: &'static [Self::Item];
@@ -120,7 +120,7 @@ tree!(
     hash_token_path
 );
 
-/// A key that often shares much with others: a few letters, of which each stands for a stretch.
+/// A key that often shares much with others: a few letters that each stand for a stretch.
 fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     let stretches = rng.index(6);
     let mut key = Vec::new();
@@ -139,7 +139,7 @@ fn key<T: Tree>(rng: &mut Random, page: usize) -> Vec<T::Item> {
     key
 }
 
-/// The tree writes an access where it ended: the last one of a node may be found below it.
+/// Entries with the last access of each node and the nodes below: the tree writes an access only where it ended.
 fn with_accesses_below<I: Copy + Ord>(entries: Vec<Node<I>>) -> Vec<Node<I>> {
     let last = |path: &[I], name: &str| {
         let below = entries.iter().filter(|(other, _)| other.starts_with(path));
@@ -218,7 +218,7 @@ fn history<T: Tree>(seed: u64, page: usize, policy: EvictionPolicy, steps: usize
             assert_eq!(tree.node_count(), model.nodes.len(), "{says}");
         }
     }
-    // When the last tenant has gone, nothing is left.
+    // Without tenants the tree is empty.
     for tenant in names {
         assert_eq!(tree.remove_tenant(tenant), model.evict_tenant(tenant, 0), "{says}");
     }

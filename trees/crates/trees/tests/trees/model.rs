@@ -1,5 +1,5 @@
-//! The trees as plainly as they can be said: a map from the path of each node to its holders. Every access is written
-//! on every node of its path, every question is answered by looking at everything.
+//! A model of the trees: a map from the path of each node to its holders. Every access is written to every node of its
+//! path, and every query looks at all nodes.
 
 use std::collections::BTreeMap;
 
@@ -40,12 +40,12 @@ impl<I: Copy + Ord> Model<I> {
     }
 
     fn parent(&self, path: &[I]) -> usize {
-        // Nodes end where pages do.
+        // Nodes end at page boundaries.
         let mut ends = (1..path.len().div_ceil(self.page)).rev().map(|pages| pages * self.page);
         ends.find(|&end| self.nodes.contains_key(&path[..end])).unwrap_or(0)
     }
 
-    /// Nodes that a path of this length ends in or goes through.
+    /// Nodes in which a path of this length ends or through which it passes.
     fn on_path(&self, path: &[I]) -> Vec<Vec<I>> {
         self.nodes
             .keys()
@@ -72,7 +72,7 @@ impl<I: Copy + Ord> Model<I> {
         if key.is_empty() {
             return;
         }
-        // Where the key parts from an edge, or ends in it, a node ends.
+        // A node ends where the key leaves an edge or ends in it.
         for node in self.nodes.keys().cloned().collect::<Vec<_>>() {
             let (shared, above) = (self.common(&node, &key), self.parent(&node));
             if shared > above && shared < node.len() {
@@ -158,7 +158,7 @@ impl<I: Copy + Ord> Model<I> {
         }
     }
 
-    /// The first leaf of those tenants; its path and its tenant.
+    /// The first leaf of the given tenants, or of all; its path and its tenant.
     fn first_leaf(&self, of: Option<&str>) -> Option<(Vec<I>, String)> {
         let mut leaves = Vec::new();
         for (node, holders) in &self.nodes {
@@ -219,7 +219,7 @@ impl<I: Copy + Ord> Model<I> {
         gone
     }
 
-    /// Paths in order with their holders and the last accesses of these.
+    /// Paths in order, with their holders and the holders' last accesses.
     pub(crate) fn entries(&self) -> Vec<Node<I>> {
         let accesses = |holders: &Holders| holders.iter().map(|(name, held)| (name.clone(), held.accessed)).collect();
         self.nodes.iter().map(|(path, holders)| (path.clone(), accesses(holders))).collect()

@@ -1,4 +1,4 @@
-//! Tests of the trees' rules, one by one.
+//! Tests of single rules of the trees.
 
 use kvatlas_trees::string_tree::StringTree;
 use kvatlas_trees::token_tree::TokenTree;
@@ -77,7 +77,7 @@ fn the_answer_stays_with_who_has_held_it_longest() {
     tree.insert_text("shared program", "w2");
     for _ in 0..3 {
         assert_eq!(tree.prefix_match("shared prompt").as_deref(), Some("w1"));
-        // The upper part of the split knows, too.
+        // The upper part of the split has the data, too.
         assert_eq!(tree.prefix_match("shared pr").as_deref(), Some("w1"));
     }
     tree.remove_tenant("w1");
@@ -103,7 +103,7 @@ fn a_match_keeps_what_it_finds() {
     tree.insert_text("first text", "w0");
     tree.insert_text("second text", "w0");
     assert_eq!(tree.match_prefix_with_counts("first te").matched, 8);
-    // Asking about everybody is no access.
+    // A query for all tenants is not an access.
     assert_eq!(tree.match_all("second text").len(), 1);
     assert_eq!(tree.evict_tenant("w0", 10), 11);
     assert_eq!(tree.match_prefix_with_counts("first text").matched, 10);
@@ -139,7 +139,7 @@ fn evicted_memory_comes_back() {
         tree.remove_tenant(&tenant);
     }
     assert_eq!((tree.node_count(), tree.tenant_count(), tree.total_size()), (0, 0, 0));
-    // The code for pairs stays, and a list of nodes.
+    // The pair code remains, and a list of nodes.
     assert!(tree.bytes() < empty + (400 << 10), "{}", tree.bytes());
 }
 
@@ -180,7 +180,7 @@ fn a_budget_holds_at_every_insert() {
         assert_eq!(tree.budget_bytes(), Some(100_000));
     }
     tree.set_budget_bytes(Some(10_000));
-    // What it has learnt of the text is larger than that.
+    // The learnt tables are larger than the budget.
     assert!(tree.bytes() <= 10_000 || tree.node_count() == 0);
     tree.set_budget_bytes(None);
     tree.insert_text("x", "w0");
@@ -225,7 +225,7 @@ fn a_callback_may_use_the_tree() {
     assert_eq!(tree.total_size(), 12);
 }
 
-/// The edge a match ended in is divided, or cut out of its run, before the insert that follows the match.
+/// The edge at the end of a match is split, or cut out of its run, before the insert that follows the match.
 #[test]
 fn an_edge_may_change_between_match_and_insert() {
     let long = "abcdefgh".repeat(40);
@@ -290,13 +290,13 @@ fn wide_nodes_find_and_forget() {
     assert_eq!(tree.match_prefix_with_counts(&[7, 1, 1, 1]).matched, 0);
 }
 
-/// Builds a million levels in a small stack, so that anything that recurses by level would not come back.
+/// Builds a million levels with a small stack, so that recursion by level would overflow it.
 #[test]
 fn a_million_levels() {
     let deep = || {
         let tree = TokenTree::with_config(1, EvictionPolicy::Lru).unwrap();
         let levels = 1 << 20;
-        // One key, and each of its prefixes made a node by hand would take for ever: a snapshot of a chain does it.
+        // Inserting each prefix of one key would take too long: a snapshot of the chain is read instead.
         let snapshot = chain(levels);
         let tokens = vec![5u32; levels];
         let read = TokenTree::from_snapshot(&snapshot).unwrap();

@@ -1,0 +1,52 @@
+//! The state shared by all requests.
+
+use std::sync::Arc;
+
+use kvatlas_http::{Front, Gate};
+use tokio::sync::Semaphore;
+
+use crate::config::UntrustedPolicy;
+use crate::counts::Counts;
+use crate::health::Pulses;
+use kvatlas_follow::Follower;
+use kvatlas_follow::fleet::Fleet;
+use kvatlas_follow::page::Page;
+
+/// The state shared by all requests.
+pub(crate) struct App {
+    /// The follower of the engines' events.
+    pub(crate) follower: Follower,
+    pub(crate) fleet: Arc<Fleet>,
+    pub(crate) untrusted: UntrustedPolicy,
+    pub(crate) counts: Arc<Counts>,
+    pub(crate) pulses: Pulses,
+    /// Settings, keys and memory of the HTTP server.
+    pub(crate) front: Front,
+    pub(crate) gate: Arc<Gate>,
+    /// The page's data.
+    pub(crate) page: Page,
+    /// A permit for a dump: one runs at a time.
+    pub(crate) dumps: Arc<Semaphore>,
+    /// True if the next registration or dump has to fail.
+    #[cfg(test)]
+    pub(crate) fail: std::sync::atomic::AtomicBool,
+}
+
+impl App {
+    pub(crate) fn new(follower: Follower, untrusted: UntrustedPolicy, front: Front) -> Arc<Self> {
+        let fleet = follower.fleet().clone();
+        Arc::new(Self {
+            follower,
+            fleet,
+            counts: Arc::new(Counts::new()),
+            pulses: Pulses::new(),
+            gate: front.gate.clone(),
+            front,
+            untrusted,
+            page: Page::default(),
+            dumps: Arc::new(Semaphore::new(1)),
+            #[cfg(test)]
+            fail: std::sync::atomic::AtomicBool::new(false),
+        })
+    }
+}

@@ -1,0 +1,94 @@
+//! `/metrics`: the counts of requests and queries, followed by the follower's metrics of streams and indexes. The
+//! documentation takes names and help texts from here (`tools/docs/metrics.py`).
+
+use std::fmt;
+use std::sync::Arc;
+use std::sync::atomic::Ordering::Relaxed;
+
+use kvatlas_follow::metrics::{count_of, counter, describe, encode, gauge};
+use kvatlas_http::metrics::write_process;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::text::encode_eof;
+use prometheus_client::encoding::{DescriptorEncoder, NoLabelSet};
+use prometheus_client::metrics::MetricType;
+
+use crate::app::App;
+use crate::counts::{CLASSES, SECONDS};
+use crate::routes::Route;
+
+/// The text of the service's metrics.
+pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
+    let mut out = String::with_capacity(16 << 10);
+    encode(Scrape(app.clone()), &mut out)?;
+    app.follower.write_metrics(&mut out)?;
+    write_process(&mut out)?;
+    encode_eof(&mut out)?;
+    Ok(out)
+}
+
+struct Scrape(Arc<App>);
+
+impl std::fmt::Debug for Scrape {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Scrape")
+    }
+}
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        requests(&self.0, &mut encoder)?;
+        queries(&self.0, &mut encoder)
+    }
+}
+
+fn requests(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let routes = || Route::ALL.iter().map(|route| route.path()).zip(&app.counts.requests);
+    let mut family = describe(
+        encoder,
+        "http_requests",
+        "HTTP requests answered, by route (other: unknown paths) and class of status",
+        MetricType::Counter,
+    )?;
+    for (route, requests) in routes() {
+        for (class, count) in CLASSES.iter().zip(&requests.by_class) {
+            count_of(&mut family, &[("route", route), ("status", *class)], count.load(Relaxed))?;
+        }
+    }
+    let help = "Seconds from the end of a request's headers until its answer is ready";
+    let mut family = describe(encoder, "http_request_duration_seconds", help, MetricType::Histogram)?;
+    for (route, requests) in routes() {
+        let bounds = SECONDS.iter().copied().chain([f64::INFINITY]);
+        let buckets: Vec<(f64, u64)> = bounds.zip(requests.buckets.iter().map(|count| count.load(Relaxed))).collect();
+        let count = buckets.iter().map(|(_, count)| count).sum();
+        let sum = requests.nanoseconds.load(Relaxed) as f64 / 1e9;
+        family.encode_family(&[("route", route)])?.encode_histogram::<NoLabelSet>(sum, count, &buckets, None)?;
+    }
+    let help = "HTTP requests that met an internal error. This is a bug; the log has the details";
+    counter(encoder, "http_panics", help, app.counts.panics.load(Relaxed))?;
+    let open = app.front.connections() as i64;
+    gauge(encoder, "http_connections", "Open HTTP connections", open)?;
+    let help = "HTTP connections that were closed before they sent a key, to make room for others";
+    counter(encoder, "http_connections_evicted", help, app.front.evicted())?;
+    let help = "HTTP connections that were closed before they sent a key, for another reason: too_many_streams at once, or an unread_answer";
+    let mut family = describe(encoder, "http_strangers_closed", help, MetricType::Counter)?;
+    for (reason, count) in app.front.closed_strangers() {
+        count_of(&mut family, &[("reason", reason)], count)?;
+    }
+    let help = "Bytes that HTTP connections which have not sent a key count for. Beyond 80 MiB, the largest are closed";
+    gauge(encoder, "http_stranger_bytes", help, app.front.stranger_bytes() as i64)?;
+    let help = "Memory of the bodies of all requests in bytes";
+    gauge(encoder, "http_body_bytes", help, app.front.memory.used() as i64)?;
+    let help = "HTTP requests refused because http.body_memory was full, by reason: no_room for the body, or it was too slow and gave_way to others";
+    let mut family = describe(encoder, "http_bodies_refused", help, MetricType::Counter)?;
+    for (reason, count) in app.front.memory.refused() {
+        count_of(&mut family, &[("reason", reason)], count)?;
+    }
+    Ok(())
+}
+
+fn queries(app: &App, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let help = "Prompts looked up. Each prompt of a batch counts";
+    counter(encoder, "queries", help, app.counts.queries.load(Relaxed))?;
+    let help = "Prompts of which at least one worker held at least one block";
+    counter(encoder, "queries_matched", help, app.counts.queries_matched.load(Relaxed))
+}

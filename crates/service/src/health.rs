@@ -1,0 +1,111 @@
+//! `/health`: whether all threads are running. `/ready`: whether answers are complete.
+
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, LazyLock};
+use std::time::{Duration, Instant};
+
+use hyper::{Response, StatusCode};
+use kvatlas_follow::fleet::Fleet;
+use kvatlas_follow::report;
+use serde_json::json as value;
+
+use crate::answer::{Answer, json};
+
+/// Interval of a runtime's heartbeats.
+const BEAT: Duration = Duration::from_secs(1);
+
+/// Time without a heartbeat after which a runtime counts as stuck.
+const STUCK: Duration = Duration::from_secs(10);
+
+static START: LazyLock<Instant> = LazyLock::new(Instant::now);
+
+/// The time of a runtime's latest heartbeat, in milliseconds since the start.
+#[derive(Debug)]
+pub(crate) struct Pulse(AtomicU64);
+
+impl Pulse {
+    fn new() -> Self {
+        Self(AtomicU64::new(START.elapsed().as_millis() as u64))
+    }
+
+    /// Records heartbeats, for as long as the runtime runs.
+    pub(crate) async fn beat(&self) {
+        let mut interval = tokio::time::interval(BEAT);
+        loop {
+            interval.tick().await;
+            self.0.store(START.elapsed().as_millis() as u64, Relaxed);
+        }
+    }
+
+    fn is_stuck_at(&self, now: Duration) -> bool {
+        now.saturating_sub(Duration::from_millis(self.0.load(Relaxed))) > STUCK
+    }
+}
+
+/// The heartbeats of both runtimes.
+#[derive(Debug)]
+pub(crate) struct Pulses {
+    pub(crate) http: Pulse,
+    pub(crate) ingest: Arc<Pulse>,
+}
+
+impl Pulses {
+    pub(crate) fn new() -> Self {
+        Self { http: Pulse::new(), ingest: Arc::new(Pulse::new()) }
+    }
+
+    /// Names of the runtimes without a recent heartbeat.
+    fn stuck_at(&self, now: Duration) -> Vec<&'static str> {
+        let named = [(&*self.ingest, "kvatlas-ingest"), (&self.http, "kvatlas-http")];
+        named.into_iter().filter(|(pulse, _)| pulse.is_stuck_at(now)).map(|(_, name)| name).collect()
+    }
+}
+
+/// Answers `/health`.
+pub(crate) fn health(pulses: &Pulses, fleet: &Fleet) -> Response<Answer> {
+    let stuck = pulses.stuck_at(START.elapsed());
+    let mut said = match stuck.is_empty() {
+        true => value!({ "status": "alive" }),
+        false => value!({ "status": "stuck", "threads": stuck }),
+    };
+    for (name, state) in [("snapshot", report::snapshots(fleet)), ("relay", report::log(fleet))] {
+        if let Some(state) = state {
+            said[name] = state;
+        }
+    }
+    let status = if stuck.is_empty() { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(status, said.to_string())
+}
+
+/// Answers `/ready`. With `strict=1` in the query, ready means that no stream is incomplete.
+pub(crate) fn ready(fleet: &Fleet, query: Option<&str>) -> Response<Answer> {
+    let mut pairs = form_urlencoded::parse(query.unwrap_or_default().as_bytes());
+    let strict = pairs.any(|(key, value)| key == "strict" && value != "0");
+    let is_ready = fleet.is_ready();
+    let waiting = fleet.waiting();
+    let ready = waiting.is_over() || is_ready && !strict;
+    if ready && waiting.is_over() && waiting.engines.is_empty() {
+        return json(StatusCode::OK, &b"{\"ready\":true}"[..]);
+    }
+    let status = if ready { StatusCode::OK } else { StatusCode::SERVICE_UNAVAILABLE };
+    json(status, value!({ "ready": ready, "waiting": report::waiting(&waiting) }).to_string())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_is_silent_too_long_is_named() {
+        let pulses = Pulses::new();
+        let now = START.elapsed();
+        assert!(pulses.stuck_at(now).is_empty());
+        assert!(pulses.stuck_at(now + STUCK - Duration::from_millis(1)).is_empty());
+        let later = now + STUCK + Duration::from_secs(1);
+        assert_eq!(pulses.stuck_at(later), ["kvatlas-ingest", "kvatlas-http"]);
+        pulses.ingest.0.store(later.as_millis() as u64, Relaxed);
+        assert_eq!(pulses.stuck_at(later), ["kvatlas-http"]);
+        pulses.http.0.store(later.as_millis() as u64, Relaxed);
+        assert!(pulses.stuck_at(later).is_empty());
+    }
+}

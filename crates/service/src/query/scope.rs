@@ -1,0 +1,157 @@
+//! The scope of a query: the workers to look at, and the details to return.
+
+use std::borrow::Cow;
+
+use kvatlas_follow::register::{DEFAULT_ROUTING_GROUP, check_name};
+
+use super::members::{KeySet, boolean, check_text, instance_id, missing, unsigned};
+use crate::json::Reader;
+use crate::refusal::Refusal;
+
+type Result<T> = std::result::Result<T, Refusal>;
+
+/// Most workers that a query can name.
+const MOST_NAMES: usize = 1 << 14;
+
+/// The scope of a query: the workers to look at, and the details to return.
+#[derive(Debug, Default)]
+pub(crate) struct Scope<'a> {
+    pub(crate) model: Cow<'a, str>,
+    pub(crate) routing_group: Option<Cow<'a, str>>,
+    pub(crate) top_k: Option<usize>,
+    /// The only workers to consider; none for all.
+    pub(crate) among: Option<Vec<String>>,
+    /// True to omit unverified ranks.
+    pub(crate) strict: bool,
+    /// True to return levels.
+    pub(crate) levels: bool,
+    /// True to return the age of the index's data.
+    pub(crate) age: bool,
+}
+
+impl Scope<'_> {
+    pub(crate) fn routing_group(&self) -> &str {
+        self.routing_group.as_deref().unwrap_or(DEFAULT_ROUTING_GROUP)
+    }
+}
+
+/// A scope during parsing.
+#[derive(Default)]
+pub(super) struct PartialScope<'a> {
+    seen: KeySet,
+    scope: Scope<'a>,
+    model: Option<Cow<'a, str>>,
+}
+
+impl<'a> PartialScope<'a> {
+    /// Reads a member common to single queries and batches; false if the key is not one.
+    pub(super) fn member(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
+        let Self { seen, scope, model } = self;
+        match key {
+            "model_name" => {
+                seen.note(0, key)?;
+                *model = Some(check_text(key, reader.string(key)?)?);
+            }
+            "routing_group" => {
+                seen.note(1, key)?;
+                scope.routing_group = reader.string_or_null(key)?.map(|it| check_text(key, it)).transpose()?;
+            }
+            "top_k" => {
+                seen.note(2, key)?;
+                if !reader.null()? {
+                    scope.top_k = Some(top_k(reader.unsigned(key)?)?);
+                }
+            }
+            "among" => {
+                seen.note(3, key)?;
+                if !reader.null()? {
+                    let mut names = Vec::new();
+                    reader.array(key, |reader, at| {
+                        if at == MOST_NAMES {
+                            let message = format!("among must have at most {MOST_NAMES} workers");
+                            return Err(Refusal::invalid("too_many_workers", message));
+                        }
+                        names.push(instance_id(reader, "an item of among")?);
+                        Ok(())
+                    })?;
+                    scope.among = Some(names);
+                }
+            }
+            "strict" => {
+                seen.note(6, key)?;
+                scope.strict = reader.boolean(key)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads a member of single queries; false if the key is not one.
+    pub(super) fn detail(&mut self, reader: &mut Reader<'a>, key: &str) -> Result<bool> {
+        match key {
+            "levels" => {
+                self.seen.note(4, key)?;
+                self.scope.levels = reader.boolean(key)?;
+            }
+            "age" => {
+                self.seen.note(5, key)?;
+                self.scope.age = reader.boolean(key)?;
+            }
+            _ => return Ok(false),
+        }
+        Ok(true)
+    }
+
+    /// Reads a parameter of a URL. Returns the value if the key is not a scope's.
+    pub(super) fn parameter(&mut self, key: &str, value: Cow<'a, str>) -> Result<Option<Cow<'a, str>>> {
+        let Self { seen, scope, model } = self;
+        match key {
+            "model_name" => {
+                seen.note(0, key)?;
+                *model = Some(check_text(key, value)?);
+            }
+            "routing_group" => {
+                seen.note(1, key)?;
+                scope.routing_group = Some(check_text(key, value)?);
+            }
+            "top_k" => {
+                seen.note(2, key)?;
+                scope.top_k = Some(top_k(unsigned(key, &value)?)?);
+            }
+            // Repeated for each worker; empty for no worker.
+            "among" => {
+                let names = scope.among.get_or_insert_default();
+                if !value.is_empty() {
+                    check_name(&value)?;
+                    names.push(value.into_owned());
+                }
+            }
+            "levels" => {
+                seen.note(4, key)?;
+                scope.levels = boolean(key, &value)?;
+            }
+            "age" => {
+                seen.note(5, key)?;
+                scope.age = boolean(key, &value)?;
+            }
+            "strict" => {
+                seen.note(6, key)?;
+                scope.strict = boolean(key, &value)?;
+            }
+            _ => return Ok(Some(value)),
+        }
+        Ok(None)
+    }
+
+    pub(super) fn finish(self) -> Result<Scope<'a>> {
+        let model = self.model.ok_or_else(|| missing("model_name"))?;
+        Ok(Scope { model, ..self.scope })
+    }
+}
+
+fn top_k(wanted: u64) -> Result<usize> {
+    if wanted == 0 {
+        return Err(Refusal::invalid("invalid_top_k", "top_k must be at least 1; omit it to get all workers"));
+    }
+    Ok(usize::try_from(wanted).unwrap_or(usize::MAX))
+}

@@ -1,0 +1,126 @@
+//! The order of eviction, one heap of leaves per tenant with ranks corrected on removal, and the evictions of whole leaves.
+//!
+//! A match that postpones a leaf holds only the read lock and does not update the heap. The rank of an entry is therefore
+//! compared with the leaf's present rank when the entry comes to the top, and a postponed leaf goes back. The rank in the
+//! heap is never larger than the present one, so the first entry with an unchanged rank is the first leaf. Each access causes
+//! at most one comparison: an eviction costs O(log n) for each evicted leaf and for each access since the eviction before.
+//!
+//! Under MRU an access brings a leaf forward; there the match adds an entry with the new rank (`shared.rs`).
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+
+use super::nodes::Core;
+use super::policy::Rank;
+use super::tenants::Tenant;
+use super::units::Units;
+
+/// Number of outdated entries that a heap may have beyond the number of leaves.
+const STALE: usize = 64;
+
+impl<U: Units> Core<U> {
+    /// The present rank of a leaf; `None` if the node is not a leaf of the tenant.
+    fn leaf_rank(&self, node: u32, tenant: u32) -> Option<Rank> {
+        let holder = self.try_node(node)?.holders.get(tenant)?;
+        (holder.kids == 0).then(|| self.policy.rank(holder))
+    }
+
+    /// Adds a leaf to its tenant's order.
+    pub(crate) fn enqueue(&mut self, node: u32, tenant: u32) {
+        let Some(rank) = self.leaf_rank(node, tenant) else { return };
+        let Some(Tenant { order, leaves, .. }) = self.tenants.get_mut(tenant) else { return };
+        order.push((Reverse(rank), node));
+        if order.len() > 2 * *leaves + STALE {
+            let mut entries = std::mem::take(order).into_vec();
+            self.queued -= entries.len() - 1;
+            entries.sort_unstable_by_key(|e| e.1);
+            entries.dedup_by_key(|e| e.1);
+            entries
+                .retain_mut(|(Reverse(was), node)| self.leaf_rank(*node, tenant).inspect(|now| *was = *now).is_some());
+            entries.shrink_to_fit();
+            self.queued += entries.len();
+            if let Some(tenant) = self.tenants.get_mut(tenant) {
+                tenant.order = BinaryHeap::from(entries);
+            }
+        } else {
+            self.queued += 1;
+        }
+    }
+
+    /// The first leaf of a tenant, and its rank; it stays in the heap.
+    pub(super) fn first_leaf(&mut self, tenant: u32) -> Option<(Rank, u32)> {
+        loop {
+            let &(Reverse(was), node) = self.tenants.get(tenant)?.order.peek()?;
+            let now = self.leaf_rank(node, tenant);
+            if now == Some(was) {
+                return Some((was, node));
+            }
+            let mut top = self.tenants.get_mut(tenant)?.order.peek_mut()?;
+            match now {
+                // Postponed since: it sinks to its place.
+                Some(now) if now > was => top.0 = Reverse(now),
+                // Not a leaf any more, or one with another entry before this one.
+                _ => {
+                    std::collections::binary_heap::PeekMut::pop(top);
+                    self.queued -= 1;
+                }
+            }
+        }
+    }
+}
+
+impl<U: Units> Core<U> {
+    /// Evicts the first leaf of a tenant. Returns the leaf's units, 0 if the tenant has no leaf.
+    fn evict_first(&mut self, tenant: u32) -> usize {
+        let Some((_, node)) = self.first_leaf(tenant) else { return 0 };
+        self.detach(node, tenant)
+    }
+
+    /// Evicts leaves of a tenant, at most `leaves` of them, until the tenant holds at most `most` units. Returns the
+    /// units evicted.
+    pub(crate) fn evict_tenant(&mut self, tenant: u32, most: usize, leaves: usize) -> usize {
+        let mut evicted = 0;
+        for _ in 0..leaves {
+            if self.tenants.get(tenant).is_none_or(|t| t.units <= most) {
+                break;
+            }
+            evicted += self.evict_first(tenant);
+        }
+        evicted
+    }
+
+    /// Evicts the first leaves of all tenants, at most `leaves`, until `done`. Returns the units evicted.
+    pub(crate) fn evict_until(&mut self, leaves: usize, done: impl Fn(&Self) -> bool) -> usize {
+        if done(self) {
+            return 0;
+        }
+        let numbers: Vec<u32> = self.tenants.numbers().map(|(number, _)| number).collect();
+        let mut firsts: BinaryHeap<Reverse<(Rank, u32)>> =
+            numbers.into_iter().filter_map(|t| Some(Reverse((self.first_leaf(t)?.0, t)))).collect();
+        let mut evicted = 0;
+        for _ in 0..leaves {
+            let Some(Reverse((_, tenant))) = firsts.pop() else { break };
+            evicted += self.evict_first(tenant);
+            if done(self) {
+                break;
+            }
+            if let Some((rank, _)) = self.first_leaf(tenant) {
+                firsts.push(Reverse((rank, tenant)));
+            }
+        }
+        evicted
+    }
+
+    /// Removes a tenant from a node and all below it, the lowest first. Returns the units removed.
+    pub(crate) fn detach_below(&mut self, top: u32, tenant: u32) -> usize {
+        let holds = |n: u32| self.try_node(n).is_some_and(|n| n.holders.get(tenant).is_some());
+        let mut found: Vec<u32> = [top].into_iter().filter(|&n| holds(n)).collect();
+        let mut next = 0;
+        while let Some(&node) = found.get(next) {
+            found.extend(self.node(node).children.nodes().filter(|&n| holds(n)));
+            next += 1;
+        }
+        // Parents come before their children in the list.
+        found.into_iter().rev().map(|node| self.detach(node, tenant)).sum()
+    }
+}
