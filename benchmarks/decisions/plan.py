@@ -6,34 +6,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-OURS = "kvatlas"
-OTHERS = (
-    "dynamo-kv",
-    "vllm-router-kv-aware",
-    "llm-d-scorers",
-    "aibrix-prefix-cache",
-    "preble",
-    "production-stack-loadaware",
-    "ray-prefix-affinity",
-    "smg-cache-aware",
-    "smg-spill",
-    "prefix-hash",
-    "session",
-    "llm-d-token-load",
-    "dynamo-agentic",
-    "dynamo-two-tier",
-    "lmetric",
-    "gorgo",
-    "dualmap",
-    "sticky-least-loaded",
-    "power-of-two",
-    "round-robin",
-    "random",
-)
-"""The other owners' policies: "the best of the others" is the best of these on the workload in question."""
+from kvatlas.routing import policy_names
 
+OURS = "kvatlas"
 BASE = "least-loaded"
 """The policy that a gain is a gain over. It is among the others too."""
+
+OTHERS = tuple(name for name in policy_names() if name not in {OURS, BASE})
+"""The other policies, those of other projects first: "the best of the others" is the best of these on a workload."""
 
 BY_TTL = "kvatlas, ttl"
 """Ours without events, what was sent counting as held for a while."""

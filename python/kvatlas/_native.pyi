@@ -3339,3 +3339,10 @@ def policy_names() -> list[str]:
     Returns:
         list of str
     """
+
+def routing_defaults() -> dict[str, float]:
+    """The defaults of the settings of a router that are numbers, by name.
+
+    Returns:
+        dict of str to float
+    """

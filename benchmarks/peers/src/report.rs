@@ -103,7 +103,7 @@ impl Run {
             self.clock.step,
         );
         if self.machine.load.parse().is_ok_and(|load: f64| load > 0.5) {
-            text += "Other work runs on this machine: times are rough, ratios of one run less so.\n";
+            text += "The load is above 0.5: times are rough, ratios of one run less so.\n";
         }
         for (name, about) in &self.subjects {
             let _ = writeln!(text, "  {name:<12} {about}");

@@ -1,10 +1,11 @@
 //! Cache, event sockets and server of one engine.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvatlas_adopt::Form;
 use kvatlas_index::BlockHash;
 use kvatlas_wire::{Event, EventOf, Name, Removed, Stored};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use crate::cache::{Cache, Kind, Sequence};
@@ -31,7 +32,7 @@ impl Engine {
         let server = Server::start_with(model, move |body| {
             let prompt = prompt(body);
             // Batches are published in the order of their changes.
-            let mut cache = cache.lock().expect("no panic");
+            let mut cache = cache.lock();
             let prefill = compute(&mut cache, prompt);
             let events: Vec<Event> = cache.take_events().into_iter().map(named).collect();
             if !events.is_empty() {

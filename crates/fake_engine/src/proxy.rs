@@ -2,9 +2,11 @@
 
 use std::io::{Read as _, Write as _};
 use std::net::{Shutdown, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::net::Listener;
 
@@ -47,7 +49,7 @@ impl CuttableProxy {
     /// Closes all connections and refuses new ones, while `is_cut`.
     pub fn cut(&self, is_cut: bool) {
         self.line.is_cut.store(is_cut, SeqCst);
-        for stream in self.line.open.lock().expect("no panic").drain(..) {
+        for stream in self.line.open.lock().drain(..) {
             let _ = stream.shutdown(Shutdown::Both);
         }
     }
@@ -62,7 +64,7 @@ impl Line {
     fn join(self: &Arc<Self>, here: TcpStream, to: u16) {
         let Ok(there) = TcpStream::connect(("127.0.0.1", to)) else { return };
         // Under the lock, so that a cut either finds the connection or keeps it from beginning.
-        let mut open = self.open.lock().expect("no panic");
+        let mut open = self.open.lock();
         if self.is_cut.load(SeqCst) {
             return;
         }

@@ -6,15 +6,15 @@
 //! reserved for short bodies, so that stalled long ones do not delay them.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 use tokio::time::{Instant, timeout_at};
 
 use crate::activity::millis;
-use crate::lock;
 
 /// Longest body that may use the whole budget, in bytes; longer ones leave a quarter of it to shorter ones.
 const SHORT: usize = 64 << 10;
@@ -143,7 +143,7 @@ impl Memory {
         let now = millis();
         let rate = |it: &Progress| it.bytes.load(Relaxed) as u64 * 1000 / now.saturating_sub(it.since).max(1);
         let silent = |it: &Progress| now.saturating_sub(it.last.load(Relaxed));
-        let coming = lock(&self.coming);
+        let coming = self.coming.lock();
         let others = || coming.values().filter(|it| !it.waits.load(Relaxed) && now.saturating_sub(it.since) >= GRACE);
         let longest = others().filter(|it| silent(it) >= GRACE).max_by_key(|it| silent(it));
         let victim = longest.or_else(|| others().filter(|it| rate(it) < SLOW).min_by_key(|it| rate(it)));
@@ -181,7 +181,7 @@ impl BodyTurn {
             waits: AtomicBool::new(false),
             leave: Notify::new(),
         });
-        lock(&memory.coming).insert(number, coming.clone());
+        memory.coming.lock().insert(number, coming.clone());
         Self { memory: memory.clone(), number, coming }
     }
 
@@ -226,7 +226,7 @@ impl BodyTurn {
 
 impl Drop for BodyTurn {
     fn drop(&mut self) {
-        lock(&self.memory.coming).remove(&self.number);
+        self.memory.coming.lock().remove(&self.number);
     }
 }
 

@@ -7,15 +7,14 @@
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::pin::pin;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, TryAcquireError};
 use tokio::time::{Instant, sleep_until};
-
-use crate::lock;
 
 /// The time every connection has to send a key, however many others arrive.
 const GRACE: Duration = Duration::from_millis(500);
@@ -100,14 +99,14 @@ impl Places {
 
     /// Bytes held by strangers now.
     pub(crate) fn bytes(&self) -> usize {
-        lock(&self.strangers).bytes
+        self.strangers.lock().bytes
     }
 
     /// Takes a place, as soon as one is free. `known`: true if it need never give way; another stranger has to leave if
     /// no place is free for a stranger.
     pub(crate) async fn take(self: &Arc<Self>, known: bool) -> Option<Arc<Place>> {
         loop {
-            let lacks_bytes = !known && lock(&self.strangers).bytes + CONNECTION > self.budget;
+            let lacks_bytes = !known && self.strangers.lock().bytes + CONNECTION > self.budget;
             if !lacks_bytes {
                 match self.permits.clone().try_acquire_owned() {
                     Ok(permit) => return Some(self.place(Some(permit), known)),
@@ -138,7 +137,7 @@ impl Places {
         let leave = Arc::new(Notify::new());
         if !known {
             let stranger = Stranger { since: Instant::now(), bytes: CONNECTION, leave: leave.clone(), is_told: false };
-            let mut strangers = lock(&self.strangers);
+            let mut strangers = self.strangers.lock();
             strangers.all.insert(number, stranger);
             strangers.bytes += CONNECTION;
         }
@@ -149,7 +148,7 @@ impl Places {
     /// grace. Returns the time at which to look again.
     fn make_room(&self, lacks_bytes: bool) -> Instant {
         let now = Instant::now();
-        let mut strangers = lock(&self.strangers);
+        let mut strangers = self.strangers.lock();
         // A stranger told to leave makes room soon.
         if strangers.leaving > 0 {
             return now + Duration::from_millis(10);
@@ -175,7 +174,7 @@ impl Place {
     pub(crate) fn make_known(&self) {
         // Most requests come on a connection that is already known: nothing is written then.
         if !self.known.load(Relaxed) && !self.known.swap(true, Relaxed) {
-            lock(&self.places.strangers).remove(self.number);
+            self.places.strangers.lock().remove(self.number);
             self.places.freed.notify_one();
         }
     }
@@ -190,7 +189,7 @@ impl Place {
             return;
         }
         let places = &self.places;
-        let mut strangers = lock(&places.strangers);
+        let mut strangers = places.strangers.lock();
         let Some(stranger) = strangers.all.get_mut(&self.number) else { return };
         stranger.bytes += bytes;
         let is_told = stranger.is_told;
@@ -208,7 +207,7 @@ impl Place {
         if !self.is_stranger() {
             return;
         }
-        let mut strangers = lock(&self.places.strangers);
+        let mut strangers = self.places.strangers.lock();
         let Some(stranger) = strangers.all.get_mut(&self.number) else { return };
         let bytes = bytes.min(stranger.bytes);
         stranger.bytes -= bytes;
@@ -231,7 +230,7 @@ impl Place {
 impl Drop for Place {
     fn drop(&mut self) {
         if !*self.known.get_mut() {
-            lock(&self.places.strangers).remove(self.number);
+            self.places.strangers.lock().remove(self.number);
         }
         drop(self.permit.take());
         self.places.freed.notify_one();

@@ -9,21 +9,22 @@
 //!   stays on its thread, and wakes no other one. A new connection goes to the thread with the fewest.
 
 use std::net::{SocketAddr, TcpListener as StdListener, TcpStream as StdStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::net::TcpStream;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::{mpsc, watch};
 
+use crate::Error;
 use crate::handler::{Handler, ListenerKind};
 use crate::limits::{ADMIN_STRANGERS, KEYED_STREAMS, KEYLESS_STREAMS, Limits, STRANGER_STREAMS};
 use crate::listener::{ListenerContext, OpenCounts};
 use crate::places::{Place, Places};
-use crate::{Error, lock};
 
 /// Length of the system's queue of connections not accepted yet.
 const BACKLOG: i32 = 4096;
@@ -193,7 +194,7 @@ impl Server {
     pub fn end(&self) {
         self.stop.send_replace(true);
         self.end.send_replace(true);
-        match lock(&self.running).take() {
+        match self.running.lock().take() {
             Some(ServerThreads::Shared(runtime)) => runtime.shutdown_timeout(END),
             Some(ServerThreads::Own(threads)) => {
                 for thread in threads {

@@ -1,10 +1,11 @@
 //! Keys and certificates in force, read again when their files change or on request.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
+use parking_lot::Mutex;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -15,7 +16,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use crate::config::Config;
 use crate::keys::Keys;
-use crate::{Error, TlsConfig, lock};
+use crate::{Error, TlsConfig};
 
 /// The interval at which the files are checked.
 const LOOK: Duration = Duration::from_secs(2);
@@ -54,7 +55,7 @@ impl Trust {
 
     /// Reads all files. If one cannot be used, the old keys and certificates stay in force.
     pub(crate) fn reload(&self) -> Result<(), Error> {
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         *seen = self.prints();
         let keys = Keys::read(&self.config)?;
         let tls = self.config.tls.as_ref().map(|config| acceptor(config, &self.alpn)).transpose()?;
@@ -76,7 +77,7 @@ impl Trust {
     }
 
     fn look(&self) {
-        if *lock(&self.seen) == self.prints() {
+        if *self.seen.lock() == self.prints() {
             return;
         }
         match self.reload() {

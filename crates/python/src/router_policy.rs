@@ -4,9 +4,10 @@
 //! logged once for each kind of it.
 
 use std::collections::HashSet;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_routing::{Candidates, Choice, Placement, Policy, Request};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -31,7 +32,7 @@ impl GuardedPolicy {
 
     /// Logs what went wrong in the policy's code since this was last called, and what that led to. False: nothing did.
     fn failed(&mut self, so: &str) -> bool {
-        let failure = self.failure.lock().unwrap_or_else(PoisonError::into_inner).take();
+        let failure = self.failure.lock().take();
         if let Some(error) = &failure {
             self.tell(error, so);
         }
@@ -102,7 +103,7 @@ impl Policy for GuardedPolicy {
 
 /// Learns the names of workers by number from what the router says of its engines.
 pub(crate) fn learn_names(names: &Mutex<Vec<(String, u32)>>, workers: &serde_json::Value) {
-    let mut names = names.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut names = names.lock();
     for worker in workers.as_array().into_iter().flatten() {
         let name = worker["name"].as_str().unwrap_or_default();
         for row in worker["ranks"].as_array().into_iter().flatten() {

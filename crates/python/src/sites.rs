@@ -1,9 +1,9 @@
 //! `SitePublisher`, `Sites` and `SitesMatch`: digests of sites' indexes, and the sparse index above them.
 
-use std::sync::{Mutex, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use kvatlas_digest::{Answer, Digest, DigestEffect, Error, Proof, Publisher, Sites as Core, State, marks_of_prompt};
+use parking_lot::{Mutex, RwLock};
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyList};
 
@@ -43,7 +43,7 @@ pub(crate) struct SitePublisher {
 
 impl SitePublisher {
     fn with<T>(&self, f: impl FnOnce(&mut Publisher) -> T) -> T {
-        f(&mut self.core.lock().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.core.lock())
     }
 }
 
@@ -117,11 +117,11 @@ pub(crate) struct Sites {
 
 impl Sites {
     fn read<T>(&self, f: impl FnOnce(&Core) -> T) -> T {
-        f(&self.core.read().unwrap_or_else(PoisonError::into_inner))
+        f(&self.core.read())
     }
 
     fn write<T>(&self, f: impl FnOnce(&mut Core) -> T) -> T {
-        f(&mut self.core.write().unwrap_or_else(PoisonError::into_inner))
+        f(&mut self.core.write())
     }
 
     fn now(&self, now: Option<f64>) -> PyResult<Duration> {

@@ -15,7 +15,6 @@ use crate::engines::{
     Engine, EngineMetrics, HealthState, Kind, LIST, MAX_MODELS, MAX_NAME, Models, SHORT, SLEEP_PATH, get, lines,
     read_sleep,
 };
-use crate::lock;
 use crate::placing::Places;
 
 /// Time between two looks at the engines.
@@ -149,7 +148,7 @@ async fn mind(app: &App, engine: &Engine) {
         let found = health_check::ask(health, engine).await;
         let why_not = found.why_not();
         let well = why_not.is_none();
-        *lock(&engine.why_not) = why_not.map(str::to_owned);
+        *engine.why_not.lock() = why_not.map(str::to_owned);
         let was_down = engine.health.is_down();
         if !health.interval.is_zero() && engine.health.note_check(&found) {
             match why_not {

@@ -1,14 +1,12 @@
 //! Counters of the router as a whole, histograms of durations, and budgets of repeated lines of the log.
 
 use std::collections::BTreeMap;
-use std::sync::Mutex;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::time::{Duration, Instant};
 
 use hyper::StatusCode;
-
-use crate::lock;
+use parking_lot::Mutex;
 
 /// Upper bounds of the buckets for times, in seconds.
 pub(crate) const SECONDS: [f64; 16] =
@@ -79,16 +77,16 @@ impl Default for Refusals {
 impl Refusals {
     pub(crate) fn add(&self, status: StatusCode, code: &'static str) {
         let class = if status.is_server_error() { "5xx" } else { "4xx" };
-        *lock(&self.0).entry((class, code)).or_default() += 1;
+        *self.0.lock().entry((class, code)).or_default() += 1;
     }
 
     /// Number of refused requests that were no fault of the client's.
     pub(crate) fn errors(&self) -> u64 {
-        lock(&self.0).iter().filter(|((class, _), _)| *class == "5xx").map(|(_, count)| count).sum()
+        self.0.lock().iter().filter(|((class, _), _)| *class == "5xx").map(|(_, count)| count).sum()
     }
 
     pub(crate) fn all(&self) -> BTreeMap<(&'static str, &'static str), u64> {
-        lock(&self.0).clone()
+        self.0.lock().clone()
     }
 }
 
@@ -205,7 +203,7 @@ impl LogBudget {
     }
 
     fn take_at(&self, now: Instant) -> Option<u64> {
-        let mut lines = lock(&self.0);
+        let mut lines = self.0.lock();
         if lines.since.is_none_or(|since| now - since >= MINUTE) {
             (lines.since, lines.written) = (Some(now), 0);
         }

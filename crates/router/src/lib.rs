@@ -37,10 +37,3 @@ pub use config::Config;
 pub use error::Error;
 pub use requests::prompts::prompt_tokens;
 pub use router::Router;
-
-use std::sync::{Mutex, MutexGuard, PoisonError};
-
-/// The lock, also after a thread panicked while it held it: nothing in this crate is left half changed.
-pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}

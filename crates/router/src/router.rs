@@ -1,8 +1,8 @@
 //! [`Router`]: everything started, and stopped again in order.
 
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use kvatlas_follow::Follower;
@@ -10,6 +10,7 @@ use kvatlas_follow::log;
 use kvatlas_follow::page::Page;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::runtime::{Builder, Runtime};
 
@@ -20,7 +21,6 @@ use crate::control;
 use crate::counts::Counts;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
-use crate::lock;
 use crate::placing::Places;
 use crate::proxy::{Forwarder, Tokens};
 use crate::remote::cache_reports::{self, CacheReporter};
@@ -232,7 +232,7 @@ impl Router {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(RouterThreads { server, control }) = lock(&self.running).take() else { return true };
+        let Some(RouterThreads { server, control }) = self.running.lock().take() else { return true };
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();

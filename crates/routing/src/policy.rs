@@ -51,6 +51,12 @@ pub trait Policy: Send {
     /// True if the policy weighs what the index says. If not, nobody needs to look up the prompt.
     fn uses_index(&self) -> bool;
 
+    /// True if the policy reads [`Request::text`], at least of prompts without content hashes. A router then keeps the text
+    /// of every prompt.
+    fn needs_text(&self) -> bool {
+        false
+    }
+
     /// Picks a row of `candidates`, of which there is at least one. `now`: seconds, never going back.
     ///
     /// Must not count on the request being sent: [`Policy::sent`] tells.

@@ -1,11 +1,12 @@
 //! [`Service`]: a follower with an HTTP server in front of it, started together and stopped in order.
 
 use std::net::SocketAddr;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
 use kvatlas_follow::{Error, Follower};
 use kvatlas_http::{Front, Server};
+use parking_lot::Mutex;
 
 use crate::app::App;
 use crate::config::Config;
@@ -82,7 +83,7 @@ impl Service {
     ///
     /// False if that took longer than `timeout` and something was cut off. Does nothing the second time.
     pub fn drain(&self, timeout: Duration, delay: Duration) -> bool {
-        let Some(server) = self.server.lock().unwrap_or_else(PoisonError::into_inner).take() else { return true };
+        let Some(server) = self.server.lock().take() else { return true };
         self.app.follower.leave();
         std::thread::sleep(delay);
         self.app.page.close();

@@ -1,11 +1,12 @@
 //! [`Feed`]: states in, server-sent events out.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::task::{Context, Poll, Waker};
 
 use bytes::Bytes;
+use parking_lot::Mutex;
 use serde_json::Value;
 
 /// Most bytes queued for a viewer. A slower viewer gets the whole state again once it has read its queue.
@@ -52,10 +53,6 @@ pub struct Viewer {
     queue: Arc<Mutex<Queue>>,
 }
 
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl Feed {
     /// A feed for at most `most` viewers.
     #[must_use]
@@ -74,7 +71,7 @@ impl Feed {
     /// # Errors
     /// [`TooManyViewers`] if the maximum is reached.
     pub fn watch(self: &Arc<Self>) -> Result<Viewer, TooManyViewers> {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         if inner.queues.len() >= self.most {
             return Err(TooManyViewers { viewers: inner.queues.len() });
         }
@@ -89,14 +86,14 @@ impl Feed {
     pub fn update(&self, mut state: Value) {
         drop_nulls(&mut state);
         let state = state.to_string();
-        let mut inner = lock(&self.inner);
-        let behind: Vec<_> = inner.queues.iter().filter(|queue| lock(queue).wants_everything()).cloned().collect();
+        let mut inner = self.inner.lock();
+        let behind: Vec<_> = inner.queues.iter().filter(|queue| queue.lock().wants_everything()).cloned().collect();
         if behind.len() < inner.queues.len() && inner.state.as_ref() != Some(&state) {
             inner.send(&event("state", &state));
         }
         if !behind.is_empty() {
             let whole = event("whole", &inner.everything(&state));
-            behind.iter().for_each(|queue| lock(queue).start_with(whole.clone()));
+            behind.iter().for_each(|queue| queue.lock().start_with(whole.clone()));
         }
         inner.state = Some(state);
     }
@@ -111,7 +108,7 @@ impl Feed {
         if items.is_empty() {
             return;
         }
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.send(&event("more", &format!("{{\"list\":\"{list}\",\"items\":[{}]}}", items.join(","))));
         let kept = inner.lists.entry(list).or_default();
         kept.extend(items);
@@ -121,15 +118,15 @@ impl Feed {
 
     /// Ends all present and future viewers.
     pub fn close(&self) {
-        let mut inner = lock(&self.inner);
+        let mut inner = self.inner.lock();
         inner.closed = true;
-        inner.queues.iter().for_each(|queue| lock(queue).close());
+        inner.queues.iter().for_each(|queue| queue.lock().close());
     }
 }
 
 impl Inner {
     fn send(&self, event: &Bytes) {
-        self.queues.iter().for_each(|queue| lock(queue).push(event.clone()));
+        self.queues.iter().for_each(|queue| queue.lock().push(event.clone()));
     }
 
     fn everything(&self, state: &str) -> String {
@@ -188,7 +185,7 @@ impl Queue {
 impl Viewer {
     /// The next bytes of the answer, in `text/event-stream`; none after [`Feed::close`].
     pub fn poll_next(&mut self, context: &mut Context<'_>) -> Poll<Option<Bytes>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if let Some(event) = queue.events.pop_front() {
             queue.bytes -= event.len();
             return Poll::Ready(Some(event));
@@ -203,7 +200,7 @@ impl Viewer {
 
 impl Drop for Viewer {
     fn drop(&mut self) {
-        let mut inner = lock(&self.feed.inner);
+        let mut inner = self.feed.inner.lock();
         inner.queues.retain(|queue| !Arc::ptr_eq(queue, &self.queue));
         self.feed.watching.store(inner.queues.len(), Relaxed);
     }

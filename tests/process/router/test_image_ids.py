@@ -223,6 +223,30 @@ def test_bodies_stay_as_they_are_where_nothing_is_gained(
             assert engine.last.body == body
 
 
+@pytest.mark.parametrize(
+    ("policy", "reads"),
+    [
+        ("tests.support.own_policies:First", True),
+        ("lmetric", True),
+        ("dynamo-two-tier", True),
+        ("tests.support.own_policies:Blind", False),
+        ("sticky-least-loaded", False),
+        ("session", False),
+    ],
+)
+def test_prompts_are_read_and_images_named_for_policies_that_look_at_prompts(
+    engine: Engine, tokenizer: Path, policy: str, reads: bool
+) -> None:
+    engine.answers["/version"] = {"version": "0.33.0"}
+    with Router(engine, flags=("--no-events", "--tokenizer", str(tokenizer), "--policy", policy)) as router:
+        counted = router.ask(chat([text(BEFORE)]), path="/explain").json["tokens"]
+        assert (counted == len(BEFORE)) == reads
+        if reads:
+            wait_named(router)
+        assert router.ask(chat([part(image(20, 20)), text(AFTER)])).status == 200
+        assert (b"kvatlas-" in engine.last.body) == reads
+
+
 @pytest.mark.parametrize("api", ["messages", "responses"])
 def test_depth_ends_at_images_of_other_apis(engine: Engine, tokenizer: Path, api: str) -> None:
     """vLLM takes no `uuid` from these, so a name would only change their bodies."""

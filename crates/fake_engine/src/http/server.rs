@@ -2,10 +2,11 @@
 
 use std::io::{ErrorKind, Read as _, Write as _};
 use std::net::{SocketAddr, TcpStream};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst};
-use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use super::{Connection, Message};
@@ -85,25 +86,25 @@ impl Server {
 
     /// Changes the way of answering.
     pub fn set(&self, manner: Manner) {
-        *self.state.manner.lock().expect("no panic") = manner;
+        *self.state.manner.lock() = manner;
     }
 
     /// The complete requests with a prompt received so far.
     #[must_use]
     pub fn requests(&self) -> Vec<Message> {
-        self.state.requests.lock().expect("no panic").clone()
+        self.state.requests.lock().clone()
     }
 
     /// Number of requests with a prompt received so far.
     #[must_use]
     pub fn count(&self) -> usize {
-        self.state.requests.lock().expect("no panic").len()
+        self.state.requests.lock().len()
     }
 
     /// The last request with a prompt.
     #[must_use]
     pub fn last(&self) -> Message {
-        self.state.requests.lock().expect("no panic").last().cloned().expect("a request")
+        self.state.requests.lock().last().cloned().expect("a request")
     }
 
     /// Number of requests whose client left before their end.
@@ -176,8 +177,8 @@ impl ServerState {
             return send_json(stream, "404 Not Found", "", &json!({}));
         }
         let body: Value = serde_json::from_slice(&request.body).unwrap_or_default();
-        self.requests.lock().expect("no panic").push(request);
-        let manner = *self.manner.lock().expect("no panic");
+        self.requests.lock().push(request);
+        let manner = *self.manner.lock();
         match manner {
             Manner::Dies => return Err(End::Own),
             Manner::Hangs => return Err(if is_gone(stream) { End::GivenUp } else { End::Own }),

@@ -4,17 +4,16 @@
 mod format;
 mod process;
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use hyper::header::HeaderMap;
+use parking_lot::Mutex;
 use prometheus_client::encoding::text::encode_registry;
 use prometheus_client::registry::Registry;
 
 use self::format::{OPEN_METRICS, TEXT, plain, prefers_text};
 use self::process::Process;
-use crate::lock;
 
 /// Appends the metrics of this process, without the end mark of OpenMetrics.
 ///
@@ -55,7 +54,7 @@ impl Exposition {
         may_be_old: bool,
         make: impl FnOnce() -> Result<String, E>,
     ) -> Result<(&'static str, Bytes), E> {
-        let mut made = lock(&self.made);
+        let mut made = self.made.lock();
         let is_good = |made: &MadeText| {
             let is_read = !made.open_metrics.is_unique() || made.text.as_ref().is_some_and(|text| !text.is_unique());
             made.since.elapsed() < STAYS && (may_be_old || is_read)

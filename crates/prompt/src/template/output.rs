@@ -1,12 +1,13 @@
 //! The output of a template, compared with an earlier text that most of it repeats, and offsets of messages in it.
 
 use std::io::{self, Write};
+use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, PoisonError};
 
 use minijinja::Value;
 use minijinja::value::{Enumerator, Object, ObjectRepr};
+use parking_lot::Mutex;
 
 use crate::allowance;
 use crate::prompt_failure::PromptFailure;
@@ -101,7 +102,7 @@ impl MeteredMessages {
 
     /// The length of the output when each message was taken from the list.
     pub(super) fn begins(&self) -> Vec<usize> {
-        std::mem::take(&mut self.begins.lock().unwrap_or_else(PoisonError::into_inner))
+        std::mem::take(&mut self.begins.lock())
     }
 }
 
@@ -130,7 +131,7 @@ impl Iterator for MeteredIterator {
     fn next(&mut self) -> Option<Value> {
         let message = self.all.messages.get(self.next)?.clone();
         self.next += 1;
-        let begins = &mut self.all.begins.lock().unwrap_or_else(PoisonError::into_inner);
+        let begins = &mut self.all.begins.lock();
         begins.push(self.all.written.load(Relaxed));
         Some(message)
     }

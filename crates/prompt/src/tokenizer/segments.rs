@@ -8,8 +8,8 @@
 use std::collections::HashMap;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
+use parking_lot::{Mutex, MutexGuard};
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
 /// Number of shards, each with its own lock.
@@ -103,18 +103,14 @@ impl Segments {
 
     fn shard(&self, key: u64) -> MutexGuard<'_, Shard> {
         // A panic under the lock leaves no harmful half-change: texts are compared.
-        self.shards[key as usize % SHARDS].lock().unwrap_or_else(PoisonError::into_inner)
+        self.shards[key as usize % SHARDS].lock()
     }
 
     /// Bytes in use.
     #[cfg(test)]
     pub(super) fn bytes(&self) -> usize {
         let of = |entries: &HashMap<u64, Entry>| entries.values().map(Entry::bytes).sum::<usize>();
-        self.shards
-            .iter()
-            .map(|shard| shard.lock().unwrap_or_else(PoisonError::into_inner))
-            .map(|shard| of(&shard.young) + of(&shard.old))
-            .sum()
+        self.shards.iter().map(|shard| shard.lock()).map(|shard| of(&shard.young) + of(&shard.old)).sum()
     }
 }
 

@@ -11,9 +11,9 @@ mod body;
 mod memory;
 
 use std::hash::{BuildHasher, RandomState};
-use std::sync::{Mutex, PoisonError};
 
 use minijinja::Value;
+use parking_lot::Mutex;
 
 use crate::endpoint::Endpoint;
 use crate::messages::field;
@@ -79,7 +79,7 @@ impl Turns {
         recalled.list = at;
         let list = &body[at..];
         recalled.keys = body::keys(list, self.seed);
-        let found = self.memory.lock().unwrap_or_else(PoisonError::into_inner).get(&recalled.keys);
+        let found = self.memory.lock().get(&recalled.keys);
         recalled.known = found.filter(|turn| turn.endpoint == endpoint).and_then(|turn| {
             let count = turn.items(turn.list.common(0, list));
             let end = at + turn.ends.get(count.checked_sub(1)?)?.0;
@@ -155,7 +155,7 @@ impl Turns {
             };
             let keys = keys.iter().copied().take(whole / body::STEP).collect();
             let bytes = turn.bytes();
-            let gone = self.memory.lock().unwrap_or_else(PoisonError::into_inner).put(keys, turn, bytes);
+            let gone = self.memory.lock().put(keys, turn, bytes);
             drop(gone);
         }
         prompted

@@ -1,12 +1,13 @@
 //! Any Python object under test. One thread applies events, taking the interpreter for each; a query thread takes it
 //! for each lookup. Lists of ints are made before the clock starts.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 
 use kvatlas_bench::{Counts, Error, EventThread, Subject};
 use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 
@@ -80,7 +81,7 @@ impl Inner {
         if let Err(error) = outcome {
             self.errors.fetch_add(1, Ordering::Relaxed);
             let words = error.value(py).repr().map_or_else(|_| error.to_string(), |words| words.to_string());
-            self.first.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(words);
+            self.first.lock().get_or_insert(words);
         }
     }
 }
@@ -187,7 +188,7 @@ impl Subject for Object {
     }
 
     fn counts(&self) -> Counts {
-        let first_error = self.inner.first.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let first_error = self.inner.first.lock().clone();
         Counts { errors: self.inner.errors.load(Ordering::Relaxed), first_error, ..Counts::default() }
     }
 

@@ -5,9 +5,10 @@ mod rung;
 mod rung_match;
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 
 use kvatlas_designs::{LadderStats, RUNGS, WorkerId};
+use parking_lot::RwLock;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -73,7 +74,7 @@ impl Names {
         if let Some(number) = self.known(name) {
             return number;
         }
-        let mut table = self.0.write().unwrap_or_else(PoisonError::into_inner);
+        let mut table = self.0.write();
         if let Some(&number) = table.numbers.get(name) {
             return number;
         }
@@ -86,12 +87,12 @@ impl Names {
 
     /// The number of a name, if it was ever given one.
     fn known(&self, name: &str) -> Option<WorkerId> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).numbers.get(name).copied()
+        self.0.read().numbers.get(name).copied()
     }
 
     /// Each item with the name instead of the number.
     fn resolve<T>(&self, items: impl IntoIterator<Item = (WorkerId, T)>) -> Vec<(Arc<str>, T)> {
-        let table = self.0.read().unwrap_or_else(PoisonError::into_inner);
+        let table = self.0.read();
         items.into_iter().map(|(number, item)| (table.names[number as usize].clone(), item)).collect()
     }
 }

@@ -1,8 +1,9 @@
 //! `Decision`: the worker that a request goes to, and the reports of its progress.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_routing::{Decision as Core, Explanation, Outcome, Refusal, RequestId, Usage};
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
@@ -64,7 +65,7 @@ impl Decision {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+        self.state.lock()
     }
 
     fn placed<T>(&self, get: impl Fn(&Core) -> T) -> Option<T> {

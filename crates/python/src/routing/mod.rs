@@ -6,9 +6,10 @@ mod request;
 mod router;
 mod shared;
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_routing::{Candidates as Rows, Choice, Placement, Policy, PolicyTable, Request};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 
 use self::request::{Candidates, RoutedRequest};
@@ -18,7 +19,8 @@ pub(crate) fn register(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_class::<decision::Decision>()?;
     module.add_class::<RoutedRequest>()?;
     module.add_class::<router::Router>()?;
-    module.add_function(wrap_pyfunction!(router::policy_names, module)?)
+    module.add_function(wrap_pyfunction!(router::policy_names, module)?)?;
+    module.add_function(wrap_pyfunction!(router::routing_defaults, module)?)
 }
 
 /// The policies that go by a name: those of other routers only in the laboratory.
@@ -67,7 +69,7 @@ impl PythonPolicy {
     }
 
     fn name_of(&self, worker: u32) -> (String, u32) {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         names.get(worker as usize).cloned().unwrap_or_else(|| (worker.to_string(), 0))
     }
 
@@ -75,13 +77,13 @@ impl PythonPolicy {
     fn tell(&self, call: impl FnOnce(&Bound<'_, PyAny>) -> PyResult<()>) {
         Python::attach(|py| {
             if let Err(error) = call(self.policy.bind(py)) {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *self.failure.lock() = Some(error);
             }
         });
     }
 
     fn ask(&self, py: Python<'_>, request: &Request<'_>, rows: &Rows) -> PyResult<Choice> {
-        let names = self.names.lock().unwrap_or_else(PoisonError::into_inner);
+        let names = self.names.lock();
         let workers: Vec<_> = rows
             .worker
             .iter()
@@ -116,7 +118,7 @@ impl Policy for PythonPolicy {
     fn choose(&mut self, request: &Request<'_>, candidates: &Rows, _now: f64) -> Choice {
         Python::attach(|py| {
             self.ask(py, request, candidates).unwrap_or_else(|error| {
-                *self.failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+                *self.failure.lock() = Some(error);
                 Choice::Row(usize::MAX)
             })
         })

@@ -1,7 +1,7 @@
 //! `Router`: the decision core.
 
 use std::collections::HashMap;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_index::hash;
 use kvatlas_routing::{self as core, Depth, Load, Options, Outcome, Request, WorkerId};
@@ -57,6 +57,19 @@ pub(crate) struct Router {
 #[pyfunction]
 pub(crate) fn policy_names(py: Python<'_>) -> PyResult<Bound<'_, PyList>> {
     PyList::new(py, policies().names().collect::<Vec<_>>())
+}
+
+/// The defaults of the settings of a router that are numbers, by name.
+///
+/// Returns:
+///     dict of str to float
+#[pyfunction]
+pub(crate) fn routing_defaults(py: Python<'_>) -> PyResult<Bound<'_, PyDict>> {
+    let defaults = PyDict::new(py);
+    for (name, value) in core::Config::default().numbers() {
+        defaults.set_item(name, value)?;
+    }
+    Ok(defaults)
 }
 
 #[pymethods]
@@ -335,7 +348,7 @@ impl Router {
             if find.is_none() || inner.router.waiting() == 0 {
                 inner.router.bind(now)
             } else {
-                let names = self.shared.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+                let names = self.shared.names.lock_py_attached(py).clone();
                 let numbers: HashMap<(String, u32), u32> =
                     names.into_iter().enumerate().map(|(at, name)| (name, at as u32)).collect();
                 inner.router.bind_with(now, |request, depths| {
@@ -554,7 +567,7 @@ impl Router {
     #[pyo3(signature = (now=None))]
     fn candidates(&self, py: Python<'_>, now: Option<Now>) -> PyResult<super::request::Candidates> {
         let rows = self.shared.with(py, now, |router, now| router.candidates(now).clone())?;
-        let names = self.shared.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).clone();
+        let names = self.shared.names.lock_py_attached(py).clone();
         Ok(super::request::Candidates::new(rows, names.into_pyobject(py)?.unbind()))
     }
 

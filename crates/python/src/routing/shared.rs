@@ -1,9 +1,9 @@
 //! The decision core, as a `Router` and its `Decision`s share it.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvatlas_routing::{self as core, Depths, WorkerId};
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::prelude::*;
 use pyo3::sync::MutexExt;
 
@@ -37,7 +37,7 @@ impl SharedRouter {
 
     pub(super) fn inner(&self, py: Python<'_>) -> MutexGuard<'_, Inner> {
         // Attached threads that wait let others run: a policy in Python may need the interpreter meanwhile.
-        self.core.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+        self.core.lock_py_attached(py)
     }
 
     pub(super) fn time(&self, py: Python<'_>, now: Option<Now>) -> PyResult<f64> {
@@ -63,7 +63,7 @@ impl SharedRouter {
     }
 
     pub(super) fn waiting(&self, py: Python<'_>) -> MutexGuard<'_, HashMap<u64, Py<PyAny>>> {
-        self.waiting.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+        self.waiting.lock_py_attached(py)
     }
 
     /// Forgets that a request waits.
@@ -73,7 +73,7 @@ impl SharedRouter {
     }
 
     pub(super) fn check(&self, py: Python<'_>) -> PyResult<()> {
-        let failed = self.failure.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner).take();
+        let failed = self.failure.lock_py_attached(py).take();
         let Some(error) = failed else { return Ok(()) };
         let name = self.inner(py).router.policy().to_owned();
         let what = error.value(py);
@@ -106,7 +106,7 @@ impl SharedRouter {
 
     pub(super) fn add(&self, py: Python<'_>, name: &str, rank: u32, weight: f64, now: f64) {
         let id = self.inner(py).router.add_worker(name, rank, weight, now);
-        let mut names = self.names.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner);
+        let mut names = self.names.lock_py_attached(py);
         let at = id.0 as usize;
         if names.len() <= at {
             names.resize(at + 1, (String::new(), 0));

@@ -1,10 +1,11 @@
 //! A batch, its refused events, and its application to an index, which keeps the state of each stream.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
 use kvatlas_index::{BlockIndex, Tier};
 use kvatlas_wire::{self as wire, Event, Reader, Reason};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple};
@@ -196,7 +197,7 @@ impl Readers {
     pub(crate) fn apply(&self, batch: &Batch, index: &BlockIndex, worker: &str, rank: Option<u32>) -> Tally {
         let rank = rank.or(batch.it.rank).unwrap_or(0);
         let reader = {
-            let mut readers = lock(&self.0);
+            let mut readers = self.0.lock();
             if !readers.contains_key(worker) {
                 readers.insert(worker.into(), HashMap::new());
             }
@@ -204,7 +205,7 @@ impl Readers {
             let new = || Arc::new(Mutex::new(Reader::new(index.config().block_size)));
             ranks.map_or_else(new, |ranks| ranks.entry(rank).or_insert_with(new).clone())
         };
-        let mut reader = lock(&reader);
+        let mut reader = reader.lock();
         let mut it = wire::Tally::default();
         reader.apply(&batch.it, index, worker, rank, &mut it);
         Tally { it, upper_bound: reader.upper_bound() }
@@ -212,24 +213,19 @@ impl Readers {
 
     /// Resets the state of the streams of a worker that was cleared, or of one rank, tier or both of it.
     pub(crate) fn clear(&self, worker: &str, rank: Option<u32>, tier: Option<Tier>) {
-        let mut readers = lock(&self.0);
+        let mut readers = self.0.lock();
         let Some(ranks) = readers.get_mut(worker) else { return };
         match tier {
             None => ranks.retain(|&other, _| rank.is_some_and(|rank| rank != other)),
             Some(tier) => {
                 let cleared = ranks.iter().filter(|(other, _)| rank.is_none_or(|rank| rank == **other));
-                cleared.for_each(|(_, reader)| lock(reader).reset_tier(tier));
+                cleared.for_each(|(_, reader)| reader.lock().reset_tier(tier));
             }
         }
     }
 
     /// Forgets the streams of a worker that is gone.
     pub(crate) fn drop_worker(&self, worker: &str) {
-        lock(&self.0).remove(worker);
+        self.0.lock().remove(worker);
     }
-}
-
-/// Locks a mutex, poisoned or not: a panic in between is a bug, which must not make all later calls fail.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -5,18 +5,18 @@
 //! answers pass. What it has no note of, engines are asked for ([`crate::answers::stored_search`]).
 
 use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use memchr::memmem;
+use parking_lot::Mutex;
 
 use hyper::header::HeaderMap;
 use hyper::{Method, Uri};
 
 use crate::answers::stored_search::{KeeperSearch, SearchResult};
 use crate::engines::fleet::Fleet;
-use crate::lock;
 
 /// Answers that are kept in mind, and for how long: then the oldest goes.
 const MOST: usize = 65_536;
@@ -62,18 +62,18 @@ struct AnswerTable {
 impl AnswerEngines {
     /// Notes that `engine` has made the answer `id`.
     pub(crate) fn insert(&self, id: &str, engine: &Arc<str>) {
-        lock(&self.kept).insert(id, engine, Instant::now(), MOST);
+        self.kept.lock().insert(id, engine, Instant::now(), MOST);
     }
 
     /// Answers that are kept in mind.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.kept).engines.len()
+        self.kept.lock().engines.len()
     }
 
     /// Returns the engine that keeps an item: the noted one, else one that has it when asked. `headers`: those of the
     /// request.
     pub(crate) async fn engine_of(&self, fleet: &Fleet, item: KeptItem<'_>, headers: &HeaderMap) -> Option<Arc<str>> {
-        let noted = lock(&self.kept).get(item.id, Instant::now());
+        let noted = self.kept.lock().get(item.id, Instant::now());
         let is_gone = match noted {
             Some(engine) if fleet.engine(&engine).is_some() => {
                 self.asked[0].fetch_add(1, Relaxed);

@@ -5,11 +5,12 @@
 //! so many are made in a second: a client with names that it makes up does not have all engines work for it.
 
 use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use hyper::header::HeaderMap;
 use hyper::{Method, Uri};
+use parking_lot::Mutex;
 use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio::time::timeout;
@@ -18,7 +19,6 @@ use crate::config::Role;
 use crate::engines::fleet::Fleet;
 use crate::engines::request_head::EngineRequest;
 use crate::engines::{Engine, HealthState};
-use crate::lock;
 
 /// Time limits of a search, and of each engine's answer; after them the request is sent without a result.
 const PATIENCE: Duration = Duration::from_secs(2);
@@ -78,7 +78,7 @@ impl KeeperSearch {
         if engines.len() < 2 {
             return SearchResult::Nowhere;
         }
-        if !lock(&self.missing).may_look_for(id, Instant::now()) {
+        if !self.missing.lock().may_look_for(id, Instant::now()) {
             return SearchResult::NotAsked;
         }
         let searching = async {
@@ -89,7 +89,7 @@ impl KeeperSearch {
         if let Some(Answers { keeper: Some(keeper), .. }) = answers {
             return SearchResult::Found(keeper);
         }
-        lock(&self.missing).note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
+        self.missing.lock().note(id, answers.is_some_and(|answers| answers.are_all), Instant::now());
         SearchResult::Nowhere
     }
 }

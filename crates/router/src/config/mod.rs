@@ -55,11 +55,8 @@ pub struct Config {
     pub policy_options: Map<String, Value>,
     /// Seed of random choices.
     pub seed: u64,
-    /// Number of requests that may wait in the router for an engine.
-    pub queue: usize,
-    /// Time that a request may wait in the router.
-    #[serde(with = "seconds")]
-    pub queue_timeout: Duration,
+    /// Settings of the decision core that users can change, by its own names.
+    pub routing: kvatlas_routing::Config,
     /// Time that a request waits in the router if no engine is up; 0 to refuse it at once.
     #[serde(with = "seconds")]
     pub wait_for_engine: Duration,
@@ -76,9 +73,6 @@ pub struct Config {
     pub session_sources: Vec<Source>,
     /// The operator's own header that names a session; empty for none.
     pub session_header: String,
-    /// Time that a session stays with its engine after its last request; 0 for not at all.
-    #[serde(with = "seconds")]
-    pub session_ttl: Duration,
     /// The header with a request's priority, an integer, higher first; empty for none.
     pub priority_header: String,
     /// True if answers tell in headers which engine made them, and why.

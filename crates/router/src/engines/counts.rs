@@ -1,12 +1,12 @@
 //! Counts of an engine's requests: all of them, and how the last ones ended. The latter are made of the former now and then, so
 //! that requests write nothing for them.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::fault::NAMES as FAULTS;
-use crate::lock;
 
 /// Counts of an engine's requests, answers and failures.
 #[derive(Debug, Default)]
@@ -76,7 +76,7 @@ impl Recent {
         // An answer that breaks off or ends with an error is a fault too, and so is one that says that the engine is busy.
         let failures = sum(&counts.faults).max(sum(errors));
         let answers = sum(others).saturating_sub(counts.broken.load(Relaxed));
-        let mut seen = lock(&self.seen);
+        let mut seen = self.seen.lock();
         let is_new = (failures, answers) != (seen.failures, seen.answers);
         seen.failed += failures.saturating_sub(seen.failures);
         // One that was taken for an answer at its beginning may have broken off since.
@@ -105,7 +105,7 @@ impl Recent {
     /// Returns how many of the last requests failed, and of how many, if that is half of them or more, and [`LEAST`] or
     /// more.
     pub(crate) fn failing(&self) -> Option<(u64, u64)> {
-        lock(&self.seen).failing()
+        self.seen.lock().failing()
     }
 }
 

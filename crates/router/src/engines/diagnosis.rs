@@ -7,7 +7,6 @@ use kvatlas_follow::Follower;
 use kvatlas_follow::state::Stream;
 
 use crate::engines::{CacheBelief, Condition, Engine, HealthState, Trouble};
-use crate::lock;
 
 /// The worst thing that is known of an engine now; none if all is well.
 pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<Condition> {
@@ -15,7 +14,7 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
     let recent = engine.recent.failing();
     match engine.health.standing() {
         HealthState::Down => {
-            let why = lock(&engine.why_not).clone();
+            let why = engine.why_not.lock().clone();
             return said(Trouble::Down, why.unwrap_or_else(|| "it does not answer".to_owned()));
         }
         HealthState::Asleep => {
@@ -36,7 +35,7 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
         _ => of_cache(engine).or(of_events),
     };
     if engine.health.standing() == HealthState::Busy && of_events.as_ref().is_none_or(|it| it.ill > Trouble::Busy) {
-        let why = lock(&engine.why_not).clone();
+        let why = engine.why_not.lock().clone();
         return said(Trouble::Busy, why.unwrap_or_else(|| "it does not answer in time".to_owned()));
     }
     of_events
@@ -44,7 +43,7 @@ pub(crate) fn condition(service: Option<&Follower>, engine: &Engine) -> Option<C
 
 /// Returns the trouble with an engine's cache, by its own reports.
 fn of_cache(engine: &Engine) -> Option<Condition> {
-    let beliefs = lock(&engine.beliefs);
+    let beliefs = engine.beliefs.lock();
     let (had, expected, prompts) = beliefs.values().find_map(CacheBelief::denied)?;
     let reason = format!(
         "it had {had} of the {expected} blocks of the last {prompts} prompts that it should hold, and announced no removal"
@@ -82,7 +81,7 @@ fn of_events(service: Option<&Follower>, engine: &Engine) -> Option<Condition> {
             format!("{other_topics} batches have another topic than the one that is set"),
         );
     }
-    if refused > 0 && lock(&engine.refused).is_new(refused) {
+    if refused > 0 && engine.refused.lock().is_new(refused) {
         let size = keyspace.block_size;
         let its = other_size.map_or(0, |(its, _)| its);
         if is_other_size {
@@ -114,7 +113,7 @@ fn shares_address(service: &Follower, stream: &Stream) -> bool {
 pub(crate) fn look(service: Option<&Follower>, engine: &Engine) {
     engine.recent.look(&engine.counts, Instant::now());
     let now = condition(service, engine);
-    let mut kept = lock(&engine.condition);
+    let mut kept = engine.condition.lock();
     let (before, ill) = (kept.as_ref().map(|it| it.ill), now.as_ref().map(|it| it.ill));
     if before != ill {
         match &now {

@@ -2,11 +2,12 @@
 
 use std::ops::Deref;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 
 use arc_swap::{ArcSwap, Guard};
 use kvatlas_prompt::Dialect;
+use parking_lot::Mutex;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::CertificateDer;
 use tokio_rustls::rustls::pki_types::pem::PemObject as _;
@@ -16,7 +17,6 @@ use xxhash_rust::xxh3::xxh3_64;
 use crate::config::{Config, EngineConfig, Role};
 use crate::engines::{Engine, HealthState, Models, Turn};
 use crate::error::Error;
-use crate::lock;
 
 /// The fleet: all engines, and changes of them.
 pub(crate) struct Fleet {
@@ -264,7 +264,7 @@ impl Fleet {
         before: impl FnOnce(Option<&Engine>, &Arc<Engine>),
     ) -> Result<FleetChange, Error> {
         let tls = config.url.starts_with("https").then(|| self.tls.clone());
-        let _lock = lock(&self.changes);
+        let _lock = self.changes.lock();
         let mut engines = self.engines.load().to_vec();
         let (name, address) = Engine::place(&config)?;
         let old = engines.iter().find(|other| *other.name == name).cloned();
@@ -299,7 +299,7 @@ impl Fleet {
 
     /// Takes an engine out. What runs there goes on.
     pub(crate) fn remove(&self, name: &str) -> Result<Arc<Engine>, Error> {
-        let _lock = lock(&self.changes);
+        let _lock = self.changes.lock();
         let mut engines = self.engines.load().to_vec();
         let at = engines.iter().position(|engine| *engine.name == *name);
         let at = at.ok_or_else(|| Error::Unknown { name: name.to_owned() })?;

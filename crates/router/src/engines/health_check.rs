@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use crate::clock::millis;
 use crate::config::{Handover, HealthConfig};
 use crate::engines::{Engine, Fault, Finding, Kind, status};
-use crate::lock;
 
 /// The path at which SGLang answers without its scheduler.
 const SGLANG_ALIVE: &str = "/ping";
@@ -37,7 +36,7 @@ pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
         };
         format!("GET {} is not answered within {waited:.1} s, with {requests} there", health.path)
     };
-    *lock(&engine.why_not) = Some(late());
+    *engine.why_not.lock() = Some(late());
     if !health.interval.is_zero() {
         engine.health.note_late();
     }
@@ -67,7 +66,7 @@ pub(crate) async fn ask(health: &HealthConfig, engine: &Engine) -> Finding {
                 Ok(Err(_)) | Err(_) => {}
             },
         }
-        *lock(&engine.why_not) = Some(late());
+        *engine.why_not.lock() = Some(late());
         let (silence, last) = engine.stillness();
         let limit = engine.signs.limit_at_work(health.timeout);
         if engine.is_at_work() {

@@ -27,13 +27,14 @@ mod trouble;
 use std::collections::BTreeMap;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use arc_swap::{ArcSwap, ArcSwapOption};
 use hyper::header::HeaderValue;
 use kvatlas_prompt::Dialect;
 use kvatlas_routing::WorkerId;
+use parking_lot::Mutex;
 use tokio_rustls::rustls::ClientConfig;
 
 pub(crate) use self::address::Address;
@@ -59,7 +60,6 @@ pub(crate) use self::trouble::{Condition, RefusedEvents, Trouble};
 use crate::clock::millis;
 use crate::config::{Config, EngineConfig, Handover, Role};
 use crate::error::Error;
-use crate::lock;
 
 /// An engine.
 pub(crate) struct Engine {
@@ -189,8 +189,8 @@ impl Engine {
         self.recent = old.recent.clone();
         self.signs = old.signs.clone();
         self.why_not = old.why_not.clone();
-        self.condition = Mutex::new(lock(&old.condition).clone());
-        self.refused = Mutex::new(lock(&old.refused).clone());
+        self.condition = Mutex::new(old.condition.lock().clone());
+        self.refused = Mutex::new(old.refused.lock().clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
         self.kind.store(old.kind.load_full());
         self.side_routes = old.side_routes.clone();

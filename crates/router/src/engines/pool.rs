@@ -2,11 +2,11 @@
 //! waits for it.
 
 use std::collections::VecDeque;
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use super::connection::Connection;
-use crate::lock;
 
 /// The idle connections to one engine.
 pub(crate) struct Pool {
@@ -22,7 +22,7 @@ impl Pool {
 
     /// Takes the connection that was used last, if it still can be used.
     pub(crate) fn take(&self, shard: usize) -> Option<Connection> {
-        let mut connections = lock(self.shards.get(shard)?);
+        let mut connections = self.shards.get(shard)?.lock();
         while let Some(mut connection) = connections.pop_back() {
             if connection.idle_since.elapsed() > self.idle {
                 // Those below are older.
@@ -40,7 +40,7 @@ impl Pool {
     pub(crate) fn put(&self, shard: usize, mut connection: Connection) {
         let Some(shard) = self.shards.get(shard) else { return };
         connection.idle_since = Instant::now();
-        let mut connections = lock(shard);
+        let mut connections = shard.lock();
         if connections.len() < self.most {
             connections.push_back(connection);
         }
@@ -51,7 +51,7 @@ impl Pool {
         self.shards
             .iter()
             .map(|shard| {
-                let mut connections = lock(shard);
+                let mut connections = shard.lock();
                 while connections.front().is_some_and(|first| first.idle_since.elapsed() > self.idle) {
                     connections.pop_front();
                 }
@@ -63,12 +63,12 @@ impl Pool {
     /// Closes the connections of a thread.
     pub(crate) fn clear_shard(&self, shard: usize) {
         if let Some(shard) = self.shards.get(shard) {
-            lock(shard).clear();
+            shard.lock().clear();
         }
     }
 
     /// Closes all connections.
     pub(crate) fn clear(&self) {
-        self.shards.iter().for_each(|shard| lock(shard).clear());
+        self.shards.iter().for_each(|shard| shard.lock().clear());
     }
 }

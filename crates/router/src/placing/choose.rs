@@ -1,11 +1,12 @@
 //! Choice of an engine for a request: the lookup of its blocks, the decision, and the reservation in one step.
 
 use std::cell::RefCell;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use kvatlas_follow::lookup::RankDepths;
 use kvatlas_routing as core;
+use parking_lot::Mutex;
 use tokio::sync::mpsc;
 
 use super::candidates::{candidates, keeper, refused};

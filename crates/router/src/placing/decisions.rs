@@ -2,15 +2,15 @@
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use kvatlas_routing::Terms;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use crate::answers::observe::Stop;
 use crate::clock::millis;
-use crate::lock;
 use crate::requests::sessions::Turn;
 
 /// Time after the last view of decisions for which their terms are kept.
@@ -108,7 +108,7 @@ impl Decisions {
     }
 
     pub(crate) fn push(&self, record: Arc<Record>) {
-        let mut ring = lock(&self.ring);
+        let mut ring = self.ring.lock();
         while ring.len() >= self.most {
             ring.pop_front();
         }
@@ -119,7 +119,7 @@ impl Decisions {
     #[must_use]
     pub(crate) fn last(&self, most: usize) -> Vec<Arc<Record>> {
         self.watched_until.store(millis() + WATCHED.as_millis() as u64, Relaxed);
-        lock(&self.ring).iter().rev().take(most).cloned().collect()
+        self.ring.lock().iter().rev().take(most).cloned().collect()
     }
 }
 

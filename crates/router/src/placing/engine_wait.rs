@@ -12,7 +12,6 @@ use super::no_engine::{EngineWait, FULL, TIMEOUT};
 use crate::answers::refusal::Refusal;
 use crate::engines::fleet::Fleet;
 use crate::engines::{Engine, HealthState};
-use crate::lock;
 use crate::requests::facts::RequestFacts;
 use crate::requests::task::Task;
 
@@ -108,7 +107,7 @@ fn states(fleet: &Fleet, facts: &RequestFacts, task: Task) -> Option<String> {
     let serving: Vec<&Arc<Engine>> = engines.iter().filter(|engine| could_take(engine, facts, task)).collect();
     let words = |engine: &&Arc<Engine>| {
         let (name, standing) = (&engine.name, engine.health.standing());
-        match lock(&engine.why_not).as_deref() {
+        match engine.why_not.lock().as_deref() {
             Some(why) => format!("{name} is {} ({why})", standing.name()),
             None if standing == HealthState::Up && !engine.can_do(task) => {
                 format!("{name} has not said yet how it hands blocks over")

@@ -8,7 +8,6 @@ use kvatlas_routing as core;
 use super::{OFF_BY, Placement, Places};
 use crate::answers::observe::{AnswerFacts, Usage};
 use crate::clock::seconds;
-use crate::lock;
 use crate::placing::reuse::EndedPrompt;
 
 impl Places {
@@ -53,7 +52,7 @@ impl Places {
         if let Some(counted) = mismatch {
             self.tell_mismatch(placement, counted);
         }
-        if let Some(claim) = lock(&placement.claim).take() {
+        if let Some(claim) = placement.claim.lock().take() {
             claim.report(cached_of(placement, &seen.usage), mismatch.is_some());
         }
         if let Some(sent) = &placement.sent {
@@ -78,7 +77,7 @@ impl Places {
     fn tell_mismatch(&self, placement: &Placement, counted: u32) {
         placement.engine.makes_other_tokens.store(true, Relaxed);
         let engine = &placement.engine.name;
-        if lock(&self.mismatched).insert(engine.clone()) {
+        if self.mismatched.lock().insert(engine.clone()) {
             let tokens = placement.tokens.unwrap_or(0);
             tracing::warn!(
                 engine = &**engine,

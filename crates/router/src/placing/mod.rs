@@ -28,10 +28,11 @@ mod waiting;
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex, MutexGuard};
 
 use kvatlas_routing as core;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::{Value, json};
 use tokio::sync::Notify;
 
@@ -41,7 +42,6 @@ use crate::counts::Counts;
 use crate::engines::Engine;
 use crate::engines::fleet::Fleet;
 use crate::error::Error;
-use crate::lock;
 use crate::placing::decisions::Decisions;
 use crate::placing::record::Recorder;
 use crate::placing::reuse::ReuseMeter;
@@ -57,9 +57,6 @@ pub(crate) use placement::{OFF_BY, OFF_WHY, Placement};
 
 /// Blocks that a cache is taken to have room for where neither the configuration nor the engine says.
 const UNKNOWN_CACHE: usize = 16_384;
-
-/// Policies that look at nothing of the prompt.
-const BLIND: [&str; 5] = ["random", "round-robin", "power-of-two", "least-loaded", "session"];
 
 /// Decides where requests go.
 pub(crate) struct Places {
@@ -120,15 +117,12 @@ impl Places {
         let settings = core::Config {
             seed: config.seed,
             block_size: config.block_size,
-            session_ttl: config.session_ttl.as_secs_f64(),
-            queue_limit: config.queue,
-            queue_timeout: config.queue_timeout.as_secs_f64(),
             first_token_timeout: config.upstream.first_byte_timeout.as_secs_f64() + 60.0,
-            ..core::Config::default()
+            ..config.routing.clone()
         };
         let name = policy.name().to_owned();
         let hashes = policy.uses_index() || config.record.is_some();
-        let wants = PromptForms { hashes, text: !BLIND.contains(&&*name) && name != "kvatlas" };
+        let wants = PromptForms { hashes, text: policy.needs_text() };
         Ok(Self {
             core: Mutex::new(Core {
                 router: core::Router::new(settings, policy),
@@ -141,7 +135,7 @@ impl Places {
             external_index,
             counts,
             room: Notify::new(),
-            no_engine: NoEngine::new(config.wait_for_engine, config.queue),
+            no_engine: NoEngine::new(config.wait_for_engine, config.routing.queue_limit),
             decisions: Decisions::new(config.decisions),
             recorder: config.record.as_deref().map(open_record).transpose()?,
             mismatched: Mutex::default(),
@@ -229,7 +223,7 @@ impl Places {
     }
 
     fn core(&self) -> MutexGuard<'_, Core> {
-        lock(&self.core)
+        self.core.lock()
     }
 }
 

@@ -5,15 +5,15 @@
 //! those that stand down: health checks may be wrong, or off.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::outage::Outage;
-use crate::lock;
 
 /// Time for which the turn stays with a request that is being placed.
 const TURN: Duration = Duration::from_millis(5);
@@ -67,7 +67,7 @@ impl NoEngine {
 
     /// Number of requests that wait.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.queue).waiting.len()
+        self.queue.lock().waiting.len()
     }
 
     /// Wakes the first waiting request, after a change or some time.
@@ -78,7 +78,7 @@ impl NoEngine {
     /// Wakes waiting requests periodically, and lets the outage be logged.
     pub(crate) fn look(&self) {
         let is_time = {
-            let mut queue = lock(&self.queue);
+            let mut queue = self.queue.lock();
             let is_time = queue.called.is_none_or(|called| called.elapsed() >= CALLED);
             if is_time {
                 queue.called = Some(Instant::now());
@@ -92,7 +92,7 @@ impl NoEngine {
     }
 
     fn call_after(&self, number: Option<u64>) {
-        let queue = lock(&self.queue);
+        let queue = self.queue.lock();
         let next = number.map_or(0, |number| number + 1);
         if let Some((_, turn)) = queue.waiting.range(next..).next() {
             turn.notify_one();
@@ -101,7 +101,7 @@ impl NoEngine {
 
     /// Gives a request a place in the queue.
     pub(super) fn enter(&self) -> Option<EngineWait<'_>> {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         if queue.waiting.len() >= self.most {
             return None;
         }
@@ -112,7 +112,7 @@ impl NoEngine {
 
     /// True if this request may try engines that stand down now.
     pub(super) fn may_scout(&self, number: u64) -> bool {
-        let mut queue = lock(&self.queue);
+        let mut queue = self.queue.lock();
         let is_free = queue.scout.is_none_or(|(scout, since)| scout == number || since.elapsed() >= SCOUT);
         if is_free {
             queue.scout = Some((number, Instant::now()));
@@ -146,12 +146,12 @@ impl EngineWait<'_> {
 
     /// Leaves the queue, to try an engine.
     pub(super) fn try_one(&self) {
-        lock(&self.room.queue).waiting.remove(&self.number);
+        self.room.queue.lock().waiting.remove(&self.number);
     }
 
     /// Waits in the queue, again if the request was not taken.
     pub(super) fn stand_in_line(&self) {
-        let mut queue = lock(&self.room.queue);
+        let mut queue = self.room.queue.lock();
         queue.waiting.insert(self.number, self.turn.clone());
         if queue.scout.is_some_and(|(scout, _)| scout == self.number) {
             // The others try no sooner than it would again.
@@ -167,7 +167,7 @@ impl EngineWait<'_> {
 impl Drop for EngineWait<'_> {
     fn drop(&mut self) {
         self.room.ended[self.outcome].fetch_add(1, Relaxed);
-        let mut queue = lock(&self.room.queue);
+        let mut queue = self.room.queue.lock();
         queue.waiting.remove(&self.number);
         if queue.scout.is_some_and(|(scout, _)| scout == self.number) {
             queue.scout = None;

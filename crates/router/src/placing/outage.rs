@@ -1,10 +1,9 @@
 //! An outage of all engines that requests could go to, as the log tells it: once when it begins, every minute, and when it
 //! ends, with numbers. Not once a request: there may be thousands a second.
 
-use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use crate::lock;
+use parking_lot::Mutex;
 
 /// Time between two lines about an outage.
 const EVERY: Duration = Duration::from_secs(60);
@@ -31,7 +30,7 @@ impl Outage {
     /// Records a request without an engine; `states` describes the engines.
     pub(super) fn begin(&self, patience: Duration, states: impl FnOnce() -> Option<String>) {
         let now = Instant::now();
-        let mut outage = lock(&self.0);
+        let mut outage = self.0.lock();
         if let Some(numbers) = outage.as_mut() {
             numbers.met += 1;
             numbers.last = now;
@@ -49,7 +48,7 @@ impl Outage {
 
     /// Notes that a request is refused because of the outage.
     pub(super) fn refuse(&self) {
-        if let Some(numbers) = lock(&self.0).as_mut() {
+        if let Some(numbers) = self.0.lock().as_mut() {
             numbers.refused += 1;
             numbers.last = Instant::now();
         }
@@ -57,7 +56,7 @@ impl Outage {
 
     /// Notes that an engine has taken a request that waited.
     pub(super) fn place(&self) {
-        if let Some(numbers) = lock(&self.0).as_mut() {
+        if let Some(numbers) = self.0.lock().as_mut() {
             numbers.placed += 1;
         }
     }
@@ -65,7 +64,7 @@ impl Outage {
     /// Logs an outage when that is due; `waiting`: number of waiting requests.
     pub(super) fn look(&self, waiting: usize) {
         let now = Instant::now();
-        let mut outage = lock(&self.0);
+        let mut outage = self.0.lock();
         let Some(numbers) = outage.as_mut() else { return };
         let Numbers { met, refused, placed, .. } = *numbers;
         let (took, calm) = ((now - numbers.since).as_secs_f64(), now - numbers.last);

@@ -1,16 +1,16 @@
 //! Placement of a request at an engine.
 
 use std::sync::atomic::Ordering::Relaxed;
-use std::sync::{Arc, Mutex, OnceLock};
+use std::sync::{Arc, OnceLock};
 use std::time::Instant;
 
 use hyper::header::{HeaderMap, HeaderName, HeaderValue};
 use kvatlas_routing as core;
+use parking_lot::Mutex;
 
 use super::holdings::HeldThen;
 use crate::answers::observe::{AnswerFacts, Stop, Usage};
 use crate::engines::Engine;
-use crate::lock;
 use crate::placing::decisions::{Outcome, Record};
 use crate::remote::sites::Claim;
 use crate::requests::evidence::SentPrompt;
@@ -134,7 +134,7 @@ impl Placement {
         if !is_comparable || had < held && held_then.may_be_gone() {
             return None;
         }
-        let mut beliefs = lock(&self.engine.beliefs);
+        let mut beliefs = self.engine.beliefs.lock();
         let belief = beliefs.entry(self.worker).or_default();
         belief.note(held, had);
         Some(belief.belief())

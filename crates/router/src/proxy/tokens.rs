@@ -1,12 +1,13 @@
 //! Engines whose tokenizers agree with the router's.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
+
 use crate::engines::Engine;
-use crate::lock;
 
 /// Time after which an engine's tokenizer is checked again.
 const AGAIN: Duration = Duration::from_secs(30);
@@ -38,7 +39,7 @@ struct Proof {
 impl Tokens {
     /// Forgets an engine that has left or returned, as its tokenizer may differ now.
     pub(crate) fn forget(&self, engine: &Engine) {
-        lock(&self.proofs).retain(|(name, _), _| *name != engine.name);
+        self.proofs.lock().retain(|(name, _), _| *name != engine.name);
     }
 
     /// Counts a completion whose prompt another engine computes: both get the text.
@@ -49,7 +50,7 @@ impl Tokens {
     /// Returns whether the engine's tokenizer agrees, and whether a check is due.
     pub(super) fn proof(&self, engine: &Engine, model: &str) -> (bool, bool) {
         let faults = engine.counts.faults.iter().map(|count| count.load(Relaxed)).sum();
-        let mut proofs = lock(&self.proofs);
+        let mut proofs = self.proofs.lock();
         if proofs.len() >= MOST {
             proofs.clear();
         }
@@ -66,7 +67,7 @@ impl Tokens {
 
     /// Records whether the engine's tokenizer agrees.
     pub(super) fn note(&self, engine: &Engine, model: String, is_equal: bool) {
-        if let Some(proof) = lock(&self.proofs).get_mut(&(engine.name.clone(), model.clone())) {
+        if let Some(proof) = self.proofs.lock().get_mut(&(engine.name.clone(), model.clone())) {
             if proof.is_equal != is_equal {
                 let engine = &*engine.name;
                 tracing::info!(

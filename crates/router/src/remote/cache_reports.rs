@@ -4,10 +4,11 @@
 //! Token ids are many, and an index that has heard all needs none. So it is told of one prompt a second, and of all for a
 //! while after it could use one. An answer never waits: what does not fit into a bounded queue is dropped and counted.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 use tokio_rustls::rustls::ClientConfig;
@@ -17,7 +18,6 @@ use crate::config::{Config, EngineConfig};
 use crate::engines::Engine;
 use crate::engines::json_fields::{pick, read};
 use crate::error::Error;
-use crate::lock;
 use crate::remote::service::{JSON, post, service_at};
 
 /// Capacity of the queue of reports.
@@ -150,7 +150,7 @@ impl CacheReporter {
 
 /// Tells it, for as long as the router lives.
 pub(crate) async fn run(observed: Arc<CacheReporter>) {
-    let Some(mut waiting) = lock(&observed.waiting).take() else { return };
+    let Some(mut waiting) = observed.waiting.lock().take() else { return };
     while let Some(answered) = waiting.recv().await {
         let result = observed.send(&answered).await;
         if result == USED {

@@ -21,7 +21,6 @@ use crate::answers::body::{Answer, json};
 use crate::answers::refusal::Refusal;
 use crate::config::Config;
 use crate::engines::Engine;
-use crate::lock;
 use crate::remote::peers::{Name, Peers, other};
 use crate::remote::service::{JSON, post};
 
@@ -267,7 +266,7 @@ pub(crate) fn hear(peers: &Peers, requests: &impl SharedRequests, report: Report
     let mut answer = ReportAnswer { number: 0, own: report.router == peers.number };
     if !answer.own {
         // One report at a time, or a later one would be taken in first.
-        let mut positions = lock(&peers.positions);
+        let mut positions = peers.positions.lock();
         positions.retain(|router, _| requests.hears_of(*router));
         if report.after == 0 || positions.get(&report.router) == Some(&report.after) {
             let heard = requests.hear_changes(report.router, report.after == 0, report.seconds, report.changes, hashes);

@@ -5,8 +5,10 @@
 //! Kubernetes. This router's own address may be among them: it finds out when it hears itself.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+
+use parking_lot::Mutex;
 
 use crate::config::{Config, EngineConfig};
 use crate::engines::Engine;

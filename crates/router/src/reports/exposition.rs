@@ -20,7 +20,6 @@ use crate::app::App;
 use crate::config::Source;
 use crate::counts::{GIVEN_UP, HEDGES, Histogram, STATUSES};
 use crate::engines::{Engine, FAULTS, HealthState, Trouble};
-use crate::lock;
 use crate::placing::{OFF_BY, OFF_WHY, WAIT_OUTCOMES};
 use crate::proxy::{PREPARED, RESULTS};
 use crate::remote::cache_reports;
@@ -384,7 +383,7 @@ impl Scrape {
         let help = "1 for the worst thing that is known of an engine or of its events, 0 for the others";
         let mut family = describe(encoder, "engine_condition", help, MetricType::Gauge)?;
         for engine in engines.iter() {
-            let now = lock(&engine.condition).as_ref().map(|condition| condition.ill);
+            let now = engine.condition.lock().as_ref().map(|condition| condition.ill);
             for ill in Trouble::ALL {
                 let labels = [("engine", &*engine.name), ("condition", ill.name())];
                 family.encode_family(&labels)?.encode_gauge(&i64::from(now == Some(ill)))?;

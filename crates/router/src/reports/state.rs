@@ -8,7 +8,6 @@ use serde_json::{Value, json};
 use crate::app::App;
 use crate::engines::fleet::Fleet;
 use crate::engines::{Condition, Engine};
-use crate::lock;
 use crate::placing::Places;
 
 /// The state of all engines.
@@ -25,7 +24,7 @@ pub(crate) fn worker(places: &Places, engine: &Engine) -> Value {
         "url": &engine.config.url,
         "role": engine.config.role.name(),
         "standing": engine.health.standing().name(),
-        "condition": lock(&engine.condition).as_ref().map(Condition::to_json),
+        "condition": engine.condition.lock().as_ref().map(Condition::to_json),
         "models": models.names.iter().map(|model| &*model.name).collect::<Vec<_>>(),
         "max_model_len": engine.max_len(None),
         "weight": engine.config.weight,

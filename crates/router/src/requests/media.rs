@@ -2,11 +2,11 @@
 //! counts.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvatlas_prompt::{MEDIA_TOKENS, Media, MediaKind};
+use parking_lot::Mutex;
 
-use crate::lock;
 use crate::requests::pictures::{Lengths, PictureCount};
 
 /// Tokens that one value is taken for at most, whatever an engine has counted: a video of some minutes.
@@ -39,7 +39,7 @@ pub(crate) struct ModelMedia {
 impl MediaTokens {
     /// Tokens that a prompt should have.
     pub(crate) fn estimate(&self, model: &str, media: &Media) -> u32 {
-        let each = lock(&self.by_model).get(model).map_or(MEDIA_TOKENS, |(means, _)| *means);
+        let each = self.by_model.lock().get(model).map_or(MEDIA_TOKENS, |(means, _)| *means);
         media.tokens(&each) as u32
     }
 
@@ -47,7 +47,7 @@ impl MediaTokens {
     pub(crate) fn learn(&self, of: &ModelMedia, counted: u32) {
         let ModelMedia { model, media, counting } = of;
         counting.iter().for_each(|counting| self.lengths.learn(counting, counted));
-        let mut by_model = lock(&self.by_model);
+        let mut by_model = self.by_model.lock();
         if by_model.len() >= MODELS && !by_model.contains_key(model) {
             by_model.clear();
         }

@@ -9,15 +9,14 @@
 //! prompts showed counts.
 
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use kvatlas_index::hash::content_hashes;
 use kvatlas_prompt::{Picture, Pictures, Placeholders};
 use kvatlas_wire::keys::{Key, content_hash};
 use lru::LruCache;
+use parking_lot::Mutex;
 use xxhash_rust::xxh3::xxh3_128;
-
-use crate::lock;
 
 /// Most lengths kept; the least recently used are dropped.
 const KEPT: usize = 1 << 17;
@@ -168,7 +167,7 @@ impl Lengths {
         }
         let names: Vec<Names> = pictures.iter().map(|picture| Names::of(model, picture)).collect();
         let lengths: Vec<Option<(u32, bool)>> = {
-            let mut kept = lock(&self.0);
+            let mut kept = self.0.lock();
             names.iter().map(|names| kept.length(*names)).collect()
         };
         let mut made = ExpandedPrompt { tokens: Vec::new(), runs: Vec::new(), is_whole: false, is_counted: true };
@@ -193,7 +192,7 @@ impl Lengths {
 
     /// An engine has counted the tokens of a prompt.
     pub(crate) fn learn(&self, of: &PictureCount, counted: u32) {
-        let mut kept = lock(&self.0);
+        let mut kept = self.0.lock();
         let Some(all) = counted.checked_sub(of.text) else { return };
         // Counted for the very pictures first: if they do not add up, their engine has other settings now.
         let known: Vec<Option<u32>> = of.pictures.iter().map(|names| Some(kept.length(*names)?.0)).collect();
@@ -333,7 +332,7 @@ mod tests {
     }
 
     fn of_size(lengths: &Lengths) -> Option<u32> {
-        lock(&lengths.0).get(1)
+        lengths.0.lock().get(1)
     }
 
     #[test]
@@ -363,7 +362,7 @@ mod tests {
         // Two pictures whose lengths do not add up say nothing of others.
         let names = [(40, 1), (41, 2)].map(|(it, size)| Names { picture: Some(it), size: Some(size) });
         sized(&lengths, &[36], 60);
-        lock(&lengths.0).put(2, KnownLength::new(5));
+        lengths.0.lock().put(2, KnownLength::new(5));
         lengths.learn(&PictureCount { text: 10, pictures: names.to_vec() }, 10 + 7);
         assert_eq!(of_size(&lengths), Some(60));
     }

@@ -125,6 +125,9 @@ impl Prompts {
             ImageIds::Off => None,
         };
         // What is looked at as text ends before a picture, and so do blocks. Sites' routers give names themselves.
+        if names_pictures.is_some() && wants.hashes && wants.text {
+            tracing::info!(policy = %config.policy, "images get no names (image_ids): the policy reads prompts as text");
+        }
         let names_pictures = names_pictures
             .filter(|_| wants.hashes && !wants.text && config.global_url.is_none())
             .map(|scope| PictureNames { scope, secret: secret.key("kvatlas 2026-11-28 names of pictures") });

@@ -6,13 +6,12 @@
 
 use std::collections::HashMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::time::Instant;
 
+use parking_lot::Mutex;
 use tokio::sync::oneshot;
 use tokio::time::timeout_at;
-
-use crate::lock;
 
 /// Bytes of the prompts that leave a turn to others.
 const LONGEST: usize = 1 << 20;
@@ -57,7 +56,7 @@ impl ReadingTurns {
     /// Waits for a turn to read a prompt of `bytes` bytes. None if there is none until then.
     pub(crate) async fn wait(self: &Arc<Self>, client: Client, bytes: usize, until: Instant) -> Option<ReadingTurn> {
         let told = {
-            let mut state = lock(&self.state);
+            let mut state = self.state.lock();
             if self.may_begin(&state, bytes) {
                 state.begin(client, bytes);
                 return Some(ReadingTurn { turns: self.clone(), client, bytes });
@@ -76,7 +75,7 @@ impl ReadingTurns {
 
     /// Gives a free turn to one who waits.
     fn next(self: &Arc<Self>) {
-        let mut state = lock(&self.state);
+        let mut state = self.state.lock();
         state.waiting.retain(|waiter| !waiter.tell.is_closed());
         let due = state.waiting.iter().enumerate().filter(|(_, waiter)| self.may_begin(&state, waiter.bytes));
         let turns = |client: &Client| state.by_client.get(client).copied().unwrap_or(0);
@@ -100,7 +99,7 @@ impl State {
 impl Drop for ReadingTurn {
     fn drop(&mut self) {
         {
-            let mut state = lock(&self.turns.state);
+            let mut state = self.turns.state.lock();
             state.taken -= 1;
             state.longest -= usize::from(self.bytes > LONGEST);
             if let Some(turns) = state.by_client.get_mut(&self.client) {
@@ -154,7 +153,7 @@ mod tests {
         let held = turns.wait(client(1), 10, later()).await.expect("a turn");
         let found = order(&turns, held, &[(1, 300), (2, 200), (1, 100), (2, 400)]).await;
         assert_eq!(found, [(1, 100), (2, 200), (1, 300), (2, 400)]);
-        assert_eq!(lock(&turns.state).by_client.len(), 0);
+        assert_eq!(turns.state.lock().by_client.len(), 0);
     }
 
     #[tokio::test]
@@ -174,7 +173,7 @@ mod tests {
         let short = turns.wait(client(1), LONGEST, now).await.expect("a turn");
         assert!(turns.wait(client(2), 1, now).await.is_none());
         drop((long, short));
-        assert_eq!(lock(&turns.state).taken, 0);
+        assert_eq!(turns.state.lock().taken, 0);
         assert!(turns.wait(client(2), LONGEST + 1, now).await.is_some());
     }
 }

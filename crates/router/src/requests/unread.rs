@@ -1,13 +1,11 @@
 //! Prompts that cannot be read, which are placed without knowledge of caches. Their share is a condition of the fleet.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::time::{Duration, Instant};
 
 use kvatlas_prompt::{Endpoint, PromptFailure};
+use parking_lot::Mutex;
 use serde_json::{Value, json};
-
-use crate::lock;
 
 /// Number of prompts, and time, after which the older half of the counts is dropped.
 const MOST: u64 = 2_000;
@@ -57,20 +55,20 @@ impl UnreadPrompts {
     pub(crate) fn note_unread(&self, endpoint: Endpoint, why_not: PromptFailure, said: Option<&str>) {
         if matters(why_not) {
             self.unread[endpoint as usize].fetch_add(1, Relaxed);
-            *lock(&self.last) = Some((why_not, said.map(str::to_owned)));
+            *self.last.lock() = Some((why_not, said.map(str::to_owned)));
         }
     }
 
     /// The share of the last prompts that could not be read.
     pub(crate) fn share(&self) -> f64 {
-        let (all, unread) = lock(&self.lately).sum();
+        let (all, unread) = self.lately.lock().sum();
         if all == 0 { 0.0 } else { unread as f64 / all as f64 }
     }
 
     /// Updates the share, and reports its beginning and end in the log.
     pub(crate) fn look(&self, now: Instant) {
         let is_there = {
-            let mut lately = lock(&self.lately);
+            let mut lately = self.lately.lock();
             lately.take_in(self.counts(), now);
             let is_there = lately.is_ill();
             if is_there == lately.is_said {
@@ -92,7 +90,7 @@ impl UnreadPrompts {
 
     /// Returns the condition for answers; none if nearly all prompts can be read.
     pub(crate) fn condition(&self) -> Option<Value> {
-        let lately = lock(&self.lately);
+        let lately = self.lately.lock();
         if !lately.is_ill() {
             return None;
         }
@@ -100,7 +98,7 @@ impl UnreadPrompts {
         let kinds = Endpoint::ALL.iter().zip(lately.last).filter(|(_, (_, unread))| *unread > 0);
         let kinds: Vec<_> = kinds.map(|(endpoint, _)| endpoint.word()).collect();
         drop(lately);
-        let (why_not, said) = lock(&self.last).clone()?;
+        let (why_not, said) = self.last.lock().clone()?;
         let reason = said.map_or_else(|| why_not.to_string(), |said| format!("{why_not} ({said})"));
         Some(json!({
             "share": unread as f64 / all.max(1) as f64,

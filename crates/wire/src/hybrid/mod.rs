@@ -15,9 +15,8 @@ mod need;
 #[cfg(test)]
 mod tests;
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
-
 use kvatlas_index::{BlockHash, Tier};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use self::blocks::{Blocks, HOLDERS, bit};
 use self::need::Need;
@@ -199,11 +198,11 @@ impl Hybrid {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Inner> {
-        self.inner.read().unwrap_or_else(PoisonError::into_inner)
+        self.inner.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Inner> {
-        self.inner.write().unwrap_or_else(PoisonError::into_inner)
+        self.inner.write()
     }
 }
 

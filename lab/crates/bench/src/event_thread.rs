@@ -1,10 +1,12 @@
 //! A thread that applies events in the order in which they were sent, for indexes without threads of their own.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::{Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
+
+use parking_lot::Mutex;
 
 use crate::error::Error;
 
@@ -81,7 +83,7 @@ impl<M> EventThread<M> {
 impl<M> Drop for EventThread<M> {
     fn drop(&mut self) {
         self.queue = None;
-        let thread = self.thread.get_mut().unwrap_or_else(PoisonError::into_inner).take();
+        let thread = self.thread.get_mut().take();
         if let Some(thread) = thread {
             let _ = thread.join();
         }

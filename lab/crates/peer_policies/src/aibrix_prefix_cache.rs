@@ -65,6 +65,10 @@ impl Policy for AibrixPrefixCache {
         false
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let running = |row: usize| candidates.requests[row];
         let fewest = candidates.requests.iter().copied().min().unwrap_or(0);

@@ -59,6 +59,10 @@ impl Policy for DualMap {
         true
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, _now: f64) -> Choice {
         let key = self.key(request, candidates.len());
         let mut rows: Vec<usize> = (0..candidates.len()).collect();

@@ -136,6 +136,10 @@ impl Policy for DynamoKv {
         self.kv_events && !self.load_aware
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         self.books.expire(now);
         let costs = compared(&self.terms(request, candidates, now));

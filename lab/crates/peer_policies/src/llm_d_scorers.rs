@@ -126,6 +126,10 @@ impl Policy for LlmDScorers {
         self.precise
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let scores = compared(&self.terms(request, candidates, now));
         Choice::Row(self.draw.lowest(0..scores.len(), |row| -scores[row]).unwrap_or(0))

@@ -148,6 +148,10 @@ impl Policy for Preble {
         true
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         self.forget(now);
         let depth = candidates.predicted_blocks.iter().copied().max().unwrap_or(0);

@@ -56,6 +56,10 @@ impl Policy for PrefixHash {
         false
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, _now: f64) -> Choice {
         self.ring.put(&candidates.worker);
         let requests = |row: usize| f64::from(candidates.requests[row]);

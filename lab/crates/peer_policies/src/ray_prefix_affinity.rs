@@ -71,6 +71,10 @@ impl Policy for RayPrefixAffinity {
         false
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let queue = |row: usize| f64::from(candidates.requests[row]);
         let longest = (0..candidates.len()).map(queue).fold(0.0, f64::max);

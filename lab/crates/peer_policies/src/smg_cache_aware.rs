@@ -118,6 +118,10 @@ impl Policy for SmgCacheAware {
         self.kv_events
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let found = if self.imbalanced(candidates) { None } else { self.matched(request, candidates, now) };
         Choice::Row(found.or_else(|| least_loaded(candidates, 0..candidates.len())).unwrap_or(0))

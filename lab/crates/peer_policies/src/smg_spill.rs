@@ -174,6 +174,10 @@ impl Policy for SmgSpill {
         self.kv_events
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         let eligible = self.eligible(candidates);
         let (share, matched) = self.matched(request, candidates, now);

@@ -246,3 +246,31 @@ fn the_page_names_every_policy_and_option() {
         );
     }
 }
+
+#[test]
+fn a_policy_decides_by_the_text_of_prompts_only_if_it_says_so() {
+    for at in 0..all(0).len() {
+        let mut differs = false;
+        let (mut name, mut needs_text) = (String::new(), false);
+        for seed in 0..4 {
+            let [mut with, mut without] = [all(seed).swap_remove(at), all(seed).swap_remove(at)];
+            (name, needs_text) = (with.name().to_owned(), with.needs_text());
+            let mut draw = Draw::new(seed);
+            for number in 0..200u64 {
+                let now = number as f64 / 10.0;
+                let workers = 2 + draw.below(4);
+                let candidates =
+                    Candidates { requests: (0..workers).map(|_| draw.below(4) as u32).collect(), ..fleet(workers) };
+                let text = ["ships ", "sails ", "keels "][draw.below(3)].repeat(60 + draw.below(60));
+                let request = Request { tokens: 200, block_size: 16, answers: 1, number, ..Request::default() };
+                let read = Request { text: Some(&text), ..request };
+                let choices = [with.choose(&read, &candidates, now), without.choose(&request, &candidates, now)];
+                differs |= choices[0] != choices[1];
+                let Choice::Row(row) = choices[0] else { panic!("{name}") };
+                with.sent(&read, &candidates, row, now);
+                without.sent(&request, &candidates, row, now);
+            }
+        }
+        assert!(needs_text || !differs, "{name} decides by the text and does not say that it needs it");
+    }
+}

@@ -92,6 +92,10 @@ impl Policy for VllmRouterKvAware {
         true
     }
 
+    fn needs_text(&self) -> bool {
+        true
+    }
+
     fn choose(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) -> Choice {
         if let Some(row) = self.home(request, candidates, now) {
             return Choice::Row(row);

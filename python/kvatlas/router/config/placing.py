@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 from kvatlas._http import checked_url
+from kvatlas._native import routing_defaults
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import (
     ABOVE_0,
@@ -23,6 +24,8 @@ from kvatlas.service.config.kinds import (
 )
 from kvatlas.service.config.section import Section, about, one_key, read_secret
 from kvatlas.service.replicas import checked_name, is_name
+
+_DECISIONS = routing_defaults()  # what the decision core has, where a setting is one of its own
 
 
 class _AnyText(Text):
@@ -184,11 +187,12 @@ class RouterSection(Section):
         ),
     )
     session_ttl: float = field(
-        default=0.0,
+        default=_DECISIONS["session_ttl"],
         metadata=about(
             FROM_0,
             "--session-ttl",
             "Time after a session's last request for which it stays with its engine. 0 turns this off.",
+            native="routing.session_ttl",
         ),
     )
     priority_header: str = field(
@@ -200,17 +204,21 @@ class RouterSection(Section):
         ),
     )
     queue: int = field(
-        default=4096,
+        default=int(_DECISIONS["queue_limit"]),
         metadata=about(
             Integer(0, 1 << 24),
             "--queue",
             "Maximum number of requests that wait in the router while all engines are busy.",
+            native="routing.queue_limit",
         ),
     )
     queue_timeout: float = field(
-        default=60.0,
+        default=_DECISIONS["queue_timeout"],
         metadata=about(
-            ABOVE_0, "--queue-timeout", "Longest time that a request waits there: then it is sent, wherever it may go."
+            ABOVE_0,
+            "--queue-timeout",
+            "Longest time that a request waits there: then it is sent, wherever it may go.",
+            native="routing.queue_timeout",
         ),
     )
     wait_for_engine: float = field(

@@ -55,11 +55,11 @@ class Key:
         return "" if self.default in (None, ()) else self.kind.show(self.default)
 
 
-def about(kind: Kind, flag: str, text: str, *, native: bool = True) -> dict[str, Any]:
+def about(kind: Kind, flag: str, text: str, *, native: bool | str = True) -> dict[str, Any]:
     """Make the metadata of a field of a section: the kind of its values, its flag and its help.
 
-    `native`: whether the native part reads it, in its struct of the section, under the same name. Otherwise only Python
-    does.
+    `native`: whether the native part reads it, in its struct of the section, under the same name; or, as `part.name`,
+    under that name in another struct inside it. Otherwise only Python does.
     """
     return {"kind": kind, "flag": flag, "help": text, "native": native}
 
@@ -82,11 +82,14 @@ class Section:
 
     def for_native(self) -> dict[str, Any]:
         """The settings that the native part reads, by name: durations in seconds, sizes in bytes, files by path."""
-        given = {}
+        given: dict[str, Any] = {}
         for each in dataclasses.fields(self):  # type: ignore[arg-type]
-            if each.metadata.get("native"):
+            native = each.metadata.get("native")
+            if native:
                 value = getattr(self, each.name)
-                given[each.name] = None if value is None else each.metadata["kind"].native(value)
+                part, _, name = (each.name if native is True else native).rpartition(".")
+                into = given.setdefault(part, {}) if part else given
+                into[name] = None if value is None else each.metadata["kind"].native(value)
         return given
 
 

@@ -7,9 +7,8 @@
 mod node;
 mod tokens;
 
-use std::sync::MutexGuard;
-
 use kvatlas_trees::radix_trie::{NodeId, RadixTrie as Core};
+use parking_lot::MutexGuard;
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;

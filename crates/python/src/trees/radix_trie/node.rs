@@ -1,9 +1,9 @@
 //! `TrieNode`, a handle to where a sequence ends; and the trie and the caller's blocks, which all its handles share.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use kvatlas_trees::radix_trie::{Error, NodeId, RadixTrie as Core, Tokens};
+use parking_lot::{Mutex, MutexGuard};
 use pyo3::gc::{PyTraverseError, PyVisit};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -162,7 +162,7 @@ impl SharedTrie {
     }
 
     pub(super) fn lock(&self, py: Python<'_>) -> MutexGuard<'_, State> {
-        self.state.lock_py_attached(py).unwrap_or_else(PoisonError::into_inner)
+        self.state.lock_py_attached(py)
     }
 
     /// Looks at a node with the trie locked.
@@ -178,13 +178,13 @@ impl SharedTrie {
     /// seeing nothing then is right.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self.state.try_lock() {
-            Ok(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
-            Err(_) => Ok(()),
+            Some(state) => state.trie.all_blocks().try_for_each(|block| visit.call(block)),
+            None => Ok(()),
         }
     }
 
     fn __clear__(&self) {
-        if let Ok(mut state) = self.state.try_lock() {
+        if let Some(mut state) = self.state.try_lock() {
             let blocks = state.trie.clear();
             state.symbols = Symbols::default();
             drop(state);

@@ -1,8 +1,7 @@
 //! The two classes: their parts, and the methods that only one of them has.
 
-use std::sync::{Mutex, PoisonError};
-
 use kvatlas_trees::{string_tree, token_tree};
+use parking_lot::Mutex;
 use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyDict, PyString, PyType};
 

@@ -214,7 +214,7 @@ macro_rules! with_sizes {
                 let (tree, cursor) = (slf.clone().unbind(), Mutex::new(slf.get().core.entries()));
                 $entries::new(move |py| {
                     let $name { core, writers } = tree.get();
-                    writers.write(py, false, || cursor.lock().unwrap_or_else(PoisonError::into_inner).next(core))
+                    writers.write(py, false, || cursor.lock().next(core))
                 })
             }
 

@@ -5,13 +5,12 @@ mod last_uses;
 
 use std::collections::BTreeMap;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::sync::Mutex;
 
 use kvatlas_index::hash::next_prefix_hash;
+use parking_lot::Mutex;
 use serde_json::{Value, json};
 
 use self::last_uses::{LastUses, UsedBlock};
-use crate::lock;
 
 /// Seconds after which a prompt counts half.
 const HALF_LIFE: f64 = 3600.0;
@@ -83,7 +82,7 @@ impl ReuseMeter {
         if prompt.block_size == 0 || prompt.tokens == 0 {
             return;
         }
-        let mut measured = lock(&self.0);
+        let mut measured = self.0.lock();
         measured.decay(now);
         measured.block_size = prompt.block_size;
         measured.add(prompt);
@@ -92,13 +91,13 @@ impl ReuseMeter {
     /// Returns the hit rate of a cache of `blocks` blocks, or of an unlimited one for infinity. None before the first
     /// prompt.
     pub(crate) fn rate(&self, blocks: f64) -> Option<f64> {
-        let measured = lock(&self.0);
+        let measured = self.0.lock();
         measured.sums.rate(blocks * f64::from(measured.block_size))
     }
 
     /// Returns the measurement in JSON. `fleet_blocks`: blocks that fit into all engines' caches, if that is known.
     pub(crate) fn to_json(&self, fleet_blocks: Option<f64>) -> Value {
-        let measured = lock(&self.0);
+        let measured = self.0.lock();
         let sums = &measured.sums;
         let fleet_tokens = fleet_blocks.map(|blocks| blocks * f64::from(measured.block_size));
         let curve: Vec<_> = sums
@@ -291,7 +290,7 @@ mod tests {
     fn many_blocks_are_sampled_and_give_nearly_the_same() {
         let prompts = prompts(20_000, 3000);
         let meter = measured(&prompts);
-        assert!(lock(&meter.0).uses.scale() >= 2.0, "the sample is of all blocks");
+        assert!(meter.0.lock().uses.scale() >= 2.0, "the sample is of all blocks");
         let (mut seen, mut found, mut all) = (std::collections::HashSet::new(), 0.0, 0.0);
         for prompt in &prompts {
             let mut chain = 0;

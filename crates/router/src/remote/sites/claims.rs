@@ -9,7 +9,6 @@ use super::reports::{
     UNKNOWN_SITE,
 };
 use crate::engines::json_fields::{pick, read};
-use crate::lock;
 use crate::remote::service::{JSON, post};
 
 /// Time within which a report must be taken.
@@ -67,7 +66,7 @@ impl Drop for Claim {
 
 /// Sends reports for as long as the router lives.
 pub(crate) async fn run(global: Arc<SitesService>) {
-    let Some(mut waiting) = lock(&global.reports.waiting).take() else { return };
+    let Some(mut waiting) = global.reports.waiting.lock().take() else { return };
     let mut has_complained = false;
     while let Some(report) = waiting.recv().await {
         let Ok(body) = serde_json::to_vec(&report) else { continue };

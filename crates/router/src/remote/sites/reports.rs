@@ -3,9 +3,9 @@
 //!
 //! A request's end only puts the report into a bounded queue; one task sends them.
 
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use parking_lot::Mutex;
 use serde::Serialize;
 use tokio::sync::mpsc;
 

@@ -12,7 +12,6 @@ use serde_json::{Map, Value, json};
 use super::lines::{line, millis};
 use crate::app::App;
 use crate::engines::{Condition, Engine};
-use crate::lock;
 use crate::placing::decisions::Record;
 
 /// Decisions sent at a time, as many as the page shows.
@@ -141,7 +140,7 @@ impl PageState {
         let models = engine.models.load();
         let figures = self.figures.get(&engine.name).copied().unwrap_or_default();
         let standing = engine.health.standing().name();
-        let condition = lock(&engine.condition).as_ref().map(Condition::to_json);
+        let condition = engine.condition.lock().as_ref().map(Condition::to_json);
         let Value::Array(ranks) = self.app.places.rows_of(engine) else { return };
         for known in &ranks {
             let rank = &known["rank"];

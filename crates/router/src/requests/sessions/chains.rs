@@ -4,7 +4,7 @@
 //! end on. Prompts that only share a system prompt have the same last block if what tells them apart is shorter than a
 //! block: so a next turn must be longer, and the answer before it must be there (`memory.rs` sees to that).
 
-use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use parking_lot::{RwLock, RwLockReadGuard, RwLockWriteGuard};
 
 use super::lru::Lru;
 
@@ -46,11 +46,11 @@ impl Chains {
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Lru<End>> {
-        self.ends.read().unwrap_or_else(PoisonError::into_inner)
+        self.ends.read()
     }
 
     fn write(&self) -> RwLockWriteGuard<'_, Lru<End>> {
-        self.ends.write().unwrap_or_else(PoisonError::into_inner)
+        self.ends.write()
     }
 }
 

@@ -21,12 +21,13 @@ mod memory;
 mod turn;
 
 use std::hash::{BuildHasher as _, RandomState};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
-use std::sync::{Arc, Mutex};
 
 use hyper::header::{HeaderMap, HeaderName};
 use kvatlas_prompt::Endpoint;
 use kvatlas_routing::Kind;
+use parking_lot::Mutex;
 use serde_json::Value;
 use xxhash_rust::xxh3::xxh3_64_with_seed;
 
@@ -34,7 +35,6 @@ use crate::answers::observe::Stop;
 use crate::clock::seconds;
 use crate::config::{Config, Source};
 use crate::error::Error;
-use crate::lock;
 use crate::requests::fleet_secret::FleetSecret;
 use chains::{Chains, End};
 use habits::Habits;
@@ -113,7 +113,7 @@ impl Sessions {
     /// Returns what a request is to its session, without any effect. None if it belongs to no session that is known.
     pub(crate) fn look(&self, named: Option<Identity>, hints: Hints, prompt: Prompt<'_>) -> Option<Turn> {
         let identity = named.or_else(|| self.continued(prompt).map(unnamed))?;
-        Some(lock(&self.memory).look(identity, hints, seconds()))
+        Some(self.memory.lock().look(identity, hints, seconds()))
     }
 
     /// Records a prompt, and returns it as a turn of its session. None if nothing tells which one that is.
@@ -122,7 +122,7 @@ impl Sessions {
         let source = identity.and_then(|identity| Source::ALL.iter().position(|source| *source == identity.source));
         self.by_source[source.unwrap_or(Source::ALL.len())].fetch_add(1, Relaxed);
         let turn = {
-            let mut memory = lock(&self.memory);
+            let mut memory = self.memory.lock();
             let turn = memory.look(identity?, hints, seconds());
             memory.begin(&turn);
             turn
@@ -136,7 +136,7 @@ impl Sessions {
 
     /// Notes that the answer to a prompt has ended. `id`: the number of the decision.
     pub(crate) fn end(&self, turn: &Turn, id: u64, stop: Option<Stop>) {
-        lock(&self.memory).end(turn, id, stop, seconds());
+        self.memory.lock().end(turn, id, stop, seconds());
     }
 
     /// Detects sessions whose prompts begin differently each time, so that no cache helps.
@@ -145,7 +145,7 @@ impl Sessions {
         if turn.source == Source::Prefix || turn.hints.class == Some(Class::Auxiliary) {
             return;
         }
-        let mut habits = lock(&self.habits);
+        let mut habits = self.habits.lock();
         if turn.hints.is_compacted || turn.kind == Kind::Compaction {
             habits.forget(turn.session);
             return;
@@ -166,18 +166,18 @@ impl Sessions {
 
     /// Returns the number of turns with changing beginnings, and the number of their recent sessions.
     pub(crate) fn lost_turns(&self) -> (u64, usize) {
-        let habits = lock(&self.habits);
+        let habits = self.habits.lock();
         (habits.turns(), habits.count(seconds()))
     }
 
     /// The sessions whose prompts begin differently each time, for a page. None if there were none lately.
     pub(crate) fn habits(&self) -> Option<Value> {
-        lock(&self.habits).to_json(seconds(), &self.shown_under)
+        self.habits.lock().to_json(seconds(), &self.shown_under)
     }
 
     /// Sessions that are kept in mind.
     pub(crate) fn len(&self) -> usize {
-        lock(&self.memory).len()
+        self.memory.lock().len()
     }
 
     /// The session without a name that a prompt continues. A turn comes after the answer to the one before, and is longer.
@@ -186,7 +186,7 @@ impl Sessions {
             return None;
         }
         let end = self.chains.find(prompt.hashes)?;
-        (prompt.tokens > end.tokens && lock(&self.memory).has_answer(end.session)).then_some(end.session)
+        (prompt.tokens > end.tokens && self.memory.lock().has_answer(end.session)).then_some(end.session)
     }
 
     /// The session without a name that a prompt continues, or starts. None if such sessions are not looked for, or the

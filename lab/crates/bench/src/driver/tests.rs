@@ -1,7 +1,6 @@
 //! Tests of the run's own honesty: indexes that are slow, wrong, stuck or broken on purpose, and a generator that
 //! stalls.
 
-use std::sync::Mutex;
 use std::sync::atomic::AtomicU64;
 use std::time::Instant;
 
@@ -9,6 +8,7 @@ use kvatlas_designs::{Change, Scores, WorkerId};
 use kvatlas_index::BlockHash;
 use kvatlas_index::reference::ReferenceIndex;
 use kvatlas_index::{Tier, View};
+use parking_lot::Mutex;
 
 use super::*;
 use crate::plan::Columns;
@@ -50,7 +50,7 @@ struct FaultyFeed {
 
 impl FaultyFeed {
     fn work(&self) {
-        let Some(received) = self.received.lock().unwrap().take() else { return };
+        let Some(received) = self.received.lock().take() else { return };
         while !self.given_up.load(Ordering::Relaxed) {
             let Ok(change) = received.recv_timeout(Duration::from_millis(5)) else { continue };
             let number = self.applied.load(Ordering::Relaxed);
@@ -58,9 +58,9 @@ impl FaultyFeed {
                 continue;
             }
             std::thread::sleep(self.faults.slow_event);
-            self.log.lock().unwrap().push(change.clone());
+            self.log.lock().push(change.clone());
             if self.faults.forget_from.is_none_or(|from| number < from) {
-                let mut index = self.index.lock().unwrap();
+                let mut index = self.index.lock();
                 let worker = change.worker().to_string();
                 match change {
                     Change::Store { parent, block_hashes, content_hashes, .. } => {
@@ -143,7 +143,7 @@ impl Subject for FaultySubject {
 
     fn answer(&self, contents: &[u64], scores: &mut Scores) -> Result<(), String> {
         scores.clear();
-        for (worker, depth) in self.0.index.lock().unwrap().find(contents).scores(View::Device) {
+        for (worker, depth) in self.0.index.lock().find(contents).scores(View::Device) {
             scores.push((worker.parse().unwrap(), depth + u32::from(self.0.faults.boast)));
         }
         Ok(())
@@ -153,7 +153,7 @@ impl Subject for FaultySubject {
         if self.0.faults.silent {
             return None;
         }
-        let events = self.0.index.lock().unwrap().dump();
+        let events = self.0.index.lock().dump();
         let held = events.into_iter().flat_map(|event| match event {
             kvatlas_index::Event::Store { worker, block_hashes, .. } => {
                 block_hashes.into_iter().map(|name| (worker.parse().unwrap(), name)).collect()
@@ -190,7 +190,7 @@ fn with(plan: &Plan, options: &Options, faults: Faults, hooks: Hooks) -> (RunRes
     let log = Arc::new(Mutex::new(Vec::new()));
     let interrupt = Arc::new(AtomicBool::new(false));
     let result = run_with(plan, options, label(), &interrupt, || Ok(FaultySubject::new(faults, &log)), hooks).unwrap();
-    let log = log.lock().unwrap().clone();
+    let log = log.lock().clone();
     (result, log)
 }
 
