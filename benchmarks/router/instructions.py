@@ -53,7 +53,7 @@ def own(path: Path) -> Counter[str]:
 
 
 def measure(cell: str, requests: int, warm: int, programs: Path, peers: Path) -> Counter[str]:
-    """Instructions of each function of the router while it passes on so many requests of a corpus."""
+    """Instructions of each function of the router while it passes on this many requests of a corpus."""
     corpora = Corpora(programs / "corpora", peers / "tokenizer.json")
     setup = next(one for one in SETUPS if one.name == "kvatlas exact")
     with tempfile.TemporaryDirectory(prefix="kvatlas-router-") as folder:

@@ -187,7 +187,7 @@ async fn mind(app: &App, engine: &Engine) {
                 Err(_) => {}
             }
         }
-        // Whoever was away may come back as another one.
+        // An engine that was away may come back as one of another kind.
         knows_kind &= well || engine.config.handover.is_some();
         if well && !knows_kind {
             let asked = tokio::time::timeout(health.timeout, kind(engine)).await;

@@ -20,7 +20,7 @@ use crate::error::Error;
 
 /// The fleet: all engines, and changes of them.
 pub(crate) struct Fleet {
-    engines: ArcSwap<Engines>,
+    engines: ArcSwap<EngineTable>,
     /// Dialect that all engines have, if it is the same; then models need not be compared.
     dialect: ArcSwap<Option<Dialect>>,
     changes: Mutex<()>,
@@ -31,13 +31,13 @@ pub(crate) struct Fleet {
 
 /// All engines at one moment, in order of their names.
 #[derive(Default)]
-pub(crate) struct Engines {
+pub(crate) struct EngineTable {
     all: Vec<Arc<Engine>>,
     /// Hash table of their positions, counted from 1: 0 for a free slot.
     slots: Box<[u32]>,
 }
 
-impl Engines {
+impl EngineTable {
     fn new(all: Vec<Arc<Engine>>) -> Self {
         let mut slots = vec![0; (2 * all.len()).next_power_of_two()].into_boxed_slice();
         for (position, engine) in (1..).zip(&all) {
@@ -65,7 +65,7 @@ impl Engines {
     }
 }
 
-impl Deref for Engines {
+impl Deref for EngineTable {
     type Target = [Arc<Engine>];
 
     fn deref(&self) -> &[Arc<Engine>] {
@@ -133,7 +133,7 @@ impl Fleet {
 
     /// All engines.
     #[must_use]
-    pub(crate) fn engines(&self) -> Guard<Arc<Engines>> {
+    pub(crate) fn engines(&self) -> Guard<Arc<EngineTable>> {
         self.engines.load()
     }
 
@@ -144,7 +144,7 @@ impl Fleet {
     }
 
     fn replace(&self, engines: Vec<Arc<Engine>>) {
-        self.engines.store(Arc::new(Engines::new(engines)));
+        self.engines.store(Arc::new(EngineTable::new(engines)));
         self.compare_dialects();
     }
 
@@ -344,14 +344,14 @@ mod tests {
 
     #[test]
     fn engines_are_found_by_their_names() {
-        assert!(Engines::default().get("a").is_none() && Engines::new(Vec::new()).get("").is_none());
+        assert!(EngineTable::default().get("a").is_none() && EngineTable::new(Vec::new()).get("").is_none());
         for count in [1, 2, 3, 8, 100] {
             let name = |number| format!("http://engine-{number}:8000");
             let engine = |number| {
                 let config = EngineConfig { name: Some(name(number)), ..EngineConfig::at("http://a:1") };
                 Arc::new(Engine::new(config, &Config::default(), 1, None).expect("one"))
             };
-            let engines = Engines::new((0..count).map(engine).collect());
+            let engines = EngineTable::new((0..count).map(engine).collect());
             for number in 0..count {
                 assert_eq!(engines.get(&name(number)).map(|engine| engine.name.to_string()), Some(name(number)));
             }

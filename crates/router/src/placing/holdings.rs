@@ -8,7 +8,7 @@ use kvatlas_follow::lookup::RankDepths;
 use kvatlas_follow::state::{Keyspace, Stream};
 
 use crate::engines::Engine;
-use crate::engines::fleet::Engines;
+use crate::engines::fleet::EngineTable;
 use crate::requests::facts::DialectBlocks;
 
 /// Finds how much of a prompt each rank holds: of the prompt that its engine makes of the request.
@@ -16,7 +16,7 @@ pub(super) fn look_up(
     keyspace: &Keyspace,
     hashes: &[u64],
     others: &[DialectBlocks],
-    engines: &Engines,
+    engines: &EngineTable,
     held: &mut Vec<RankDepths>,
 ) {
     if others.is_empty() {

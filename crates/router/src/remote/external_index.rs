@@ -7,7 +7,7 @@ use kvatlas_follow::lookup::RankDepths;
 use tokio_rustls::rustls::ClientConfig;
 
 use crate::config::Config;
-use crate::engines::fleet::Engines;
+use crate::engines::fleet::EngineTable;
 use crate::error::Error;
 use crate::remote::index::RemoteIndex;
 use crate::remote::service::Question;
@@ -59,7 +59,7 @@ impl ExternalIndex {
         &self,
         shard: usize,
         question: Question<'_>,
-        engines: &Engines,
+        engines: &EngineTable,
     ) -> Option<LookupResult> {
         match self {
             Self::Index(remote) => {

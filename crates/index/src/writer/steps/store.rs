@@ -12,7 +12,7 @@ pub(crate) struct Chain<'a> {
     pub(crate) parent: Option<BlockHash>,
     pub(crate) block_hashes: &'a [BlockHash],
     pub(crate) content_hashes: &'a [u64],
-    /// Where the first part was stored; none in the first part.
+    /// Place of the first part in the index; none in the first part itself.
     begun: Option<StoreStart>,
     /// Number of blocks in the parts that follow.
     promised: usize,

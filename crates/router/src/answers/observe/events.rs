@@ -146,7 +146,7 @@ impl Events {
         let Some(end) = memrchr(b'\n', &data) else {
             self.partial.extend_from_slice(&data);
             self.has_progress |= has_data(&self.partial);
-            // Nobody can wait for the end of that.
+            // Its end is not worth waiting for.
             return if self.partial.len() > MAX_LINE { self.let_go() } else { Bytes::new() };
         };
         let mut lines = data;

@@ -1,6 +1,6 @@
 //! The page: its files, what it shows, live, and one decision in detail.
 //!
-//! * `shown`: what is gathered for it, once a second while somebody watches.
+//! * `shown`: what is gathered for it, once a second while a page is open.
 //! * `lines`: decisions as the page reads them.
 
 mod lines;

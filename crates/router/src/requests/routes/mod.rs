@@ -36,7 +36,7 @@ pub(crate) fn find(method: &Method, path: &str, listed: &[String]) -> RouteMatch
     let bare = bare(path);
     for route in ROUTES.iter().filter(|route| route.path.parameter(bare).is_some()) {
         if let Responder::Engine(forwarded) = route.to {
-            // Whoever stands before the engine may make another path of it, which nobody has allowed.
+            // A proxy before the engine may make another path of it, which no key allows.
             if climbs(path) {
                 return RouteMatch::Unknown;
             }
