@@ -66,6 +66,7 @@ __all__ = [
     "prefix_hashes",
     "probe",
     "prompt_tokens",
+    "routing_defaults",
     "run_plan",
     "rungs",
 ]

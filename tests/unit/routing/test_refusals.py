@@ -19,7 +19,7 @@ from .routers import BLOCKS, Fewest, index_of
     [
         (lambda: Router("kvatlsa"), PolicyError, "kvatlas"),
         (lambda: Router(options={"wiat": 1}), PolicyError, "has no option"),
-        (lambda: Router(options={"wait": "x"}), PolicyError, "wait must be a number"),
+        (lambda: Router(options={"settle": "x"}), PolicyError, "settle must be a number"),
         (lambda: Router(settings={"session_tll": 1}), ConfigError, "session_tll"),
         (lambda: Router(settings={"order": "lifo"}), ConfigError, "least-work, fcfs"),
         (lambda: Router(3), InvalidTypeError, "policy must be a name or an object"),  # type: ignore[arg-type]
