@@ -412,7 +412,7 @@ CLAIMS: dict[str, list[tuple[str, Trial]]] = {
     ],
     ENGINE: [
         (r"(\d+) MiB for lists", engine_lists),
-        (r"(\d+) KiB for what else it says", engine_words),
+        (r"(\d+) KiB for its other answers", engine_words),
         (r"(\d+) MiB of metrics", engine_metrics),
         (r"health is answered within (\d+) s", engine_health),
         (r"([\d,]+) models", engine_models),
