@@ -1,7 +1,7 @@
 //! kvatlas as the service drives it: `wire::Reader`, one for each rank, applies batches that were decoded.
 //!
-//! So a store costs the hashing of its tokens besides, which the bare indexes are given the results of. Batches are of one
-//! event, as the harness times each event by itself.
+//! A store here includes hashing its tokens; the bare indexes are given the hashes. Each batch has one event, as the
+//! harness times each event by itself.
 
 use std::hint::black_box;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

@@ -1,7 +1,7 @@
 //! A connection to an engine, on which one request runs at a time.
 //!
-//! It is read and written in the task of the client whose request it has: no task of its own, no channel between
-//! the two, no wake-up but the socket's. Its buffer is the thread's, so that ten thousand open answers hold none.
+//! The client's task reads and writes the connection: no task of its own, no channel between the two, no wake-up but
+//! the socket's. The buffer is the thread's, so that ten thousand open answers hold none.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
