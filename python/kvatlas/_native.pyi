@@ -923,12 +923,15 @@ class RouterServer:
         Raises:
             ServiceError: There is no such engine.
         """
-    def drain_engine(self, name: str, drained: bool) -> None:
+    def drain_engine(self, name: str, drained: bool, by_discovery: bool = False) -> None:
         """Stops sending new requests to an engine, or resumes.
+
+        The operator and discovery each have a say: an engine gets requests again when neither wants it drained.
 
         Args:
             name: The engine's name.
             drained: True to stop, False to resume.
+            by_discovery: Whether this is what the engine's source wants, and not the operator.
 
         Raises:
             ServiceError: There is no such engine.
@@ -995,6 +998,15 @@ class RouterServer:
 
         Args:
             report_json: JSON with worker, rank, url, state, code and reason.
+
+        Raises:
+            ServiceError: The report is invalid.
+        """
+    def report_source(self, report_json: str) -> None:
+        """Reports what is known of a source of engines.
+
+        Args:
+            report_json: JSON with source, state, code, reason, members and counts.
 
         Raises:
             ServiceError: The report is invalid.
@@ -1150,6 +1162,15 @@ class Service:
 
         Args:
             report_json: JSON with worker, rank, url, state, code and reason.
+
+        Raises:
+            ServiceError: The report is invalid.
+        """
+    def report_source(self, report_json: str) -> None:
+        """Reports what is known of a source of engines.
+
+        Args:
+            report_json: JSON with source, state, code, reason, members and counts.
 
         Raises:
             ServiceError: The report is invalid.

@@ -26,6 +26,7 @@ use crate::relay_reader;
 use crate::report;
 use crate::sites::{Digests, KeyspaceDigest, Tops};
 use crate::snapshot::{self, Directory, Keeper, Origin, PackedSnapshot, Snapshots, Source, read_file};
+use crate::sources::Sources;
 use crate::state::{Keyspace, PromptQueue};
 use kvatlas_stream::zmtp::Room;
 
@@ -49,6 +50,7 @@ pub struct Follower {
     running: Mutex<Option<FollowerThreads>>,
     digests: Digests,
     sites: Arc<Tops>,
+    sources: Arc<Sources>,
 }
 
 struct FollowerThreads {
@@ -118,7 +120,8 @@ impl Follower {
         let keeper = directory.map(|directory| Keeper::start(snapshots, fleet.clone(), directory)).transpose()?;
         let running = Mutex::new(Some(FollowerThreads { ingest, adopt, keeper }));
         let digests = Digests::new(config.sites.grain);
-        Ok(Self { fleet, allow, prompt_queue, running, digests, sites: Arc::new(Tops::new(config.sites)) })
+        let sites = Arc::new(Tops::new(config.sites));
+        Ok(Self { fleet, allow, prompt_queue, running, digests, sites, sources: Arc::default() })
     }
 
     /// The registered fleet.
@@ -137,6 +140,12 @@ impl Follower {
     #[must_use]
     pub fn sites(&self) -> &Tops {
         &self.sites
+    }
+
+    /// Sources of engines that discovery reports on.
+    #[must_use]
+    pub fn sources(&self) -> &Arc<Sources> {
+        &self.sources
     }
 
     /// Makes the registration in a body of `/register`, which may have a `source` too. True if it is new.
@@ -179,7 +188,8 @@ impl Follower {
     /// # Errors
     /// If `out` refuses more text.
     pub fn write_metrics(&self, out: &mut String) -> std::fmt::Result {
-        metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)
+        metrics::write(&self.fleet, &self.prompt_queue, &self.sites, out)?;
+        self.sources.write_metrics(out)
     }
 
     /// Answer to `/workers`.

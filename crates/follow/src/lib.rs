@@ -28,6 +28,7 @@
 //! * [`snapshot`]: holdings kept over a restart, or taken over from another follower.
 //! * `relay` and `relay_reader`: a log in NATS between followers, written and read.
 //! * [`sites`]: digests of the indexes for a service above many sites, and the index of that service.
+//! * [`sources`]: where engines are found, such as the pods of a cluster: what is known of each source.
 //! * [`report`], [`metrics`] and [`page`]: the state of the fleet as JSON, for Prometheus, and for the page.
 //! * [`endpoint`], [`error`], [`limits`], [`log`]: used by all others.
 //!
@@ -54,6 +55,7 @@ mod relay_reader;
 pub mod report;
 pub mod sites;
 pub mod snapshot;
+pub mod sources;
 pub mod state;
 mod stream;
 

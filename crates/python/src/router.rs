@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use kvatlas_follow::Follower;
 use kvatlas_router::config::Handover;
-use kvatlas_router::{Config, Router as Inner};
+use kvatlas_router::{Config, DrainedBy, Router as Inner};
 use kvatlas_routing::BoxedPolicy;
 use pyo3::prelude::*;
 
@@ -106,14 +106,19 @@ impl RouterServer {
 
     /// Stops sending new requests to an engine, or resumes.
     ///
+    /// The operator and discovery each have a say: an engine gets requests again when neither wants it drained.
+    ///
     /// Args:
     ///     name: The engine's name.
     ///     drained: True to stop, False to resume.
+    ///     by_discovery: Whether this is what the engine's source wants, and not the operator.
     ///
     /// Raises:
     ///     ServiceError: There is no such engine.
-    fn drain_engine(&self, py: Python<'_>, name: &str, drained: bool) -> PyResult<()> {
-        py.detach(|| self.inner.drain_engine(name, drained)).map_err(|error| errors::router(&error))
+    #[pyo3(signature = (name, drained, by_discovery=false))]
+    fn drain_engine(&self, py: Python<'_>, name: &str, drained: bool, by_discovery: bool) -> PyResult<()> {
+        let by = if by_discovery { DrainedBy::Discovery } else { DrainedBy::Operator };
+        py.detach(|| self.inner.drain_engine(name, by, drained)).map_err(|error| errors::router(&error))
     }
 
     /// The engines and their state.
@@ -199,6 +204,17 @@ impl RouterServer {
     fn report_engine(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
         let service = self.service()?;
         py.detach(|| service.report_engine(report_json)).map_err(|error| errors::service(&error))
+    }
+
+    /// Reports what is known of a source of engines.
+    ///
+    /// Args:
+    ///     report_json: JSON with source, state, code, reason, members and counts.
+    ///
+    /// Raises:
+    ///     ServiceError: The report is invalid.
+    fn report_source(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.sources().report(report_json)).map_err(|error| errors::service(&error))
     }
 
     /// Stops reporting an engine, or a configured stream.

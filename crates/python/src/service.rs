@@ -114,6 +114,17 @@ impl Service {
         py.detach(|| self.inner.follower().report_engine(report_json)).map_err(|error| errors::service(&error))
     }
 
+    /// Reports what is known of a source of engines.
+    ///
+    /// Args:
+    ///     report_json: JSON with source, state, code, reason, members and counts.
+    ///
+    /// Raises:
+    ///     ServiceError: The report is invalid.
+    fn report_source(&self, py: Python<'_>, report_json: &str) -> PyResult<()> {
+        py.detach(|| self.inner.follower().sources().report(report_json)).map_err(|error| errors::service(&error))
+    }
+
     /// Stops reporting an engine, or a configured stream.
     ///
     /// Args:

@@ -5,6 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use kvatlas_follow::Follower;
 use kvatlas_follow::page::Page;
+use kvatlas_follow::sources::Sources;
 use kvatlas_http::{Front, Gate};
 
 use crate::config::Config;
@@ -30,6 +31,8 @@ pub(crate) struct App {
     pub(crate) proxy: Arc<Forwarder>,
     /// The engines' event streams, if this router follows them.
     pub(crate) follower: Option<Arc<Follower>>,
+    /// Sources of engines that discovery reports on.
+    pub(crate) sources: Arc<Sources>,
     /// Another process that is asked what engines hold, if one is.
     pub(crate) external_index: Option<Arc<ExternalIndex>>,
     /// Reports to the index in another process, if it learns from what engines say.

@@ -34,6 +34,7 @@ mod requests;
 mod router;
 
 pub use config::Config;
+pub use engines::DrainedBy;
 pub use error::Error;
 pub use requests::prompts::prompt_tokens;
 pub use router::Router;

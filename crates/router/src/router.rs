@@ -8,6 +8,7 @@ use std::time::Duration;
 use kvatlas_follow::Follower;
 use kvatlas_follow::log;
 use kvatlas_follow::page::Page;
+use kvatlas_follow::sources::Sources;
 use kvatlas_http::{Front, Server, Threads};
 use kvatlas_routing::{BoxedPolicy, PolicyTable};
 use parking_lot::Mutex;
@@ -19,6 +20,7 @@ use crate::app::App;
 use crate::config::{Config, EngineConfig};
 use crate::control;
 use crate::counts::Counts;
+use crate::engines::DrainedBy;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
 use crate::placing::Places;
@@ -104,6 +106,7 @@ impl Router {
             tokens: Tokens::default(),
             answer_engines: AnswerEngines::default(),
         });
+        let sources = follower.as_ref().map_or_else(Arc::default, |follower| follower.sources().clone());
         let app = Arc::new(App {
             fleet,
             places,
@@ -113,6 +116,7 @@ impl Router {
             reader,
             proxy,
             follower,
+            sources,
             external_index,
             cache_reporter,
             peers: Arc::new(Peers::new(&config)?),
@@ -193,12 +197,18 @@ impl Router {
         self.app.places.remove_engine(name).map(drop)
     }
 
-    /// Stops sending new requests to an engine, or starts again.
+    /// Stops sending new requests to an engine, or starts again if no other party wants it drained.
     ///
     /// # Errors
     /// [`Error::Unknown`] if there is none of that name.
-    pub fn drain_engine(&self, name: &str, drain: bool) -> Result<(), Error> {
-        self.app.places.drain_engine(name, drain).map(drop)
+    pub fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<(), Error> {
+        self.app.places.drain_engine(name, by, drain).map(drop)
+    }
+
+    /// Sources of engines that discovery reports on.
+    #[must_use]
+    pub fn sources(&self) -> &Sources {
+        &self.app.sources
     }
 
     /// Returns what `/workers` says.

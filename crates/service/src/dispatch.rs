@@ -84,7 +84,7 @@ async fn dispatch(
         Route::Page => kvatlas_ui::asset(request.uri().path()).map(answer::page).ok_or_else(Refusal::unknown_path),
         Route::PageEvents if head => Ok(typed(StatusCode::OK, "text/event-stream", "")),
         Route::PageEvents => page::watch(app).map(answer::events),
-        Route::Health => Ok(health::health(&app.pulses, &app.fleet)),
+        Route::Health => Ok(health::health(&app.pulses, &app.follower)),
         Route::Ready => Ok(health::ready(&app.fleet, request.uri().query())),
         Route::Metrics => guarded(app, || {
             let made =

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use hyper::{Response, StatusCode};
 use kvatlas_follow::fleet::Fleet;
-use kvatlas_follow::report;
+use kvatlas_follow::{Follower, report};
 use serde_json::json as value;
 
 use crate::answer::{Answer, json};
@@ -62,13 +62,16 @@ impl Pulses {
 }
 
 /// Answers `/health`.
-pub(crate) fn health(pulses: &Pulses, fleet: &Fleet) -> Response<Answer> {
+pub(crate) fn health(pulses: &Pulses, follower: &Follower) -> Response<Answer> {
     let stuck = pulses.stuck_at(START.elapsed());
     let mut said = match stuck.is_empty() {
         true => value!({ "status": "alive" }),
         false => value!({ "status": "stuck", "threads": stuck }),
     };
-    for (name, state) in [("snapshot", report::snapshots(fleet)), ("relay", report::log(fleet))] {
+    let fleet = follower.fleet();
+    let sources = follower.sources().to_json();
+    let parts = [("snapshot", report::snapshots(fleet)), ("relay", report::log(fleet)), ("discovery", sources)];
+    for (name, state) in parts {
         if let Some(state) = state {
             said[name] = state;
         }

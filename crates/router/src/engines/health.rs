@@ -75,6 +75,15 @@ impl Finding {
     }
 }
 
+/// Party that may want an engine to get no new requests. It gets them again when neither wants that.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DrainedBy {
+    /// The operator of the router, or a client with the admin key.
+    Operator = 1,
+    /// The source of the engine: its pod is not ready, or ends.
+    Discovery = 2,
+}
+
 /// The evidence of how an engine does.
 #[derive(Debug)]
 pub(crate) struct Health {
@@ -102,7 +111,8 @@ pub(crate) struct Health {
     went_down: Notify,
     silent: AtomicBool,
     busy_until: AtomicU64,
-    draining: AtomicBool,
+    /// One bit for each that wants it drained: see [`DrainedBy`].
+    draining: AtomicU32,
 }
 
 impl Health {
@@ -123,7 +133,7 @@ impl Health {
             went_down: Notify::new(),
             silent: AtomicBool::new(false),
             busy_until: AtomicU64::new(0),
-            draining: AtomicBool::new(false),
+            draining: AtomicU32::new(0),
         }
     }
 
@@ -133,7 +143,7 @@ impl Health {
             0 => false,
             until => until > millis(),
         };
-        if self.draining.load(Relaxed) {
+        if self.draining.load(Relaxed) != 0 {
             HealthState::Draining
         } else if self.down.load(Relaxed) {
             HealthState::Down
@@ -292,8 +302,15 @@ impl Health {
         self.busy_until.fetch_max(millis() + pause.as_millis() as u64, Relaxed);
     }
 
-    pub(crate) fn set_draining(&self, draining: bool) {
-        self.draining.store(draining, Relaxed);
+    /// Records whether one of those who may drain the engine wants it drained. True if any of them does.
+    pub(crate) fn set_draining(&self, by: DrainedBy, draining: bool) -> bool {
+        let bit = by as u32;
+        let before = if draining {
+            self.draining.fetch_or(bit, Relaxed) | bit
+        } else {
+            self.draining.fetch_and(!bit, Relaxed) & !bit
+        };
+        before != 0
     }
 }
 
@@ -393,7 +410,18 @@ mod tests {
         health.set_busy(Duration::from_secs(9));
         assert_eq!(health.standing(), HealthState::Paused);
         assert!(health.busy_for() > Duration::from_secs(8));
-        health.set_draining(true);
+        health.set_draining(DrainedBy::Operator, true);
         assert_eq!(health.standing(), HealthState::Draining);
+    }
+
+    #[test]
+    fn it_is_drained_as_long_as_anybody_wants_that() {
+        let health = health(2, Duration::from_secs(1));
+        assert!(health.set_draining(DrainedBy::Operator, true) && health.set_draining(DrainedBy::Discovery, true));
+        assert!(health.set_draining(DrainedBy::Discovery, false), "the operator still wants it");
+        assert_eq!(health.standing(), HealthState::Draining);
+        assert!(health.set_draining(DrainedBy::Discovery, true) && health.set_draining(DrainedBy::Operator, false));
+        assert!(!health.set_draining(DrainedBy::Discovery, false));
+        assert_eq!(health.standing(), HealthState::Up);
     }
 }

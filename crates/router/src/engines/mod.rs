@@ -44,6 +44,7 @@ pub(crate) use self::connection::Connection;
 pub(crate) use self::counts::{Counts, Recent};
 pub(crate) use self::fault::{Fault, NAMES as FAULTS};
 pub(crate) use self::framing::Framing;
+pub use self::health::DrainedBy;
 pub(crate) use self::health::HealthState;
 pub(crate) use self::health::{Finding, Health};
 pub(crate) use self::kind::Kind;

@@ -9,7 +9,7 @@ use super::{Core, Places};
 use crate::clock::{self, seconds};
 use crate::config::EngineConfig;
 use crate::engines::fleet::Adder;
-use crate::engines::{Engine, HealthState};
+use crate::engines::{DrainedBy, Engine, HealthState};
 use crate::error::Error;
 use crate::remote::peer_requests::{Heard, SentRow, SharedRequests};
 
@@ -32,12 +32,12 @@ impl Places {
         Ok(removed)
     }
 
-    /// Sends an engine no new requests, or new ones again.
-    pub(crate) fn drain_engine(&self, name: &str, drain: bool) -> Result<Arc<Engine>, Error> {
+    /// Sends an engine no new requests, or new ones again if no other party wants it drained.
+    pub(crate) fn drain_engine(&self, name: &str, by: DrainedBy, drain: bool) -> Result<Arc<Engine>, Error> {
         let engine = self.fleet.engine(name).ok_or_else(|| Error::Unknown { name: name.to_owned() })?;
-        engine.health.set_draining(drain);
-        self.drain(&engine, drain);
-        tracing::info!(engine = name, drain, "an engine was drained, or taken back");
+        let is_draining = engine.health.set_draining(by, drain);
+        self.drain(&engine, is_draining);
+        tracing::info!(engine = name, ?by, drain, is_draining, "an engine was drained, or taken back");
         Ok(engine)
     }
 

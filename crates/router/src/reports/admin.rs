@@ -15,8 +15,8 @@ use crate::answers::body::{Answer, json as answer};
 use crate::answers::refusal::Refusal;
 use crate::app::App;
 use crate::config::EngineConfig;
-use crate::engines::Engine;
 use crate::engines::fleet::{Adder, Fleet};
+use crate::engines::{DrainedBy, Engine};
 use crate::error::Error;
 use crate::placing::{Outlook, Places};
 use crate::remote::peer_requests::{self, Report, SharedRequests};
@@ -196,7 +196,7 @@ pub(crate) fn remove_engine(places: &Places, name: &str) -> Result<Response<Answ
 
 /// `POST /engines/NAME/drain` and `…/undrain`.
 pub(crate) fn drain_engine(places: &Places, name: &str, drain: bool) -> Result<Response<Answer>, Refusal> {
-    answer_change(places, places.drain_engine(&decoded(name), drain))
+    answer_change(places, places.drain_engine(&decoded(name), DrainedBy::Operator, drain))
 }
 
 fn answer_change(places: &Places, done: Result<Arc<Engine>, Error>) -> Result<Response<Answer>, Refusal> {

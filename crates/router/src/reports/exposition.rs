@@ -34,8 +34,9 @@ pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     registry.register_collector(Box::new(Scrape(app.clone())));
     let mut out = String::with_capacity(16 << 10);
     encode_registry(&mut out, &registry)?;
-    if let Some(service) = &app.follower {
-        service.write_metrics(&mut out)?;
+    match &app.follower {
+        Some(service) => service.write_metrics(&mut out)?,
+        None => app.sources.write_metrics(&mut out)?,
     }
     write_process(&mut out)?;
     encode_eof(&mut out)?;

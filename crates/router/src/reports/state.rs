@@ -60,6 +60,7 @@ pub(crate) fn router(app: &App) -> Value {
         "possible_hit_rate": { "fleet": fleet, "unlimited": unlimited },
         "changing_prompts": app.proxy.sessions.habits(),
         "unread_prompts": app.reader.prompts.unread.condition(),
+        "discovery": app.sources.to_json(),
     })
 }
 

@@ -1,0 +1,185 @@
+//! Sources of engines, such as the pods of a cluster or the addresses of a name: what discovery reports on each.
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use prometheus_client::collector::Collector;
+use prometheus_client::encoding::DescriptorEncoder;
+use prometheus_client::metrics::MetricType;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::error::Error;
+use crate::metrics::{count_of, describe, encode, gauge_of};
+
+/// State of a source.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum SourceState {
+    /// The source is being asked for the first time: nothing is known.
+    Asking,
+    /// The list is known, and its changes are followed.
+    Following,
+    /// No answer, or a refusal. The list known before stays in use, and changes are not seen.
+    Away,
+}
+
+impl SourceState {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Asking => "asking",
+            Self::Following => "following",
+            Self::Away => "away",
+        }
+    }
+}
+
+/// Discovery's report on a source of engines.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SourceReport {
+    /// The source as the configuration names it.
+    pub source: String,
+    /// State of the list.
+    pub state: SourceState,
+    /// Stable code of the problem, if there is one.
+    pub code: Option<String>,
+    /// The problem, in words.
+    pub reason: Option<String>,
+    /// Number of members listed, by what is done with them.
+    pub members: BTreeMap<String, u64>,
+    /// Number of times that each thing has happened.
+    pub counts: BTreeMap<String, u64>,
+}
+
+struct Source {
+    report: SourceReport,
+    since: Instant,
+}
+
+/// Sources of engines, by name.
+#[derive(Default)]
+pub struct Sources {
+    known: Mutex<BTreeMap<String, Source>>,
+}
+
+impl fmt::Debug for Sources {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Sources")
+    }
+}
+
+impl Sources {
+    /// Replaces the former report on a source: a [`SourceReport`] in JSON.
+    ///
+    /// # Errors
+    /// [`Error::Config`] if it is not a report.
+    pub fn report(&self, report: &str) -> Result<(), Error> {
+        let report: SourceReport = serde_json::from_str(report).map_err(|error| Error::config(error.to_string()))?;
+        let mut known = self.known.lock();
+        let before = known.get(&report.source).filter(|before| before.report.state == report.state);
+        let since = before.map_or_else(Instant::now, |before| before.since);
+        known.insert(report.source.clone(), Source { report, since });
+        Ok(())
+    }
+
+    /// All sources as an answer shows them; none if engines come from the configuration only.
+    #[must_use]
+    pub fn to_json(&self) -> Option<Value> {
+        let known = self.known.lock();
+        let shown = |Source { report, since }: &Source| {
+            json!({
+                "source": report.source,
+                "state": report.state.name(),
+                "since_ms": since.elapsed().as_millis() as u64,
+                "code": report.code,
+                "reason": report.reason,
+                "members": report.members,
+            })
+        };
+        (!known.is_empty()).then(|| known.values().map(shown).collect())
+    }
+
+    /// Appends the metrics, without the end line.
+    ///
+    /// # Errors
+    /// If `out` refuses more text.
+    pub fn write_metrics(self: &Arc<Self>, out: &mut String) -> fmt::Result {
+        encode(Scrape(self.clone()), out)
+    }
+}
+
+#[derive(Debug)]
+struct Scrape(Arc<Sources>);
+
+impl Collector for Scrape {
+    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
+        let known = self.0.known.lock();
+        let help = "1 while what a source of engines lists is known and followed; 0 while it is asked for the first time, or away: what was known of it stays in use";
+        let mut family = describe(&mut encoder, "discovery_source_known", help, MetricType::Gauge)?;
+        for Source { report, .. } in known.values() {
+            let known = report.state == SourceState::Following;
+            gauge_of(&mut family, &[("source", &*report.source)], i64::from(known))?;
+        }
+        let help = "Time for which a source of engines has been away, in seconds";
+        let mut family = describe(&mut encoder, "discovery_source_away_seconds", help, MetricType::Gauge)?;
+        for Source { report, since } in known.values() {
+            let away = if report.state == SourceState::Away { since.elapsed() } else { Duration::ZERO };
+            gauge_of(&mut family, &[("source", &*report.source)], away.as_secs() as i64)?;
+        }
+        let help = "Members of a source of engines, such as pods, by state: ready ones get requests; of those that are not_ready or terminating only the events are followed; the others are left out, by reason";
+        let mut family = describe(&mut encoder, "discovery_members", help, MetricType::Gauge)?;
+        for Source { report, .. } in known.values() {
+            for (state, count) in &report.members {
+                gauge_of(&mut family, &[("source", &*report.source), ("state", state)], *count as i64)?;
+            }
+        }
+        let help =
+            "What happened at a source of engines: lists, watches and changes of members, and problems by their code";
+        let mut family = describe(&mut encoder, "discovery_source_events", help, MetricType::Counter)?;
+        for Source { report, .. } in known.values() {
+            for (event, count) in &report.counts {
+                count_of(&mut family, &[("source", &*report.source), ("event", event)], *count)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_last_report_counts_and_the_time_is_that_of_the_state() {
+        let sources = Arc::new(Sources::default());
+        assert_eq!(sources.to_json(), None);
+        let report = |state: &str, ready: u64| {
+            let counts = json!({ "list": 1 });
+            let report =
+                json!({ "source": "k8s:a/b", "state": state, "members": { "ready": ready }, "counts": counts });
+            sources.report(&report.to_string())
+        };
+        report("following", 2).unwrap();
+        let first = sources.known.lock()["k8s:a/b"].since;
+        report("following", 3).unwrap();
+        assert_eq!(sources.known.lock()["k8s:a/b"].since, first);
+        let shown = sources.to_json().unwrap();
+        assert_eq!((&shown[0]["state"], &shown[0]["members"]["ready"]), (&json!("following"), &json!(3)));
+        let mut text = String::new();
+        sources.write_metrics(&mut text).unwrap();
+        for line in [
+            r#"kvatlas_discovery_source_known{source="k8s:a/b"} 1"#,
+            r#"kvatlas_discovery_members{source="k8s:a/b",state="ready"} 3"#,
+            r#"kvatlas_discovery_source_events_total{source="k8s:a/b",event="list"} 1"#,
+        ] {
+            assert!(text.contains(line), "{line} in {text}");
+        }
+        report("away", 3).unwrap();
+        assert_ne!(sources.known.lock()["k8s:a/b"].since, first);
+        assert!(report("elsewhere", 3).is_err());
+    }
+}
