@@ -135,21 +135,27 @@ class ServiceError(KvatlasError, RuntimeError):
 
 
 class DiscoveryError(KvatlasError, RuntimeError):
-    """An engine cannot be registered as it is. `kvatlas serve` logs these errors and tries again.
+    """An engine cannot be registered as it is, or its source does not answer. `kvatlas serve` logs these and tries again.
 
     Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
     publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",
-    "refused" (the service did not accept the registration), "discovery".
+    "refused" (the service did not accept the registration), "discovery". Of a cluster: "no_token", "no_namespace" and
+    "no_authority" (the service account cannot be used), "gone" (the changes asked for are lost), "no_watch_list". Of a
+    pod that is left out: "no_address", "ended", "not_leader", "bad_annotation", "too_many".
 
     Attributes:
         temporary: Whether waiting may help, because the engine is starting or unreachable.
+        after: The seconds after which the other side wants to be asked again; None if it did not say.
     """
 
     code = "discovery"
 
-    def __init__(self, message: str, code: str | None = None, *, temporary: bool = False) -> None:
+    def __init__(
+        self, message: str, code: str | None = None, *, temporary: bool = False, after: float | None = None
+    ) -> None:
         super().__init__(message, code)
         self.temporary = temporary
+        self.after = after
 
 
 class TokenizerError(KvatlasError, RuntimeError):

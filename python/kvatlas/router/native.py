@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import threading
 from collections.abc import Collection
 from typing import Any, Protocol
 
@@ -21,7 +22,7 @@ class NativeRouter(Native, Protocol):
     def follows(self) -> bool: ...
     def set_engine(self, engine: str, /) -> None: ...
     def remove_engine(self, name: str, /) -> None: ...
-    def drain_engine(self, name: str, drained: bool, /) -> None: ...
+    def drain_engine(self, name: str, drained: bool, by_discovery: bool = False, /) -> None: ...
     def state(self) -> str: ...
     def decisions(self, limit: int, /) -> str: ...
 
@@ -65,6 +66,9 @@ class EngineRegistry:
     def report_engine(self, report: str, /) -> None:
         return None
 
+    def report_source(self, report: str, /) -> None:
+        self._native.report_source(report)
+
     def forget_engine(self, worker: str, rank: int | None = None, /) -> bool:
         return False
 
@@ -103,12 +107,18 @@ class EngineRegistry:
 
 
 class Engines:
-    """Watcher that keeps the native router's engines as discovery finds them."""
+    """Watcher that keeps the native router's engines as discovery finds them.
+
+    An engine whose source says that it is not ready gets no requests: it is drained, or, if it was never ready, it is not
+    in the router yet.
+    """
 
     def __init__(self, native: NativeRouter, config: RouterConfig) -> None:
         self._native = native
         self._config = config
         self._told: dict[str, dict[str, Any]] = {}
+        self._unready: set[str] = set()  # not in the router yet
+        self._lock = threading.Lock()
 
     def listed(self, engine: Engine, ranks: Collection[int], /) -> None:
         """Add or change an engine of the list, so that it gets requests."""
@@ -127,16 +137,34 @@ class Engines:
             return  # nothing new
         self._tell(engine.worker, about)
 
+    def held(self, engine: Engine, held: bool, /) -> None:
+        """Send an engine no new requests, or new ones again, as its source says."""
+        name = engine.worker
+        with self._lock:
+            if held and name not in self._told:
+                self._unready.add(name)
+            elif name in self._unready:
+                if not held:
+                    self._unready.discard(name)
+                    self._native.set_engine(json.dumps(self._told[name]))
+            else:
+                with contextlib.suppress(ServiceError):  # an operator may have removed it
+                    self._native.drain_engine(name, held, True)
+
     def left(self, engine: Engine, /) -> None:
         """Remove an engine that has left the list."""
-        self._told.pop(engine.worker, None)
-        with contextlib.suppress(ServiceError):  # it may be removed already
-            self._native.remove_engine(engine.worker)
+        with self._lock:
+            self._told.pop(engine.worker, None)
+            self._unready.discard(engine.worker)
+            with contextlib.suppress(ServiceError):  # it may be removed already
+                self._native.remove_engine(engine.worker)
 
     def _tell(self, name: str, about: dict[str, Any]) -> None:
-        before = self._told.get(name)
-        # A description stays until another one is found.
-        about = {**(before or {}), **about}
-        if about != before:
-            self._told[name] = about
-            self._native.set_engine(json.dumps(about))
+        with self._lock:
+            before = self._told.get(name)
+            # A description stays until another one is found.
+            about = {**(before or {}), **about}
+            if about != before:
+                self._told[name] = about
+                if name not in self._unready:
+                    self._native.set_engine(json.dumps(about))

@@ -72,7 +72,7 @@ class Router(ServerHandle[native.NativeRouter]):
             check_name(config.router.policy)
         tokenizer, tokenizers = resolve(config.router.tokenizer), dict(config.router.tokenizers)
         discovery = Discovery(config)
-        asks = bool(discovery.entries) or config.engines_file is not None
+        asks = discovery.has_any
         started = native.start(
             config.router_for_native(
                 tokenizer,

@@ -37,7 +37,7 @@ def _greet(router: Router) -> None:
     if config.log.format == "json":
         logger.info("listening on %s, %s", router.address, counted(len(router.entries), "engine"))
     else:
-        entries = [entry.show() for entry in router.entries]
+        entries = [*(entry.show() for entry in router.entries), *config.discovery.sources]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /engines, or start with --engine URL"
         lines = [

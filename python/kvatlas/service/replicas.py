@@ -56,11 +56,12 @@ def resolve(name: str, port: int) -> list[str]:
 
 def others(addresses: list[str], port: int, own: str) -> list[str]:
     """The URLs of the services at these addresses, without the one that listens at `own` itself."""
-    return [
-        f"http://[{address}]:{port}" if ":" in address else f"http://{address}:{port}"
-        for address in addresses
-        if not _is_own(address, port, own)
-    ]
+    return [url_at(address, port) for address in addresses if not _is_own(address, port, own)]
+
+
+def url_at(address: str, port: int, scheme: str = "http") -> str:
+    """The URL of a server at an IP address."""
+    return f"{scheme}://[{address}]:{port}" if ":" in address else f"{scheme}://{address}:{port}"
 
 
 def _is_own(address: str, port: int, own: str) -> bool:

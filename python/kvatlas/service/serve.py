@@ -110,7 +110,7 @@ def _greet(service: Service) -> None:
     if config.log.format == "json":
         logger.info("listening on %s, %s", service.address, counted(len(service.entries), "engine"))
     else:
-        entries = [entry.show() for entry in service.entries]
+        entries = [*(entry.show() for entry in service.entries), *config.discovery.sources]
         more = f" and {len(entries) - 8} more" if len(entries) > 8 else ""
         from_whom = ", ".join(entries[:8]) + more or "none yet: POST /register, or start with --engine URL"
         lines = [f"kvatlas {__version__} is listening at {service.url}"]

@@ -62,7 +62,7 @@ class Service(ServerHandle[native.NativeService]):
         }
         self._config = config = _replace(given, more)
         discovery = Discovery(config)
-        follows = bool(discovery.entries) or config.engines_file is not None
+        follows = discovery.has_any
         started = native.start(config.for_native(holds=(HOLD,) if follows else (), log=log))
         super().__init__(started, config, discovery)
         self._clients: list[Client] = []

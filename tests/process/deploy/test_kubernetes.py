@@ -22,7 +22,7 @@ from kvatlas import _native
 from kvatlas.cli import main
 from kvatlas.router import RouterConfig
 from kvatlas.service import Config
-from kvatlas.service.discovery.watch import read_engines
+from kvatlas.service.discovery.sources.files import read_engines
 
 from .manifests import (
     CHART,

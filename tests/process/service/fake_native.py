@@ -25,6 +25,7 @@ class FakeNative:
         self.refuse: dict[str, str] = {}
         self.reports: dict[tuple[str, int | None], dict[str, Any]] = {}
         self.states: list[tuple[str, str]] = []
+        self.sources: dict[str, dict[str, Any]] = {}
         self.announced_by: dict[str, str | None] = {}
         self.forbidden: set[str] = set()
         self.other_sizes: dict[str, int] = {}
@@ -73,6 +74,11 @@ class FakeNative:
         with self._lock:
             self.reports[about["worker"], about["rank"]] = about
             self.states.append((about["worker"], about["state"]))
+
+    def report_source(self, report: str) -> None:
+        about = json.loads(report)
+        with self._lock:
+            self.sources[about["source"]] = about
 
     def forget_engine(self, worker: str, rank: int | None = None) -> bool:
         with self._lock:

@@ -13,8 +13,9 @@ from tests.support.waiting import until
 
 from kvatlas.errors import ConfigError
 from kvatlas.service import Config, DiscoveryConfig
-from kvatlas.service.discovery import EngineDescription, watch
+from kvatlas.service.discovery import EngineDescription
 from kvatlas.service.discovery.probe import Prober
+from kvatlas.service.discovery.sources import files
 
 from .fake_native import FakeNative, Starter, started
 
@@ -234,7 +235,7 @@ def test_few_requests_for_an_engine_that_stays_the_same() -> None:
 def test_a_file_of_engines_is_followed(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(watch, "_POLL", 0.05)
+    monkeypatch.setattr(files, "_POLL", 0.05)
     caplog.set_level(logging.INFO, "kvatlas")
     file = tmp_path / "engines.toml"
     with Engine(vllm(port=6000)) as one, Engine(vllm(port=7000)) as two:
@@ -267,7 +268,7 @@ def test_a_file_of_engines_is_followed(
             # Removed.
             file.write_text(by_hand.format(1, 0))
             until(lambda: native.endpoints() == {("w", 0): "tcp://h:1"})
-            assert "removed from the file; unregistered" in caplog.text
+            assert "no longer listed; unregistered" in caplog.text
 
 
 def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -277,7 +278,7 @@ def test_what_was_given_at_the_start_comes_before_the_file(tmp_path: Path, caplo
         with following([f"one={one.url}"], engines_file=file) as native:
             until(lambda: not native.holds)
             assert native.endpoints() == {("one", 0): "tcp://127.0.0.1:6000", ("two", 0): "tcp://127.0.0.1:7000"}
-    assert "ignored engine one, which was already configured at the start" in caplog.text
+    assert "ignored engine one, which another source has already" in caplog.text
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from kvatlas.router.config import RouterConfig, RouterSection
 from kvatlas.service import Config, Engine
 from kvatlas.service.config.following import StreamConfig
 from kvatlas.service.config.schema import SECTIONS
-from kvatlas.service.discovery.watch import read_engines
+from kvatlas.service.discovery.sources.files import read_engines
 
 VALUES: dict[str, Any] = {
     "url": "http://other:1",

@@ -63,7 +63,7 @@ class RouterConfig(Config):
                         raise ConfigError(f"{section}.{name} {_FOLLOWS}")
         roles = {engine.role or "both" for engine in self.engines}
         for role, other in (("prefill", "decode"), ("decode", "prefill")):
-            if role in roles and not roles & {other, "both"} and self.engines_file is None:
+            if role in roles and not roles & {other, "both"} and not (self.engines_file or self.discovery.sources):
                 raise ConfigError(f"there are {role} engines but none for {other}: add --{other} URL")
 
     def check_engine(self, engine: Engine) -> None:

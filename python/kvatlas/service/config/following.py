@@ -6,21 +6,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import ClassVar, Literal
 
+from kvatlas._http import checked_url
 from kvatlas.errors import ConfigError
 from kvatlas.service.config.kinds import (
     ABOVE_0,
     FROM_0,
     PORT,
     Addresses,
+    Directory,
     File,
     Hosts,
     Integer,
     Number,
     OnOff,
     Size,
+    Text,
     Texts,
 )
 from kvatlas.service.config.section import Section, about, one_key, read_secret
+from kvatlas.service.config.sources import EngineSources
 
 
 @dataclass(frozen=True)
@@ -152,10 +156,59 @@ class AdoptConfig(Section):
 
 @dataclass(frozen=True)
 class DiscoveryConfig(Section):
-    """Settings of discovering the event sockets of engines. `key` is the engines' API key itself, for programs."""
+    """Settings of finding engines and their event sockets. `key` is the engines' API key itself, for programs."""
 
     section: ClassVar[str] = "discovery"
 
+    sources: tuple[str, ...] = field(
+        default=(),
+        metadata=about(
+            EngineSources(),
+            "--discover",
+            "Source of engines that is followed: pods with certain labels, `k8s:NAMESPACE/SELECTOR` (this pod's own "
+            "namespace if empty), or every address of a name, `dns:NAME:PORT`. Repeatable.",
+        ),
+    )
+    engine_port: int = field(
+        default=8000,
+        metadata=about(
+            PORT, "--engine-port", "HTTP port of pods without a port named http and without one single port."
+        ),
+    )
+    linger: float = field(
+        default=10.0,
+        metadata=about(
+            FROM_0,
+            "--discover-linger",
+            "Time for which the events of an engine that its source no longer lists are still followed, without new "
+            "requests: it may come back. A pod that has ended is left at once.",
+        ),
+    )
+    dns_interval: float = field(
+        default=5.0,
+        metadata=about(
+            ABOVE_0,
+            "--dns-interval",
+            "Time between two questions for the addresses of a `dns:` source: the time to live of a cluster's records.",
+        ),
+    )
+    kubernetes_url: str | None = field(
+        default=None,
+        metadata=about(
+            Text(),
+            "--kubernetes-url",
+            "URL of the Kubernetes API server, such as that of `kubectl proxy`; inside a cluster it is known.",
+        ),
+    )
+    kubernetes_account: Path = field(
+        default=Path("/var/run/secrets/kubernetes.io/serviceaccount"),
+        metadata=about(
+            Directory(),
+            "--kubernetes-account",
+            "Directory with the files token, ca.crt and namespace of the service account. They are read again when "
+            "they are needed.",
+        ),
+    )
     interval: float = field(
         default=10.0,
         metadata=about(
@@ -192,6 +245,13 @@ class DiscoveryConfig(Section):
     def __post_init__(self) -> None:
         super().__post_init__()
         one_key("discovery.key", self.key, self.key_file)
+        if self.kubernetes_url is not None:
+            try:
+                object.__setattr__(self, "kubernetes_url", checked_url(self.kubernetes_url))
+            except ValueError as error:
+                raise ConfigError(
+                    f"discovery.kubernetes_url must be http://HOST:PORT or https://HOST:PORT, but {error}"
+                ) from None
 
     def bearer(self) -> str | None:
         """The engines' API key, if there is one.

@@ -36,6 +36,9 @@ class Watcher(Protocol):
     def found(self, engine: Engine, found: EngineDescription | None, /) -> None:
         """Note an engine's answer: `found` is to be registered; None if the engine did not answer."""
 
+    def held(self, engine: Engine, held: bool, /) -> None:
+        """Note whether an engine is to get no new requests, as its source says."""
+
     def left(self, engine: Engine, /) -> None:
         """Note that an engine has left the list."""
 
@@ -45,6 +48,7 @@ class Follower(ABC):
 
     Attributes:
         is_registered: Whether the whole entry is registered.
+        why_held: The code and the reason for which it gets no new requests, as its source says; None if it gets them.
     """
 
     def __init__(
@@ -60,7 +64,10 @@ class Follower(ABC):
         # Errors about events matter only where events are followed.
         self.warns = config.follows_events
         self.settled = asyncio.Event()  # registered once, or waiting would not help
+        self.why_held: tuple[str, str] | None = None
         self._stop = asyncio.Event()
+        self._woken = asyncio.Event()
+        self._told: tuple[str, str | None, str | None] = ("asking", None, None)
         self._problem: str | None = None
 
     async def run(self) -> None:
@@ -98,7 +105,8 @@ class Follower(ABC):
                 self.settled.set()
                 delay = self.config.discovery.interval
             # Many engines are followed: not all at the same moment.
-            await self._sleep(delay * random.uniform(0.9, 1.1))
+            if await self._woken_within(delay * random.uniform(0.9, 1.1)):
+                retry = 0.0
 
     async def look(self) -> EngineDescription | None:
         """Return the registrations that the entry needs; None if they have not changed. May be cancelled.
@@ -119,6 +127,17 @@ class Follower(ABC):
     def stop(self) -> None:
         """Ask `run` to end."""
         self._stop.set()
+        self._woken.set()
+
+    def wake(self) -> None:
+        """Look at the entry now: its source says that something may have changed."""
+        self._woken.set()
+
+    def hold(self, why: tuple[str, str] | None) -> None:
+        """Note why the entry gets no new requests; None if it gets them."""
+        if why != self.why_held:
+            self.why_held = why
+            self._report(*self._told)
 
     @abstractmethod
     async def leave(self) -> None:
@@ -131,6 +150,9 @@ class Follower(ABC):
 
     def _report(self, state: str, code: str | None = None, reason: str | None = None) -> None:
         """Report the entry's state. It stays registered, whatever the engine answers now."""
+        self._told = state, code, reason
+        if self.why_held is not None:
+            code, reason = self.why_held
         report = {
             "worker": self.name,
             "rank": self._rank,
@@ -145,7 +167,8 @@ class Follower(ABC):
         """Log a problem, once."""
         if problem != self._problem:
             self._problem = problem
-            level = logging.WARNING if self.warns else logging.DEBUG
+            # An engine that is only just starting does not answer yet.
+            level = logging.WARNING if self.warns and self.why_held is None else logging.DEBUG
             logger.log(level, "%s: %s", self.shown, problem)
 
     async def _or_stop(self, work: Coroutine[Any, Any, EngineDescription | None]) -> EngineDescription | None:
@@ -160,12 +183,15 @@ class Follower(ABC):
         await asyncio.gather(task, return_exceptions=True)
         return None
 
-    async def _sleep(self, seconds: float) -> None:
+    async def _woken_within(self, seconds: float) -> bool:
+        """True if something ended the pause before its time."""
         try:
             async with asyncio.timeout(seconds):
-                await self._stop.wait()
+                await self._woken.wait()
         except TimeoutError:
-            return
+            return False
+        self._woken.clear()
+        return True
 
     async def register(self, announced_by: str | None = None, **about: Any) -> bool:
         """Register with the native service. Returns True if the registration is new.

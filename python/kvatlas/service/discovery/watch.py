@@ -1,66 +1,30 @@
-"""Discovery of a list of engines and streams: those of the configuration, and those of a file that may change."""
+"""Discovery of engines and streams from all sources: each entry that one of them lists gets a follower."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
-from pathlib import Path
+from collections.abc import Iterable
+from typing import Any
 
-from kvatlas.errors import ConfigError
 from kvatlas.service.config import Config, Engine, Stream
-from kvatlas.service.config.engines import check_names
-from kvatlas.service.config.read import LISTS, read_list
-from kvatlas.service.config.toml import parse_toml
+from kvatlas.service.config.sources import HostName, PodSelection, selection
 from kvatlas.service.discovery.follow import EngineFollower, Follower, StreamFollower, Watcher
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 from kvatlas.service.discovery.sizes import EmittedSizes
+from kvatlas.service.discovery.sources.account import Account
+from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, as_text, name_of
+from kvatlas.service.discovery.sources.files import FileOfEngines, GivenEngines
+from kvatlas.service.discovery.sources.names import EnginesOfName
+from kvatlas.service.discovery.sources.pods import EnginesOfPods
 from kvatlas.service.native import Native
 
 logger = logging.getLogger("kvatlas.discovery")
 
 HOLD = "discovery"  # what readiness waits for, until the first engines were asked
-_POLL = 1.0  # seconds between looks at the file
 _LOOKS = 25  # looks at engines a second, at most: each costs about 2 ms
-
-Entry = Engine | Stream
-Name = tuple[str, int | None]  # an engine's, or a worker's with its rank
-
-
-def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
-    """The engines and streams of a file.
-
-    Raises:
-        ConfigError: An entry is unknown or invalid.
-    """
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{path} is not UTF-8 text") from error
-    tables, lines = parse_toml(text, path)
-    where = {name: f"{path}, line {line}" for name, line in lines.items()}
-    for name in tables:
-        if name not in LISTS:
-            wanted = ", ".join(f"[[{known}]]" for known in LISTS)
-            raise ConfigError(f"{where.get(name, path)}: unknown key {name}: it must be one of {wanted}")
-    engines: list[Engine] = read_list("engine", tables.get("engine", []), lambda name: where.get(name, str(path)))
-    streams: list[Stream] = read_list("stream", tables.get("stream", []), lambda name: where.get(name, str(path)))
-    for number, stream in enumerate(streams):
-        try:
-            stream.check(model=config.model, block_size=config.block_size)
-        except ConfigError as error:
-            raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
-    try:
-        check_names(engines, streams, shared=config.sends_requests)
-        for engine in engines:
-            config.check_engine(engine)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from None
-    for engine in engines:
-        for name, why in config.without_effect(engine).items():
-            logger.warning("%s: engine %s: %s has no effect here: it %s", path, engine.shown_url, name, why)
-    return [*engines, *streams]
+_REPORTS = 1.0  # seconds between reports on sources whose list does not change
 
 
 class Discovery:
@@ -70,191 +34,251 @@ class Discovery:
         """Make a discovery. Nothing is asked yet.
 
         Raises:
-            ConfigError: The engines' file or key file cannot be read or is wrong.
+            ConfigError: The engines' file or key file cannot be read or is wrong, or a source cannot be reached from
+                here.
         """
         self._config = config
         self.watcher: Watcher | None = None  # notified of engines; set before `run`
         self._key = config.discovery.bearer()
-        self._file = config.engines_file
-        self._content = self._seen = b""
-        self._refused: str | None = None
-        self._listed: list[Entry] = []
-        if self._file is not None:
-            self._content = self._seen = _read(self._file)
-            self._listed = read_engines(self._content, self._file, config)
-        self._followers: dict[Name, tuple[Entry, Follower, asyncio.Task[None]]] = {}
+        self._sources = _sources(config)
+        self._followers: dict[Name, _Membership] = {}
+        self._refused: set[tuple[str, Name]] = set()
+        self._reported: dict[str, dict[str, Any]] = {}
         self._sizes = EmittedSizes()
         self._leaving: set[asyncio.Task[None]] = set()
         self._stop = asyncio.Event()
+        self._changed = asyncio.Event()
+
+    @property
+    def has_any(self) -> bool:
+        """True if there is something to follow, or may be later."""
+        return len(self._sources) > 1 or bool(self.entries)
 
     @property
     def entries(self) -> tuple[Entry, ...]:
-        """The engines and streams of the configuration and the file."""
-        return (*self._config.engines, *self._config.static_streams, *self._listed)
+        """The engines and streams that the sources list now, those of the configuration first."""
+        return tuple(member.entry for source in self._sources for member in source.members)
+
+    @property
+    def sources(self) -> tuple[str, ...]:
+        """The sources of the configuration that are followed."""
+        return self._config.discovery.sources
 
     async def run(self, native: Native) -> None:
         """Follow the entries until `stop`. Registrations stay."""
         self._native = native
         async with Asker(self._config.discovery.request_timeout, self._key) as asker:
             self._asker = asker
+            for source in self._sources:
+                source.changed = self._changed.set
+            running = [asyncio.create_task(self._run(source)) for source in self._sources]
             self._follow()
+            self._report()
             settle = asyncio.create_task(self._settle())
             try:
-                while not await self._stopped_within(_POLL if self._file is not None else None):
-                    self._reread()
+                while not await self._stopped_or_changed():
+                    self._follow()
+                    self._report()
             finally:
                 settle.cancel()
-                for _entry, follower, _task in self._followers.values():
-                    follower.stop()
-                tasks = [task for _entry, _follower, task in self._followers.values()]
-                await asyncio.gather(settle, *tasks, *self._leaving, return_exceptions=True)
+                for each in running:
+                    each.cancel()
+                for followed in self._followers.values():
+                    followed.follower.stop()
+                tasks = [followed.task for followed in self._followers.values()]
+                await asyncio.gather(settle, *running, *tasks, *self._leaving, return_exceptions=True)
 
     def stop(self) -> None:
         """Ask `run` to end. To be called in its loop."""
         self._stop.set()
+        self._changed.set()
 
-    async def _stopped_within(self, seconds: float | None) -> bool:
+    async def _stopped_or_changed(self) -> bool:
+        """Wait for a change, or for the time of the next report. True if `stop` was called."""
         try:
-            async with asyncio.timeout(seconds):
-                return await self._stop.wait()
+            async with asyncio.timeout(_REPORTS if self.sources else None):
+                await self._changed.wait()
         except TimeoutError:
             return False
+        self._changed.clear()
+        return self._stop.is_set()
+
+    async def _run(self, source: EngineSource) -> None:
+        try:
+            await source.run()
+        except Exception:
+            logger.exception(
+                "%s is no longer followed, by a fault of kvatlas; its engines stay as they are", source.shown
+            )
+            source.first.set()
 
     async def _settle(self) -> None:
         """Release readiness once the first engines have been asked, or a time limit has passed."""
-        first = [(entry, follower) for entry, follower, _task in self._followers.values()]
+        away: list[str] = []
+        first: list[Follower] = []
         try:
             async with asyncio.timeout(self._config.discovery.timeout):
-                await asyncio.gather(*(follower.settled.wait() for _entry, follower in first))
+                for source in self._sources:
+                    away = [source.shown]
+                    await source.first.wait()
+                away = []
+                self._follow()
+                # One that is not ready yet may need many minutes until it answers.
+                first = [it.follower for it in self._followers.values() if it.follower.why_held is None]
+                await asyncio.gather(*(follower.settled.wait() for follower in first))
         except TimeoutError:
-            away = [follower.shown for _entry, follower in first if not follower.settled.is_set()]
+            away += [follower.shown for follower in first if not follower.settled.is_set()]
             more = f" and {len(away) - 3} more" if len(away) > 3 else ""
             logger.warning("no longer waiting for %s%s", ", ".join(away[:3]), more)
         self._native.release(HOLD)
-        if self._config.follows_events and first and not any(follower.is_registered for _entry, follower in first):
+        if self._config.follows_events and first and not any(follower.is_registered for follower in first):
             if self.watcher is None:
                 logger.warning("none of the configured engines can be used")
             else:  # it sends them requests all the same
                 logger.warning("no configured engine's events can be followed: engines are chosen by load only")
 
+    def _report(self) -> None:
+        """Tell the native part what is known of each source."""
+        for source in self._sources:
+            report = source.report()
+            if report is not None and report != self._reported.get(source.shown):
+                self._reported[source.shown] = report
+                self._native.report_source(as_text(report))
+
     def _follow(self) -> None:
         """Start and stop followers to match the lists."""
-        wanted: dict[Name, Entry] = {}
-        names: dict[str, type[Entry]] = {}
-        for entry in self.entries:
-            name = _name(entry)
-            is_of_its_kind = self._config.sends_requests or names.setdefault(name[0], type(entry)) is type(entry)
-            if name in wanted or not is_of_its_kind:
-                logger.warning("%s: ignored %s, which was already configured at the start", self._file, _shown(entry))
-                continue
-            wanted[name] = entry
+        wanted = self._wanted()
         by_hand: dict[str, set[int]] = {}
-        for entry in wanted.values():
-            if isinstance(entry, Stream):
-                by_hand.setdefault(entry.worker, set()).add(entry.rank)
-        self._drop({name for name, (entry, _f, _t) in self._followers.items() if wanted.get(name) != entry})
+        for member in wanted.values():
+            if isinstance(member.entry, Stream):
+                by_hand.setdefault(member.entry.worker, set()).add(member.entry.rank)
+        self._drop(name for name, its in self._followers.items() if not its.is_same(wanted.get(name)))
         self._drop(
-            {
-                name
-                for name, (_e, follower, _t) in self._followers.items()
-                if isinstance(follower, EngineFollower) and follower.registers is (name[0] in by_hand)
-            }
+            name
+            for name, its in self._followers.items()
+            if isinstance(its.follower, EngineFollower) and its.follower.registers is (name[0] in by_hand)
         )
-        for name, entry in wanted.items():
+        for name, member in wanted.items():
             if name not in self._followers:
-                self._add(name, entry, by_hand.get(name[0], set()))
+                self._add(name, member, by_hand.get(name[0], set()))
+            elif self._followers[name].member != member:
+                self._update(self._followers[name], member)
 
-    def _add(self, name: Name, entry: Entry, by_hand: set[int]) -> None:
-        follower: Follower
-        if isinstance(entry, Engine):
-            check, routes = self._native.check_allowed, self.watcher is not None
-            prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
-            if self.watcher is not None:
-                self.watcher.listed(entry, by_hand)
-            follower = EngineFollower(
-                *(self._native, self._config, prober, entry, self.pace, self.watcher),
-                registers=not by_hand,
-                sizes=self._sizes,
-            )
-        else:
-            follower = StreamFollower(self._native, self._config, entry)
+    def _wanted(self) -> dict[Name, Member]:
+        """The members of all sources, each name once."""
+        wanted: dict[Name, Member] = {}
+        names: dict[str, type[Entry]] = {}
+        refused: set[tuple[str, Name]] = set()
+        for source in self._sources:
+            for member in source.members:
+                name = name_of(member.entry)
+                kind = type(member.entry)
+                is_of_its_kind = self._config.sends_requests or names.setdefault(name[0], kind) is kind
+                if name not in wanted and is_of_its_kind:
+                    wanted[name] = member
+                    continue
+                refused.add((source.shown, name))
+                if (source.shown, name) not in self._refused:
+                    logger.warning(
+                        "%s: ignored %s, which another source has already: give one of them another name",
+                        *(source.shown, _shown(member.entry)),
+                    )
+        self._refused = refused
+        return wanted
+
+    def _add(self, name: Name, member: Member, by_hand: set[int]) -> None:
+        entry, follower = member.entry, self._follower(member.entry, by_hand)
+        follower.hold(member.why_held)
         before = [task for task in self._leaving if task.get_name() == name[0]]
-        self._followers[name] = (entry, follower, asyncio.create_task(_run_after(before, follower)))
+        is_watched = isinstance(entry, Engine) and self.watcher is not None
+        if is_watched and not before:
+            self._tell(entry, by_hand, follower)
+        task = asyncio.create_task(self._run_after(before, follower, by_hand if is_watched else None, entry))
+        self._followers[name] = _Membership(member, follower, task)
+
+    def _follower(self, entry: Entry, by_hand: set[int]) -> Follower:
+        if isinstance(entry, Stream):
+            return StreamFollower(self._native, self._config, entry)
+        check, routes = self._native.check_allowed, self.watcher is not None
+        prober = Prober(self._asker, entry, self._config, check, names_ranks=routes)
+        return EngineFollower(
+            *(self._native, self._config, prober, entry, self.pace, self.watcher),
+            registers=not by_hand,
+            sizes=self._sizes,
+        )
+
+    async def _run_after(
+        self, before: list[asyncio.Task[None]], follower: Follower, by_hand: set[int] | None, entry: Entry
+    ) -> None:
+        """Run the follower of a changed entry once the old follower has left."""
+        if before:
+            await asyncio.gather(*before, return_exceptions=True)
+            if by_hand is not None:
+                self._tell(entry, by_hand, follower)
+        await follower.run()
+
+    def _tell(self, entry: Entry, by_hand: set[int], follower: Follower) -> None:
+        """Tell the watcher of an engine that is new to the list."""
+        if self.watcher is not None and isinstance(entry, Engine):
+            if follower.why_held is not None:
+                self.watcher.held(entry, True)
+            self.watcher.listed(entry, by_hand)
+
+    def _update(self, followed: _Membership, member: Member) -> None:
+        """Take in what has changed of an entry that stays."""
+        before, followed.member = followed.member, member
+        followed.follower.hold(member.why_held)
+        is_held = member.why_held is not None
+        is_news = is_held is not (before.why_held is not None)
+        if is_news and self.watcher is not None and isinstance(member.entry, Engine):
+            self.watcher.held(member.entry, is_held)
+        if not is_held or before.starts != member.starts:
+            followed.follower.wake()
 
     def pace(self, engines: int | None = None) -> float:
         """The seconds between two looks at an engine, longer in large fleets to limit the load."""
         return max(self._config.discovery.interval, (len(self._followers) if engines is None else engines) / _LOOKS)
 
     def _drop(self, names: Iterable[Name]) -> None:
-        for name in names:
-            _entry, follower, task = self._followers.pop(name)
-            leaving = asyncio.create_task(_leave(follower, task), name=name[0])
+        for name in list(names):
+            followed = self._followers.pop(name)
+            leaving = asyncio.create_task(_leave(followed.follower, followed.task), name=name[0])
             self._leaving.add(leaving)
             leaving.add_done_callback(self._leaving.discard)
 
-    # The file
 
-    def _reread(self) -> None:
-        assert self._file is not None  # noqa: S101 - said by the caller's condition
-        try:
-            content = _read(self._file)
-            if content == self._content:
-                self._say(None)
-            # Read twice the same, so that a file that is being written is not taken.
-            seen, self._seen = self._seen, content
-            if content == self._content or content != seen:
-                return
-            listed = read_engines(content, self._file, self._config)
-        except ConfigError as error:
-            self._say(str(error))
-            return
-        before = {_name(entry): entry for entry in self._listed}
-        now = {_name(entry): entry for entry in listed}
-        self._content, self._listed = content, listed
-        self._refused = None
-        logger.info("%s: %s", self._file, _difference(before, now))
-        self._follow()
+class _Membership:
+    """Membership of an engine or stream: the member and its follower."""
 
-    def _say(self, refused: str | None) -> None:
-        """Log once that the file is wrong, or right again."""
-        if refused != self._refused:
-            self._refused = refused
-            if refused is None:
-                logger.info("%s: unchanged again", self._file)
-            else:
-                logger.error("%s; keeping the previous content", refused)
+    def __init__(self, member: Member, follower: Follower, task: asyncio.Task[None]) -> None:
+        self.member, self.follower, self.task = member, follower, task
+
+    def is_same(self, other: Member | None) -> bool:
+        """True if the member is the same engine in the same life, with the same settings."""
+        return other is not None and (other.entry, other.life) == (self.member.entry, self.member.life)
 
 
-async def _run_after(before: list[asyncio.Task[None]], follower: Follower) -> None:
-    """Run the follower of a changed entry once the old follower has left."""
-    await asyncio.gather(*before, return_exceptions=True)
-    await follower.run()
+def _sources(config: Config) -> list[EngineSource]:
+    found: list[EngineSource] = [GivenEngines(config)]
+    if config.engines_file is not None:
+        found.append(FileOfEngines(config.engines_file, config))
+    chosen = [(text, selection(text)) for text in config.discovery.sources]
+    namespaces = {it.namespace for _text, it in chosen if isinstance(it, PodSelection)}
+    account = Account(config.discovery) if namespaces else None
+    for text, it in chosen:
+        if isinstance(it, HostName):
+            found.append(EnginesOfName(text, it, config))
+        elif account is not None:
+            found.append(EnginesOfPods(text, it, config, account, qualified=len(namespaces) > 1))
+    return found
 
 
 async def _leave(follower: Follower, task: asyncio.Task[None]) -> None:
     follower.stop()
     await asyncio.gather(task, return_exceptions=True)
     await follower.left()
-    logger.info("%s: removed from the file; unregistered", follower.shown)
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
-
-
-def _name(entry: Entry) -> Name:
-    return (entry.worker, None) if isinstance(entry, Engine) else (entry.worker, entry.rank)
+    logger.info("%s: no longer listed; unregistered", follower.shown)
 
 
 def _shown(entry: Entry) -> str:
     return f"engine {entry.worker}" if isinstance(entry, Engine) else f"stream of {entry.worker}, rank {entry.rank},"
-
-
-def _difference(before: Mapping[Name, Entry], now: Mapping[Name, Entry]) -> str:
-    added = len(now.keys() - before.keys())
-    removed = len(before.keys() - now.keys())
-    changed = sum(1 for name in now.keys() & before.keys() if now[name] != before[name])
-    return f"{added} added, {changed} changed, {removed} removed"

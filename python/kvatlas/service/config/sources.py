@@ -1,0 +1,84 @@
+"""Sources of engines besides flags and files: the pods of a cluster, and the addresses of a name."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from kvatlas.service.config.kinds import Texts, shown
+from kvatlas.service.replicas import checked_name, is_name
+
+PODS = "k8s:"
+_NAMESPACE = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?", re.ASCII)
+# One requirement: KEY, !KEY, KEY=VALUE, KEY==VALUE, KEY!=VALUE, KEY in (…), KEY notin (…).
+_KEY = r"(?:[A-Za-z0-9.-]{1,253}/)?[A-Za-z0-9](?:[A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+_VALUE = r"[A-Za-z0-9._-]{0,63}"
+_SET = rf"\(\s*{_VALUE}(?:\s*,\s*{_VALUE})*\s*\)"
+_REQUIREMENT = rf"(?:!?{_KEY}|{_KEY}\s*(?:=|==|!=)\s*{_VALUE}|{_KEY}\s+(?:in|notin)\s+{_SET})"
+_SELECTOR = re.compile(rf"\s*{_REQUIREMENT}\s*(?:,\s*{_REQUIREMENT}\s*)*", re.ASCII)
+_BETWEEN = re.compile(r"\s+(?=(?:k8s|dns):)")
+
+
+@dataclass(frozen=True)
+class PodSelection:
+    """Pods of a namespace with certain labels.
+
+    Attributes:
+        namespace: Their namespace; empty for the one that this process runs in.
+        selector: A label selector, as `kubectl get pods -l` takes it.
+    """
+
+    namespace: str
+    selector: str
+
+
+@dataclass(frozen=True)
+class HostName:
+    """Every address of a name, as a headless Service has the addresses of its pods."""
+
+    name: str
+    port: int
+
+
+Selection: TypeAlias = PodSelection | HostName
+
+
+def selection(text: str) -> Selection:
+    """The source that a text names.
+
+    Raises:
+        ValueError: The text names none; the message says what is wrong.
+    """
+    if is_name(text):
+        return HostName(*checked_name(text))
+    if not text.startswith(PODS):
+        raise ValueError(f"{shown(text)} is neither k8s:NAMESPACE/SELECTOR nor dns:NAME:PORT")
+    namespace, slash, selector = text.removeprefix(PODS).partition("/")
+    if not slash or (namespace and not _NAMESPACE.fullmatch(namespace)):
+        raise ValueError(f"{shown(text)} is not k8s:NAMESPACE/SELECTOR, such as k8s:llm/app=vllm")
+    if not _SELECTOR.fullmatch(selector):
+        raise ValueError(f"{shown(selector)} is not a label selector, such as app=vllm or app in (a,b)")
+    return PodSelection(namespace, selector.strip())
+
+
+class EngineSources(Texts):
+    """Sources of engines, separated in text by lines or white space: a selector has commas of its own."""
+
+    wanted = 'a list of sources: "k8s:llm/app=vllm", "dns:vllm.llm:8000"'
+    metavar = "k8s:NAMESPACE/SELECTOR|dns:NAME:PORT"
+
+    def convert(self, value: object) -> tuple[str, ...]:
+        found = super().convert(value)
+        for text in found:
+            try:
+                selection(text)
+            except ValueError as error:
+                raise ValueError(f"must be {self.wanted}, but {error}") from None
+        if len(set(found)) < len(found):
+            twice = next(text for text in found if found.count(text) > 1)
+            raise ValueError(f"has {shown(twice)} twice: leave one out")
+        return found
+
+    def parse(self, text: str) -> tuple[str, ...]:
+        return self.convert(_BETWEEN.split(text.strip())) if text.strip() else ()

@@ -1,0 +1,6 @@
+"""Sources of engines: each lists engines that may change while it runs.
+
+`base` is what they have in common. `files` reads the engines' file again, `names` the addresses of a name, and `pods`
+follows the pods of a cluster: `kubernetes` asks its API server, `account` has the address and the credentials, and
+`pod` is what becomes of one pod.
+"""

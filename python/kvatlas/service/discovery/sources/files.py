@@ -1,0 +1,141 @@
+"""The engines and streams of the configuration, and those of a file that may change."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from kvatlas.errors import ConfigError
+from kvatlas.service.config import Config, Engine, Stream
+from kvatlas.service.config.engines import check_names
+from kvatlas.service.config.read import LISTS, read_list
+from kvatlas.service.config.toml import parse_toml
+from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, name_of
+
+logger = logging.getLogger("kvatlas.discovery")
+
+_POLL = 1.0  # seconds between looks at the file
+
+
+def read_engines(content: bytes, path: Path, config: Config) -> list[Entry]:
+    """The engines and streams of a file.
+
+    Raises:
+        ConfigError: An entry is unknown or invalid.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{path} is not UTF-8 text") from error
+    tables, lines = parse_toml(text, path)
+    where = {name: f"{path}, line {line}" for name, line in lines.items()}
+    for name in tables:
+        if name not in LISTS:
+            wanted = ", ".join(f"[[{known}]]" for known in LISTS)
+            raise ConfigError(f"{where.get(name, path)}: unknown key {name}: it must be one of {wanted}")
+    engines: list[Engine] = read_list("engine", tables.get("engine", []), lambda name: where.get(name, str(path)))
+    streams: list[Stream] = read_list("stream", tables.get("stream", []), lambda name: where.get(name, str(path)))
+    for number, stream in enumerate(streams):
+        try:
+            stream.check(model=config.model, block_size=config.block_size)
+        except ConfigError as error:
+            raise ConfigError(f"{where.get(f'stream.{number}', path)}: {error}") from None
+    try:
+        check_names(engines, streams, shared=config.sends_requests)
+        for engine in engines:
+            config.check_engine(engine)
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from None
+    for engine in engines:
+        for name, why in config.without_effect(engine).items():
+            logger.warning("%s: engine %s: %s has no effect here: it %s", path, engine.shown_url, name, why)
+    return [*engines, *streams]
+
+
+class GivenEngines(EngineSource):
+    """The engines and streams of the configuration, which stay as they are."""
+
+    def __init__(self, config: Config) -> None:
+        super().__init__("the configuration")
+        entries: list[Entry] = [*config.engines, *config.static_streams]
+        self._members = [Member(entry) for entry in entries]
+        self.first.set()
+
+    @property
+    def members(self) -> Iterable[Member]:
+        return self._members
+
+    async def run(self) -> None:
+        return None
+
+
+class FileOfEngines(EngineSource):
+    """A file, read again when it changes."""
+
+    def __init__(self, path: Path, config: Config) -> None:
+        """Read the file.
+
+        Raises:
+            ConfigError: It cannot be read or is wrong.
+        """
+        super().__init__(str(path))
+        self._path, self._config = path, config
+        self._refused: str | None = None
+        self._content = self._seen = _read(path)
+        self._listed = read_engines(self._content, path, config)
+        self.first.set()
+
+    @property
+    def members(self) -> Iterable[Member]:
+        return [Member(entry) for entry in self._listed]
+
+    async def run(self) -> None:
+        while True:
+            await asyncio.sleep(_POLL)
+            self._reread()
+
+    def _reread(self) -> None:
+        path = self._path
+        try:
+            content = _read(path)
+            if content == self._content:
+                self._say(None)
+            # Read twice the same, so that a file that is being written is not taken.
+            seen, self._seen = self._seen, content
+            if content == self._content or content != seen:
+                return
+            listed = read_engines(content, path, self._config)
+        except ConfigError as error:
+            self._say(str(error))
+            return
+        before = {name_of(entry): entry for entry in self._listed}
+        now = {name_of(entry): entry for entry in listed}
+        self._content, self._listed = content, listed
+        self._refused = None
+        logger.info("%s: %s", path, _difference(before, now))
+        self.changed()
+
+    def _say(self, refused: str | None) -> None:
+        """Log once that the file is wrong, or right again."""
+        if refused != self._refused:
+            self._refused = refused
+            if refused is None:
+                logger.info("%s: unchanged again", self._path)
+            else:
+                logger.error("%s; keeping the previous content", refused)
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {path}: {error.strerror or error}") from error
+
+
+def _difference(before: Mapping[Name, Entry], now: Mapping[Name, Entry]) -> str:
+    added = len(now.keys() - before.keys())
+    removed = len(before.keys() - now.keys())
+    changed = sum(1 for name in now.keys() & before.keys() if now[name] != before[name])
+    return f"{added} added, {changed} changed, {removed} removed"

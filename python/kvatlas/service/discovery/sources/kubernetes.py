@@ -1,0 +1,178 @@
+"""Questions to the Kubernetes API server about pods: lists, and watches of their changes. Answers are bounded."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import httpx
+
+from kvatlas._http import failure
+from kvatlas.errors import DiscoveryError
+from kvatlas.service.discovery.sources.account import Account
+
+PAGE = 250  # pods of one answer
+_LONGEST_LINE = 4 << 20  # bytes of an event; the largest object is 1.5 MB
+_LONGEST_PAGE = 64 << 20
+_LONGEST_PROBLEM = 64 << 10
+_MOST_PATIENCE = 300.0  # seconds that an API server can ask to be left alone for
+GONE, NO_WATCH_LIST = "gone", "no_watch_list"  # codes
+OPEN = "OPEN"  # the type of what comes before the first event, once the server has agreed to a watch
+
+
+class PodApi:
+    """Lists and watches the pods of a namespace with certain labels, within `async with connection()`."""
+
+    def __init__(self, account: Account, namespace: str, selector: str, timeout: float) -> None:
+        self._account = account
+        self._path = f"/api/v1/namespaces/{namespace}/pods"
+        self._what = f"pods in namespace {namespace}"
+        self._selector = selector
+        self._timeout = timeout
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncIterator[httpx.AsyncClient]:
+        """A client for the questions that belong together; what goes wrong becomes a `DiscoveryError`."""
+        try:
+            async with self._account.client(self._timeout) as http:
+                yield http
+        except (httpx.HTTPError, OSError) as error:
+            code, words = failure(error)
+            raise DiscoveryError(f"the API server at {self._account.url} {words}", code, temporary=True) from error
+        except (ValueError, RecursionError) as error:
+            raise DiscoveryError(f"the API server at {self._account.url} did not return JSON", "bad_answer") from error
+
+    async def pages(self, http: httpx.AsyncClient) -> AsyncIterator[tuple[list[Any], str]]:
+        """The pods that are there, page by page, each with the version of the list.
+
+        Raises:
+            DiscoveryError: The server refuses; with the code "gone", the list has changed too much meanwhile.
+        """
+        more: dict[str, str] = {}
+        while True:
+            answer = await self._whole(http, limit=str(PAGE), **more)
+            meta = answer.get("metadata") or {}
+            yield [it for it in answer.get("items") or [] if isinstance(it, dict)], str(meta.get("resourceVersion", ""))
+            if not meta.get("continue"):
+                return
+            more = {"continue": str(meta["continue"])}
+
+    async def is_there(self, http: httpx.AsyncClient) -> None:
+        """Ask for as little as possible.
+
+        Raises:
+            DiscoveryError: The server does not answer.
+        """
+        await self._whole(http, limit="1")
+
+    async def events(
+        self, http: httpx.AsyncClient, version: str | None, seconds: int
+    ) -> AsyncGenerator[tuple[str, dict[str, Any]], None]:
+        """The changes since a version, or all that is there and then its changes, each as its type and object.
+
+        Args:
+            http: A client of `connection`.
+            version: The version of the last list or event; None to begin with what is there.
+            seconds: How long the server should keep the watch open.
+
+        Raises:
+            DiscoveryError: The server refuses; with the code "gone", the version is too old; with "no_watch_list", it
+                cannot begin with what is there.
+        """
+        query = {"watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
+        if version is None:
+            query |= {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan"}
+        else:
+            query["resourceVersion"] = version
+        # A quiet cluster says nothing for minutes.
+        timeout = httpx.Timeout(self._timeout, read=None, pool=None)
+        async with self._asked(http, query, timeout) as answer:
+            if version is None and answer.status_code in (400, 422):
+                raise DiscoveryError("the API server cannot begin a watch with what is there", NO_WATCH_LIST)
+            await self._check(answer)
+            yield OPEN, {}
+            async for line in _lines(answer):
+                event = json.loads(line)
+                kind, about = event.get("type"), event.get("object")
+                if not isinstance(kind, str) or not isinstance(about, dict):
+                    raise DiscoveryError(f"a watch of {self._what} has an event without type and object", "bad_answer")
+                if kind == "ERROR":
+                    raise self._problem(int(about.get("code") or 500), about, None)
+                yield kind, about
+
+    async def _whole(self, http: httpx.AsyncClient, **query: str) -> dict[str, Any]:
+        async with self._asked(http, query, httpx.Timeout(self._timeout, pool=None)) as answer:
+            await self._check(answer)
+            body = await _read(answer, _LONGEST_PAGE)
+        value = json.loads(body)
+        if not isinstance(value, dict):
+            raise DiscoveryError(f"a list of {self._what} is not a JSON object", "bad_answer")
+        return value
+
+    @asynccontextmanager
+    async def _asked(
+        self, http: httpx.AsyncClient, query: dict[str, str], timeout: httpx.Timeout
+    ) -> AsyncIterator[httpx.Response]:
+        params = {"labelSelector": self._selector, **query}
+        headers = self._account.headers()
+        async with http.stream("GET", self._path, params=params, headers=headers, timeout=timeout) as answer:
+            yield answer
+
+    async def _check(self, answer: httpx.Response) -> None:
+        if answer.status_code == httpx.codes.OK:
+            return
+        try:
+            about = json.loads(await _read(answer, _LONGEST_PROBLEM))
+        except (ValueError, RecursionError):
+            about = {}
+        about = about if isinstance(about, dict) else {}
+        raise self._problem(answer.status_code, about, answer.headers.get("Retry-After"))
+
+    def _problem(self, status: int, about: dict[str, Any], after: str | None) -> DiscoveryError:
+        message = str(about.get("message") or about.get("reason") or f"status {status}")[:500]
+        if status == httpx.codes.GONE:
+            return DiscoveryError(message, GONE, temporary=True)
+        words = f"the API server refuses {self._what} with status {status}: {message}"
+        if status in (401, 403):
+            words += "; its Role must allow get, list and watch of pods there"
+        details = about.get("details")
+        seconds = after if after is not None else (details or {}).get("retryAfterSeconds")
+        wait = float(str(seconds)) if str(seconds).isdecimal() else None
+        return DiscoveryError(
+            words, f"http_{status}", temporary=True, after=None if wait is None else min(wait, _MOST_PATIENCE)
+        )
+
+
+def watch_seconds() -> int:
+    """Seconds that a watch is to last, different for each watch."""
+    return int(300 * random.uniform(1, 2))
+
+
+async def _read(answer: httpx.Response, most: int) -> bytes:
+    body = bytearray()
+    async for piece in answer.aiter_raw():
+        body += piece
+        if len(body) > most:
+            raise DiscoveryError(f"the API server's answer is longer than {most >> 20} MiB", "bad_answer")
+    return bytes(body)
+
+
+async def _lines(answer: httpx.Response) -> AsyncIterator[bytes]:
+    rest = bytearray()
+    async for piece in answer.aiter_raw():
+        begin = len(rest)
+        rest += piece
+        if b"\n" not in piece:
+            if len(rest) > _LONGEST_LINE:
+                raise DiscoveryError(f"an event of a watch is longer than {_LONGEST_LINE >> 20} MiB", "bad_answer")
+            continue
+        end = rest.rindex(b"\n", begin)
+        whole, rest = bytes(rest[:end]), rest[end + 1 :]
+        for line in whole.split(b"\n"):
+            if line.strip():
+                yield line
+        await asyncio.sleep(0)  # others have their turn between the events of a long piece

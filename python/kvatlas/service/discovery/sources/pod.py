@@ -1,0 +1,151 @@
+"""Reader of one pod: the engines in it, or the reason why it is left out."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+from kvatlas.errors import ConfigError, DiscoveryError
+from kvatlas.service.config import Config, Engine
+from kvatlas.service.config.kinds import PORT, Kind, shown
+from kvatlas.service.discovery.sources.base import NOT_READY, READY, TERMINATING, Member
+from kvatlas.service.replicas import url_at
+
+ANNOTATION = "kvatlas.dev/"
+_LEADER = "leaderworkerset.sigs.k8s.io/worker-index"
+_FIELDS: dict[str, Kind] = {
+    each.name.replace("_", "-"): each.metadata["kind"]
+    for each in dataclasses.fields(Engine)
+    if each.name not in ("url", "name")
+}
+_SCHEMES = ("http", "https")
+
+
+class Pod:
+    """The parts of a pod, as the API server has it, that discovery reads."""
+
+    def __init__(self, about: dict[str, Any]) -> None:
+        meta, self.spec, self.status = (_table(about, name) for name in ("metadata", "spec", "status"))
+        self.name, self.namespace, self.uid = (_text(meta, name) for name in ("name", "namespace", "uid"))
+        self.labels, self.annotations = _table(meta, "labels"), _table(meta, "annotations")
+        self.is_terminating = meta.get("deletionTimestamp") is not None
+
+    @property
+    def is_ready(self) -> bool:
+        """True if the pod's condition Ready is true."""
+        conditions = [it for it in _tables(self.status, "conditions") if it.get("type") == "Ready"]
+        return any(it.get("status") == "True" for it in conditions)
+
+    @property
+    def starts(self) -> int:
+        """Number of times that its containers were started again."""
+        counts = [it.get("restartCount") for it in _tables(self.status, "containerStatuses")]
+        return sum(count for count in counts if isinstance(count, int))
+
+    def ports(self) -> list[tuple[str, int]]:
+        """The ports of its containers, sidecars included, by name and number."""
+        sidecars = [it for it in _tables(self.spec, "initContainers") if it.get("restartPolicy") == "Always"]
+        found = []
+        for container in [*_tables(self.spec, "containers"), *sidecars]:
+            for port in _tables(container, "ports"):
+                number = port.get("containerPort")
+                if isinstance(number, int) and port.get("protocol", "TCP") == "TCP":
+                    found.append((_text(port, "name"), number))
+        return found
+
+    def http_ports(self, usual: int) -> list[int]:
+        """The ports at which engines answer; `usual`: the one to take if the pod does not tell."""
+        given = self.annotations.get(ANNOTATION + "port")
+        if given is not None:
+            return [_parsed("port", PORT, part) for part in str(given).split(",")]
+        ports = self.ports()
+        named = [number for name, number in ports if name == "http"]
+        # A rank each: http-0, http-1, …
+        named = named or [number for name, number in ports if name.startswith("http-")]
+        others = [number for name, number in ports if not name.startswith("kv-")]
+        return named or (others if len(others) == 1 else [usual])
+
+    def fields(self) -> dict[str, Any]:
+        """The settings of its engines that annotations have."""
+        found = {}
+        for key, value in self.annotations.items():
+            name = str(key).removeprefix(ANNOTATION)
+            if name == key or name in ("port", "scheme"):
+                continue
+            if name not in _FIELDS:
+                known = ", ".join(["port", "scheme", *_FIELDS])
+                raise DiscoveryError(
+                    f"annotation {shown(key)} is unknown: after {ANNOTATION} comes one of {known}", "bad_annotation"
+                )
+            found[name.replace("-", "_")] = _parsed(name, _FIELDS[name], str(value))
+        return found
+
+
+def members_of(pod: Pod, config: Config, *, qualified: bool) -> tuple[Member, ...]:
+    """The engines of a pod.
+
+    Args:
+        pod: The pod.
+        config: The configuration.
+        qualified: Whether names have the namespace, as pods of several are followed.
+
+    Raises:
+        DiscoveryError: It is not used; temporary if that is as it should be.
+    """
+    if pod.labels.get(_LEADER, "0") != "0":
+        raise DiscoveryError("only the leader of its group serves HTTP", "not_leader", temporary=True)
+    if pod.status.get("phase") in ("Succeeded", "Failed"):
+        raise DiscoveryError("it has ended", "ended", temporary=True)
+    address = _text(pod.status, "podIP")
+    if not address:
+        raise DiscoveryError("it has no address yet", "no_address", temporary=True)
+    scheme = str(pod.annotations.get(ANNOTATION + "scheme", "http"))
+    if scheme not in _SCHEMES:
+        raise DiscoveryError(f"{ANNOTATION}scheme must be http or https, got {shown(scheme)}", "bad_annotation")
+    ports, fields = pod.http_ports(config.discovery.engine_port), pod.fields()
+    if len(ports) == 1:
+        declared = dict(pod.ports())
+        for field, name in (("events_port", "kv-events"), ("replay_port", "kv-replay")):
+            if name in declared and config.follows_events:
+                fields.setdefault(field, declared[name])
+    state = TERMINATING if pod.is_terminating else READY if pod.is_ready else NOT_READY
+    base = f"{pod.name}.{pod.namespace}" if qualified else pod.name
+    members = []
+    for port in ports:
+        name = base if len(ports) == 1 else f"{base}:{port}"
+        members.append(Member(_engine(url_at(address, port, scheme), name, fields, config), pod.uid, pod.starts, state))
+    return tuple(members)
+
+
+def _engine(url: str, name: str, fields: dict[str, Any], config: Config) -> Engine:
+    try:
+        engine = Engine(url, name, **fields)
+        config.check_engine(engine)
+    except ConfigError as error:
+        raise DiscoveryError(str(error), "bad_annotation") from error
+    # Several commands read the same annotations, and not all of them concern each.
+    without: dict[str, Any] = dict.fromkeys(config.without_effect(engine))
+    return dataclasses.replace(engine, **without)
+
+
+def _parsed(name: str, kind: Kind, text: str) -> Any:
+    try:
+        return kind.parse(text)
+    except ValueError as error:
+        raise DiscoveryError(f"{ANNOTATION}{name} {error}", "bad_annotation") from error
+
+
+def _table(about: dict[str, Any], name: str) -> dict[str, Any]:
+    value = about.get(name)
+    return value if isinstance(value, dict) else {}
+
+
+def _tables(about: dict[str, Any], name: str) -> Iterator[dict[str, Any]]:
+    value = about.get(name)
+    return (it for it in (value if isinstance(value, list) else []) if isinstance(it, dict))
+
+
+def _text(about: dict[str, Any], name: str) -> str:
+    value = about.get(name)
+    return value if isinstance(value, str) else ""
