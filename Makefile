@@ -23,7 +23,7 @@ LINTED := RUSTC_WORKSPACE_WRAPPER=clippy-driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__
 DEV := --no-default-features --features lab --locked
 
 .PHONY: help demo demo-fleet check test lint build build-tests ladder ladder-short bench bench-peers bench-trees bench-service bench-router bench-live real-engines clients \
-	check-deploy manifests image audit sbom requirements soak attack flaky fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
+	check-deploy k8s-tests manifests image audit sbom requirements soak attack flaky fuzz loom miri sanitize docs docs-rust docs-site wheels check-tools clean \
 	format-rust clippy lint-python types test-rust test-python check-rust check-python compile-extension
 
 help:  ## this list
@@ -226,6 +226,11 @@ deploy/images.lock:
 	if test "$$(grep -c '=.*@sha256:[0-9a-f]\{64\}$$' $@.new)" = $(words $(BASES)); then mv $@.new $@; else \
 		rm -f $@.new; echo "the digests of the base images are not known: that takes skopeo and the registry" >&2; exit 1; \
 	fi
+
+# From published Go modules, kept in target/k8s. Where that cannot be, the tests are skipped and say so.
+k8s-tests: build-tests  ## discovery against a real Kubernetes API server, with hundreds of pods that change for MINUTES; needs Go and openssl
+	@$(BIN)/python -m tools.apiserver target/k8s || test $$? -eq 3
+	KVATLAS_K8S_MINUTES=$(MINUTES) $(BIN)/python -m pytest tests/process/kubernetes
 
 real-engines: build  ## the index beside real engines on the CPU, installed into target: gigabytes, and minutes each
 	$(BIN)/python -m benchmarks.real_engines $(ARGS)

@@ -13,7 +13,7 @@ from .racy import RACY
 from .skips import REASONS
 
 # Variables of the tests. Processes that tests start must not see them: kvatlas refuses variables that it does not know.
-_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_SEEDS", "KVATLAS_STRESS_SECONDS", "KVATLAS_TRACES")
+_OWN = ("KVATLAS_DYNAMO_PYTHON", "KVATLAS_K8S_MINUTES", "KVATLAS_SEEDS", "KVATLAS_STRESS_SECONDS", "KVATLAS_TRACES")
 VARIABLES = pytest.StashKey[dict[str, str]]()
 UNLISTED_SKIPS: list[str] = []
 """Tests that were skipped for a reason that is not listed, with the reason."""

@@ -5,7 +5,9 @@ REASONS = (
     "is not installed: `make check-deploy` installs it",
     "no wheel to test: make target/wheel-test/built",
     "is not installed: run `make build-tests`",
+    "runs against a real API server: make k8s-tests",
     # What other projects release, and what a machine may not have.
+    "no API server of Kubernetes here",
     "the dialect's released service is not here: set KVATLAS_DYNAMO_PYTHON",
     "no Chromium: install Debian's package chromium",
     "could not import 'transformers'",

@@ -135,7 +135,7 @@ class ServiceError(KvatlasError, RuntimeError):
 
 
 class DiscoveryError(KvatlasError, RuntimeError):
-    """An engine cannot be registered as it is, or its source does not answer. `kvatlas serve` logs these and tries again.
+    """An engine cannot be registered as it is, or its source does not answer. `kvatlas serve` logs it and tries again.
 
     Codes: "unreachable", "timeout", "http_" and the status of a refusal, "bad_answer", "no_events" (the engine does not
     publish events that can be followed), "unknown_address" (it does not report its event sockets), "unusable_address",

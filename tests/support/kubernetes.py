@@ -49,7 +49,7 @@ class FakeApi:
 
     Attributes:
         refusals: The answers to the next requests, each a status, a message and the headers.
-        has_watch_list: Whether watches may begin with what is there; else such a wish gets status 422.
+        has_watch_list: Whether watches may begin with what is there; otherwise that wish gets status 422.
         ignores_wishes: Whether it does not know that wish, and sends all pods without saying that these are all.
         is_silent: Whether it takes requests and says nothing.
         token: What clients must show; None for nothing.
@@ -136,7 +136,7 @@ class FakeApi:
         return about
 
     def forget_changes(self) -> None:
-        """Compact: whoever has an older version must list again."""
+        """Compact: clients with an older version must list again."""
         with self._changed:
             self._version += 1
             self._oldest = self._version

@@ -109,8 +109,8 @@ class EngineRegistry:
 class Engines:
     """Watcher that keeps the native router's engines as discovery finds them.
 
-    An engine whose source says that it is not ready gets no requests: it is drained, or, if it was never ready, it is not
-    in the router yet.
+    An engine whose source says that it is not ready gets no requests: it is drained, or, if it was never ready, not in
+    the router yet.
     """
 
     def __init__(self, native: NativeRouter, config: RouterConfig) -> None:

@@ -1,0 +1,230 @@
+"""A real API server with etcd, without kubelets and controllers: the tests play those."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+import httpx
+from tests.support.kubernetes import pod
+
+from kvatlas.sim.server.ports import free_block
+
+BIN = Path("target/k8s/bin")
+NAMESPACE = "llm"
+START = 120.0
+"""Longest time that a start may take, in seconds."""
+
+Object = dict[str, Any]
+_MERGE = {"Content-Type": "application/merge-patch+json"}
+
+
+def _openssl(where: Path, *arguments: str) -> None:
+    subprocess.run(["openssl", *arguments], cwd=where, check=True, capture_output=True)
+
+
+class Cluster:
+    """The API server at a port of its own. `kill` and `start` may be called at any time: etcd stays."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.port = free_block("127.0.0.1", 3)
+        self._keys()
+        self._etcd: subprocess.Popen[bytes] | None = None
+        self._api: subprocess.Popen[bytes] | None = None
+        self.admin: httpx.Client | None = None
+
+    @property
+    def url(self) -> str:
+        return f"https://127.0.0.1:{self.port}"
+
+    def __enter__(self) -> Self:
+        client, peer = (f"http://127.0.0.1:{self.port + n}" for n in (1, 2))
+        etcd = ["--data-dir", "etcd", "--listen-client-urls", client, "--advertise-client-urls", client]
+        etcd += [
+            "--listen-peer-urls",
+            peer,
+            "--initial-advertise-peer-urls",
+            peer,
+            "--initial-cluster",
+            f"default={peer}",
+        ]
+        self._etcd = self._run("etcd", *etcd, "--unsafe-no-fsync")
+        self.admin = httpx.Client(
+            base_url=self.url,
+            verify=str(self.home / "ca.crt"),
+            timeout=START,
+            headers={"Authorization": "Bearer admin-token"},
+        )
+        try:
+            self.start()
+            self._prepare()
+        except BaseException:
+            self.close()
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        self.kill()  # before etcd, without which it hangs
+        if self._etcd is not None:
+            self._etcd.kill()
+            self._etcd.wait()
+        if self.admin is not None:
+            self.admin.close()
+
+    def kill(self) -> None:
+        """End the API server without warning."""
+        if self._api is not None:
+            self._api.send_signal(signal.SIGKILL)
+            self._api.wait()
+            self._api = None
+
+    def start(self) -> None:
+        """Start the API server and wait until it is ready."""
+        keys = ["--tls-cert-file=tls.crt", "--tls-private-key-file=tls.key", "--token-auth-file=tokens.csv"]
+        accounts = ["issuer=https://kubernetes.default.svc", "key-file=sa.key", "signing-key-file=sa.key"]
+        self._api = self._run(
+            "kube-apiserver",
+            *(f"--etcd-servers=http://127.0.0.1:{self.port + 1}", "--bind-address=127.0.0.1"),
+            *(f"--secure-port={self.port}", "--advertise-address=127.0.0.1", "--authorization-mode=RBAC"),
+            *keys,
+            *(f"--service-account-{each}" for each in accounts),
+            "--service-cluster-ip-range=10.0.0.0/24",
+            # There is no kubelet to give pods what these ask for.
+            "--disable-admission-plugins=ServiceAccount,TaintNodesByCondition",
+            "--endpoint-reconciler-type=none",
+        )
+        end = time.monotonic() + START
+        while True:
+            with contextlib.suppress(httpx.HTTPError):
+                if self.call("GET", "/readyz", check=False).status_code == 200:
+                    return
+            assert self._api.poll() is None, (self.home / "kube-apiserver.log").read_text()[-2000:]
+            assert time.monotonic() < end, "the API server is not ready in time"
+            time.sleep(0.1)
+
+    def call(self, method: str, path: str, body: object = None, *, check: bool = True, **more: Any) -> httpx.Response:
+        """A request of the administrator."""
+        assert self.admin is not None
+        answer = self.admin.request(method, path, json=body, **more)
+        assert not check or answer.status_code < 300, f"{method} {path}: {answer.status_code} {answer.text[:2000]}"
+        return answer
+
+    # Rights
+
+    def account(self, folder: Path) -> None:
+        """Write the credentials of the service account, as a pod has them."""
+        folder.mkdir(exist_ok=True)
+        (folder / "ca.crt").write_bytes((self.home / "ca.crt").read_bytes())
+        (folder / "namespace").write_text(NAMESPACE)
+        self.renew(folder)
+
+    def renew(self, folder: Path) -> None:
+        """Write another token, as a kubelet does."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/kvatlas/token"
+        token = self.call("POST", path, {"spec": {"expirationSeconds": 3600}}).json()["status"]["token"]
+        (folder / "token.new").write_text(token)
+        (folder / "token.new").replace(folder / "token")
+
+    def revoke(self) -> None:
+        """Make the service account anew: its tokens are no longer valid."""
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
+        self.call("DELETE", f"{path}/kvatlas")
+        self.call("POST", path, {"metadata": {"name": "kvatlas"}})
+
+    def _prepare(self) -> None:
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
+        self.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "kvatlas"}})
+        base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
+        rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
+        self.call("POST", f"{base}/roles", {"metadata": {"name": "kvatlas"}, "rules": [rule]})
+        account = {"kind": "ServiceAccount", "name": "kvatlas", "namespace": NAMESPACE}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kvatlas"}
+        self.call(
+            "POST", f"{base}/rolebindings", {"metadata": {"name": "kvatlas"}, "roleRef": role, "subjects": [account]}
+        )
+
+    # Pods, as a kubelet and controllers change them
+
+    def add(self, name: str, port: int, *, ready: bool = True, **more: Any) -> None:
+        """Create a pod, give it an address, and make it ready."""
+        about = pod(name, "127.0.0.1", ready=ready, ports={"http": port}, **more)
+        status = about.pop("status")
+        del about["metadata"]["uid"]
+        about["spec"] |= {"nodeName": "node-1", "terminationGracePeriodSeconds": 120}
+        about["spec"]["containers"][0]["image"] = "vllm"
+        self.call("POST", self._pods(), about)
+        self._set_status(name, status)
+
+    def set_ready(self, name: str, ready: bool) -> None:
+        self._set_status(name, pod(name, "127.0.0.1", ready=ready)["status"])
+
+    def set_restarts(self, name: str, count: int) -> None:
+        self._set_status(name, pod(name, "127.0.0.1", restarts=count)["status"])
+
+    def _set_status(self, name: str, status: Object) -> None:
+        for each in status["containerStatuses"]:
+            each |= {"image": "vllm", "imageID": "vllm", "ready": True}
+        status["podIPs"] = [{"ip": status["podIP"]}]
+        self.call("PATCH", f"{self._pods(name)}/status", {"status": status}, headers=_MERGE)
+
+    def label(self, name: str, value: str | None) -> None:
+        """Set the label app, or take it away."""
+        self.call("PATCH", self._pods(name), {"metadata": {"labels": {"app": value}}}, headers=_MERGE)
+
+    def delete(self, name: str) -> None:
+        """Begin to end a pod: the kubelet is told, and the pod still runs."""
+        self.call("DELETE", self._pods(name), {"gracePeriodSeconds": 120})
+
+    def gone(self, name: str) -> None:
+        """End a pod, as the kubelet does in the end."""
+        self.call("DELETE", self._pods(name), {"gracePeriodSeconds": 0})
+
+    def ready(self, selector: str = "app=vllm") -> set[str]:
+        """The names of the pods that should get requests."""
+        found = set()
+        for each in self.call("GET", self._pods(), params={"labelSelector": selector}).json()["items"]:
+            conditions = {it["type"]: it["status"] for it in each["status"].get("conditions", [])}
+            if "deletionTimestamp" not in each["metadata"] and conditions.get("Ready") == "True":
+                found.add(each["metadata"]["name"])
+        return found
+
+    def _pods(self, name: str = "") -> str:
+        return f"/api/v1/namespaces/{NAMESPACE}/pods" + (f"/{name}" if name else "")
+
+    # Processes and keys
+
+    def _run(self, name: str, *arguments: str) -> subprocess.Popen[bytes]:
+        with (self.home / f"{name}.log").open("ab") as log:
+            return subprocess.Popen([BIN.resolve() / name, *arguments], cwd=self.home, stdout=log, stderr=log)
+
+    def _keys(self) -> None:
+        here = self.home
+        names = "subjectAltName=IP:127.0.0.1,IP:10.0.0.1,DNS:localhost,DNS:kubernetes.default.svc"
+        _openssl(here, "genrsa", "-out", "sa.key", "2048")
+        request = ["req", "-newkey", "rsa:2048", "-nodes"]
+        _openssl(here, *request, "-x509", "-days", "2", "-subj", "/CN=test-ca", "-keyout", "ca.key", "-out", "ca.crt")
+        _openssl(here, *request, "-subj", "/CN=kube-apiserver", "-keyout", "tls.key", "-out", "tls.csr")
+        (here / "names").write_text(names)
+        signing = [
+            "x509",
+            "-req",
+            "-in",
+            "tls.csr",
+            "-CA",
+            "ca.crt",
+            "-CAkey",
+            "ca.key",
+            "-CAcreateserial",
+            "-days",
+            "2",
+        ]
+        _openssl(here, *signing, "-extfile", "names", "-out", "tls.crt")
+        (here / "tokens.csv").write_text('admin-token,admin,1,"system:masters"\n')
