@@ -192,7 +192,8 @@ def test_everything_finds_its_pods(made: list[Document]) -> None:
 def test_pods_are_restricted_and_get_time_to_stop(made: list[Document]) -> None:
     for pod in of_kind("StatefulSet", made).values():
         spec = pod["spec"]["template"]["spec"]
-        assert spec["automountServiceAccountToken"] is False
+        finds_pods = any(argument.startswith("--discover=k8s:") for argument in container(pod)["args"])
+        assert spec["automountServiceAccountToken"] is finds_pods
         assert spec["enableServiceLinks"] is False
         assert spec["securityContext"]["runAsNonRoot"] is True
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}

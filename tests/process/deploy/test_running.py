@@ -11,6 +11,7 @@ import httpx
 import pytest
 from tests.process.service.named import know
 from tests.support.forked import ForkedCommand
+from tests.support.kubernetes import FakeApi, pod
 from tests.support.waiting import until
 
 from kvatlas.sim import EngineConfig
@@ -26,8 +27,8 @@ KEYS = {"key": "query", "admin-key": "admin", "router-key": "client"}
 class Pods:
     """Starts containers as processes: each has an address of 127.0.0.0/8, as pods have their own."""
 
-    def __init__(self, directory: Path, made: list[Document]) -> None:
-        self.directory = directory
+    def __init__(self, directory: Path, made: list[Document], api: FakeApi) -> None:
+        self.directory, self.api = directory, api
         self.sets = of_kind("StatefulSet", made)
         self.ports = {name: free_block("127.0.0.1") for name in ("serve", "router", "admin")}
         names = ("kvatlas-serve-0", "kvatlas-serve-1", "kvatlas-router-0", "kvatlas-router-1")
@@ -41,6 +42,7 @@ class Pods:
         home.mkdir()
         arguments = container(self.sets[name.rpartition("-")[0]])["args"]
         command = [self.here(each, name, home) for argument in arguments for each in self.resolved(argument)]
+        command += ["--kubernetes-url", self.api.url, "--kubernetes-account", str(self.directory / "account")]
         before = partial(know, "kvatlas-serve-peers", self.zone)
         return ForkedCommand(*command, logs=False, env={"TMPDIR": str(home)}, before=before)
 
@@ -76,15 +78,19 @@ class Pods:
 
 @pytest.mark.slow
 def test_the_pods_work_together(tmp_path: Path) -> None:
-    pods = Pods(tmp_path, documents(RENDERED.read_text()))
-    for folder in ("keys", "engines"):
+    for folder in ("keys", "engines", "account"):
         (tmp_path / folder).mkdir()
+    (tmp_path / "engines/engines.toml").write_text("")
+    (tmp_path / "account/namespace").write_text("llm")
     for item, key in KEYS.items():
         (tmp_path / "keys" / item).write_text(key)
     engine = EngineConfig(block_size=4, blocks=500, prefill_rate=1e6, decode_rate=100)
     with ExitStack() as stack:
         fleet = stack.enter_context(Fleet(2, ServerConfig(engine=engine)))
-        fleet.write_engines_file(tmp_path / "engines/engines.toml")
+        api = stack.enter_context(FakeApi())
+        pods = Pods(tmp_path, documents(RENDERED.read_text()), api)
+        for each in fleet.engines:
+            api.put(pod(each.name, "127.0.0.1", ports={"http": each.config.http_port}))
 
         def start(*names: str) -> None:
             for name in names:

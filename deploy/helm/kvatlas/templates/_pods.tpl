@@ -51,8 +51,13 @@ spec:
       {{- end }}
     spec:
       serviceAccountName: {{ include "kvatlas.serviceAccount" .root }}
+      {{- if $values.engines.pods }}
+      # To find the pods of engines.
+      automountServiceAccountToken: true
+      {{- else }}
       # kvatlas does not talk to Kubernetes.
       automountServiceAccountToken: false
+      {{- end }}
       # Variables named after Services would begin with KVATLAS_ as well.
       enableServiceLinks: false
       terminationGracePeriodSeconds: {{ add $c.drainDelaySeconds $c.drainTimeoutSeconds $c.stopSeconds }}
@@ -81,6 +86,9 @@ spec:
             - "--log={{ $values.logFormat }}"
             - "--drain-delay={{ $c.drainDelaySeconds }}s"
             - "--drain-timeout={{ $c.drainTimeoutSeconds }}s"
+            {{- range $values.engines.pods }}
+            - {{ printf "--discover=k8s:%s/%s" (default "" .namespace) .selector | quote }}
+            {{- end }}
             - "--engines-file=/etc/kvatlas/engines/engines.toml"
             {{- if $values.engines.keySecret.name }}
             - "--engine-key-file=/etc/kvatlas/engine-key/{{ $values.engines.keySecret.item }}"
