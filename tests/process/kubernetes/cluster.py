@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import ssl
 import subprocess
 import time
 from pathlib import Path
@@ -15,7 +16,7 @@ from tests.support.kubernetes import pod
 from kvatlas.sim.server.ports import free_block
 
 BIN = Path("target/k8s/bin")
-NAMESPACE = "llm"
+NAMESPACE, ACCOUNT = "llm", "reader"
 START = 120.0
 """Longest time that a start may take, in seconds."""
 
@@ -54,12 +55,9 @@ class Cluster:
             f"default={peer}",
         ]
         self._etcd = self._run("etcd", *etcd, "--unsafe-no-fsync")
-        self.admin = httpx.Client(
-            base_url=self.url,
-            verify=str(self.home / "ca.crt"),
-            timeout=START,
-            headers={"Authorization": "Bearer admin-token"},
-        )
+        trust = ssl.create_default_context(cafile=str(self.home / "ca.crt"))
+        headers = {"Authorization": "Bearer admin-token"}
+        self.admin = httpx.Client(base_url=self.url, verify=trust, timeout=START, headers=headers)
         try:
             self.start()
             self._prepare()
@@ -128,7 +126,7 @@ class Cluster:
 
     def renew(self, folder: Path) -> None:
         """Write another token, as a kubelet does."""
-        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/kvatlas/token"
+        path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts/{ACCOUNT}/token"
         token = self.call("POST", path, {"spec": {"expirationSeconds": 3600}}).json()["status"]["token"]
         (folder / "token.new").write_text(token)
         (folder / "token.new").replace(folder / "token")
@@ -136,19 +134,19 @@ class Cluster:
     def revoke(self) -> None:
         """Make the service account anew: its tokens are no longer valid."""
         path = f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts"
-        self.call("DELETE", f"{path}/kvatlas")
-        self.call("POST", path, {"metadata": {"name": "kvatlas"}})
+        self.call("DELETE", f"{path}/{ACCOUNT}")
+        self.call("POST", path, {"metadata": {"name": ACCOUNT}})
 
     def _prepare(self) -> None:
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": NAMESPACE}})
-        self.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": "kvatlas"}})
+        self.call("POST", f"/api/v1/namespaces/{NAMESPACE}/serviceaccounts", {"metadata": {"name": ACCOUNT}})
         base = f"/apis/rbac.authorization.k8s.io/v1/namespaces/{NAMESPACE}"
         rule = {"apiGroups": [""], "resources": ["pods"], "verbs": ["get", "list", "watch"]}
-        self.call("POST", f"{base}/roles", {"metadata": {"name": "kvatlas"}, "rules": [rule]})
-        account = {"kind": "ServiceAccount", "name": "kvatlas", "namespace": NAMESPACE}
-        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": "kvatlas"}
+        self.call("POST", f"{base}/roles", {"metadata": {"name": ACCOUNT}, "rules": [rule]})
+        account = {"kind": "ServiceAccount", "name": ACCOUNT, "namespace": NAMESPACE}
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "Role", "name": ACCOUNT}
         self.call(
-            "POST", f"{base}/rolebindings", {"metadata": {"name": "kvatlas"}, "roleRef": role, "subjects": [account]}
+            "POST", f"{base}/rolebindings", {"metadata": {"name": ACCOUNT}, "roleRef": role, "subjects": [account]}
         )
 
     # Pods, as a kubelet and controllers change them

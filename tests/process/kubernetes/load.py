@@ -46,6 +46,7 @@ class RouterProcess:
         self.process.kill()
         self.process.wait(60)
         self._reader.join()
+        self.process.stderr.close()
 
     def get(self, path: str) -> Any:
         return httpx.get(self.url + path, timeout=60).json()
@@ -73,7 +74,7 @@ class RouterProcess:
 
 
 class Clients:
-    """Threads that stream completions, one after the other."""
+    """Threads that stream completions, one after the other: long prompts that begin alike, but for one in ten."""
 
     def __init__(self, url: str, count: int, pause: float) -> None:
         self.url, self.pause = urlsplit(url), pause
@@ -95,9 +96,11 @@ class Clients:
 
     def _run(self, number: int) -> None:
         chance = random.Random(number)
-        own = [chance.randrange(9_000) for _ in range(200)]
+        own = [chance.randrange(9_000) for _ in range(800)]
         while not self._stop.wait(chance.uniform(0, 2 * self.pause)):
-            prompt = own[: chance.randrange(50, 200)] + [chance.randrange(9_000) for _ in range(10)]
+            # One in ten begins a conversation: no engine has its prompt.
+            known = own if chance.random() < 0.9 else [chance.randrange(9_000) for _ in range(800)]
+            prompt = known[: chance.randrange(200, 800)] + [chance.randrange(9_000) for _ in range(10)]
             try:
                 self._ask(prompt)
             except (OSError, http.client.HTTPException, AssertionError) as error:

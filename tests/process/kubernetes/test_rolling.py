@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 from tests.support.waiting import until
 
+from kvatlas.sim import EngineConfig
 from kvatlas.sim.server import Fleet, ServerConfig
 from kvatlas.sim.server.ports import free_block
 
 from .cluster import Cluster
 from .load import MODEL, Clients, RouterProcess
-from .test_churn import ENGINE
 
 ENGINES = 8
+ENGINE = EngineConfig(block_size=16, blocks=4_000, prefill_rate=8_000, decode_rate=200)
 
 
 @pytest.mark.slow
