@@ -13,6 +13,7 @@ SECTIONS = [
         ("kvatlas_snapshot_", "kvatlas_snapshots_"),
     ),
     ("Relays", "", ("kvatlas_relay_",)),
+    ("Sources of engines", "[In Kubernetes](../guides/kubernetes.md#engines) explains them.", ("kvatlas_discovery_",)),
     ("Sites", "All have the labels `model` and `routing_group`.", ("kvatlas_sites",)),
     ("Indexes", "All have the labels `model` and `routing_group`.", ("kvatlas_index_",)),
     ("Each stream", "All have the labels `worker` and `rank`.", ("kvatlas_stream_",)),

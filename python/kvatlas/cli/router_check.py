@@ -29,7 +29,7 @@ def report(config: RouterConfig) -> int:
                 out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
     reports = check(config)
     if not reports:
-        click.echo("Error: there are no engines to check: give --engine URL", err=True)
+        click.echo("Error: there are no engines to check: give --engine URL, or --discover", err=True)
         return 2
     for one in reports:
         _print(out, one)

@@ -13,6 +13,7 @@ from tests.support.kubernetes import FakeApi, pod
 from tests.support.waiting import until
 
 from kvatlas.router import Router
+from kvatlas.router.check import check
 from kvatlas.router.config import RouterConfig, RouterHttpConfig, RouterSection
 from kvatlas.service import DiscoveryConfig
 
@@ -98,3 +99,12 @@ def test_a_server_that_is_away_takes_no_engine_away(engines: list[Engine]) -> No
         api.start()
         until(lambda: httpx.get(f"{router.url}/router").json()["discovery"][0]["state"] == "following")
         assert standings(router) == {"one": "up"}
+
+
+def test_the_check_asks_the_engines_in_pods(engines: list[Engine]) -> None:
+    with FakeApi() as api:
+        api.put(pod("one", "127.0.0.1", ports={"http": engines[0].port}))
+        api.put(pod("two", "127.0.0.1", ports={"http": engines[1].port}, ready=False))
+        discovery = DiscoveryConfig(sources=(SOURCE,), kubernetes_url=api.url)
+        reports = check(RouterConfig(router=RouterSection(tokenizer="none"), discovery=discovery))
+    assert [one.worker for one in reports] == ["one"], "those that get requests"

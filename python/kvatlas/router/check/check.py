@@ -31,7 +31,8 @@ def check(config: RouterConfig) -> list[EngineReport]:
         ConfigError: Something in the configuration cannot be used.
         TokenizerError: The tokenizer cannot be read.
     """
-    entries = [entry for entry in Discovery(config).entries if isinstance(entry, EngineEntry)]
+    found = asyncio.run(Discovery(config).look())
+    entries = [entry for entry in found if isinstance(entry, EngineEntry)]
     tokenizer = None
     if config.router.tokenizer not in (ENGINE, NONE):
         tokenizer = LocalTokenizer(resolve(config.router.tokenizer) or "")

@@ -64,6 +64,22 @@ class Discovery:
         """The sources of the configuration that are followed."""
         return self._config.discovery.sources
 
+    async def look(self) -> tuple[Entry, ...]:
+        """List the entries that get requests, once every source has been asked or `discovery.timeout` has passed."""
+        running = [asyncio.create_task(self._run(source)) for source in self._sources]
+        try:
+            async with asyncio.timeout(self._config.discovery.timeout):
+                await asyncio.gather(*(source.first.wait() for source in self._sources))
+        except TimeoutError:
+            away = ", ".join(source.shown for source in self._sources if not source.first.is_set())
+            logger.warning("no longer waiting for %s", away)
+        finally:
+            for each in running:
+                each.cancel()
+            await asyncio.gather(*running, return_exceptions=True)
+        members = [member for source in self._sources for member in source.members]
+        return tuple(member.entry for member in members if member.why_held is None)
+
     async def run(self, native: Native) -> None:
         """Follow the entries until `stop`. Registrations stay."""
         self._native = native
