@@ -183,7 +183,7 @@ class RemoteSource(EngineSource):
     def is_away(self, code: str, reason: str) -> None:
         """Note that the source does not answer or refuses. What is known stays in use."""
         self.counts[code] += 1
-        if self._state != "away" or self._problem != (code, reason):
+        if self._problem != (code, reason):
             kept = f"; {self._counted()} stay in use" if self._known else ""
             logger.warning("%s: %s%s", self.shown, reason, kept)
         if self._state == "asking" and not self._known:
