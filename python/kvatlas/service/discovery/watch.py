@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Iterable
 from typing import Any
@@ -14,7 +15,7 @@ from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import Prober
 from kvatlas.service.discovery.sizes import EmittedSizes
 from kvatlas.service.discovery.sources.account import Account
-from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, as_text, name_of
+from kvatlas.service.discovery.sources.base import EngineSource, Entry, Member, Name, name_of
 from kvatlas.service.discovery.sources.files import FileOfEngines, GivenEngines
 from kvatlas.service.discovery.sources.names import EnginesOfName
 from kvatlas.service.discovery.sources.pods import EnginesOfPods
@@ -58,11 +59,6 @@ class Discovery:
     def entries(self) -> tuple[Entry, ...]:
         """The engines and streams that the sources list now, those of the configuration first."""
         return tuple(member.entry for source in self._sources for member in source.members)
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The sources of the configuration that are followed."""
-        return self._config.discovery.sources
 
     async def look(self) -> tuple[Entry, ...]:
         """List the entries that get requests, once every source has been asked or `discovery.timeout` has passed."""
@@ -112,7 +108,7 @@ class Discovery:
     async def _stopped_or_changed(self) -> bool:
         """Wait for a change, or for the time of the next report. True if `stop` was called."""
         try:
-            async with asyncio.timeout(_REPORTS if self.sources else None):
+            async with asyncio.timeout(_REPORTS if self._config.discovery.sources else None):
                 await self._changed.wait()
         except TimeoutError:
             return False
@@ -159,7 +155,7 @@ class Discovery:
             report = source.report()
             if report is not None and report != self._reported.get(source.shown):
                 self._reported[source.shown] = report
-                self._native.report_source(as_text(report))
+                self._native.report_source(json.dumps(report))
 
     def _follow(self) -> None:
         """Start and stop followers to match the lists."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from abc import ABC, abstractmethod
 from collections import Counter
@@ -99,8 +98,7 @@ class RemoteSource(EngineSource):
         return [member for members in self._known.values() for member in members]
 
     def report(self) -> dict[str, Any] | None:
-        states = Counter(member.state for member in self.members)
-        states.update(self._left_out.values())
+        states = self._states()
         code, reason = self._problem or (None, None)
         return {
             "source": self.shown,
@@ -115,9 +113,7 @@ class RemoteSource(EngineSource):
 
     def put(self, key: str, members: tuple[Member, ...]) -> None:
         """Note what the source lists under a key."""
-        timer = self._unlisted.pop(key, None)
-        if timer is not None:
-            timer.cancel()
+        self._stop_lingering(key)
         self._left_out.pop(key, None)
         before = self._known.get(key)
         if before != members:
@@ -138,9 +134,7 @@ class RemoteSource(EngineSource):
 
     def drop(self, key: str) -> None:
         """Note that what was listed under a key is gone for good."""
-        timer = self._unlisted.pop(key, None)
-        if timer is not None:
-            timer.cancel()
+        self._stop_lingering(key)
         left_out = self._left_out.pop(key, None)
         if self._known.pop(key, None) is not None:
             self.counts["removed"] += 1
@@ -171,10 +165,8 @@ class RemoteSource(EngineSource):
     def is_known_now(self) -> None:
         """Note that the list is known and followed."""
         if self._state != "following":
-            if self._state == "away":
-                logger.info("%s: answers again; %s", self.shown, self._counted())
-            else:
-                logger.info("%s: %s", self.shown, self._counted())
+            again = "answers again; " if self._state == "away" else ""
+            logger.info("%s: %s%s", self.shown, again, self._counted())
         if self._state != "following" or self._problem is not None:
             self._state, self._problem = "following", None
             self.changed()
@@ -193,9 +185,18 @@ class RemoteSource(EngineSource):
         self.changed()
 
     def _counted(self) -> str:
+        return ", ".join(f"{count} {state}" for state, count in sorted(self._states().items())) or "nothing is listed"
+
+    def _states(self) -> Counter[str]:
+        """The number of members in each state, and of what is left out by reason."""
         states = Counter(member.state for member in self.members)
         states.update(self._left_out.values())
-        return ", ".join(f"{count} {state}" for state, count in sorted(states.items())) or "nothing is listed"
+        return states
+
+    def _stop_lingering(self, key: str) -> None:
+        timer = self._unlisted.pop(key, None)
+        if timer is not None:
+            timer.cancel()
 
     def _log(self, key: str, before: tuple[Member, ...], now: tuple[Member, ...]) -> None:
         old, new = {member.life for member in before}, {member.life for member in now}
@@ -208,8 +209,3 @@ class RemoteSource(EngineSource):
             logger.info("%s: %s was started again: %s", self.shown, key, states)
         else:
             logger.info("%s: %s: %s", self.shown, key, states)
-
-
-def as_text(report: dict[str, Any]) -> str:
-    """A report as the native part takes it."""
-    return json.dumps(report)
