@@ -1,0 +1,316 @@
+//! [`Exchange`]: one request, and what the gateway is answered in each mode. It has no sockets.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::Ordering::Relaxed;
+
+use bytes::{Bytes, BytesMut};
+
+use crate::counts::Counts;
+use crate::messages::{
+    BodyMode, BodyMutation, CommonResponse, HeaderMap, HeaderMutation, HeaderValue, HeaderValueOption, HttpBody,
+    HttpStatus, ImmediateResponse, Incoming, Kind, Outgoing, PhaseReply, ProcessingRequest, ProcessingResponse, Struct,
+    TrailersReply, Value,
+};
+use crate::picker::{AnswerWatcher, Pick, Refused, RequestToPick};
+
+/// Header, and key of the metadata, that name the picked endpoints.
+pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
+
+/// Namespace and key of the endpoints among which to pick.
+const SUBSET: (&str, &str) = ("envoy.lb.subset_hint", "x-gateway-destination-endpoint-subset");
+
+/// Bytes that one message may send back: Envoy takes 64 KB.
+const PART: usize = 62_000;
+
+/// Value of `append_action` that overwrites a header or adds it.
+const OVERWRITE: i32 = 2;
+
+/// What is to be done after a message of the gateway.
+pub(crate) enum Step {
+    /// Send these replies.
+    Reply(Vec<ProcessingResponse>),
+    /// Ask the picker, then call [`Exchange::picked`] or [`Exchange::refused`].
+    Ask(RequestToPick),
+}
+
+/// Message that the pick is a reply to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum PickAt {
+    /// The head, and nothing of the body has come.
+    Head,
+    /// The end of a body whose chunks wait for no reply, or the trailers behind it.
+    End { trailers: bool },
+    /// The body, buffered by the gateway.
+    Body,
+}
+
+/// State of one request.
+pub(crate) struct Exchange {
+    most: usize,
+    request_mode: BodyMode,
+    response_mode: BodyMode,
+    /// True if the body comes without a reply to the head.
+    does_not_wait: bool,
+    request: RequestToPick,
+    parts: Vec<Bytes>,
+    size: usize,
+    at: PickAt,
+    has_asked: bool,
+    /// True if the pick was made of the whole request.
+    is_whole: bool,
+    watcher: Option<Box<dyn AnswerWatcher>>,
+    is_over: bool,
+}
+
+impl Exchange {
+    /// Makes the state of a new stream; `most` is the limit of a body's size in bytes.
+    pub(crate) fn new(most: usize) -> Self {
+        Self {
+            most,
+            request_mode: BodyMode::None,
+            response_mode: BodyMode::None,
+            does_not_wait: false,
+            request: RequestToPick::default(),
+            parts: Vec::new(),
+            size: 0,
+            at: PickAt::Head,
+            has_asked: false,
+            is_whole: false,
+            watcher: None,
+            is_over: false,
+        }
+    }
+
+    /// True if the picker has been asked.
+    pub(crate) fn has_asked(&self) -> bool {
+        self.has_asked
+    }
+
+    /// True if nothing is to be said on this stream any more.
+    pub(crate) fn is_over(&self) -> bool {
+        self.is_over
+    }
+
+    /// True if no part of the request follows the pick.
+    pub(crate) fn has_whole_request(&self) -> bool {
+        self.is_whole
+    }
+
+    /// Takes a message of the gateway.
+    pub(crate) fn take(&mut self, message: ProcessingRequest, counts: &Counts) -> Step {
+        if let Some(config) = message.protocol_config {
+            self.request_mode = config.request_body_mode();
+            self.response_mode = config.response_body_mode();
+            self.does_not_wait = self.request_mode == BodyMode::FullDuplexStreamed
+                || config.send_body_without_waiting_for_header_response;
+        }
+        if !self.has_asked
+            && let Some(metadata) = &message.metadata_context
+            && let Some(hint) = metadata.filter_metadata.get(SUBSET.0).and_then(|hint| hint.fields.get(SUBSET.1))
+        {
+            let mut entries = Vec::new();
+            read_entries(hint, &mut entries);
+            self.request.subset = Some(entries);
+        }
+        match message.request {
+            Some(Incoming::RequestHeaders(head)) => self.take_head(head.headers, head.end_of_stream, counts),
+            Some(Incoming::RequestBody(body)) if self.has_asked => {
+                // The pick has been made from the head alone.
+                self.parts = vec![body.body];
+                Step::Reply(self.send_back(body.end_of_stream))
+            }
+            Some(Incoming::RequestBody(body)) => self.take_body(body, counts),
+            Some(Incoming::RequestTrailers(_)) if self.has_asked => {
+                Step::Reply(vec![reply(Outgoing::RequestTrailers(TrailersReply {}))])
+            }
+            Some(Incoming::RequestTrailers(_)) => self.ask(PickAt::End { trailers: true }, true),
+            Some(Incoming::ResponseHeaders(head)) => {
+                let headers = read_headers(head.headers);
+                let status = headers.iter().find(|(name, _)| name == ":status");
+                let status = status.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse().ok()).unwrap_or(0);
+                if let Some(watcher) = &mut self.watcher {
+                    watcher.head(status, &headers);
+                    if head.end_of_stream {
+                        watcher.end();
+                    }
+                }
+                Step::Reply(vec![reply(Outgoing::ResponseHeaders(PhaseReply::default()))])
+            }
+            Some(Incoming::ResponseBody(body)) => {
+                if let Some(watcher) = &mut self.watcher {
+                    watcher.part(&body.body);
+                    if body.end_of_stream {
+                        watcher.end();
+                    }
+                }
+                let replies = if self.response_mode == BodyMode::FullDuplexStreamed {
+                    parts(&[body.body], body.end_of_stream).map(Outgoing::ResponseBody).map(reply).collect()
+                } else {
+                    vec![reply(Outgoing::ResponseBody(PhaseReply::default()))]
+                };
+                Step::Reply(replies)
+            }
+            Some(Incoming::ResponseTrailers(_)) => {
+                if let Some(watcher) = &mut self.watcher {
+                    watcher.end();
+                }
+                Step::Reply(vec![reply(Outgoing::ResponseTrailers(TrailersReply {}))])
+            }
+            // A part of the protocol that is newer than this.
+            None => Step::Reply(Vec::new()),
+        }
+    }
+
+    fn take_head(&mut self, headers: Option<HeaderMap>, is_all: bool, counts: &Counts) -> Step {
+        self.request.headers = read_headers(headers);
+        match self.request_mode {
+            _ if is_all => self.ask(PickAt::Head, true),
+            BodyMode::Buffered | BodyMode::BufferedPartial => {
+                Step::Reply(vec![reply(Outgoing::RequestHeaders(PhaseReply::default()))])
+            }
+            BodyMode::FullDuplexStreamed | BodyMode::Streamed if self.does_not_wait => Step::Reply(Vec::new()),
+            // With the reply to the head the gateway chooses the engine, and shows the body only after that.
+            _ => {
+                counts.without_body.fetch_add(1, Relaxed);
+                self.ask(PickAt::Head, false)
+            }
+        }
+    }
+
+    fn take_body(&mut self, body: HttpBody, counts: &Counts) -> Step {
+        self.size += body.body.len();
+        if self.size > self.most {
+            counts.too_large.fetch_add(1, Relaxed);
+            self.has_asked = true;
+            let message = format!("the body is larger than the limit of {} bytes", self.most);
+            return Step::Reply(self.refused(Refused::new(413, "body_too_large", &message)));
+        }
+        self.parts.push(body.body);
+        match self.request_mode {
+            BodyMode::Buffered | BodyMode::BufferedPartial => {
+                if !body.end_of_stream {
+                    counts.without_body.fetch_add(1, Relaxed);
+                }
+                self.ask(PickAt::Body, body.end_of_stream)
+            }
+            _ if body.end_of_stream => self.ask(PickAt::End { trailers: false }, true),
+            _ => Step::Reply(Vec::new()),
+        }
+    }
+
+    /// Asks the picker. `is_whole`: whether all of the body is here.
+    fn ask(&mut self, at: PickAt, is_whole: bool) -> Step {
+        (self.at, self.has_asked, self.is_whole) = (at, true, is_whole);
+        let mut request = std::mem::take(&mut self.request);
+        request.body = match &*self.parts {
+            _ if !is_whole => None,
+            [] => Some(Bytes::new()),
+            [only] => Some(only.clone()),
+            several => {
+                let mut whole = BytesMut::with_capacity(self.size);
+                several.iter().for_each(|part| whole.extend_from_slice(part));
+                Some(whole.freeze())
+            }
+        };
+        Step::Ask(request)
+    }
+
+    /// Replies with the picked endpoints. `watches`: whether the answer is to be shown to the pick's watcher.
+    pub(crate) fn picked(&mut self, pick: Pick, watches: bool) -> Vec<ProcessingResponse> {
+        let to = pick.endpoints.join(",");
+        let mut set = vec![header(DESTINATION, &to)];
+        set.extend(pick.headers.iter().map(|(name, value)| header(name, value)));
+        let changes = CommonResponse {
+            header_mutation: Some(HeaderMutation { set_headers: set }),
+            body_mutation: None,
+            clear_route_cache: true,
+        };
+        let changes = PhaseReply { response: Some(changes) };
+        let metadata = Some(structure("envoy.lb", Kind::StructValue(structure(DESTINATION, Kind::StringValue(to)))));
+        let with = |response| ProcessingResponse { response: Some(response), dynamic_metadata: metadata };
+        let replies = match self.at {
+            PickAt::Head => vec![with(Outgoing::RequestHeaders(changes))],
+            PickAt::Body => vec![with(Outgoing::RequestBody(changes))],
+            PickAt::End { trailers } => {
+                let mut replies = vec![with(Outgoing::RequestHeaders(changes))];
+                replies.extend(self.send_back(!trailers));
+                if trailers {
+                    replies.push(reply(Outgoing::RequestTrailers(TrailersReply {})));
+                }
+                replies
+            }
+        };
+        self.watcher = pick.watcher.filter(|_| watches);
+        replies
+    }
+
+    /// Replies to the parts of the request's body.
+    fn send_back(&mut self, is_end: bool) -> Vec<ProcessingResponse> {
+        let received = std::mem::take(&mut self.parts);
+        if self.request_mode == BodyMode::FullDuplexStreamed {
+            return parts(&received, is_end).map(Outgoing::RequestBody).map(reply).collect();
+        }
+        received.iter().map(|_| reply(Outgoing::RequestBody(PhaseReply::default()))).collect()
+    }
+
+    /// Replies with a refusal, which ends the exchange.
+    pub(crate) fn refused(&mut self, refused: Refused) -> Vec<ProcessingResponse> {
+        self.is_over = true;
+        let mut set = vec![header("content-type", "application/json")];
+        set.extend(refused.headers.iter().map(|(name, value)| header(name, value)));
+        vec![reply(Outgoing::Immediate(ImmediateResponse {
+            status: Some(HttpStatus { code: i32::from(refused.status) }),
+            headers: Some(HeaderMutation { set_headers: set }),
+            body: refused.body.into(),
+            details: "kvatlas".to_owned(),
+        }))]
+    }
+}
+
+fn reply(response: Outgoing) -> ProcessingResponse {
+    ProcessingResponse { response: Some(response), dynamic_metadata: None }
+}
+
+fn header(name: &str, value: &str) -> HeaderValueOption {
+    let raw_value = Bytes::copy_from_slice(value.as_bytes());
+    let header = HeaderValue { key: name.to_owned(), value: String::new(), raw_value };
+    HeaderValueOption { header: Some(header), append_action: OVERWRITE }
+}
+
+fn structure(key: &str, kind: Kind) -> Struct {
+    Struct { fields: BTreeMap::from([(key.to_owned(), Value { kind: Some(kind) })]) }
+}
+
+/// Cuts a body into parts that a message may have, the last one marked if the body ends there.
+fn parts(body: &[Bytes], is_end: bool) -> impl Iterator<Item = PhaseReply> {
+    let mut cut: Vec<Bytes> = Vec::new();
+    for part in body {
+        cut.extend((0..part.len()).step_by(PART).map(|from| part.slice(from..part.len().min(from + PART))));
+    }
+    if cut.is_empty() {
+        cut.push(Bytes::new());
+    }
+    let last = cut.len() - 1;
+    cut.into_iter().enumerate().map(move |(at, body)| {
+        let streamed_response = Some(HttpBody { body, end_of_stream: is_end && at == last });
+        let body_mutation = Some(BodyMutation { streamed_response });
+        PhaseReply { response: Some(CommonResponse { body_mutation, ..CommonResponse::default() }) }
+    })
+}
+
+fn read_headers(headers: Option<HeaderMap>) -> Vec<(String, Bytes)> {
+    let headers = headers.map(|map| map.headers).unwrap_or_default();
+    let value = |value: String, raw: Bytes| if raw.is_empty() { value.into() } else { raw };
+    headers.into_iter().map(|it| (it.key, value(it.value, it.raw_value))).collect()
+}
+
+/// Reads a list of endpoints, or a text with commas.
+fn read_entries(value: &Value, into: &mut Vec<String>) {
+    match &value.kind {
+        Some(Kind::StringValue(text)) => {
+            into.extend(text.split(',').map(str::trim).filter(|entry| !entry.is_empty()).map(str::to_owned));
+        }
+        Some(Kind::ListValue(list)) => list.values.iter().for_each(|value| read_entries(value, into)),
+        _ => {}
+    }
+}

@@ -1,0 +1,247 @@
+//! Messages of Envoy's external processing (`envoy.service.ext_proc.v3`), as far as they are used, by their public field
+//! numbers. Fields that are not named here are passed over by protobuf's rules.
+
+use std::collections::HashMap;
+
+use bytes::Bytes;
+pub use prost_types::{Struct, Value, value::Kind};
+
+/// How the gateway sends a body (`ProcessingMode.BodySendMode`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
+#[repr(i32)]
+pub enum BodyMode {
+    /// Not at all.
+    None = 0,
+    /// In chunks, each of which waits for its reply.
+    Streamed = 1,
+    /// As a whole.
+    Buffered = 2,
+    /// As a whole up to the gateway's buffer limit, in part beyond.
+    BufferedPartial = 3,
+    /// In chunks that do not wait for replies, and are sent back.
+    FullDuplexStreamed = 4,
+    /// As the messages of gRPC.
+    Grpc = 5,
+}
+
+/// A message of the gateway.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ProcessingRequest {
+    /// What it is about.
+    #[prost(oneof = "Incoming", tags = "2, 3, 4, 5, 6, 7")]
+    pub request: Option<Incoming>,
+    /// Metadata of the request, by namespace.
+    #[prost(message, optional, tag = "8")]
+    pub metadata_context: Option<Metadata>,
+    /// How bodies are sent; in the first message of a stream only.
+    #[prost(message, optional, tag = "11")]
+    pub protocol_config: Option<ProtocolConfiguration>,
+}
+
+/// The parts of a request and its answer, as the gateway sends them.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Incoming {
+    /// Head of the request.
+    #[prost(message, tag = "2")]
+    RequestHeaders(HttpHeaders),
+    /// Head of the answer.
+    #[prost(message, tag = "3")]
+    ResponseHeaders(HttpHeaders),
+    /// Part of the request's body.
+    #[prost(message, tag = "4")]
+    RequestBody(HttpBody),
+    /// Part of the answer's body.
+    #[prost(message, tag = "5")]
+    ResponseBody(HttpBody),
+    /// Trailers of the request.
+    #[prost(message, tag = "6")]
+    RequestTrailers(HttpTrailers),
+    /// Trailers of the answer.
+    #[prost(message, tag = "7")]
+    ResponseTrailers(HttpTrailers),
+}
+
+/// How the gateway sends bodies.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ProtocolConfiguration {
+    /// The request's body.
+    #[prost(enumeration = "BodyMode", tag = "1")]
+    pub request_body_mode: i32,
+    /// The answer's body.
+    #[prost(enumeration = "BodyMode", tag = "2")]
+    pub response_body_mode: i32,
+    /// True if the body follows the head without waiting for the reply to it.
+    #[prost(bool, tag = "3")]
+    pub send_body_without_waiting_for_header_response: bool,
+}
+
+/// Metadata of a request.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct Metadata {
+    /// Values by namespace.
+    #[prost(map = "string, message", tag = "1")]
+    pub filter_metadata: HashMap<String, Struct>,
+}
+
+/// A head, of a request or an answer.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HttpHeaders {
+    /// The headers.
+    #[prost(message, optional, tag = "1")]
+    pub headers: Option<HeaderMap>,
+    /// True if there is no body.
+    #[prost(bool, tag = "3")]
+    pub end_of_stream: bool,
+}
+
+/// A part of a body.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HttpBody {
+    /// The bytes.
+    #[prost(bytes = "bytes", tag = "1")]
+    pub body: Bytes,
+    /// True for the last part.
+    #[prost(bool, tag = "2")]
+    pub end_of_stream: bool,
+}
+
+/// Trailers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HttpTrailers {}
+
+/// Headers in their order.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HeaderMap {
+    /// The headers.
+    #[prost(message, repeated, tag = "1")]
+    pub headers: Vec<HeaderValue>,
+}
+
+/// A header.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HeaderValue {
+    /// Name in lower case.
+    #[prost(string, tag = "1")]
+    pub key: String,
+    /// Value, in gateways that send text.
+    #[prost(string, tag = "2")]
+    pub value: String,
+    /// Value, in gateways that send bytes.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub raw_value: Bytes,
+}
+
+/// A reply.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ProcessingResponse {
+    /// What it replies to.
+    #[prost(oneof = "Outgoing", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub response: Option<Outgoing>,
+    /// Metadata for the gateway, by namespace.
+    #[prost(message, optional, tag = "8")]
+    pub dynamic_metadata: Option<Struct>,
+}
+
+/// The replies, by what they reply to.
+#[derive(Clone, PartialEq, prost::Oneof)]
+pub enum Outgoing {
+    /// To the request's head.
+    #[prost(message, tag = "1")]
+    RequestHeaders(PhaseReply),
+    /// To the answer's head.
+    #[prost(message, tag = "2")]
+    ResponseHeaders(PhaseReply),
+    /// To a part of the request's body.
+    #[prost(message, tag = "3")]
+    RequestBody(PhaseReply),
+    /// To a part of the answer's body.
+    #[prost(message, tag = "4")]
+    ResponseBody(PhaseReply),
+    /// To the request's trailers.
+    #[prost(message, tag = "5")]
+    RequestTrailers(TrailersReply),
+    /// To the answer's trailers.
+    #[prost(message, tag = "6")]
+    ResponseTrailers(TrailersReply),
+    /// Answer to the client instead of an engine's.
+    #[prost(message, tag = "7")]
+    Immediate(ImmediateResponse),
+}
+
+/// Reply to a head or a part of a body (`HeadersResponse`, `BodyResponse`).
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct PhaseReply {
+    /// Changes.
+    #[prost(message, optional, tag = "1")]
+    pub response: Option<CommonResponse>,
+}
+
+/// Reply to trailers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct TrailersReply {}
+
+/// Changes to a head and a body.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct CommonResponse {
+    /// Changes to the headers.
+    #[prost(message, optional, tag = "2")]
+    pub header_mutation: Option<HeaderMutation>,
+    /// Changes to the body.
+    #[prost(message, optional, tag = "3")]
+    pub body_mutation: Option<BodyMutation>,
+    /// True if the gateway must choose the route anew.
+    #[prost(bool, tag = "5")]
+    pub clear_route_cache: bool,
+}
+
+/// Changes to headers.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HeaderMutation {
+    /// Headers to set.
+    #[prost(message, repeated, tag = "1")]
+    pub set_headers: Vec<HeaderValueOption>,
+}
+
+/// A header to set.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HeaderValueOption {
+    /// The header.
+    #[prost(message, optional, tag = "1")]
+    pub header: Option<HeaderValue>,
+    /// What becomes of one that is there: 2 overwrites it.
+    #[prost(int32, tag = "3")]
+    pub append_action: i32,
+}
+
+/// Changes to a body; only the one that sends it back.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct BodyMutation {
+    /// The part to send on, in full duplex.
+    #[prost(message, optional, tag = "3")]
+    pub streamed_response: Option<HttpBody>,
+}
+
+/// Answer to the client instead of an engine's.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct ImmediateResponse {
+    /// HTTP status.
+    #[prost(message, optional, tag = "1")]
+    pub status: Option<HttpStatus>,
+    /// Headers.
+    #[prost(message, optional, tag = "2")]
+    pub headers: Option<HeaderMutation>,
+    /// Body.
+    #[prost(bytes = "bytes", tag = "3")]
+    pub body: Bytes,
+    /// Words for the gateway's log.
+    #[prost(string, tag = "5")]
+    pub details: String,
+}
+
+/// HTTP status.
+#[derive(Clone, PartialEq, prost::Message)]
+pub struct HttpStatus {
+    /// The number.
+    #[prost(int32, tag = "1")]
+    pub code: i32,
+}

@@ -1,0 +1,79 @@
+//! [`Picker`]: what the server asks for a decision.
+
+use bytes::Bytes;
+
+/// Decision maker behind the server.
+pub trait Picker: Send + Sync + 'static {
+    /// Picks the engines for a request. The future is dropped if the client leaves.
+    fn pick(&self, request: RequestToPick) -> impl Future<Output = Result<Pick, Refused>> + Send;
+}
+
+/// A request as the gateway shows it.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct RequestToPick {
+    /// The headers, with names in lower case, and pseudo headers such as `:method` and `:path`.
+    pub headers: Vec<(String, Bytes)>,
+    /// The whole body; None if the gateway does not show it before the decision.
+    pub body: Option<Bytes>,
+    /// Endpoints among which to pick, as `IP:port` or `IP`; None for all.
+    pub subset: Option<Vec<String>>,
+}
+
+impl RequestToPick {
+    /// Value of the first header of a name, if it is text.
+    #[must_use]
+    pub fn header(&self, name: &str) -> Option<&str> {
+        let (_, value) = self.headers.iter().find(|(key, _)| key == name)?;
+        std::str::from_utf8(value).ok()
+    }
+
+    /// True if the pick may be an endpoint, given as `IP:port`.
+    #[must_use]
+    pub fn allows(&self, endpoint: &str) -> bool {
+        let Some(subset) = &self.subset else { return true };
+        let ip = endpoint.rsplit_once(':').map_or(endpoint, |(ip, _)| ip);
+        let bare = ip.trim_start_matches('[').trim_end_matches(']');
+        subset.iter().any(|entry| entry == endpoint || entry == ip || entry == bare)
+    }
+}
+
+/// The engines that a request may go to.
+pub struct Pick {
+    /// Endpoints as `IP:port`, the best one first; the others are for retries of the gateway.
+    pub endpoints: Vec<String>,
+    /// Headers that the engine gets in addition.
+    pub headers: Vec<(String, String)>,
+    /// Receiver of the answer, if somebody wants to see it.
+    pub watcher: Option<Box<dyn AnswerWatcher>>,
+}
+
+/// Receiver of an answer on its way to the client. A drop without [`AnswerWatcher::end`] means that it was cut off.
+pub trait AnswerWatcher: Send {
+    /// Takes the head of the answer.
+    fn head(&mut self, status: u16, headers: &[(String, Bytes)]);
+    /// Takes a part of its body.
+    fn part(&mut self, part: &Bytes);
+    /// Notes that the answer was complete.
+    fn end(&mut self);
+}
+
+/// A refusal of a request, sent to the client as it is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refused {
+    /// HTTP status.
+    pub status: u16,
+    /// Headers, such as `retry-after`.
+    pub headers: Vec<(String, String)>,
+    /// JSON body.
+    pub body: String,
+}
+
+impl Refused {
+    /// Makes a refusal in the form of the engines' errors.
+    #[must_use]
+    pub fn new(status: u16, code: &str, message: &str) -> Self {
+        let quoted = message.replace('\\', "\\\\").replace('"', "\\\"");
+        let body = format!("{{\"error\":{{\"message\":\"{quoted}\",\"type\":\"{code}\",\"code\":\"{code}\"}}}}");
+        Self { status, headers: Vec::new(), body }
+    }
+}
