@@ -22,6 +22,7 @@ TESTS = {"testing", "fake_engine"}
 MAY_USE = {
     "codec": set(),
     "index": {"codec"},
+    "epp": set(),
     "settings": set(),
     "testing": set(),
     "ui": set(),

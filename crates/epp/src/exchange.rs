@@ -1,4 +1,4 @@
-//! [`Exchange`]: one request, and what the gateway is answered in each mode. It has no sockets.
+//! [`PickExchange`]: one request, and what the gateway is answered in each mode. It has no sockets.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering::Relaxed;
@@ -7,11 +7,11 @@ use bytes::{Bytes, BytesMut};
 
 use crate::counts::Counts;
 use crate::messages::{
-    BodyMode, BodyMutation, CommonResponse, HeaderMap, HeaderMutation, HeaderValue, HeaderValueOption, HttpBody,
-    HttpStatus, ImmediateResponse, Incoming, Kind, Outgoing, PhaseReply, ProcessingRequest, ProcessingResponse, Struct,
-    TrailersReply, Value,
+    BodyMode, BodyMutation, CommonResponse, GatewayMessage, HeaderMap, HeaderMutation, HeaderValue, HeaderValueOption,
+    HttpBody, HttpStatus, ImmediateResponse, Kind, PhaseReply, ProcessingRequest, ProcessingResponse, ReplyKind,
+    Struct, TrailersReply, Value,
 };
-use crate::picker::{AnswerWatcher, Pick, Refused, RequestToPick};
+use crate::picker::{AnswerWatcher, Pick, PickRefusal, RequestToPick};
 
 /// Header, and key of the metadata, that name the picked endpoints.
 pub(crate) const DESTINATION: &str = "x-gateway-destination-endpoint";
@@ -25,11 +25,11 @@ const PART: usize = 62_000;
 /// Value of `append_action` that overwrites a header or adds it.
 const OVERWRITE: i32 = 2;
 
-/// What is to be done after a message of the gateway.
-pub(crate) enum Step {
+/// Work to do after a message of the gateway.
+pub(crate) enum NextStep {
     /// Send these replies.
     Reply(Vec<ProcessingResponse>),
-    /// Ask the picker, then call [`Exchange::picked`] or [`Exchange::refused`].
+    /// Ask the picker, then call [`PickExchange::picked`] or [`PickExchange::refused`].
     Ask(RequestToPick),
 }
 
@@ -45,7 +45,7 @@ enum PickAt {
 }
 
 /// State of one request.
-pub(crate) struct Exchange {
+pub(crate) struct PickExchange {
     most: usize,
     request_mode: BodyMode,
     response_mode: BodyMode,
@@ -62,7 +62,7 @@ pub(crate) struct Exchange {
     is_over: bool,
 }
 
-impl Exchange {
+impl PickExchange {
     /// Makes the state of a new stream; `most` is the limit of a body's size in bytes.
     pub(crate) fn new(most: usize) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl Exchange {
     }
 
     /// Takes a message of the gateway.
-    pub(crate) fn take(&mut self, message: ProcessingRequest, counts: &Counts) -> Step {
+    pub(crate) fn take(&mut self, message: ProcessingRequest, counts: &Counts) -> NextStep {
         if let Some(config) = message.protocol_config {
             self.request_mode = config.request_body_mode();
             self.response_mode = config.response_body_mode();
@@ -113,18 +113,18 @@ impl Exchange {
             self.request.subset = Some(entries);
         }
         match message.request {
-            Some(Incoming::RequestHeaders(head)) => self.take_head(head.headers, head.end_of_stream, counts),
-            Some(Incoming::RequestBody(body)) if self.has_asked => {
+            Some(GatewayMessage::RequestHeaders(head)) => self.take_head(head.headers, head.end_of_stream, counts),
+            Some(GatewayMessage::RequestBody(body)) if self.has_asked => {
                 // The pick has been made from the head alone.
                 self.parts = vec![body.body];
-                Step::Reply(self.send_back(body.end_of_stream))
+                NextStep::Reply(self.send_back(body.end_of_stream))
             }
-            Some(Incoming::RequestBody(body)) => self.take_body(body, counts),
-            Some(Incoming::RequestTrailers(_)) if self.has_asked => {
-                Step::Reply(vec![reply(Outgoing::RequestTrailers(TrailersReply {}))])
+            Some(GatewayMessage::RequestBody(body)) => self.take_body(body, counts),
+            Some(GatewayMessage::RequestTrailers(_)) if self.has_asked => {
+                NextStep::Reply(vec![reply(ReplyKind::RequestTrailers(TrailersReply {}))])
             }
-            Some(Incoming::RequestTrailers(_)) => self.ask(PickAt::End { trailers: true }, true),
-            Some(Incoming::ResponseHeaders(head)) => {
+            Some(GatewayMessage::RequestTrailers(_)) => self.ask(PickAt::End { trailers: true }, true),
+            Some(GatewayMessage::ResponseHeaders(head)) => {
                 let headers = read_headers(head.headers);
                 let status = headers.iter().find(|(name, _)| name == ":status");
                 let status = status.and_then(|(_, value)| std::str::from_utf8(value).ok()?.parse().ok()).unwrap_or(0);
@@ -134,9 +134,9 @@ impl Exchange {
                         watcher.end();
                     }
                 }
-                Step::Reply(vec![reply(Outgoing::ResponseHeaders(PhaseReply::default()))])
+                NextStep::Reply(vec![reply(ReplyKind::ResponseHeaders(PhaseReply::default()))])
             }
-            Some(Incoming::ResponseBody(body)) => {
+            Some(GatewayMessage::ResponseBody(body)) => {
                 if let Some(watcher) = &mut self.watcher {
                     watcher.part(&body.body);
                     if body.end_of_stream {
@@ -144,31 +144,31 @@ impl Exchange {
                     }
                 }
                 let replies = if self.response_mode == BodyMode::FullDuplexStreamed {
-                    parts(&[body.body], body.end_of_stream).map(Outgoing::ResponseBody).map(reply).collect()
+                    parts(&[body.body], body.end_of_stream).map(ReplyKind::ResponseBody).map(reply).collect()
                 } else {
-                    vec![reply(Outgoing::ResponseBody(PhaseReply::default()))]
+                    vec![reply(ReplyKind::ResponseBody(PhaseReply::default()))]
                 };
-                Step::Reply(replies)
+                NextStep::Reply(replies)
             }
-            Some(Incoming::ResponseTrailers(_)) => {
+            Some(GatewayMessage::ResponseTrailers(_)) => {
                 if let Some(watcher) = &mut self.watcher {
                     watcher.end();
                 }
-                Step::Reply(vec![reply(Outgoing::ResponseTrailers(TrailersReply {}))])
+                NextStep::Reply(vec![reply(ReplyKind::ResponseTrailers(TrailersReply {}))])
             }
             // A part of the protocol that is newer than this.
-            None => Step::Reply(Vec::new()),
+            None => NextStep::Reply(Vec::new()),
         }
     }
 
-    fn take_head(&mut self, headers: Option<HeaderMap>, is_all: bool, counts: &Counts) -> Step {
+    fn take_head(&mut self, headers: Option<HeaderMap>, is_all: bool, counts: &Counts) -> NextStep {
         self.request.headers = read_headers(headers);
         match self.request_mode {
             _ if is_all => self.ask(PickAt::Head, true),
             BodyMode::Buffered | BodyMode::BufferedPartial => {
-                Step::Reply(vec![reply(Outgoing::RequestHeaders(PhaseReply::default()))])
+                NextStep::Reply(vec![reply(ReplyKind::RequestHeaders(PhaseReply::default()))])
             }
-            BodyMode::FullDuplexStreamed | BodyMode::Streamed if self.does_not_wait => Step::Reply(Vec::new()),
+            BodyMode::FullDuplexStreamed | BodyMode::Streamed if self.does_not_wait => NextStep::Reply(Vec::new()),
             // With the reply to the head the gateway chooses the engine, and shows the body only after that.
             _ => {
                 counts.without_body.fetch_add(1, Relaxed);
@@ -177,13 +177,13 @@ impl Exchange {
         }
     }
 
-    fn take_body(&mut self, body: HttpBody, counts: &Counts) -> Step {
+    fn take_body(&mut self, body: HttpBody, counts: &Counts) -> NextStep {
         self.size += body.body.len();
         if self.size > self.most {
             counts.too_large.fetch_add(1, Relaxed);
             self.has_asked = true;
             let message = format!("the body is larger than the limit of {} bytes", self.most);
-            return Step::Reply(self.refused(Refused::new(413, "body_too_large", &message)));
+            return NextStep::Reply(self.refused(PickRefusal::new(413, "body_too_large", &message)));
         }
         self.parts.push(body.body);
         match self.request_mode {
@@ -194,12 +194,12 @@ impl Exchange {
                 self.ask(PickAt::Body, body.end_of_stream)
             }
             _ if body.end_of_stream => self.ask(PickAt::End { trailers: false }, true),
-            _ => Step::Reply(Vec::new()),
+            _ => NextStep::Reply(Vec::new()),
         }
     }
 
     /// Asks the picker. `is_whole`: whether all of the body is here.
-    fn ask(&mut self, at: PickAt, is_whole: bool) -> Step {
+    fn ask(&mut self, at: PickAt, is_whole: bool) -> NextStep {
         (self.at, self.has_asked, self.is_whole) = (at, true, is_whole);
         let mut request = std::mem::take(&mut self.request);
         request.body = match &*self.parts {
@@ -212,7 +212,7 @@ impl Exchange {
                 Some(whole.freeze())
             }
         };
-        Step::Ask(request)
+        NextStep::Ask(request)
     }
 
     /// Replies with the picked endpoints. `watches`: whether the answer is to be shown to the pick's watcher.
@@ -229,13 +229,13 @@ impl Exchange {
         let metadata = Some(structure("envoy.lb", Kind::StructValue(structure(DESTINATION, Kind::StringValue(to)))));
         let with = |response| ProcessingResponse { response: Some(response), dynamic_metadata: metadata };
         let replies = match self.at {
-            PickAt::Head => vec![with(Outgoing::RequestHeaders(changes))],
-            PickAt::Body => vec![with(Outgoing::RequestBody(changes))],
+            PickAt::Head => vec![with(ReplyKind::RequestHeaders(changes))],
+            PickAt::Body => vec![with(ReplyKind::RequestBody(changes))],
             PickAt::End { trailers } => {
-                let mut replies = vec![with(Outgoing::RequestHeaders(changes))];
+                let mut replies = vec![with(ReplyKind::RequestHeaders(changes))];
                 replies.extend(self.send_back(!trailers));
                 if trailers {
-                    replies.push(reply(Outgoing::RequestTrailers(TrailersReply {})));
+                    replies.push(reply(ReplyKind::RequestTrailers(TrailersReply {})));
                 }
                 replies
             }
@@ -248,17 +248,17 @@ impl Exchange {
     fn send_back(&mut self, is_end: bool) -> Vec<ProcessingResponse> {
         let received = std::mem::take(&mut self.parts);
         if self.request_mode == BodyMode::FullDuplexStreamed {
-            return parts(&received, is_end).map(Outgoing::RequestBody).map(reply).collect();
+            return parts(&received, is_end).map(ReplyKind::RequestBody).map(reply).collect();
         }
-        received.iter().map(|_| reply(Outgoing::RequestBody(PhaseReply::default()))).collect()
+        received.iter().map(|_| reply(ReplyKind::RequestBody(PhaseReply::default()))).collect()
     }
 
     /// Replies with a refusal, which ends the exchange.
-    pub(crate) fn refused(&mut self, refused: Refused) -> Vec<ProcessingResponse> {
+    pub(crate) fn refused(&mut self, refused: PickRefusal) -> Vec<ProcessingResponse> {
         self.is_over = true;
         let mut set = vec![header("content-type", "application/json")];
         set.extend(refused.headers.iter().map(|(name, value)| header(name, value)));
-        vec![reply(Outgoing::Immediate(ImmediateResponse {
+        vec![reply(ReplyKind::Immediate(ImmediateResponse {
             status: Some(HttpStatus { code: i32::from(refused.status) }),
             headers: Some(HeaderMutation { set_headers: set }),
             body: refused.body.into(),
@@ -267,7 +267,7 @@ impl Exchange {
     }
 }
 
-fn reply(response: Outgoing) -> ProcessingResponse {
+fn reply(response: ReplyKind) -> ProcessingResponse {
     ProcessingResponse { response: Some(response), dynamic_metadata: None }
 }
 

@@ -18,5 +18,5 @@ mod picker;
 mod server;
 
 pub use counts::Counts;
-pub use picker::{AnswerWatcher, Pick, Picker, Refused, RequestToPick};
+pub use picker::{AnswerWatcher, Pick, PickRefusal, Picker, RequestToPick};
 pub use server::{Settings, serve};

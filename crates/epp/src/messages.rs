@@ -6,41 +6,41 @@ use std::collections::HashMap;
 use bytes::Bytes;
 pub use prost_types::{Struct, Value, value::Kind};
 
-/// How the gateway sends a body (`ProcessingMode.BodySendMode`).
+/// Manner in which the gateway sends a body (`ProcessingMode.BodySendMode`).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, prost::Enumeration)]
 #[repr(i32)]
 pub enum BodyMode {
-    /// Not at all.
+    /// No body is sent.
     None = 0,
-    /// In chunks, each of which waits for its reply.
+    /// Chunks, each of which waits for its reply.
     Streamed = 1,
-    /// As a whole.
+    /// The whole body.
     Buffered = 2,
-    /// As a whole up to the gateway's buffer limit, in part beyond.
+    /// The whole body up to the gateway's buffer limit, a part of a larger one.
     BufferedPartial = 3,
-    /// In chunks that do not wait for replies, and are sent back.
+    /// Chunks that do not wait for replies, and are sent back.
     FullDuplexStreamed = 4,
-    /// As the messages of gRPC.
+    /// Messages of gRPC.
     Grpc = 5,
 }
 
 /// A message of the gateway.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingRequest {
-    /// What it is about.
-    #[prost(oneof = "Incoming", tags = "2, 3, 4, 5, 6, 7")]
-    pub request: Option<Incoming>,
-    /// Metadata of the request, by namespace.
+    /// Part of the request or its answer.
+    #[prost(oneof = "GatewayMessage", tags = "2, 3, 4, 5, 6, 7")]
+    pub request: Option<GatewayMessage>,
+    /// RequestMetadata of the request, by namespace.
     #[prost(message, optional, tag = "8")]
-    pub metadata_context: Option<Metadata>,
-    /// How bodies are sent; in the first message of a stream only.
+    pub metadata_context: Option<RequestMetadata>,
+    /// Modes of the bodies, in the first message of a stream only.
     #[prost(message, optional, tag = "11")]
     pub protocol_config: Option<ProtocolConfiguration>,
 }
 
 /// The parts of a request and its answer, as the gateway sends them.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Incoming {
+pub enum GatewayMessage {
     /// Head of the request.
     #[prost(message, tag = "2")]
     RequestHeaders(HttpHeaders),
@@ -61,7 +61,7 @@ pub enum Incoming {
     ResponseTrailers(HttpTrailers),
 }
 
-/// How the gateway sends bodies.
+/// Modes in which the gateway sends bodies.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProtocolConfiguration {
     /// The request's body.
@@ -75,9 +75,9 @@ pub struct ProtocolConfiguration {
     pub send_body_without_waiting_for_header_response: bool,
 }
 
-/// Metadata of a request.
+/// RequestMetadata of a request.
 #[derive(Clone, PartialEq, prost::Message)]
-pub struct Metadata {
+pub struct RequestMetadata {
     /// Values by namespace.
     #[prost(map = "string, message", tag = "1")]
     pub filter_metadata: HashMap<String, Struct>,
@@ -134,33 +134,33 @@ pub struct HeaderValue {
 /// A reply.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct ProcessingResponse {
-    /// What it replies to.
-    #[prost(oneof = "Outgoing", tags = "1, 2, 3, 4, 5, 6, 7")]
-    pub response: Option<Outgoing>,
-    /// Metadata for the gateway, by namespace.
+    /// Reply, by the message that it answers.
+    #[prost(oneof = "ReplyKind", tags = "1, 2, 3, 4, 5, 6, 7")]
+    pub response: Option<ReplyKind>,
+    /// RequestMetadata for the gateway, by namespace.
     #[prost(message, optional, tag = "8")]
     pub dynamic_metadata: Option<Struct>,
 }
 
 /// The replies, by what they reply to.
 #[derive(Clone, PartialEq, prost::Oneof)]
-pub enum Outgoing {
-    /// To the request's head.
+pub enum ReplyKind {
+    /// Reply to the request's head.
     #[prost(message, tag = "1")]
     RequestHeaders(PhaseReply),
-    /// To the answer's head.
+    /// Reply to the answer's head.
     #[prost(message, tag = "2")]
     ResponseHeaders(PhaseReply),
-    /// To a part of the request's body.
+    /// Reply to a part of the request's body.
     #[prost(message, tag = "3")]
     RequestBody(PhaseReply),
-    /// To a part of the answer's body.
+    /// Reply to a part of the answer's body.
     #[prost(message, tag = "4")]
     ResponseBody(PhaseReply),
-    /// To the request's trailers.
+    /// Reply to the request's trailers.
     #[prost(message, tag = "5")]
     RequestTrailers(TrailersReply),
-    /// To the answer's trailers.
+    /// Reply to the answer's trailers.
     #[prost(message, tag = "6")]
     ResponseTrailers(TrailersReply),
     /// Answer to the client instead of an engine's.
@@ -208,7 +208,7 @@ pub struct HeaderValueOption {
     /// The header.
     #[prost(message, optional, tag = "1")]
     pub header: Option<HeaderValue>,
-    /// What becomes of one that is there: 2 overwrites it.
+    /// Treatment of a header that is there: 2 overwrites it.
     #[prost(int32, tag = "3")]
     pub append_action: i32,
 }

@@ -5,7 +5,7 @@ use bytes::Bytes;
 /// Decision maker behind the server.
 pub trait Picker: Send + Sync + 'static {
     /// Picks the engines for a request. The future is dropped if the client leaves.
-    fn pick(&self, request: RequestToPick) -> impl Future<Output = Result<Pick, Refused>> + Send;
+    fn pick(&self, request: RequestToPick) -> impl Future<Output = Result<Pick, PickRefusal>> + Send;
 }
 
 /// A request as the gateway shows it.
@@ -43,7 +43,7 @@ pub struct Pick {
     pub endpoints: Vec<String>,
     /// Headers that the engine gets in addition.
     pub headers: Vec<(String, String)>,
-    /// Receiver of the answer, if somebody wants to see it.
+    /// Receiver of the answer, if one is wanted.
     pub watcher: Option<Box<dyn AnswerWatcher>>,
 }
 
@@ -59,7 +59,7 @@ pub trait AnswerWatcher: Send {
 
 /// A refusal of a request, sent to the client as it is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Refused {
+pub struct PickRefusal {
     /// HTTP status.
     pub status: u16,
     /// Headers, such as `retry-after`.
@@ -68,7 +68,7 @@ pub struct Refused {
     pub body: String,
 }
 
-impl Refused {
+impl PickRefusal {
     /// Makes a refusal in the form of the engines' errors.
     #[must_use]
     pub fn new(status: u16, code: &str, message: &str) -> Self {

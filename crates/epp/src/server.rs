@@ -17,7 +17,7 @@ use tonic_health::ServingStatus;
 use tonic_prost::ProstCodec;
 
 use crate::counts::Counts;
-use crate::exchange::{Exchange, Step};
+use crate::exchange::{NextStep, PickExchange};
 use crate::messages::{ProcessingRequest, ProcessingResponse};
 use crate::picker::Picker;
 
@@ -41,7 +41,7 @@ const REPLIES: usize = 16;
 pub struct Settings {
     /// Limit of a request's body in bytes; a longer one is refused with 413.
     pub max_body: usize,
-    /// Whether the pick's watcher is shown the answer. If not, each stream ends after the request's part, and the end of
+    /// True to show the answer to the pick's watcher. If not, each stream ends after the request's part, and the end of
     /// this server breaks no answer.
     pub answers: bool,
 }
@@ -135,7 +135,7 @@ impl<P: Picker> ExternalProcessor<P> {
         mut messages: Streaming<ProcessingRequest>,
         sender: mpsc::Sender<Result<ProcessingResponse, Status>>,
     ) {
-        let mut exchange = Exchange::new(self.settings.max_body);
+        let mut exchange = PickExchange::new(self.settings.max_body);
         loop {
             let message = match messages.message().await {
                 Ok(Some(message)) => message,
@@ -148,8 +148,8 @@ impl<P: Picker> ExternalProcessor<P> {
             };
             let mut has_picked = false;
             let replies = match exchange.take(message, &self.counts) {
-                Step::Reply(replies) => replies,
-                Step::Ask(request) => {
+                NextStep::Reply(replies) => replies,
+                NextStep::Ask(request) => {
                     let picked = tokio::select! {
                         picked = self.picker.pick(request) => picked,
                         // The client has left.

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use kvatlas_epp::Settings;
 use serde_json::{Value, json};
-use support::{Seen, start};
+use support::{Observation, start};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -193,20 +193,20 @@ async fn envoy_sends_each_request_to_its_pick_in_every_mode() {
             assert!(answer.starts_with("HTTP/1.1 200"), "{mode}, {size} bytes: {answer}");
             assert!(answer.contains(&format!("data: {}\n", engines[1].port())), "{mode}, {size} bytes: {answer}");
             assert!(answer.contains(&format!("data: {size}\n")), "{mode}, {size} bytes: {answer}");
-            let Some(Seen::Request(request)) = server.seen.recv().await else { panic!("no request") };
+            let Some(Observation::Request(request)) = server.seen.recv().await else { panic!("no request") };
             assert_eq!(request.body.map(|body| body.len()), Some(size), "{mode}");
             if answers == "NONE" {
                 // The head comes all the same.
-                assert_eq!(server.seen.recv().await, Some(Seen::Head(200)));
+                assert_eq!(server.seen.recv().await, Some(Observation::Head(200)));
                 continue;
             }
             let mut shown = Vec::new();
             loop {
                 match server.seen.recv().await.unwrap() {
-                    Seen::Head(status) => assert_eq!(status, 200),
-                    Seen::Part(part) => shown.extend_from_slice(&part),
-                    Seen::End => break,
-                    Seen::Request(_) => panic!("another request"),
+                    Observation::Head(status) => assert_eq!(status, 200),
+                    Observation::Part(part) => shown.extend_from_slice(&part),
+                    Observation::End => break,
+                    Observation::Request(_) => panic!("another request"),
                 }
             }
             assert_eq!(String::from_utf8(shown).unwrap(), format!("data: {}\n\ndata: {size}\n\n", engines[1].port()));

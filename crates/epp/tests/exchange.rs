@@ -1,4 +1,4 @@
-//! What a gateway is answered, asked by a gRPC client.
+//! Answers to a gateway, which a gRPC client plays here.
 
 mod support;
 
@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering::Relaxed;
 
 use bytes::Bytes;
 use kvatlas_epp::messages::{
-    BodyMode, CommonResponse, HeaderMap, HeaderMutation, HeaderValue, HttpBody, HttpHeaders, HttpTrailers, Incoming,
-    Kind, Metadata, Outgoing, ProcessingRequest, ProcessingResponse, ProtocolConfiguration, Struct, Value,
+    BodyMode, CommonResponse, GatewayMessage, HeaderMap, HeaderMutation, HeaderValue, HttpBody, HttpHeaders,
+    HttpTrailers, Kind, ProcessingRequest, ProcessingResponse, ProtocolConfiguration, ReplyKind, RequestMetadata,
+    Struct, Value,
 };
 use kvatlas_epp::{RequestToPick, Settings};
-use support::{Seen, TestServer, start};
+use support::{Observation, TestServer, start};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::UnboundedReceiverStream;
 use tonic::Streaming;
@@ -43,7 +44,7 @@ impl Gateway {
         Self { to, from: answered.into_inner() }
     }
 
-    fn send(&self, request: Incoming) {
+    fn send(&self, request: GatewayMessage) {
         self.to.send(ProcessingRequest { request: Some(request), ..Default::default() }).unwrap();
     }
 
@@ -57,11 +58,11 @@ impl Gateway {
         let metadata = |subset| HashMap::from([("envoy.lb.subset_hint".to_owned(), Struct { fields: fields(subset) })]);
         self.to
             .send(ProcessingRequest {
-                request: Some(Incoming::RequestHeaders(HttpHeaders {
+                request: Some(GatewayMessage::RequestHeaders(HttpHeaders {
                     headers: Some(HeaderMap { headers }),
                     end_of_stream: is_all,
                 })),
-                metadata_context: subset.map(|subset| Metadata { filter_metadata: metadata(subset) }),
+                metadata_context: subset.map(|subset| RequestMetadata { filter_metadata: metadata(subset) }),
                 protocol_config: Some(ProtocolConfiguration {
                     request_body_mode: request as i32,
                     response_body_mode: response as i32,
@@ -72,7 +73,7 @@ impl Gateway {
     }
 
     fn send_body(&self, body: &Bytes, is_end: bool) {
-        self.send(Incoming::RequestBody(HttpBody { body: body.clone(), end_of_stream: is_end }));
+        self.send(GatewayMessage::RequestBody(HttpBody { body: body.clone(), end_of_stream: is_end }));
     }
 
     async fn next(&mut self) -> Option<ProcessingResponse> {
@@ -84,7 +85,7 @@ impl Gateway {
         let mut body = Vec::new();
         loop {
             let part = match self.next().await.unwrap().response.unwrap() {
-                Outgoing::RequestBody(part) | Outgoing::ResponseBody(part) => part,
+                ReplyKind::RequestBody(part) | ReplyKind::ResponseBody(part) => part,
                 other => panic!("not a part of a body: {other:?}"),
             };
             let part = part.response.unwrap().body_mutation.unwrap().streamed_response.unwrap();
@@ -119,13 +120,13 @@ fn check_pick(reply: &ProcessingResponse, changes: Option<&CommonResponse>, to: 
 }
 
 fn check_head_reply(reply: &ProcessingResponse, to: &str) {
-    let Some(Outgoing::RequestHeaders(head)) = &reply.response else { panic!("not the head's reply: {reply:?}") };
+    let Some(ReplyKind::RequestHeaders(head)) = &reply.response else { panic!("not the head's reply: {reply:?}") };
     check_pick(reply, head.response.as_ref(), to);
 }
 
 async fn request(server: &mut TestServer) -> RequestToPick {
     match server.seen.recv().await {
-        Some(Seen::Request(request)) => request,
+        Some(Observation::Request(request)) => request,
         other => panic!("not a request: {other:?}"),
     }
 }
@@ -150,16 +151,16 @@ async fn full_duplex_sends_the_pick_and_then_the_body_back() {
 
     let status = HeaderValue { key: ":status".into(), raw_value: "200".into(), ..Default::default() };
     let headers = Some(HeaderMap { headers: vec![status] });
-    gateway.send(Incoming::ResponseHeaders(HttpHeaders { headers, end_of_stream: false }));
-    assert!(matches!(gateway.next().await.unwrap().response, Some(Outgoing::ResponseHeaders(_))));
+    gateway.send(GatewayMessage::ResponseHeaders(HttpHeaders { headers, end_of_stream: false }));
+    assert!(matches!(gateway.next().await.unwrap().response, Some(ReplyKind::ResponseHeaders(_))));
     let event = Bytes::from_static(b"data: {}\n\n");
-    gateway.send(Incoming::ResponseBody(HttpBody { body: event.clone(), end_of_stream: true }));
+    gateway.send(GatewayMessage::ResponseBody(HttpBody { body: event.clone(), end_of_stream: true }));
     assert_eq!(gateway.read_back().await, event);
     let mut seen = Vec::new();
     for _ in 0..3 {
         seen.push(server.seen.recv().await.unwrap());
     }
-    assert_eq!(seen, [Seen::Head(200), Seen::Part(event), Seen::End]);
+    assert_eq!(seen, [Observation::Head(200), Observation::Part(event), Observation::End]);
     assert_eq!(server.counts.picked.load(Relaxed), 1);
 }
 
@@ -169,13 +170,13 @@ async fn trailers_end_a_body_in_full_duplex() {
     let mut gateway = Gateway::open(&server).await;
     gateway.send_head(BodyMode::FullDuplexStreamed, BodyMode::None, None, false);
     gateway.send_body(&Bytes::from_static(b"{}"), false);
-    gateway.send(Incoming::RequestTrailers(HttpTrailers {}));
+    gateway.send(GatewayMessage::RequestTrailers(HttpTrailers {}));
     check_head_reply(&gateway.next().await.unwrap(), ALL);
     let part = gateway.next().await.unwrap().response.unwrap();
-    let Outgoing::RequestBody(part) = part else { panic!("not a part: {part:?}") };
+    let ReplyKind::RequestBody(part) = part else { panic!("not a part: {part:?}") };
     let part = part.response.unwrap().body_mutation.unwrap().streamed_response.unwrap();
     assert_eq!((&*part.body, part.end_of_stream), (&b"{}"[..], false));
-    assert!(matches!(gateway.next().await.unwrap().response, Some(Outgoing::RequestTrailers(_))));
+    assert!(matches!(gateway.next().await.unwrap().response, Some(ReplyKind::RequestTrailers(_))));
     assert_eq!(request(&mut server).await.body.as_deref(), Some(&b"{}"[..]));
 }
 
@@ -185,12 +186,12 @@ async fn a_buffered_body_gets_the_pick_in_its_reply() {
     let mut gateway = Gateway::open(&server).await;
     gateway.send_head(BodyMode::Buffered, BodyMode::None, None, false);
     let head = gateway.next().await.unwrap();
-    assert!(matches!(&head.response, Some(Outgoing::RequestHeaders(reply)) if reply.response.is_none()));
+    assert!(matches!(&head.response, Some(ReplyKind::RequestHeaders(reply)) if reply.response.is_none()));
     // More than what tonic takes by default.
     let body = Bytes::from(vec![b' '; 5 << 20]);
     gateway.send_body(&body, true);
     let reply = gateway.next().await.unwrap();
-    let Some(Outgoing::RequestBody(part)) = &reply.response else { panic!("not the body's reply: {reply:?}") };
+    let Some(ReplyKind::RequestBody(part)) = &reply.response else { panic!("not the body's reply: {reply:?}") };
     check_pick(&reply, part.response.as_ref(), ALL);
     assert!(part.response.as_ref().unwrap().body_mutation.is_none());
     assert!(request(&mut server).await.body == Some(body));
@@ -205,7 +206,7 @@ async fn a_body_that_comes_after_the_reply_to_the_head_is_not_waited_for() {
     for is_end in [false, true] {
         gateway.send_body(&Bytes::from_static(b"{}"), is_end);
         let reply = gateway.next().await.unwrap().response;
-        assert!(matches!(reply, Some(Outgoing::RequestBody(reply)) if reply.response.is_none()));
+        assert!(matches!(reply, Some(ReplyKind::RequestBody(reply)) if reply.response.is_none()));
     }
     assert_eq!(request(&mut server).await.body, None);
     assert_eq!(server.counts.without_body.load(Relaxed), 1);
@@ -240,7 +241,7 @@ async fn a_subset_limits_the_pick() {
         match to {
             Some(to) => check_head_reply(&reply, to),
             None => {
-                let Some(Outgoing::Immediate(said)) = reply.response else { panic!("not refused: {reply:?}") };
+                let Some(ReplyKind::Immediate(said)) = reply.response else { panic!("not refused: {reply:?}") };
                 assert_eq!(said.status.unwrap().code, 503);
                 let headers = said.headers.unwrap();
                 assert_eq!(value_of(&headers, "retry-after").as_deref(), Some("1"));
@@ -262,7 +263,7 @@ async fn a_body_beyond_the_limit_is_refused() {
     gateway.send_body(&Bytes::from_static(b"0123456789"), false);
     gateway.send_body(&Bytes::from_static(b"0"), true);
     let reply = gateway.next().await.unwrap();
-    let Some(Outgoing::Immediate(said)) = reply.response else { panic!("not refused: {reply:?}") };
+    let Some(ReplyKind::Immediate(said)) = reply.response else { panic!("not refused: {reply:?}") };
     assert_eq!(said.status.unwrap().code, 413);
     assert!(std::str::from_utf8(&said.body).unwrap().contains("limit of 10 bytes"));
     assert_eq!(server.counts.too_large.load(Relaxed), 1);

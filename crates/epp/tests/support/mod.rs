@@ -6,14 +6,14 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use kvatlas_epp::{AnswerWatcher, Counts, Pick, Picker, Refused, RequestToPick, Settings, serve};
+use kvatlas_epp::{AnswerWatcher, Counts, Pick, PickRefusal, Picker, RequestToPick, Settings, serve};
 use tokio::net::TcpListener;
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::JoinHandle;
 
-/// What a picker and its watchers have seen.
+/// Observation of a picker or a watcher.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) enum Seen {
+pub(crate) enum Observation {
     Request(RequestToPick),
     Head(u16),
     Part(Bytes),
@@ -23,31 +23,31 @@ pub(crate) enum Seen {
 /// Picks all of its endpoints that the request's subset has, in order.
 struct TestPicker {
     endpoints: Vec<String>,
-    seen: mpsc::UnboundedSender<Seen>,
+    seen: mpsc::UnboundedSender<Observation>,
 }
 
-struct TestWatcher(mpsc::UnboundedSender<Seen>);
+struct TestWatcher(mpsc::UnboundedSender<Observation>);
 
 impl AnswerWatcher for TestWatcher {
     fn head(&mut self, status: u16, _: &[(String, Bytes)]) {
-        self.0.send(Seen::Head(status)).ok();
+        self.0.send(Observation::Head(status)).ok();
     }
 
     fn part(&mut self, part: &Bytes) {
-        self.0.send(Seen::Part(part.clone())).ok();
+        self.0.send(Observation::Part(part.clone())).ok();
     }
 
     fn end(&mut self) {
-        self.0.send(Seen::End).ok();
+        self.0.send(Observation::End).ok();
     }
 }
 
 impl Picker for TestPicker {
-    async fn pick(&self, request: RequestToPick) -> Result<Pick, Refused> {
+    async fn pick(&self, request: RequestToPick) -> Result<Pick, PickRefusal> {
         let endpoints: Vec<String> = self.endpoints.iter().filter(|it| request.allows(it)).cloned().collect();
-        self.seen.send(Seen::Request(request)).ok();
+        self.seen.send(Observation::Request(request)).ok();
         if endpoints.is_empty() {
-            let mut refused = Refused::new(503, "no_worker", "no engine takes \"requests\" at present");
+            let mut refused = PickRefusal::new(503, "no_worker", "no engine takes \"requests\" at present");
             refused.headers.push(("retry-after".to_owned(), "1".to_owned()));
             return Err(refused);
         }
@@ -59,7 +59,7 @@ impl Picker for TestPicker {
 /// A running server.
 pub(crate) struct TestServer {
     pub(crate) address: SocketAddr,
-    pub(crate) seen: mpsc::UnboundedReceiver<Seen>,
+    pub(crate) seen: mpsc::UnboundedReceiver<Observation>,
     pub(crate) counts: Arc<Counts>,
     serving: JoinHandle<()>,
     end: oneshot::Sender<()>,
