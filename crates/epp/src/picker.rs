@@ -69,10 +69,11 @@ pub struct PickRefusal {
 }
 
 impl PickRefusal {
-    /// Makes a refusal in the form of the engines' errors.
+    /// Makes a refusal in the form of the engines' errors. Control characters of the message become spaces.
     #[must_use]
     pub fn new(status: u16, code: &str, message: &str) -> Self {
-        let quoted = message.replace('\\', "\\\\").replace('"', "\\\"");
+        let quoted: String = message.chars().map(|it| if it.is_control() { ' ' } else { it }).collect();
+        let quoted = quoted.replace('\\', "\\\\").replace('"', "\\\"");
         let body = format!("{{\"error\":{{\"message\":\"{quoted}\",\"type\":\"{code}\",\"code\":\"{code}\"}}}}");
         Self { status, headers: Vec::new(), body }
     }

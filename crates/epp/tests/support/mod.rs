@@ -47,7 +47,7 @@ impl Picker for TestPicker {
         let endpoints: Vec<String> = self.endpoints.iter().filter(|it| request.allows(it)).cloned().collect();
         self.seen.send(Observation::Request(request)).ok();
         if endpoints.is_empty() {
-            let mut refused = PickRefusal::new(503, "no_worker", "no engine takes \"requests\" at present");
+            let mut refused = PickRefusal::new(503, "no_worker", "no engine takes \"requests\"\nat present");
             refused.headers.push(("retry-after".to_owned(), "1".to_owned()));
             return Err(refused);
         }
