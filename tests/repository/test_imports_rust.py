@@ -35,7 +35,7 @@ MAY_USE = {
     "service": {"digest", "follow", "http", "index", "settings", "ui", "wire"},
     "routing": {"index"},
     "prompt": {"index"},
-    "router": {"follow", "http", "index", "prompt", "routing", "settings", "ui", "wire"},
+    "router": {"epp", "follow", "http", "index", "prompt", "routing", "settings", "ui", "wire"},
     # Beside the product.
     "fake_engine": {"adopt", "index", "testing", "wire"},
     "designs": {"index"},

@@ -1,7 +1,7 @@
 //! The parts of a router that requests and reports share.
 
-use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
+use std::sync::{Arc, OnceLock};
 
 use kvatlas_follow::Follower;
 use kvatlas_follow::page::Page;
@@ -39,6 +39,8 @@ pub(crate) struct App {
     pub(crate) cache_reporter: Option<Arc<CacheReporter>>,
     /// Other routers in front of the same engines.
     pub(crate) peers: Arc<Peers>,
+    /// Counts of the server for gateways, if there is one.
+    pub(crate) picker_counts: OnceLock<Arc<kvatlas_epp::Counts>>,
     /// The page that shows the router.
     pub(crate) page: Page,
     /// True if the router is about to end.

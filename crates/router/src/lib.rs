@@ -9,6 +9,7 @@
 //! | `requests` | what a request asks: its route, body, prompt, session |
 //! | `placing` | which engine gets a request, and the record of these decisions |
 //! | `proxy` | a request on its way to an engine, and the answer on its way back |
+//! | `picking` | engines for requests that a gateway forwards |
 //! | `reports` | metrics, the page, the state as JSON, changes by operators |
 //!
 //! A folder uses those above it in this table, and none below. Of the files beside the folders, `dispatch` receives requests
@@ -26,6 +27,7 @@ mod dispatch;
 mod engines;
 mod error;
 mod ids;
+mod picking;
 mod placing;
 mod proxy;
 mod remote;

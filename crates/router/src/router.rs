@@ -1,9 +1,9 @@
 //! [`Router`]: everything started, and stopped again in order.
 
 use std::net::SocketAddr;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use kvatlas_follow::Follower;
 use kvatlas_follow::log;
@@ -23,6 +23,7 @@ use crate::counts::Counts;
 use crate::engines::DrainedBy;
 use crate::engines::fleet::{Adder, Fleet};
 use crate::error::Error;
+use crate::picking::PickerServer;
 use crate::placing::Places;
 use crate::proxy::{Forwarder, Tokens};
 use crate::remote::cache_reports::{self, CacheReporter};
@@ -46,10 +47,12 @@ const LAST_SNAPSHOT: Duration = Duration::from_secs(10);
 
 /// A running router. Its methods wait, so they are not for calls from inside an async runtime.
 pub struct Router {
-    app: Arc<App>,
+    pub(crate) app: Arc<App>,
     address: SocketAddr,
     admin_address: Option<SocketAddr>,
     running: Mutex<Option<RouterThreads>>,
+    /// The server for gateways, if there is one.
+    picker: Mutex<Option<PickerServer>>,
 }
 
 struct RouterThreads {
@@ -120,6 +123,7 @@ impl Router {
             external_index,
             cache_reporter,
             peers: Arc::new(Peers::new(&config)?),
+            picker_counts: OnceLock::new(),
             page: Page::default(),
             leaving: AtomicBool::new(false),
             config,
@@ -153,7 +157,25 @@ impl Router {
         let (address, admin_address) = (server.address(), server.admin_address());
         let (tls, key) = (app.gate.tls().is_some(), app.gate.asks_for_key());
         tracing::info!(%address, tls, key, threads, policy = app.config.policy, "routing");
-        Ok(Self { app, address, admin_address, running: Mutex::new(Some(RouterThreads { server, control })) })
+        let running = Mutex::new(Some(RouterThreads { server, control }));
+        Ok(Self { app, address, admin_address, running, picker: Mutex::new(None) })
+    }
+
+    /// Starts to pick engines for gateways, which ask over gRPC at this address (Envoy's external processing). Returns the
+    /// address with its port.
+    ///
+    /// # Errors
+    /// [`Error::Start`] if the address cannot be listened at, if the router picks engines for gateways already, or if it has
+    /// ended.
+    pub fn serve_gateways(&self, address: SocketAddr) -> Result<SocketAddr, Error> {
+        let mut picker = self.picker.lock();
+        if picker.is_some() || self.running.lock().is_none() {
+            return Err(Error::start("the router picks engines for gateways already, or has ended".to_owned()));
+        }
+        let server = PickerServer::start(&self.app, address)?;
+        let address = server.address();
+        *picker = Some(server);
+        Ok(address)
     }
 
     /// Address at which the router listens.
@@ -246,7 +268,10 @@ impl Router {
         self.leave();
         std::thread::sleep(delay);
         self.app.page.close();
-        let in_time = control.block_on(server.drain(timeout));
+        let until = Instant::now() + timeout;
+        let picker = self.picker.lock().take();
+        let picked = picker.is_none_or(|picker| picker.drain(timeout, END));
+        let in_time = control.block_on(server.drain(until.saturating_duration_since(Instant::now()))) && picked;
         server.end();
         control.shutdown_timeout(END);
         if let Some(service) = &self.app.follower {

@@ -165,6 +165,14 @@ impl Explanation {
         self.terms.as_ref().map(|terms| &*terms.names).unwrap_or_default()
     }
 
+    /// The value by which each candidate was compared, the lower the better; 0 for all if the policy has no terms.
+    #[must_use]
+    pub(crate) fn compared(&self) -> Vec<f64> {
+        let width = self.term_names().len();
+        let last = |row: usize| self.terms.as_ref()?.values.get((row + 1) * width - 1).copied();
+        (0..self.workers.len()).map(|row| if width == 0 { 0.0 } else { last(row).unwrap_or(f64::INFINITY) }).collect()
+    }
+
     /// A list with an object for each candidate, its terms by name.
     #[must_use]
     pub(crate) fn to_json(&self) -> Value {

@@ -79,23 +79,9 @@ impl Forwarder {
             );
             return Box::pin(changing).await;
         }
-        let (fields, prompt) =
-            look(self, client, &head.headers, head.uri.query(), forwarded, may_write_fields, &body).await?;
-        let hints = self.hints(&head.headers, endpoint, &fields, &prompt);
-        let repeatable = route.may_repeat(&head.method) && !fields.in_background;
-        let file = input_file(&head.method, head.uri.path(), &body);
-        let kept = match (fields.previous.as_deref(), &file) {
-            (Some(answer), _) => KeptItem::answer(answer),
-            (None, Some(file)) => KeptItem::file(file),
-            // What is computed is not kept, and what is not named here is not known to be.
-            (None, None) if forwarded.repeats || route.is_unnamed() => None,
-            (None, None) => KeptItem::of_path(head.uri.path()),
-        };
-        let only_engine = match kept {
-            Some(item) => Box::pin(self.answer_engines.engine_of(&self.fleet, item, &head.headers)).await,
-            None => None,
-        };
-        let facts = RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints } };
+        let reading = BodyReading { client, may_write_fields, as_is: false };
+        let facts = self.facts(&head, route, forwarded, reading, &body).await?;
+        let repeatable = route.may_repeat(&head.method) && !facts.body.in_background;
         let keeps = endpoint == Some(Endpoint::Responses) || is_kept(&head.method, head.uri.path());
 
         let named = facts.prompt.pictured.as_ref().and_then(|pictured| pictured.pictures.written(&body));
@@ -150,6 +136,16 @@ impl Forwarder {
         }
         sending.await
     }
+}
+
+/// Terms on which the body of a request is read.
+#[derive(Clone, Copy)]
+pub(crate) struct BodyReading {
+    pub(crate) client: Client,
+    /// True if the client may write fields reserved for the router.
+    pub(crate) may_write_fields: bool,
+    /// True if the engine gets the body as it is.
+    pub(crate) as_is: bool,
 }
 
 /// A request that has been read, with all that it takes to send it to engines.
@@ -208,22 +204,21 @@ fn is_encoded(headers: &HeaderMap) -> bool {
 /// Reads what a request asks, also of a compressed body.
 async fn look(
     proxy: &Arc<Forwarder>,
-    client: Client,
     headers: &HeaderMap,
     query: Option<&str>,
     forwarded: ForwardRule,
-    may_write_fields: bool,
+    reading: BodyReading,
     body: &Bytes,
 ) -> Result<(BodyFields, PromptFacts), Refusal> {
     let unpacked = proxy.reader.unpack(headers, body, proxy.config.http.max_body).await?;
     if let Some(unpacked) = &unpacked {
-        Box::pin(reserved::check_body(&proxy.reader.threads, may_write_fields, &unpacked.body)).await?;
+        Box::pin(reserved::check_body(&proxy.reader.threads, reading.may_write_fields, &unpacked.body)).await?;
     }
     let plain = unpacked.as_ref().map_or(body, |unpacked| &unpacked.body);
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
-    let source =
-        BodySource { endpoint: forwarded.endpoint, model: forwarded.model, kind, query, as_is: unpacked.is_some() };
-    proxy.reader.look_at(client, source, plain).await
+    let as_is = reading.as_is || unpacked.is_some();
+    let source = BodySource { endpoint: forwarded.endpoint, model: forwarded.model, kind, query, as_is };
+    proxy.reader.look_at(reading.client, source, plain).await
 }
 
 /// Returns the input file of a new batch.
@@ -237,6 +232,35 @@ fn input_file(method: &Method, path: &str, body: &[u8]) -> Option<String> {
 }
 
 impl Forwarder {
+    /// Reads the facts of a request that decide where it goes.
+    ///
+    /// # Errors
+    /// [`Refusal`] if the body cannot be read, or has what only the router may write.
+    pub(crate) async fn facts(
+        self: &Arc<Self>,
+        head: &Parts,
+        route: &Route,
+        forwarded: ForwardRule,
+        reading: BodyReading,
+        body: &Bytes,
+    ) -> Result<RequestFacts, Refusal> {
+        let (fields, prompt) = look(self, &head.headers, head.uri.query(), forwarded, reading, body).await?;
+        let hints = self.hints(&head.headers, forwarded.endpoint, &fields, &prompt);
+        let file = input_file(&head.method, head.uri.path(), body);
+        let kept = match (fields.previous.as_deref(), &file) {
+            (Some(answer), _) => KeptItem::answer(answer),
+            (None, Some(file)) => KeptItem::file(file),
+            // What is computed is not kept, and what is not named here is not known to be.
+            (None, None) if forwarded.repeats || route.is_unnamed() => None,
+            (None, None) => KeptItem::of_path(head.uri.path()),
+        };
+        let only_engine = match kept {
+            Some(item) => Box::pin(self.answer_engines.engine_of(&self.fleet, item, &head.headers)).await,
+            None => None,
+        };
+        Ok(RequestFacts { body: fields, prompt, hints: RoutingHints { only_engine, ..hints } })
+    }
+
     /// Reads routing hints from the headers: session and priority.
     fn hints(
         &self,

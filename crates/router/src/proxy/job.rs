@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant, SystemTime};
 
 use bytes::Bytes;
-use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, RETRY_AFTER};
+use hyper::header::{CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderValue, RETRY_AFTER};
 use hyper::{Response, StatusCode};
 
 use super::attempts::{Attempts, LastAttempt};
@@ -149,7 +149,7 @@ impl Job<'_> {
                     } else {
                         flight.answered(answer.status.as_u16());
                     }
-                    let pause = pause_wanted(&answer);
+                    let pause = pause_wanted(answer.status, answer.headers.get(RETRY_AFTER));
                     if let Some(pause) = pause {
                         engine.health.set_busy(pause);
                     }
@@ -327,12 +327,12 @@ fn is_worth_another(status: StatusCode) -> bool {
     matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::BAD_GATEWAY | StatusCode::SERVICE_UNAVAILABLE)
 }
 
-/// Returns how long an engine asks to be left alone.
-fn pause_wanted(answer: &Head) -> Option<Duration> {
-    if !matches!(answer.status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
+/// Returns how long an engine asks to be left alone, in an answer with this status and `Retry-After`.
+pub(crate) fn pause_wanted(status: StatusCode, retry_after: Option<&HeaderValue>) -> Option<Duration> {
+    if !matches!(status, StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE) {
         return None;
     }
-    wait_until(answer.headers.get(RETRY_AFTER)?.to_str().ok()?, SystemTime::now())
+    wait_until(retry_after?.to_str().ok()?, SystemTime::now())
 }
 
 /// Returns the wait in a value of `Retry-After`, which is seconds or a date (RFC 9110, 10.2.3). None if it is neither.

@@ -33,7 +33,10 @@ use crate::placing::Places;
 use crate::requests::read_body::BodyReader;
 use crate::requests::sessions::Sessions;
 
+pub(crate) use self::flight::Flight;
+pub(crate) use self::forward::BodyReading;
 pub(crate) use self::handover::PREPARED;
+pub(crate) use self::job::pause_wanted;
 pub(crate) use self::tokens::{RESULTS, Tokens};
 
 /// Passes requests on to engines.

@@ -125,6 +125,19 @@ impl Scrape {
                 self.0.places.summary().peers as u64,
             )?;
         }
+        if let Some(picks) = self.0.picker_counts.get() {
+            let help = "Requests for which gateways asked for an engine: picked, refused by the router, too_large, without_body (the gateway shows the body too late or in part), or left (the gateway's stream ended before)";
+            let mut family = describe(encoder, "gateway_requests", help, MetricType::Counter)?;
+            for (result, count) in [
+                ("picked", &picks.picked),
+                ("refused", &picks.refused),
+                ("too_large", &picks.too_large),
+                ("without_body", &picks.without_body),
+                ("left", &picks.left),
+            ] {
+                count_of(&mut family, &[("result", result)], count.load(Relaxed))?;
+            }
+        }
         self.external_index(encoder)?;
         let help = "Streams that began with a comment to the client (comment_after), before anything had come from an engine: what their engine says in its head is lost, and refusals are told as events";
         counter(encoder, "early_streams", help, counts.early_streams.load(Relaxed))?;

@@ -1,0 +1,228 @@
+//! Requests behind a gateway, which asks over gRPC for an engine and forwards the request itself.
+//!
+//! Route, access, body, facts, decision and counts are those of requests that the router forwards. What the router would
+//! do to a request on its way (other model names, names for pictures, retries, prefill engines) is not done here: the
+//! gateway sends what the client sent.
+
+mod server;
+#[cfg(test)]
+mod tests;
+mod watcher;
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use hyper::header::{HeaderName, HeaderValue};
+use hyper::http::request::Parts;
+use hyper::{Method, Request, StatusCode, Uri};
+use kvatlas_epp::{Pick, PickRefusal, Picker, RequestToPick};
+use kvatlas_http::ShownKey;
+
+use crate::answers::body::Answer;
+use crate::answers::observe::{AnswerFormat, Dialect};
+use crate::answers::refusal::Refusal;
+use crate::app::App;
+use crate::counts;
+use crate::engines::Engine;
+use crate::placing::Placement;
+use crate::proxy::{BodyReading, Flight};
+use crate::remote::external_index::ExternalIndex;
+use crate::requests::facts::RequestFacts;
+use crate::requests::reserved;
+use crate::requests::routes::{self, ForwardCondition, ForwardRule, Responder, Route, RouteMatch};
+use crate::requests::task::Task;
+
+pub(crate) use self::server::PickerServer;
+
+use self::watcher::FlightWatcher;
+
+/// Engines that a gateway may try after the first one.
+const FALL_BACKS: usize = 2;
+
+/// Picks engines for a gateway as the router chooses them.
+pub(crate) struct EnginePicker {
+    app: Arc<App>,
+}
+
+impl Picker for EnginePicker {
+    async fn pick(&self, request: RequestToPick) -> Result<Pick, PickRefusal> {
+        let arrived = Instant::now();
+        let dialect = Dialect::at(request.header(":path").unwrap_or_default());
+        let picked = Box::pin(self.choose(request, arrived)).await;
+        picked.map_err(|refusal| {
+            self.app.counts.refused.add(refusal.status, refusal.code);
+            show(&refusal, dialect)
+        })
+    }
+}
+
+impl EnginePicker {
+    async fn choose(&self, request: RequestToPick, arrived: Instant) -> Result<Pick, Refusal> {
+        let head = head_of(&request)?;
+        self.app.gate.check_target(&head)?;
+        let (route, forwarded) = find(head.method(), head.uri().path(), &self.app.config.forward)?;
+        let shown = self.app.gate.admit(&head, route.wants)?;
+        let counted = counts::Request::new(&self.app.counts);
+        let picked = self.place(&request, head.into_parts().0, route, forwarded, shown, arrived).await;
+        // What the client gets of an engine is not known yet; it is counted at the engine.
+        counted.answered(picked.as_ref().map_or_else(|refusal| refusal.status, |_| StatusCode::OK));
+        picked
+    }
+
+    async fn place(
+        &self,
+        request: &RequestToPick,
+        head: Parts,
+        route: &Route,
+        forwarded: ForwardRule,
+        shown: ShownKey,
+        arrived: Instant,
+    ) -> Result<Pick, Refusal> {
+        let app = &self.app;
+        let is_for_admins = forwarded.allowed == ForwardCondition::ToAdmins;
+        if is_for_admins && shown == ShownKey::Nothing && !routes::is_listed(head.uri.path(), &app.config.forward) {
+            return Err(Refusal::unknown_path());
+        }
+        let may_write_fields = reserved::may_write_fields(&app.config, shown);
+        if !may_write_fields {
+            reserved::check_head(&head.headers)?;
+        }
+        let Some(body) = &request.body else { return Err(no_body()) };
+        reserved::check_body(&app.reader.threads, may_write_fields, body).await?;
+        let reading = BodyReading { client: None, may_write_fields, as_is: true };
+        let facts = app.proxy.facts(&head, route, forwarded, reading, body).await?;
+        let task = if forwarded.task == Task::Generate { Task::Alone } else { forwarded.task };
+        let engines = app.fleet.engines().clone();
+        let excluded = engines.iter().filter(|engine| !may_take(engine, &facts, request)).cloned().collect::<Vec<_>>();
+        let shard = app.external_index.as_deref().map_or(0, ExternalIndex::own_shard);
+        let placement = app.places.choose(shard, &facts, task, &excluded).await?;
+        let flight = Flight::new(app.proxy.clone(), placement, arrived);
+        let first = flight.engine().clone();
+        // One that keeps what the request continues, or that came meanwhile.
+        let Some(endpoint) = endpoint_of(&first).filter(|_| may_take(&first, &facts, request)) else {
+            return Err(out_of_reach(&first));
+        };
+        let mut endpoints = vec![endpoint];
+        if flight.placement().rank.is_none() && facts.hints.only_engine.is_none() {
+            let is_other = |it: &Engine| it.name != first.name && it.authorization == first.authorization;
+            let others = self.others(shard, &facts, |it| {
+                is_other(it)
+                    && it.config.ranks.count() == 1
+                    && it.is_for(task)
+                    && it.can_do(task)
+                    && may_take(it, &facts, request)
+            });
+            endpoints.extend(others.await);
+        }
+        let headers = headers_for(flight.placement(), forwarded.endpoint.is_some());
+        let finds_errors = head.method == Method::POST && route.may_repeat(&head.method);
+        let reading = AnswerFormat { dialect: Dialect::of(forwarded.endpoint), hides_usage: false, finds_errors };
+        Ok(Pick { endpoints, headers, watcher: Some(Box::new(FlightWatcher::new(flight, reading))) })
+    }
+
+    /// The next best engines of those that are wanted, by what the policy weighs.
+    async fn others(&self, shard: usize, facts: &RequestFacts, is_wanted: impl Fn(&Engine) -> bool) -> Vec<String> {
+        // A pick is good without them.
+        let Ok(outlook) = self.app.places.explain(shard, facts).await else { return Vec::new() };
+        let found = outlook.explained;
+        let costs = found.compared();
+        let mut rows: Vec<usize> = (0..found.workers.len()).collect();
+        rows.sort_by(|one, other| costs[*one].total_cmp(&costs[*other]));
+        let engines = rows.into_iter().filter_map(|row| self.app.fleet.engine(&found.workers[row].0));
+        engines.filter(|engine| is_wanted(engine)).filter_map(|engine| endpoint_of(&engine)).take(FALL_BACKS).collect()
+    }
+}
+
+/// Makes a request's head of the headers and pseudo headers that the gateway shows. The host is left out: it is the
+/// gateway's.
+fn head_of(request: &RequestToPick) -> Result<Request<()>, Refusal> {
+    let wrong = |what: &str| Refusal::bad("malformed_request", format!("the gateway shows no usable {what}"));
+    let text = |name: &str| request.header(name).unwrap_or_default();
+    let mut head = Request::new(());
+    *head.method_mut() = Method::from_bytes(text(":method").as_bytes()).map_err(|_| wrong("method"))?;
+    *head.uri_mut() =
+        Uri::try_from(text(":path")).ok().filter(|uri| uri.path().starts_with('/')).ok_or_else(|| wrong("path"))?;
+    for (name, value) in request.headers.iter().filter(|(name, _)| !name.starts_with(':') && name != "host") {
+        let name = HeaderName::from_bytes(name.as_bytes()).map_err(|_| wrong("name of a header"))?;
+        let value = HeaderValue::from_maybe_shared(value.clone()).map_err(|_| wrong("value of a header"))?;
+        head.headers_mut().append(name, value);
+    }
+    Ok(head)
+}
+
+/// The route of a request that goes to an engine.
+fn find(method: &Method, path: &str, listed: &[String]) -> Result<(&'static Route, ForwardRule), Refusal> {
+    match routes::find(method, path, listed) {
+        RouteMatch::Route(route) => match route.to {
+            Responder::Engine(forwarded) => Ok((route, forwarded)),
+            Responder::Own(_) => {
+                let message = "the router answers this path itself, at its own HTTP address: no engine does";
+                Err(Refusal::new(StatusCode::NOT_FOUND, "not_for_engines", message))
+            }
+        },
+        RouteMatch::ForAdmins(_, methods) | RouteMatch::WrongMethod(methods) => {
+            Err(Refusal::wrong_method(methods.list()))
+        }
+        RouteMatch::Unknown => Err(Refusal::unknown_path()),
+    }
+}
+
+/// True if an engine may take a request as the client sent it, and the gateway has it.
+fn may_take(engine: &Engine, facts: &RequestFacts, request: &RequestToPick) -> bool {
+    let is_renamed = || {
+        let name = facts.body.model.as_deref().filter(|_| !engine.config.aliases.is_empty());
+        name.is_some_and(|name| engine.models.load().own_name(name).is_some())
+    };
+    endpoint_of(engine).is_some_and(|endpoint| request.allows(&endpoint)) && !is_renamed()
+}
+
+/// The address of an engine as a gateway names it, `IP:port`; None if it has a name instead, or a path.
+fn endpoint_of(engine: &Engine) -> Option<String> {
+    let ip: IpAddr = engine.address.host.parse().ok().filter(|_| engine.address.base.is_empty())?;
+    Some(SocketAddr::new(ip, engine.address.port).to_string())
+}
+
+/// Headers that the engine needs beside the client's.
+fn headers_for(placement: &Placement, is_prompt: bool) -> Vec<(String, String)> {
+    let mut headers = Vec::new();
+    if let Some(rank) = placement.rank {
+        headers.push(("x-data-parallel-rank".to_owned(), rank.to_string()));
+    }
+    if let Some(key) = &placement.engine.authorization {
+        headers.push(("authorization".to_owned(), key.clone()));
+    }
+    if is_prompt {
+        // What is compressed cannot be counted.
+        headers.push(("accept-encoding".to_owned(), "identity".to_owned()));
+    }
+    headers
+}
+
+/// Refusal of a request whose body the gateway does not show.
+fn no_body() -> Refusal {
+    let message = "the gateway asks for an engine before it shows the body: set its request_body_mode to \
+                   FULL_DUPLEX_STREAMED, or to BUFFERED with room for the whole body";
+    Refusal::new(StatusCode::INTERNAL_SERVER_ERROR, "body_not_shown", message)
+}
+
+/// Refusal of a request that only an engine out of the gateway's reach could take.
+fn out_of_reach(engine: &Engine) -> Refusal {
+    let message =
+        format!("engine {} has what the request continues, and is not among the gateway's endpoints", engine.name);
+    Refusal::new(StatusCode::SERVICE_UNAVAILABLE, "no_worker", message).again_after(Duration::from_secs(1))
+}
+
+/// Makes of a refusal what the gateway sends to the client.
+fn show(refusal: &Refusal, dialect: Dialect) -> PickRefusal {
+    let response = refusal.response(dialect);
+    let is_sent = |name: &HeaderName| *name != hyper::header::CONTENT_TYPE && *name != hyper::header::CONNECTION;
+    let headers = response.headers().iter().filter(|(name, _)| is_sent(name));
+    let headers = headers.filter_map(|(name, value)| Some((name.as_str().to_owned(), value.to_str().ok()?.to_owned())));
+    let headers = headers.collect();
+    let body = match response.into_body() {
+        Answer::Full(text) => String::from_utf8_lossy(&text).into_owned(),
+        Answer::Stream(_) => String::new(),
+    };
+    PickRefusal { status: refusal.status.as_u16(), headers, body }
+}
