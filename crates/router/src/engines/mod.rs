@@ -102,7 +102,7 @@ pub(crate) struct Engine {
     pub(crate) record: Mutex<EngineRecord>,
     /// Requests of the last minute that it did not take.
     pub(crate) busy_answers: Mutex<BusyAnswers>,
-    /// Its speed beside its peers, if it is slow.
+    /// Speed beside its peers, if it is slow.
     pub(crate) slowness: Mutex<Option<SpeedGap>>,
     pub(crate) refused: Mutex<RefusedEvents>,
     /// Belief in the blocks of each rank, by its number, once it has reported cached tokens.
