@@ -86,6 +86,12 @@ impl Sources {
         Ok(())
     }
 
+    /// Whether engines come from the configuration only.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.known.lock().is_empty()
+    }
+
     /// All sources as an answer shows them; none if engines come from the configuration only.
     #[must_use]
     pub fn to_json(&self) -> Option<Value> {

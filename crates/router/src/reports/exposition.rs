@@ -36,6 +36,8 @@ pub(crate) fn text(app: &Arc<App>) -> Result<String, std::fmt::Error> {
     encode_registry(&mut out, &registry)?;
     match &app.follower {
         Some(service) => service.write_metrics(&mut out)?,
+        // A router that follows no events describes sources only if it has any: the page of its metrics has none of theirs.
+        None if app.sources.is_empty() => {}
         None => app.sources.write_metrics(&mut out)?,
     }
     write_process(&mut out)?;

@@ -5,8 +5,8 @@
 
 /// Blocks that are kept in mind: the remains of as many prompts as fit.
 const SLOTS: usize = 1 << 16;
-/// One block in so many is looked at, the same ones in each prompt.
-const EVERY: u64 = 8;
+/// Blocks of a prompt for each one that is looked at. Prompts that begin alike have these at the same places.
+const EVERY: usize = 8;
 /// A new block makes those before it count so much less.
 const KEPT: f64 = 1.0 - 1.0 / 4_096.0;
 /// Blocks that were never computed before, taken for granted at first.
@@ -25,22 +25,21 @@ impl Again {
     /// Notes that a prompt is sent to a worker that computes its blocks from `held` on; those from `gone` on no worker
     /// holds.
     pub(super) fn sent(&mut self, content_hashes: &[u64], held: usize, gone: usize) {
-        for (at, hash) in content_hashes.iter().enumerate().skip(held) {
-            if hash % EVERY != 0 {
-                continue;
-            }
+        let (mut looked_at, mut again) = (0_u32, 0_u32);
+        for (at, hash) in content_hashes.iter().enumerate().skip(held.next_multiple_of(EVERY)).step_by(EVERY) {
             if self.seen.is_empty() {
                 self.seen.resize(SLOTS, 0);
             }
             let key = (hash ^ at as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15);
             let key = (key ^ key >> 29).wrapping_mul(0xbf58_476d_1ce4_e5b9);
             let (slot, tag) = ((key >> 48) as usize % SLOTS, key as u32);
-            self.again *= KEPT;
-            self.all = self.all * KEPT + 1.0;
-            if std::mem::replace(&mut self.seen[slot], tag) == tag && at >= gone {
-                self.again += 1.0;
-            }
+            let is_again = (std::mem::replace(&mut self.seen[slot], tag) == tag) & (at >= gone);
+            again += u32::from(is_again);
+            looked_at += 1;
         }
+        let kept = KEPT.powi(looked_at as i32);
+        self.again = self.again * kept + f64::from(again);
+        self.all = self.all * kept + f64::from(looked_at);
     }
 
     /// The share of what is computed that was computed before and is gone, from 0 to 1.

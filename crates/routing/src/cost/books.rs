@@ -133,13 +133,14 @@ impl Books {
 
     /// Takes note of how many requests the engines say they run while others wait.
     fn look_at_reports(&mut self, candidates: &Candidates, now: f64) {
-        for row in 0..candidates.len() {
-            let (running, waiting) = (candidates.reported_running[row], candidates.reported_waiting[row]);
-            let worker = candidates.worker[row] as usize;
-            if worker >= self.limits.len() {
-                self.limits.resize_with(worker + 1, RunningLimit::default);
-            }
-            let limit = &mut self.limits[worker];
+        // Rows are in order of their worker.
+        let workers = candidates.worker.last().map_or(0, |last| *last as usize + 1);
+        if workers > self.limits.len() {
+            self.limits.resize_with(workers, RunningLimit::default);
+        }
+        let reports = candidates.reported_running.iter().zip(&candidates.reported_waiting);
+        for (row, ((&running, &waiting), &worker)) in reports.zip(&candidates.worker).enumerate() {
+            let limit = &mut self.limits[worker as usize];
             if limit.is_touched(running, waiting) {
                 limit.report(running, waiting, candidates.reported_kv_usage[row], now - candidates.reported_age[row]);
             }
@@ -215,7 +216,7 @@ impl Books {
     /// Returns the best that may be foreseen at a row, without a look at its books.
     #[inline(always)]
     pub(super) fn best(&self, common: &SharedForecast, candidates: &Candidates, row: usize) -> Outlook {
-        let queue = least_queue(candidates, row);
+        let queue = least_queue(candidates, row, 1.0 / candidates.prefill_rate[row]);
         Outlook {
             queue,
             room: 0.0,

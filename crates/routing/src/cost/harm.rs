@@ -192,10 +192,11 @@ pub(super) fn queue(all: &Candidates, row: usize, elapsed: f64) -> f64 {
     all.queued_tokens[row] / rate - elapsed.min(head) + foreign(all, row)
 }
 
-/// Seconds of prompts before this one, at least: as if the first of them were about to be computed.
+/// Seconds of prompts before this one, at least: as if the first of them were about to be computed. `token`: seconds to
+/// compute one token.
 #[inline(always)]
-pub(super) fn least_queue(all: &Candidates, row: usize) -> f64 {
-    (all.queued_tokens[row] - all.head_tokens[row]) / all.prefill_rate[row] + foreign(all, row)
+pub(super) fn least_queue(all: &Candidates, row: usize, token: f64) -> f64 {
+    (all.queued_tokens[row] - all.head_tokens[row]) * token + foreign(all, row)
 }
 
 /// Seconds of prompts that an engine reports waiting and nobody told of. They are taken for as long as ours.

@@ -57,7 +57,7 @@ impl Pauses {
 }
 
 /// The end of a prompt: its full blocks, and the hash of the last of them.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct Tail {
     depth: usize,
     hash: u64,
@@ -110,8 +110,19 @@ impl Shelf {
 pub(super) struct IdlePrompts {
     /// The prompts of each worker, by its number.
     shelves: Vec<Shelf>,
+    /// The workers that have prompts, in no order.
+    occupied: Vec<u32>,
     count: usize,
     pauses: Pauses,
+    found: Found,
+}
+
+/// The prompts that a request goes on from, as they were last looked for: worker and place on its shelf.
+#[derive(Debug, Default)]
+struct Found {
+    request: u64,
+    tail: Tail,
+    places: Vec<(u32, usize)>,
 }
 
 impl IdlePrompts {
@@ -121,7 +132,9 @@ impl IdlePrompts {
         if self.shelves.len() <= at {
             self.shelves.resize_with(at + 1, Shelf::default);
         }
+        self.found = Found { places: std::mem::take(&mut self.found.places), ..Found::default() };
         let shelf = &mut self.shelves[at];
+        let was_empty = shelf.prompts.is_empty();
         while let Some(first) = shelf.prompts.front()
             && (shelf.prompts.len() >= MOST || now - first.ended.max(first.asked) > LONGEST)
         {
@@ -134,6 +147,11 @@ impl IdlePrompts {
             shelf.blocks += blocks;
             self.count += 1;
         }
+        match (was_empty, shelf.prompts.is_empty()) {
+            (true, false) => self.occupied.push(worker),
+            (false, true) => self.occupied.retain(|its| *its != worker),
+            _ => (),
+        }
     }
 
     /// Notes that a request is sent somewhere. `came`: the time at which it came to the router.
@@ -141,12 +159,19 @@ impl IdlePrompts {
         if self.count == 0 {
             return;
         }
-        for shelf in &mut self.shelves {
-            if let Some(prompt) = shelf.newest(request).and_then(|at| shelf.take(at)) {
+        self.find(request);
+        let mut found = std::mem::take(&mut self.found.places);
+        for (worker, at) in found.drain(..) {
+            let shelf = &mut self.shelves[worker as usize];
+            if let Some(prompt) = shelf.take(at) {
                 self.count -= 1;
                 self.pauses.add(came - prompt.ended);
             }
+            if shelf.prompts.is_empty() {
+                self.occupied.retain(|its| *its != worker);
+            }
         }
+        self.found = Found { places: found, ..Found::default() };
     }
 
     /// Notes that the router is asked where a request should go.
@@ -154,11 +179,24 @@ impl IdlePrompts {
         if self.count == 0 {
             return;
         }
-        for shelf in &mut self.shelves {
-            if let Some(at) = shelf.newest(request) {
-                shelf.prompts[at].asked = now;
-            }
+        self.find(request);
+        for &(worker, at) in &self.found.places {
+            self.shelves[worker as usize].prompts[at].asked = now;
         }
+    }
+
+    /// Finds the newest prompt of each worker that a request goes on from. A request is asked about just before it is
+    /// sent: then it is known already.
+    fn find(&mut self, request: &Request<'_>) {
+        let Self { shelves, occupied, found, .. } = self;
+        let tail = Tail::of(request);
+        if found.request == request.number && found.tail == tail && request.number > 0 {
+            return;
+        }
+        (found.request, found.tail) = (request.number, tail);
+        found.places.clear();
+        let newest = |worker: &u32| Some((*worker, shelves[*worker as usize].newest(request)?));
+        found.places.extend(occupied.iter().filter_map(newest));
     }
 
     /// Forgets a worker that is gone.
@@ -166,6 +204,8 @@ impl IdlePrompts {
         if let Some(shelf) = self.shelves.get_mut(worker as usize) {
             self.count -= shelf.prompts.len();
             *shelf = Shelf::default();
+            self.occupied.retain(|its| *its != worker);
+            self.found = Found::default();
         }
     }
 
@@ -244,6 +284,25 @@ mod tests {
         idle.sent(&request(&[1, 2, 3, 10, 11]), 0.2);
         assert_eq!((idle.blocks(1), idle.count), (20.0, 1));
         assert!(idle.pauses.chance(0.0, 0.5) > 0.1);
+    }
+
+    #[test]
+    fn a_request_that_is_looked_up_twice_finds_what_has_changed_meanwhile() {
+        let (one, two) = ([1, 2, 3], [1, 2, 3, 4]);
+        let numbered = |hashes| Request { number: 7, ..request(hashes) };
+        let mut idle = IdlePrompts::default();
+        idle.ended(1, Tail::of(&request(&one)), 30.0, 0.0);
+        idle.asked(&numbered(&two), 0.1);
+        // Another of its prompts has ended at another worker, and all of the first one's go.
+        idle.ended(2, Tail::of(&request(&one)), 20.0, 0.2);
+        idle.left(1);
+        idle.sent(&numbered(&two), 0.3);
+        assert_eq!((idle.count, idle.occupied.len(), idle.blocks(2)), (0, 0, 0.0));
+        // The request of another router may have the same number.
+        idle.ended(2, Tail::of(&request(&one)), 20.0, 0.4);
+        idle.asked(&numbered(&[9]), 0.5);
+        idle.sent(&numbered(&two), 0.5);
+        assert_eq!(idle.count, 0);
     }
 
     #[test]

@@ -68,6 +68,8 @@ pub(crate) struct Kvatlas {
     rng: Rng,
     books: Books,
     costs: Vec<f64>,
+    /// The least of the costs and its row, after [`Kvatlas::assess_cheapest`].
+    least: (f64, usize),
     /// Seconds until each row would begin with the request.
     starts: Vec<f64>,
     /// Seconds of computing again that are likely if each row takes the request.
@@ -82,6 +84,7 @@ impl Kvatlas {
             rng: Rng::new(seed),
             books: Books::default(),
             costs: Vec::new(),
+            least: (f64::INFINITY, 0),
             starts: Vec::new(),
             losses: Vec::new(),
         })
@@ -117,31 +120,36 @@ impl Kvatlas {
     /// Finds the costs of all rows that may be the cheapest. The others have a cost that is too small, and still more
     /// than the least: what is foreseen at an engine takes longest to find, and changes little for most.
     fn assess_cheapest(&mut self, request: &Request<'_>, candidates: &Candidates, now: f64) {
-        let Self { weights, books, costs, starts, losses, .. } = self;
+        let Self { weights, books, costs, least, starts, losses, .. } = self;
         let scene = Scene::new(weights, request, candidates, now);
         let common = books.common(weights, request, candidates, now);
         costs.clear();
+        let mut lowest = (f64::INFINITY, 0);
         costs.extend((0..candidates.len()).map(|row| {
             let best = books.best(&common, candidates, row);
-            Harm::of(weights, &scene, request, candidates, row, &best).at_least()
+            let cost = Harm::of(weights, &scene, request, candidates, row, &best).at_least();
+            if cost < lowest.0 {
+                lowest = (cost, row);
+            }
+            cost
         }));
         starts.clear();
         starts.resize(candidates.len(), f64::NAN);
         losses.clear();
         losses.resize(candidates.len(), 0.0);
-        let mut least = f64::INFINITY;
+        *least = (f64::INFINITY, 0);
         let mut find = |row: usize, costs: &mut [f64]| {
-            if starts[row].is_nan() && costs[row] <= least + ROUNDING {
+            if costs[row] <= least.0 + ROUNDING && starts[row].is_nan() {
                 let outlook = books.outlook(weights, &common, request, candidates, row, now);
                 let harm = Harm::of(weights, &scene, request, candidates, row, &outlook);
                 (costs[row], starts[row], losses[row]) = (harm.sum(), harm.starts, harm.lost);
-                least = least.min(costs[row]);
+                if costs[row] < least.0 {
+                    *least = (costs[row], row);
+                }
             }
         };
-        // Whoever is likely to be the cheapest first.
-        if let Some(first) = (0..costs.len()).min_by(|a, b| costs[*a].total_cmp(&costs[*b])) {
-            find(first, costs);
-        }
+        // The row that is likely to be the cheapest comes first: it rules out most of the others.
+        find(lowest.1, costs);
         for row in 0..costs.len() {
             find(row, costs);
         }
@@ -187,10 +195,13 @@ impl Kvatlas {
 
     /// The row of the least cost, by chance among equals.
     fn least(&mut self) -> usize {
-        let least = self.costs.iter().copied().fold(f64::INFINITY, f64::min);
+        let (least, row) = self.least;
         let equal = |cost: &f64| *cost <= least + EQUAL;
         let among = self.costs.iter().filter(|cost| equal(cost)).count();
-        let nth = if among > 1 { (self.rng.unit() * among as f64) as usize } else { 0 };
+        if among <= 1 {
+            return row;
+        }
+        let nth = (self.rng.unit() * among as f64) as usize;
         self.costs.iter().enumerate().filter(|(_, cost)| equal(cost)).nth(nth).map_or(0, |(row, _)| row)
     }
 

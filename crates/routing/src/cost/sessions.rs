@@ -3,7 +3,9 @@
 //! A session goes on where its prompts are, so its first request decides for all that follow. What follows is learnt from
 //! the sessions seen: how many more requests one sends, after what pauses, and how much each of them computes.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 /// Sessions that are kept in mind.
 const MOST: usize = 1 << 15;

@@ -7,7 +7,9 @@
 //! In both a block leaves before those that it continues, so what is held of a prompt is always a prefix of it, and a
 //! search by halves finds its end.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
+
+use hashbrown::HashMap;
 
 use kvatlas_index::hash::prefix_hashes_into;
 

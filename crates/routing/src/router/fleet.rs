@@ -1,12 +1,13 @@
 //! The workers: a row of [`Candidates`] for each, kept up to date as things happen.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 
+use hashbrown::HashMap;
 use kvatlas_index::View;
 
 use crate::candidates::Candidates;
-use crate::depths::Depths;
+use crate::depths::{Depth, Depths};
 use crate::router::belief::{Belief, Beliefs};
 use crate::router::config::Config;
 use crate::router::lookup::Lookup;
@@ -364,15 +365,14 @@ impl Fleet {
         for (elapsed, since) in rows.head_elapsed.iter_mut().zip(&self.head_since) {
             *elapsed = (now - since).max(0.0);
         }
-        for at in 0..rows.worker.len() {
-            let trusted = rows.trusted[at];
-            let depth = depths.rows.get(at).filter(|_| trusted).copied().unwrap_or_default();
-            rows.device_blocks[at] = depth.device;
-            rows.host_blocks[at] = depth.host;
-            rows.any_blocks[at] = depth.any;
-            rows.predicted_blocks[at] = depth.device;
-            rows.shared_blocks[at] = 0;
+        let known = depths.rows.iter().copied().chain(std::iter::repeat(Depth::default()));
+        let tiers = rows.device_blocks.iter_mut().zip(&mut rows.host_blocks).zip(&mut rows.any_blocks);
+        for (((device, host), any), (depth, trusted)) in tiers.zip(known.zip(&rows.trusted)) {
+            let depth = if *trusted { depth } else { Depth::default() };
+            (*device, *host, *any) = (depth.device, depth.host, depth.any);
         }
+        rows.predicted_blocks.copy_from_slice(&rows.device_blocks);
+        rows.shared_blocks.fill(0);
         if let Some(expected) = expected {
             for (depth, more) in rows.predicted_blocks.iter_mut().zip(&expected.held) {
                 *depth = (*depth).max(*more);

@@ -18,7 +18,7 @@ mod waiting;
 mod workers;
 
 use std::cmp::Reverse;
-use std::collections::{BinaryHeap, HashMap};
+use std::collections::BinaryHeap;
 
 pub use belief::Belief;
 pub use config::{Config, Order};
@@ -28,6 +28,7 @@ pub use outcome::{
     ChoiceReason, Counts, Decision, FinishedRequest, Load, Outcome, Refusal, RequestId, Usage, WorkerId,
 };
 
+use hashbrown::HashMap;
 use request_changes::Peers;
 pub use request_changes::{RequestChanges, RequestReport, SentRequest};
 

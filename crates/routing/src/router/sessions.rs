@@ -1,6 +1,8 @@
 //! Sessions that stick to a worker, for a time.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
+
+use hashbrown::HashMap;
 
 use crate::time::Time;
 

@@ -4,8 +4,10 @@
 //! for another kind go on.
 
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::Arc;
+
+use hashbrown::HashMap;
 
 use crate::depths::Depths;
 use crate::request::{Kind, Request};
