@@ -9,6 +9,7 @@ import re
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -130,6 +131,52 @@ def test_an_engine_that_was_added_by_a_request_is_not_followed() -> None:
         status, _ = router.call("POST", "/engines", {"url": fleet[1].url, "name": "added"})
         assert status == 201
         wait_until(lambda: has_same_words(router, "added", "unfollowed"), "it is not followed")
+
+
+def test_an_engine_that_takes_no_requests_again_and_again() -> None:
+    """Its peer takes them, and the engine, which says that it is full, counts as busy and not as failing."""
+    with Fleet(2, QUICK) as fleet, routing(fleet.engines, (*PLAIN, *CHECKS)) as router:
+        fleet[0].faults(http_refuse=1.0, http_retry_after=0)
+
+        def is_busy() -> bool:
+            assert ask(router, 1) == 200
+            return (router.workers()[0]["condition"] or {}).get("name") == "busy"
+
+        wait_until(is_busy, "it is busy")
+        wait_until(lambda: has_same_words(router, "e0", "busy"), "it is busy everywhere")
+        assert "requests of the last minute (status 429 or 503)" in router.workers()[0]["condition"]["reason"]
+        assert router.workers()[1]["condition"] is None
+
+
+def test_an_engine_that_is_slower_than_its_peer() -> None:
+    fast = replace(QUICK, speed=1.0, engine=EngineConfig(prefill_rate=50_000.0, decode_rate=200.0))
+    slow = replace(fast, engine=replace(fast.engine, prefill_rate=2_000.0))
+    with Fleet(1, slow) as one, Fleet(1, fast) as other, routing([one[0], other[0]], (*PLAIN, *CHECKS)) as router:
+        numbers = iter(range(1_000_000))
+
+        def is_slow() -> bool:
+            first = next(numbers) * 1000
+            body = {"model": MODEL, "prompt": [first + token for token in range(600)], "max_tokens": 2, "stream": True}
+            assert router.ask(body, path="/v1/completions").status == 200
+            return (router.workers()[0]["condition"] or {}).get("name") == "slow"
+
+        wait_until(is_slow, "it is slow")
+        wait_until(lambda: has_same_words(router, "e0", "slow"), "it is slow everywhere")
+        assert router.workers()[0]["condition"]["reason"].endswith(" times as slowly as its peer")
+        assert router.workers()[1]["condition"] is None
+
+
+def test_an_engine_that_comes_back_with_another_block_size() -> None:
+    with Fleet(2, QUICK) as fleet, routing(fleet.engines) as router:
+        wait_until(lambda: live(router, 2), "events are followed")
+        fleet[0].kill()
+        fleet[0].config = replace(fleet[0].config, engine=EngineConfig(block_size=32))
+        fleet[0].respawn()
+        wait_until(lambda: has_same_words(router, "e0", "refused"), "its events are refused")
+        reason = router.workers()[0]["condition"]["reason"]
+        assert "16" in reason
+        assert "32" in reason
+        assert router.workers()[1]["condition"] is None
 
 
 def test_refused_requests_are_told_by_their_reason() -> None:
