@@ -7,7 +7,7 @@ import json
 import os
 import re
 import signal
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -76,7 +76,7 @@ def has_same_words(router: Router, name: str, condition: str) -> bool:
 
 
 @contextmanager
-def routing(engines: list[Any], flags: tuple[str, ...] = EVENTS) -> Iterator[Router]:
+def routing(engines: Iterable[Any], flags: tuple[str, ...] = EVENTS) -> Iterator[Router]:
     with Router(*engines, flags=flags, ready=False) as router:
         wait_until(lambda: router.get("/ready")[0] == 200, "the router is ready")
         yield router
@@ -134,7 +134,7 @@ def test_an_engine_that_was_added_by_a_request_is_not_followed() -> None:
 
 
 def test_an_engine_that_takes_no_requests_again_and_again() -> None:
-    """Its peer takes them, and the engine, which says that it is full, counts as busy and not as failing."""
+    """Requests go to its peer, and the engine, which says that it is full, counts as busy and not as failing."""
     with Fleet(2, QUICK) as fleet, routing(fleet.engines, (*PLAIN, *CHECKS)) as router:
         fleet[0].faults(http_refuse=1.0, http_retry_after=0)
 
@@ -177,6 +177,14 @@ def test_an_engine_that_comes_back_with_another_block_size() -> None:
         assert "16" in reason
         assert "32" in reason
         assert router.workers()[1]["condition"] is None
+
+
+def test_an_engine_that_takes_no_requests_and_has_no_peer() -> None:
+    """Clients get its answers, and it counts as busy all the same."""
+    with Fleet(1, QUICK) as fleet, routing(fleet.engines, (*PLAIN, *CHECKS)) as router:
+        fleet[0].faults(http_refuse=1.0, http_retry_after=0)
+        assert [ask(router, 1) for _ in range(5)] == [503] * 5
+        wait_until(lambda: has_same_words(router, "e0", "busy"), "it is busy everywhere")
 
 
 def test_refused_requests_are_told_by_their_reason() -> None:

@@ -21,14 +21,14 @@ const LEAST: u64 = 3;
 const SHARE: u64 = 10;
 
 /// Samples of an engine's counts over the last minute.
-#[derive(Debug, Default)]
+#[derive(Debug, Default, Clone)]
 pub(crate) struct BusyAnswers(VecDeque<(Instant, Sample)>);
 
 #[derive(Debug, Clone, Copy, Default)]
 struct Sample {
     /// Requests that the engine did not take.
     busy: u64,
-    /// Requests that it answered with an error or not at all, those among them.
+    /// Requests that failed in another way.
     failed: u64,
     /// All its requests that have ended.
     all: u64,
@@ -47,10 +47,14 @@ impl BusyAnswers {
     /// Takes in the counts as they are, and returns the requests that were not taken in the last minute, if they are many.
     pub(crate) fn look(&mut self, counts: &Counts, now: Instant) -> Option<RefusedRequests> {
         let sum = |counts: &[std::sync::atomic::AtomicU64]| counts.iter().map(|count| count.load(Relaxed)).sum::<u64>();
-        let busy = counts.faults[Fault::Busy(429).number()].load(Relaxed);
-        let failed = sum(&counts.faults).max(busy);
+        let busy = sum(&counts.not_taken);
+        // An answer that says so is a fault as well if the request was then sent elsewhere.
+        let (before, after) = counts.faults.split_at(Fault::Busy(429).number());
+        let others = sum(before) + sum(&after[1..]);
+        let errors = counts.answers[4].load(Relaxed).saturating_sub(counts.not_taken[1].load(Relaxed));
+        let failed = others.max(errors);
         let taken = counts.answers[1].load(Relaxed);
-        let sample = Sample { busy, failed, all: failed + taken };
+        let sample = Sample { busy, failed, all: failed + busy + taken };
         let samples = &mut self.0;
         if samples.back().is_none_or(|(at, _)| now.duration_since(*at) >= APART) {
             samples.push_back((now, sample));
@@ -60,7 +64,7 @@ impl BusyAnswers {
         }
         let first = samples.front().map(|(_, first)| *first).unwrap_or_default();
         let (requests, of) = (busy - first.busy, sample.all.saturating_sub(first.all));
-        let is_all = failed - first.failed <= requests;
+        let is_all = failed <= first.failed;
         (requests >= LEAST && requests * SHARE >= of).then_some(RefusedRequests { requests, of, is_all })
     }
 }
@@ -72,7 +76,11 @@ mod tests {
     #[test]
     fn refusals_count_for_a_minute_and_only_if_they_are_many() {
         let (mut seen, counts, start) = (BusyAnswers::default(), Counts::default(), Instant::now());
-        let refuse = |count| counts.faults[Fault::Busy(503).number()].fetch_add(count, Relaxed);
+        let refuse = |count| {
+            counts.answers[4].fetch_add(count, Relaxed);
+            counts.not_taken[1].fetch_add(count, Relaxed);
+            counts.faults[Fault::Busy(503).number()].fetch_add(count, Relaxed);
+        };
         assert_eq!(seen.look(&counts, start), None);
         refuse(2);
         assert_eq!(seen.look(&counts, start + APART), None, "two may be chance");

@@ -208,6 +208,7 @@ impl Engine {
         self.why_not = old.why_not.clone();
         self.added = old.added;
         self.record = Mutex::new(old.record.lock().clone());
+        self.busy_answers = Mutex::new(old.busy_answers.lock().clone());
         self.slowness = Mutex::new(*old.slowness.lock());
         self.refused = Mutex::new(old.refused.lock().clone());
         self.is_unverified.store(old.is_unverified.load(Relaxed), Relaxed);
