@@ -322,7 +322,7 @@ def test_the_chart_has_the_alerts_and_the_dashboards_if_asked_for() -> None:
     assert rules["spec"] == load(CHART.parents[1] / "prometheus/kvatlas.rules.yml")
     maps = of_kind("ConfigMap", made)
     files = {path.name: path.read_text() for path in (CHART.parents[1] / "grafana").glob("*.json")}
-    found = {}
+    found: dict[str, str] = {}
     for document in maps.values():
         labels = document["metadata"].get("labels", {})
         if "grafana_dashboard" in labels:
