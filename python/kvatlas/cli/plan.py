@@ -16,6 +16,7 @@ from click.core import ParameterSource
 
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
+from kvatlas.cli.engine_options import policy_option
 from kvatlas.cli.replay_options import (
     fleet_options,
     named_trace,
@@ -55,6 +56,7 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
     metavar="NAME",
     help="Policy that the variants are simulated with; more of them are compared on the fleet as it is. Repeatable.",
 )
+@policy_option
 @click.option(
     "--host-tokens",
     type=click.IntRange(0),

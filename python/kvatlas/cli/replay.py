@@ -13,6 +13,7 @@ import click
 from kvatlas.cli import INTERRUPTED
 from kvatlas.cli.console import console, exit_status, on_interrupt, progress_bar, write_output
 from kvatlas.cli.engine_options import (
+    policy_option,
     request_rate_option,
 )
 from kvatlas.cli.replay_options import (
@@ -54,6 +55,7 @@ _WORK = WorkloadConfig()
     "or all. Repeatable.  "
     f"[default: {', '.join(POLICIES)}]",
 )
+@policy_option
 @click.option(
     "--routers",
     type=click.IntRange(1, 64),

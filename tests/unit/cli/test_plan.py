@@ -86,3 +86,20 @@ def test_a_target_and_a_price(run: Run, trace: Path, tmp_path: Path) -> None:
     data = json.loads((tmp_path / "p.json").read_text())
     assert [one["engines"] for one in data["policies"]] == [1, 1]
     assert data["policies"][0]["price_per_hour"] == 3.0
+
+
+def test_a_range_of_a_policys_option(run: Run, trace: Path) -> None:
+    for command, flags in (("plan", ("--target", "p99<5s")), ("replay", ())):
+        done = run(
+            command, trace, *SMALL, "--policy", "kvatlas", "--policy-option", "hold=0..1:1", *flags, "--json", "-"
+        )
+        assert done.returncode == 0, done.stderr
+        rows = json.loads(done.stdout)["policies"]
+        assert [row["policy"] for row in rows] == ["kvatlas hold=0", "kvatlas hold=1"]
+
+
+@pytest.mark.parametrize("command", ["plan", "replay", "demo"])
+def test_an_unknown_option_of_a_policy_is_refused(run: Run, command: str) -> None:
+    done = run(command, *(("--workload", "chat") if command != "demo" else ()), "--policy-option", "nope=1")
+    assert done.returncode == 2
+    assert 'has no option "nope"' in " ".join(done.stderr.split())
