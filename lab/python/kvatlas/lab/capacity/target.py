@@ -90,7 +90,7 @@ class Need:
     Attributes:
         policy: Its name.
         engines: The smallest number found that meets the target; None if the largest fleet of the search does not.
-        result: The replay with that number; without one, that of the largest fleet.
+        result: The replay with that number; without one, the replay with the most engines tried.
         tried: Numbers of engines that were simulated, in order.
     """
 
