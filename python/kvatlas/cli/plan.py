@@ -94,6 +94,8 @@ _PAUSE = 2.0  # seconds; the router keeps terms for ten after each question
 def plan(trace: Path | None, **options: Any) -> None:
     """Say what limits a fleet under the traffic of TRACE (room, cache or compute), and what more would be worth.
 
+    TRACE is a file as for `kvatlas replay`, or - for standard input.
+
     The hit rate of one cache of any size is computed from the trace. Then the fleet that the options describe is
     simulated as it is, with more and less cache, with more and fewer engines, and with faster ones.
 

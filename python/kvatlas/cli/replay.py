@@ -121,8 +121,8 @@ def replay(trace: Path | None, **options: Any) -> None:
     """Route TRACE over simulated engines, once with each policy, and compare the policies.
 
     TRACE is a JSONL file in Mooncake's format: timestamp (ms), input_length, output_length and hash_ids, which name
-    the prompt's blocks of 512 tokens. Without TRACE, a workload is generated: chats and agents that share system
-    prompts.
+    the prompt's blocks of 512 tokens; or - for standard input. Without TRACE, a workload is generated: chats and agents
+    that share system prompts.
 
     The engines are simulated. The cache behaves exactly like vLLM's. Engines work in steps, in which prompts and
     decoding requests share: time of a step = base + prefill * prompt tokens + running * requests + context * tokens of

@@ -19,6 +19,7 @@ from kvatlas.cli.engine_options import (
     time_unit_option,
 )
 from kvatlas.cli.replay_results import check_results
+from kvatlas.cli.standard_input import as_file
 from kvatlas.lab.replay.config import POLICIES, ReplayConfig
 from kvatlas.lab.replay.decisions import Decisions, read_decisions
 from kvatlas.lab.replay.runner import make_placer
@@ -170,8 +171,9 @@ def traffic_options(command: _F) -> _F:
 
 
 def read_asked(path: Path, options: dict[str, Any]) -> Trace:
-    """Read the trace in a file. Raises `TraceError`."""
-    return read_trace(path, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
+    """Read the trace in a file, or in standard input (`-`). Raises `TraceError`."""
+    with as_file(path) as file:
+        return read_trace(file, skip_bad=options["skip_bad"], limit=options["requests"], unit=options["time_unit"])
 
 
 def asked_workload(path: Path | None, options: dict[str, Any]) -> Workload | None:
