@@ -1,5 +1,6 @@
-"""Tests that generated files are up to date: clients that wait, defaults of programs in Rust, and dashboards."""
+"""Tests that generated files are up to date: clients that wait, defaults of programs in Rust, dashboards, reference pages."""
 
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -45,3 +46,20 @@ def test_a_stale_dashboard_and_an_unknown_metric_are_told(
     monkeypatch.setitem(BOARDS, "fleet", (Panel("Nothing", "short", (("kvatlas_nothing_total{$of}", ""),)),))
     assert dashboards.main(["--check"]) == 1
     assert capsys.readouterr().err == "kvatlas_nothing_total: no reference page has this metric\n"
+
+
+def test_the_reference_pages_are_up_to_date() -> None:
+    command = [sys.executable, "-W", "ignore", "-m", "tools.generate_reference", "--check"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+
+
+def test_text_between_the_markers_is_replaced(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    places = importlib.import_module("tools.docs.places")
+    monkeypatch.setitem(places.GENERATORS, "cli", lambda: "new")
+    empty = "a\n<!-- generated: cli -->\nb\n"
+    filled = places.fill(empty, markers=True)
+    assert filled == "a\n<!-- generated: cli -->\n\nnew\n\n<!-- end of generated: cli -->\nb\n"
+    assert places.fill(filled.replace("new", "old"), markers=True) == filled
+    assert places.fill(filled) == places.fill(empty) == "a\nnew\nb\n"

@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from kvatlas.cli.console import show_cause
+from kvatlas.cli.grouped_help import GroupedCommand
 from kvatlas.cli.settings import config_option, given, print_config_option, setting_flags
 from kvatlas.errors import KvatlasError
 from kvatlas.router.config import ROUTER, read_router_config, show_router_config
@@ -20,6 +21,32 @@ _ENGINES = {
     "decode": "HTTP address of an engine that generates answers to prompts computed by --prefill engines. Repeatable.",
 }
 
+_MOST_USED = (
+    "engine",
+    "discovery__sources",
+    "http__bind",
+    "router__policy",
+    "router__tokenizer",
+    "http__key_file",
+    "router__peers",
+    "config",
+    "print_config",
+    "check",
+)
+_TITLES = {
+    "router": "Placing requests",
+    "http": "Clients",
+    "upstream": "Speaking to engines",
+    "health": "Engines' health",
+    "discovery": "Finding and asking engines",
+    "streams": "Engines' event streams",
+    "relay": "Relays",
+    "snapshot": "Snapshots",
+    "adopt": "Blocks that were never announced",
+    "limits": "Limits",
+    "log": "Logs",
+}
+
 
 def _engines(command: Any) -> Any:
     for name, text in reversed(_ENGINES.items()):
@@ -27,7 +54,12 @@ def _engines(command: Any) -> Any:
     return command
 
 
-@click.command(short_help="Route requests by what engines have cached and how busy they are.")
+@click.command(
+    cls=GroupedCommand,
+    most_used=_MOST_USED,
+    titles=_TITLES,
+    short_help="Route requests by what engines have cached and how busy they are.",
+)
 @_engines
 @click.option(
     "--stream",
