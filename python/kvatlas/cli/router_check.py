@@ -27,12 +27,10 @@ def report(config: RouterConfig) -> int:
         with contextlib.suppress(OSError):  # reading the file later reports the error
             if (exposed := exposure(path)) is not None:
                 out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
-    reports = check(config)
+    reports = check(config, lambda one: _print(out, one))
     if not reports:
         click.echo("Error: there are no engines to check: give --engine URL, or --discover", err=True)
         return 2
-    for one in reports:
-        _print(out, one)
     bad = [one for one in reports if one.problems]
     engines = counted(sum(one.role != GLOBAL for one in reports), "engine")
     if not bad:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from kvatlas.router.check.ask import Engine as HttpEngine
 from kvatlas.service.config import Engine
 from kvatlas.service.discovery.probe import EngineDescription
 
@@ -59,12 +60,25 @@ class EngineReport:
 
 @dataclass(slots=True)
 class CheckedEngine:
-    """Engine under test, with what is known about it."""
+    """Engine under test, with what is known about it.
+
+    Attributes:
+        entry: The engine's settings.
+        report: What was found.
+        http: The client of its HTTP interface.
+        models: The names that it serves, those of models before those of adapters.
+        found: Where its events are; None if they are not followed or not found.
+        until: When its check has to end, by the clock of the event loop.
+        is_stuck: Whether its check was ended because a request had no answer.
+    """
 
     entry: Engine
     report: EngineReport
-    models: list[str]
+    http: HttpEngine
+    models: list[str] = field(default_factory=list)
     found: EngineDescription | None = None
+    until: float = 0.0
+    is_stuck: bool = False
 
     @property
     def model(self) -> str:

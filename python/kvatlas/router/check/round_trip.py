@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,9 +22,10 @@ from kvatlas.router.tokenizers import NONE
 from kvatlas.service import Config, HttpConfig, Service
 from kvatlas.tokenize import LocalTokenizer
 
-_EVENTS = 10.0  # seconds for events to arrive; SGLang holds them back for a while
+_EVENTS = 5.0  # seconds for events to arrive; SGLang holds them back for a while
 _MORE = 1.0  # seconds for more of them, once there are some
-_SETTLE = 20.0  # seconds for streams to be live
+_SETTLE = 4.0  # seconds for streams to be live
+_REST = 0.5  # seconds kept for the report, of the time that the engine has
 _BLOCK = 16
 _WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
 
@@ -35,13 +36,14 @@ class RoundTrip:
     def __init__(self, config: RouterConfig, tokenizer: LocalTokenizer | None) -> None:
         self._config = config
         self._tokenizer = tokenizer
+        self._client: AsyncClient | None = None  # of the service, while it follows
 
-    async def run(self, looked: Sequence[CheckedEngine]) -> None:
-        """Send prompts through all engines, and add findings to their reports."""
+    @contextlib.asynccontextmanager
+    async def following(self, looked: Sequence[CheckedEngine]) -> AsyncIterator[None]:
+        """Follow the events of these engines within `async with`."""
         followed = [one for one in looked if one.found is not None]
         if not followed:
-            for one in looked:
-                await self._through(one, None)
+            yield
             return
         config = self._config
         plain = Config(
@@ -59,15 +61,17 @@ class RoundTrip:
         except ServiceError as error:
             for one in followed:
                 one.report.add("index", "problem", str(error))
+            yield
             return
         async with service, service.async_client() as client:
-            with contextlib.suppress(ServiceError):  # each stream's state says it
-                await service.wait_ready_async(_SETTLE)
-            for one in looked:
-                await self._through(one, client if one.found is not None else None)
+            self._client = client
+            yield
+        self._client = None
 
-    async def _through(self, one: CheckedEngine, client: AsyncClient | None) -> None:
+    async def through(self, one: CheckedEngine) -> None:
+        """Send a prompt through an engine, twice, and add findings to its report."""
         config, report = self._config, one.report
+        client = self._client if one.found is not None else None
         if report.role != "both" and one.found is not None and one.found.engine == "sglang":
             report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
             return
@@ -76,20 +80,19 @@ class RoundTrip:
         size = one.found.block_size if one.found is not None else config.block_size or _BLOCK
         before = {} if client is None else {stream.rank: stream.seq for stream in await self._streams(one, client)}
         text = _prompt(size)
-        async with Engine(one.entry.url, config.discovery.bearer(), config.discovery.request_timeout) as engine:
+        try:
+            first, messages = await self._ask(one.http, one.model, text)
+            again, _ = await self._ask(one.http, one.model, text, chat=messages is not None)
+        except ClientError as error:
+            report.add("answers", "problem", str(error), "look at the engine's log")
+            return
+        report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
+        tokens: list[int] | None = None
+        if config.router.tokenizer != NONE:
             try:
-                first, messages = await self._ask(engine, one.model, text)
-                again, _ = await self._ask(engine, one.model, text, chat=messages is not None)
-            except ClientError as error:
-                report.add("answers", "problem", str(error), "look at the engine's log")
-                return
-            report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
-            tokens: list[int] | None = None
-            if config.router.tokenizer != NONE:
-                try:
-                    tokens = await tokens_of(engine, one.model, messages, text, self._tokenizer)
-                except KvatlasError as error:
-                    report.add("index", "problem", f"the prompt has no tokens here: {error}")
+                tokens = await tokens_of(one.http, one.model, messages, text, self._tokenizer)
+            except KvatlasError as error:
+                report.add("index", "problem", f"the prompt has no tokens here: {error}")
         self._cached(one, again, size)
         if tokens is None:
             return
@@ -119,6 +122,11 @@ class RoundTrip:
 
     async def _live(self, one: CheckedEngine, client: AsyncClient) -> bool:
         streams = await self._streams(one, client)
+        clock = asyncio.get_running_loop().time
+        deadline = min(clock() + _SETTLE, one.until - _REST)
+        while clock() < deadline and not (streams and all(stream.trusted for stream in streams)):
+            await asyncio.sleep(0.05)
+            streams = await self._streams(one, client)
         if not streams:
             why = [engine.reason for engine in (await client.ready()).engines if engine.worker == one.report.worker]
             words = (why[0] if why else None) or "it could not be registered"
@@ -146,7 +154,8 @@ class RoundTrip:
         assert one.found is not None  # noqa: S101 - said by the caller's condition
         report, wanted, depth = one.report, (len(tokens) - 1) // size, 0
         clock = asyncio.get_running_loop().time
-        deadline, heard = clock() + _EVENTS, False
+        began, heard = clock(), False
+        deadline = min(began + _EVENTS, one.until - _REST)
         while depth < wanted and clock() < deadline:
             await asyncio.sleep(0.02)
             answer = await client.query(tokens=tokens, model=one.found.model, routing_group=self._group(one))
@@ -186,7 +195,7 @@ class RoundTrip:
             report.add(
                 "index",
                 "problem",
-                f"the engine announced nothing within {_EVENTS:.0f} s of its answer",
+                f"the engine announced nothing within {clock() - began:.0f} s of its answer",
                 "turn on prefix caching: vLLM without --no-enable-prefix-caching, SGLang without --disable-radix-cache",
             )
 
