@@ -11,14 +11,13 @@ from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import CheckedEngine, EngineReport
 from kvatlas.router.check.handover import hand_over
 from kvatlas.router.check.look import look
+from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.round_trip import RoundTrip
 from kvatlas.router.check.sites import look_above
 from kvatlas.router.check.tokens import compare
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.tokenizers import ENGINE, NONE, resolve
 from kvatlas.service.config import Engine as EngineEntry
 from kvatlas.service.discovery.watch import Discovery
-from kvatlas.tokenize import LocalTokenizer
 
 Done = Callable[[EngineReport], None]
 
@@ -46,14 +45,11 @@ def check(config: RouterConfig, done: Done | None = None) -> list[EngineReport]:
     """
     found = asyncio.run(Discovery(config).look())
     entries = [entry for entry in found if isinstance(entry, EngineEntry)]
-    tokenizer = None
-    if config.router.tokenizer not in (ENGINE, NONE):
-        tokenizer = LocalTokenizer(resolve(config.router.tokenizer) or "")
-    return asyncio.run(_check(config, entries, tokenizer, done or (lambda _report: None)))
+    return asyncio.run(_check(config, entries, ModelTokenizers(config), done or (lambda _report: None)))
 
 
 async def _check(
-    config: RouterConfig, entries: list[EngineEntry], tokenizer: LocalTokenizer | None, done: Done
+    config: RouterConfig, entries: list[EngineEntry], tokenizers: ModelTokenizers, done: Done
 ) -> list[EngineReport]:
     async with AsyncExitStack() as stack:
         looked = []
@@ -70,7 +66,7 @@ async def _check(
             if one not in up:
                 done(one.report)
         if up:
-            await _send_prompts(config, up, tokenizer, few, done)
+            await _send_prompts(config, up, tokenizers, few, done)
     reports = [one.report for one in looked]
     if config.router.global_url is not None:
         reports.append(await look_above(config, [one.entry.worker for one in looked], [one.models for one in looked]))
@@ -79,13 +75,13 @@ async def _check(
 
 
 async def _send_prompts(
-    config: RouterConfig, up: list[CheckedEngine], tokenizer: LocalTokenizer | None, few: asyncio.Semaphore, done: Done
+    config: RouterConfig, up: list[CheckedEngine], tokenizers: ModelTokenizers, few: asyncio.Semaphore, done: Done
 ) -> None:
     """Compare tokens with engines, send prompts through them, and hand over one between each pair."""
-    trip = RoundTrip(config, tokenizer)
+    trip = RoundTrip(config, tokenizers)
 
     async def send(one: CheckedEngine) -> None:
-        await _tokens(config, one, tokenizer)
+        await _tokens(one, tokenizers)
         await trip.through(one)
 
     async def whole(one: CheckedEngine) -> None:
@@ -101,8 +97,9 @@ async def _send_prompts(
         done(one.report)
 
 
-async def _tokens(config: RouterConfig, one: CheckedEngine, tokenizer: LocalTokenizer | None) -> None:
-    if config.router.tokenizer == NONE:
+async def _tokens(one: CheckedEngine, tokenizers: ModelTokenizers) -> None:
+    path, tokenizer = tokenizers.path(one.model), tokenizers.local(one.model)
+    if path is None:
         one.report.add(
             "tokens",
             "warning",
@@ -110,9 +107,9 @@ async def _tokens(config: RouterConfig, one: CheckedEngine, tokenizer: LocalToke
             "give --tokenizer PATH, or `engine`",
         )
         return
-    await compare(one.http, one.report, one.model, tokenizer)
+    await compare(one.http, one.report, one.model, tokenizer, tokenizers.option(one.model))
     if tokenizer is not None:
-        await compare_agents(one.http, one.report, one.model, resolve(config.router.tokenizer) or "")
+        await compare_agents(one.http, one.report, one.model, path)
     else:
         await look_at_rendering(one.http, one.report, one.model)
 

@@ -16,11 +16,10 @@ from kvatlas.client import AsyncClient, StreamStatus
 from kvatlas.errors import ClientError, KvatlasError, ServiceError
 from kvatlas.router.check.ask import Answer, Engine
 from kvatlas.router.check.findings import CheckedEngine
+from kvatlas.router.check.model_tokenizers import ModelTokenizers
 from kvatlas.router.check.tokens import tokens_of
 from kvatlas.router.config import RouterConfig
-from kvatlas.router.tokenizers import NONE
 from kvatlas.service import Config, HttpConfig, Service
-from kvatlas.tokenize import LocalTokenizer
 
 _EVENTS = 5.0  # seconds for events to arrive; SGLang holds them back for a while
 _MORE = 1.0  # seconds for more of them, once there are some
@@ -33,9 +32,9 @@ _WORDS = ("blue", "stone", "river", "seven", "lamp", "cloud", "paper", "north")
 class RoundTrip:
     """Sender of the prompts, with a service that follows the engines meanwhile."""
 
-    def __init__(self, config: RouterConfig, tokenizer: LocalTokenizer | None) -> None:
+    def __init__(self, config: RouterConfig, tokenizers: ModelTokenizers) -> None:
         self._config = config
-        self._tokenizer = tokenizer
+        self._tokenizers = tokenizers
         self._client: AsyncClient | None = None  # of the service, while it follows
 
     @contextlib.asynccontextmanager
@@ -88,9 +87,9 @@ class RoundTrip:
             return
         report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
         tokens: list[int] | None = None
-        if config.router.tokenizer != NONE:
+        if self._tokenizers.path(one.model) is not None:
             try:
-                tokens = await tokens_of(one.http, one.model, messages, text, self._tokenizer)
+                tokens = await tokens_of(one.http, one.model, messages, text, self._tokenizers.local(one.model))
             except KvatlasError as error:
                 report.add("index", "problem", f"the prompt has no tokens here: {error}")
         self._cached(one, again, size)
@@ -168,6 +167,13 @@ class RoundTrip:
             lags = [stream.lag_ms for stream in streams if stream.lag_ms is not None]
             lag = f", events visible after {max(lags):.1f} ms" if lags else ""
             report.add("index", "ok", f"all {wanted} usable blocks of the prompt were found{lag}")
+            if not lags:
+                report.add(
+                    "live",
+                    "problem",
+                    "no event arrived live: the blocks came from the replay socket only, so the index is always late",
+                    "let the router reach the port of the events themselves, not only the replay port",
+                )
             return
         if any(stream.refused.get("block_size") or stream.refused.get("partial_block") for stream in streams):
             given = "set here" if self._config.block_size or one.entry.block_size else "that it announces"
@@ -176,6 +182,15 @@ class RoundTrip:
                 "problem",
                 f"the blocks of its events have another size than the {size} tokens {given}: none can be matched",
                 "leave --block-size out, or set it to the size that `kvatlas decode` shows in the engine's events",
+            )
+        elif refused := {reason: count for stream in streams for reason, count in stream.refused.items() if count}:
+            counts = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
+            why = next((f": {stream.last_error}" for stream in streams if stream.last_error), "")
+            report.add(
+                "refused",
+                "problem",
+                f"events of it cannot be used ({counts}), and {depth} of {wanted} blocks were found{why}",
+                "`kvatlas decode` shows the events; use an engine's version that kvatlas knows",
             )
         elif depth:
             report.add(

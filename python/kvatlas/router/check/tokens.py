@@ -21,8 +21,13 @@ CHATS: dict[str, list[dict[str, Any]]] = {
 TEXT = "The quick brown fox,  naïve café, 東京 🙂\n\tprint('x')\n"
 
 
-async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: LocalTokenizer | None) -> None:
-    """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats."""
+async def compare(
+    engine: Engine, report: EngineReport, model: str, tokenizer: LocalTokenizer | None, option: str
+) -> None:
+    """Compare the router's tokens with those of the engine's `/tokenize`, for text and for chats.
+
+    `option` is the one that sets the tokenizer, for advice.
+    """
     try:
         theirs = await _tokenize(engine, {"prompt": TEXT, "model": model})
     except ClientError as error:
@@ -42,7 +47,7 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
         )
         return
     compared = []
-    if not _same(report, "text", tokenizer.encode(TEXT), theirs):
+    if not _same(report, "text", tokenizer.encode(TEXT), theirs, option):
         return
     for name, messages in CHATS.items():
         try:
@@ -57,20 +62,20 @@ async def compare(engine: Engine, report: EngineReport, model: str, tokenizer: L
             change = "add the model's chat_template.jinja beside its tokenizer.json"
             report.add("template", "problem", f"the router cannot render {name}: {error}", change)
             return
-        if not _same(report, name, ours, theirs):
+        if not _same(report, name, ours, theirs, option):
             return
         compared.append(name)
     report.add("tokens", "ok", f"the same as in the engine for {', '.join(['text', *compared])}")
 
 
-def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int]) -> bool:
+def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int], option: str) -> bool:
     if ours == theirs:
         return True
     pairs = zip(ours, theirs, strict=False)
     at = next((i for i, (our, their) in enumerate(pairs) if our != their), min(len(ours), len(theirs)))
     what = "tokens" if name == "text" else "template"
     change = (
-        "give the model's own tokenizer as --tokenizer"
+        f"give the model's own tokenizer as {option}"
         if name == "text"
         else "give the router the same chat template as the engine's (--chat-template of the engine: put that file "
         "beside tokenizer.json as chat_template.jinja)"

@@ -1,0 +1,36 @@
+"""The tokenizer of each model, as the router chooses it: the model's own, else the one for all."""
+
+from __future__ import annotations
+
+from kvatlas.router.config import RouterConfig
+from kvatlas.router.tokenizers import ENGINE, resolve
+from kvatlas.tokenize import LocalTokenizer
+
+
+class ModelTokenizers:
+    """Tokenizers by model, each read once."""
+
+    def __init__(self, config: RouterConfig) -> None:
+        """Read all tokenizers that the configuration names.
+
+        Raises:
+            TokenizerError: One cannot be read.
+        """
+        self._default = resolve(config.router.tokenizer)
+        # As in the router, `none` for a model leaves it the tokenizer for all.
+        found = {model: resolve(str(name)) for model, name in dict(config.router.tokenizers).items()}
+        self._own = {model: path for model, path in found.items() if path is not None}
+        paths = {self._default, *self._own.values()} - {None, ENGINE}
+        self._read = {path: LocalTokenizer(path) for path in paths if path is not None}
+
+    def path(self, model: str) -> str | None:
+        """The path of a model's tokenizer; `engine`; or None if its prompts are not tokenized."""
+        return self._own.get(model, self._default)
+
+    def local(self, model: str) -> LocalTokenizer | None:
+        """The tokenizer in this process; None if there is none for the model."""
+        return self._read.get(self.path(model) or "")
+
+    def option(self, model: str) -> str:
+        """The option that sets the model's tokenizer."""
+        return f"--model-tokenizer {model}=PATH" if model in self._own else "--tokenizer"
