@@ -55,11 +55,11 @@ def test_the_tokenizer_of_each_model_is_checked(fleet: Fleet, tokenizer: Path, t
 
 
 @pytest.mark.parametrize(
-    ("fault", "what", "words"),
-    [("poison_event", "refused", "not_an_event"), ("drop", "live", "no event arrived live")],
+    ("faults", "what", "words"),
+    [(Faults(poison_event=1.0), "refused", "not_an_event"), (Faults(drop=1.0), "live", "no event arrived live")],
 )
-def test_events_are_blamed_before_the_tokenizer(fault: str, what: str, words: str, tokenizer: Path) -> None:
-    with Fleet(1, replace(WELL, faults=replace(Faults(), **{fault: 1.0}))) as sick:
+def test_events_are_blamed_before_the_tokenizer(faults: Faults, what: str, words: str, tokenizer: Path) -> None:
+    with Fleet(1, replace(WELL, faults=faults)) as sick:
         config = RouterConfig(
             engines=(Engine.of(sick.urls[0]),), router=RouterSection(tokenizer=str(tokenizer)), discovery=PATIENT
         )
