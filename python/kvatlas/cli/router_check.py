@@ -12,7 +12,7 @@ from rich.text import Text
 from kvatlas._text import counted
 from kvatlas.cli.console import console
 from kvatlas.router.check import EngineReport, check
-from kvatlas.router.check.findings import GLOBAL
+from kvatlas.router.check.findings import GLOBAL, SETTINGS
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.config.schema import ROUTER_SECTIONS
 from kvatlas.service.config.section import exposure, secret_files
@@ -32,17 +32,21 @@ def report(config: RouterConfig) -> int:
         click.echo("Error: there are no engines to check: give --engine URL, or --discover", err=True)
         return 2
     bad = [one for one in reports if one.problems]
-    engines = counted(sum(one.role != GLOBAL for one in reports), "engine")
+    engines = counted(sum(one.is_of_engine for one in reports), "engine")
+    asleep = sum(any(finding.what == "asleep" for finding in one.findings) for one in reports)
+    untested = f" {asleep} asleep, so not tested with prompts." if asleep else ""
     if not bad:
         above = " and the service above them" if any(one.role == GLOBAL for one in reports) else ""
-        out.print(f"No problems with {engines}{above}.", highlight=False)
+        out.print(f"No problems with {engines}{above}.{untested}", highlight=False)
         return 0
-    places = [f"{count} of {engines}"] if (count := sum(one.role != GLOBAL for one in bad)) else []
+    places = [f"{count} of {engines}"] if (count := sum(one.is_of_engine for one in bad)) else []
     if any(one.role == GLOBAL for one in bad):
         places.append("the service above")
+    if any(one.role == SETTINGS for one in bad):
+        places.append("settings")
     problems = sum(len(one.problems) for one in bad)
     out.print(
-        f"{counted(problems, 'problem')} at {' and '.join(places)}.",
+        f"{counted(problems, 'problem')} at {' and '.join(places)}.{untested}",
         style="bold",
         highlight=False,
     )
@@ -50,7 +54,7 @@ def report(config: RouterConfig) -> int:
 
 
 def _print(out: Console, one: EngineReport) -> None:
-    role = "" if one.role == "both" else f" ({one.role})"
+    role = "" if one.role in ("both", SETTINGS) else f" ({one.role})"
     out.print(Text(f"{one.worker}{role}", "bold"), Text("" if one.worker in one.url else one.url, "dim"))
     table = Table(box=None, show_header=False, padding=(0, 1), pad_edge=True)
     for _column in range(3):

@@ -33,7 +33,8 @@ def check(config: RouterConfig, done: Done | None = None) -> list[EngineReport]:
 
     Engines are tested side by side, 16 at a time, each for `LOOK` + `WORK` seconds at most. Each gets two requests for
     one token. Clients are not served meanwhile; events are followed for these few seconds as by the router. With
-    `router.global_url`, the last report is about the service there.
+    `router.global_url`, the last report is about the service there. Engines that sleep get no requests. A report about
+    settings follows those about engines if a tokenizer is given for a model that no engine serves.
 
     Args:
         config: The router's configuration.
@@ -61,13 +62,16 @@ async def _check(
         await asyncio.gather(*(_within(few, LOOK, one, lambda one: look(config, one)) for one in looked))
         _compare_models(looked)
         _compare_block_sizes(looked)
-        up = [one for one in looked if one.models and not one.is_stuck]
+        up = [one for one in looked if one.models and not one.is_stuck and not one.is_asleep]
         for one in looked:
             if one not in up:
                 done(one.report)
         if up:
             await _send_prompts(config, up, tokenizers, few, done)
     reports = [one.report for one in looked]
+    if looked and (unused := tokenizers.look_for_models(looked)) is not None:
+        reports.append(unused)
+        done(unused)
     if config.router.global_url is not None:
         reports.append(await look_above(config, [one.entry.worker for one in looked], [one.models for one in looked]))
         done(reports[-1])

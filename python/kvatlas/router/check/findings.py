@@ -13,6 +13,8 @@ Level = Literal["ok", "note", "warning", "problem"]
 
 GLOBAL = "global"
 """Role in the report about the service above sites, which is not an engine."""
+SETTINGS = "settings"
+"""Role in the report about settings that concern no engine."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class EngineReport:
     Attributes:
         worker: The engine's name.
         url: Its URL.
-        role: "both", "prefill" or "decode"; "global" for the service above sites, which is not an engine.
+        role: "both", "prefill" or "decode"; of reports that are about no engine, "global" for the service above sites
+            and "settings" for settings.
         findings: In the order in which they were looked at.
     """
 
@@ -57,6 +60,11 @@ class EngineReport:
         """The findings that need a change."""
         return [finding for finding in self.findings if finding.level == "problem"]
 
+    @property
+    def is_of_engine(self) -> bool:
+        """True if this is about an engine."""
+        return self.role not in (GLOBAL, SETTINGS)
+
 
 @dataclass(slots=True)
 class CheckedEngine:
@@ -66,21 +74,31 @@ class CheckedEngine:
         entry: The engine's settings.
         report: What was found.
         http: The client of its HTTP interface.
-        models: The names that it serves, those of models before those of adapters.
+        models: The names of the models that it serves, in its order but for the configured one, which comes first.
+        adapters: The names of the LoRA adapters that it serves.
         found: Where its events are; None if they are not followed or not found.
         until: When its check has to end, by the clock of the event loop.
         is_stuck: Whether its check was ended because a request had no answer.
+        is_asleep: Whether it says that it sleeps, and so gets no prompts.
     """
 
     entry: Engine
     report: EngineReport
     http: HttpEngine
     models: list[str] = field(default_factory=list)
+    adapters: list[str] = field(default_factory=list)
     found: EngineDescription | None = None
     until: float = 0.0
     is_stuck: bool = False
+    is_asleep: bool = False
 
     @property
     def model(self) -> str:
         """The name that requests use."""
         return self.models[0]
+
+    @property
+    def names(self) -> set[str]:
+        """All names that requests to it may use: what it serves, and what its settings add."""
+        more = (*(self.entry.aliases or ()), *(self.entry.adapters or ()))
+        return {*self.models, *self.adapters, *more}

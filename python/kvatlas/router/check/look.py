@@ -5,6 +5,7 @@ from __future__ import annotations
 from kvatlas.errors import ClientError, DiscoveryError, KvatlasError
 from kvatlas.router.check.ask import Engine
 from kvatlas.router.check.findings import CheckedEngine
+from kvatlas.router.check.sleep import source_of_sleep
 from kvatlas.router.config import RouterConfig
 from kvatlas.service.discovery.http import Asker
 from kvatlas.service.discovery.probe import EngineDescription, Prober
@@ -29,9 +30,11 @@ async def look(config: RouterConfig, looked: CheckedEngine) -> None:
         )
     await _models(engine, looked)
     if looked.models:
-        engine.waits_for = "a question about its events"
-        await _events(config, looked)
-        engine.waits_for = ""
+        async with Asker(config.discovery.request_timeout, config.discovery.bearer()) as asker:
+            await _sleep(looked, asker)
+            engine.waits_for = "a question about its events"
+            await _events(config, looked, asker)
+            engine.waits_for = ""
 
 
 async def _models(engine: Engine, looked: CheckedEngine) -> None:
@@ -43,11 +46,11 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
         report.add("models", "problem", str(error), change)
         return
     cards = said.get("data") if isinstance(said, dict) else None
-    names = [
-        str(card["id"])
-        for card in (cards if isinstance(cards, list) else [])
-        if isinstance(card, dict) and card.get("id")
-    ]
+    named = [card for card in cards if isinstance(card, dict) and card.get("id")] if isinstance(cards, list) else []
+    # An adapter has its model as its parent, and may be listed before it.
+    models = [str(card["id"]) for card in named if not card.get("parent")]
+    adapters = [str(card["id"]) for card in named if card.get("parent")]
+    names = [*models, *adapters]
     if not names:
         report.add("models", "problem", "GET /v1/models lists no models", "give the address of a vLLM or SGLang server")
         return
@@ -60,11 +63,31 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
             f"set its model to {names[0]}, or start the engine with --served-model-name {wanted}",
         )
     else:
-        report.add("models", "ok", f"serves {', '.join(names[:6])}{' …' if len(names) > 6 else ''}")
-    looked.models = [wanted, *names] if wanted in names else names
+        also = f"; adapters: {_some(adapters)}" if models and adapters else ""
+        report.add("models", "ok", f"serves {_some(models or adapters)}{also}")
+    looked.models, looked.adapters = (models, adapters) if models else (adapters, [])
+    if wanted in names:
+        looked.models = [str(wanted), *(name for name in looked.models if name != wanted)]
 
 
-async def _events(config: RouterConfig, looked: CheckedEngine) -> None:
+def _some(names: list[str]) -> str:
+    """The first six names."""
+    return f"{', '.join(names[:6])}{' …' if len(names) > 6 else ''}"
+
+
+async def _sleep(looked: CheckedEngine, asker: Asker) -> None:
+    source = await source_of_sleep(looked.http, asker, looked.entry.url)
+    if source is not None:
+        looked.is_asleep = True
+        looked.report.add(
+            "asleep",
+            "warning",
+            f"it sleeps ({source}): the router sends it nothing, and prompts were not tested",
+            "wake it with POST /wake_up at the engine, and check again",
+        )
+
+
+async def _events(config: RouterConfig, looked: CheckedEngine, asker: Asker) -> None:
     report = looked.report
     if config.router.no_events:
         report.add("events", "note", "not followed (--no-events): what it holds is predicted from what was sent to it")
@@ -78,20 +101,19 @@ async def _events(config: RouterConfig, looked: CheckedEngine) -> None:
     def allowed(_endpoint: str, _host: str) -> None:
         return None
 
-    async with Asker(config.discovery.request_timeout, config.discovery.bearer()) as asker:
-        try:
-            found = await Prober(asker, looked.entry, config, allowed, names_ranks=True).whole()
-        except DiscoveryError as error:
-            if looked.report.role == "decode":
-                words = f"{error}; a decode engine is chosen by load then"
-                report.add("events", "note", words)
-            else:
-                change = "fix that, or use --no-events; until then, this engine is chosen by load only"
-                report.add("events", "problem", str(error), change)
-            return
-        except KvatlasError as error:
-            report.add("events", "problem", str(error))
-            return
+    try:
+        found = await Prober(asker, looked.entry, config, allowed, names_ranks=True).whole()
+    except DiscoveryError as error:
+        if looked.report.role == "decode":
+            words = f"{error}; a decode engine is chosen by load then"
+            report.add("events", "note", words)
+        else:
+            change = "fix that, or use --no-events; until then, this engine is chosen by load only"
+            report.add("events", "problem", str(error), change)
+        return
+    except KvatlasError as error:
+        report.add("events", "problem", str(error))
+        return
     looked.found = found
     count = len(found.sources)
     ranks = "" if count == 1 else f", {count} ranks"
