@@ -1,8 +1,9 @@
-"""`kvatlas router --check`: the findings of the check, printed for people."""
+"""`kvatlas router --check`: the findings of the check, printed for people or as JSON, and its exit status."""
 
 from __future__ import annotations
 
 import contextlib
+import json
 
 import click
 from rich.console import Console
@@ -12,6 +13,7 @@ from rich.text import Text
 from kvatlas._text import counted
 from kvatlas.cli.console import console
 from kvatlas.router.check import EngineReport, check
+from kvatlas.router.check.codes import exit_status
 from kvatlas.router.check.findings import GLOBAL, SETTINGS
 from kvatlas.router.config import RouterConfig
 from kvatlas.router.config.schema import ROUTER_SECTIONS
@@ -20,17 +22,32 @@ from kvatlas.service.config.section import exposure, secret_files
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
-def report(config: RouterConfig) -> int:
-    """Check every engine, and print the findings. Returns the exit status."""
-    out = console()
+def report(config: RouterConfig, *, as_json: bool) -> int:
+    """Check every engine, and print the findings. Returns the exit status.
+
+    Args:
+        config: The router's configuration.
+        as_json: Whether to print a JSON object on a line for each engine, instead of text.
+    """
+    out = console(stderr=as_json)
     for name, path in secret_files(*(getattr(config, section) for section in ROUTER_SECTIONS if section)):
         with contextlib.suppress(OSError):  # reading the file later reports the error
             if (exposed := exposure(path)) is not None:
                 out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
-    reports = check(config, lambda one: _print(out, one))
+    reports = check(config, _print_json if as_json else lambda one: _print(out, one))
     if not reports:
         click.echo("Error: there are no engines to check: give --engine URL, or --discover", err=True)
         return 2
+    if not as_json:
+        _sum_up(out, reports)
+    return exit_status(finding.code for one in reports for finding in one.problems)
+
+
+def _print_json(one: EngineReport) -> None:
+    click.echo(json.dumps(one.as_json()))
+
+
+def _sum_up(out: Console, reports: list[EngineReport]) -> None:
     bad = [one for one in reports if one.problems]
     engines = counted(sum(one.is_of_engine for one in reports), "engine")
     asleep = sum(any(finding.what == "asleep" for finding in one.findings) for one in reports)
@@ -38,7 +55,7 @@ def report(config: RouterConfig) -> int:
     if not bad:
         above = " and the service above them" if any(one.role == GLOBAL for one in reports) else ""
         out.print(f"No problems with {engines}{above}.{untested}", highlight=False)
-        return 0
+        return
     places = [f"{count} of {engines}"] if (count := sum(one.is_of_engine for one in bad)) else []
     if any(one.role == GLOBAL for one in bad):
         places.append("the service above")
@@ -50,7 +67,6 @@ def report(config: RouterConfig) -> int:
         style="bold",
         highlight=False,
     )
-    return 1
 
 
 def _print(out: Console, one: EngineReport) -> None:

@@ -109,6 +109,7 @@ async def _tokens(one: CheckedEngine, tokenizers: ModelTokenizers) -> None:
             "warning",
             "prompts are not tokenized (--tokenizer none): requests are placed by load",
             "give --tokenizer PATH, or `engine`",
+            code="not_tokenized",
         )
         return
     await compare(one.http, one.report, one.model, tokenizer, tokenizers.option(one.model))
@@ -135,6 +136,7 @@ async def _within(
                 "problem",
                 f"{what} within the {limit:.0f} s that an engine has: the rest was not tested",
                 "look at the engine's log; if it compiles a model for its first request, check again after that",
+                code="hangs",
             )
 
 
@@ -152,6 +154,7 @@ def _compare_models(looked: list[CheckedEngine]) -> None:
                 "note",
                 f"no other engine serves {one.model}; others serve {', '.join(others[:4])}: requests for one model "
                 "never reach the engines of another",
+                code="models_differ",
             )
 
 
@@ -173,4 +176,5 @@ def _compare_block_sizes(looked: list[CheckedEngine]) -> None:
                 f"its blocks have {one.found.block_size} tokens, but {others}, for the same model",
                 "start all engines of a model with the same --block-size (SGLang: --page-size), or give some of them "
                 "another --routing-group",
+                code="block_sizes_differ",
             )

@@ -47,6 +47,7 @@ async def hand_over(config: RouterConfig, looked: Sequence[CheckedEngine], limit
                 f"{where}: {error}",
                 "vLLM: start both with a KV connector (--kv-transfer-config); SGLang: with --disaggregation-mode; each "
                 "must reach the other's ports",
+                code="handover_failed",
             )
             return
         cached = "" if answer.cached_tokens is None else f", {answer.cached_tokens} tokens taken over"

@@ -17,7 +17,7 @@ async def look(config: RouterConfig, looked: CheckedEngine) -> None:
     try:
         status, seconds = await engine.get(config.health.path)
     except ClientError as error:
-        report.add("reachable", "problem", str(error), "start the engine, or correct its address")
+        report.add("reachable", "problem", str(error), "start the engine, or correct its address", code="unreachable")
         return
     if status == 200:
         report.add("reachable", "ok", f"GET {config.health.path} answered in {seconds * 1e3:.0f} ms")
@@ -27,6 +27,7 @@ async def look(config: RouterConfig, looked: CheckedEngine) -> None:
             "problem",
             f"GET {config.health.path} returned status {status}: the router leaves such an engine out",
             "wait until the engine is up; if it has another health route, set --health-path",
+            code="unhealthy",
         )
     await _models(engine, looked)
     if looked.models:
@@ -43,7 +44,7 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
         said = await engine.json("GET", "/v1/models")
     except ClientError as error:
         change = "set --engine-key-file or KVATLAS_ENGINE_KEY" if error.status in (401, 403) else ""
-        report.add("models", "problem", str(error), change)
+        report.add("models", "problem", str(error), change, code="models_not_told")
         return
     cards = said.get("data") if isinstance(said, dict) else None
     named = [card for card in cards if isinstance(card, dict) and card.get("id")] if isinstance(cards, list) else []
@@ -52,7 +53,13 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
     adapters = [str(card["id"]) for card in named if card.get("parent")]
     names = [*models, *adapters]
     if not names:
-        report.add("models", "problem", "GET /v1/models lists no models", "give the address of a vLLM or SGLang server")
+        report.add(
+            "models",
+            "problem",
+            "GET /v1/models lists no models",
+            "give the address of a vLLM or SGLang server",
+            code="no_models",
+        )
         return
     wanted = looked.entry.model
     if wanted is not None and wanted not in names:
@@ -61,13 +68,14 @@ async def _models(engine: Engine, looked: CheckedEngine) -> None:
             "problem",
             f"it serves {', '.join(names)}, but its model is configured as {wanted}",
             f"set its model to {names[0]}, or start the engine with --served-model-name {wanted}",
+            code="wrong_model",
         )
     else:
         also = f"; adapters: {_some(adapters)}" if models and adapters else ""
         report.add("models", "ok", f"serves {_some(models or adapters)}{also}")
-    looked.models, looked.adapters = (models, adapters) if models else (adapters, [])
+    report.models, report.adapters = (models, adapters) if models else (adapters, [])
     if wanted in names:
-        looked.models = [str(wanted), *(name for name in looked.models if name != wanted)]
+        report.models = [str(wanted), *(name for name in report.models if name != wanted)]
 
 
 def _some(names: list[str]) -> str:
@@ -84,16 +92,22 @@ async def _sleep(looked: CheckedEngine, asker: Asker) -> None:
             "warning",
             f"it sleeps ({source}): the router sends it nothing, and prompts were not tested",
             "wake it with POST /wake_up at the engine, and check again",
+            code="asleep",
         )
 
 
 async def _events(config: RouterConfig, looked: CheckedEngine, asker: Asker) -> None:
     report = looked.report
     if config.router.no_events:
-        report.add("events", "note", "not followed (--no-events): what it holds is predicted from what was sent to it")
+        report.add(
+            "events",
+            "note",
+            "not followed (--no-events): what it holds is predicted from what was sent to it",
+            code="events_not_wanted",
+        )
         return
     if config.router.index is not None:
-        report.add("events", "note", f"followed by the service at {config.router.index}")
+        report.add("events", "note", f"followed by the service at {config.router.index}", code="events_at_service")
         return
     if config.router.global_url is not None:
         return  # `sites` says what is known of it
@@ -106,13 +120,13 @@ async def _events(config: RouterConfig, looked: CheckedEngine, asker: Asker) -> 
     except DiscoveryError as error:
         if looked.report.role == "decode":
             words = f"{error}; a decode engine is chosen by load then"
-            report.add("events", "note", words)
+            report.add("events", "note", words, code="no_events")
         else:
             change = "fix that, or use --no-events; until then, this engine is chosen by load only"
-            report.add("events", "problem", str(error), change)
+            report.add("events", "problem", str(error), change, code="no_events")
         return
     except KvatlasError as error:
-        report.add("events", "problem", str(error))
+        report.add("events", "problem", str(error), code="no_events")
         return
     looked.found = found
     count = len(found.sources)
@@ -130,6 +144,7 @@ async def _events(config: RouterConfig, looked: CheckedEngine, asker: Asker) -> 
             "batch clears what is known of the engine",
             'add "replay_endpoint": "tcp://*:5757" to its --kv-events-config (and --replay-port 5757 for vLLM before '
             "0.31)",
+            code="no_replay",
         )
 
 
@@ -143,6 +158,7 @@ def _ranks(looked: CheckedEngine, found: EngineDescription) -> None:
             f"its ranks are {numbers}, and it refuses requests that name them so, as well as requests that count them "
             "from 0: it is not known what X-data-parallel-rank has to be, and they are counted from 0",
             "let POST /v1/completions work with one of both",
+            code="ranks_refused",
         )
         return
     how = "by these numbers" if found.rank_header == "global" else f"as 0 to {len(found.ranks) - 1}"

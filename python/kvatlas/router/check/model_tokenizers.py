@@ -57,5 +57,6 @@ class ModelTokenizers:
                 + (f"; not known of {', '.join(unknown[:4])}" if unknown else "")
                 + ": the tokenizer is never used",
                 f"name a model as the engines do{f': did you mean {near}?' if near else ''}",
+                code="unused_tokenizer",
             )
         return report

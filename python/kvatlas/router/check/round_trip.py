@@ -59,7 +59,7 @@ class RoundTrip:
             service = Service(engines=entries, config=plain)
         except ServiceError as error:
             for one in followed:
-                one.report.add("index", "problem", str(error))
+                one.report.add("index", "problem", str(error), code="not_followed")
             yield
             return
         async with service, service.async_client() as client:
@@ -72,7 +72,12 @@ class RoundTrip:
         config, report = self._config, one.report
         client = self._client if one.found is not None else None
         if report.role != "both" and one.found is not None and one.found.engine == "sglang":
-            report.add("answers", "note", "not asked alone: SGLang's prefill and decode engines answer in pairs")
+            report.add(
+                "answers",
+                "note",
+                "not asked alone: SGLang's prefill and decode engines answer in pairs",
+                code="answers_in_pairs",
+            )
             return
         if client is not None and not await self._live(one, client):
             client = None
@@ -83,7 +88,7 @@ class RoundTrip:
             first, messages = await self._ask(one.http, one.model, text)
             again, _ = await self._ask(one.http, one.model, text, chat=messages is not None)
         except ClientError as error:
-            report.add("answers", "problem", str(error), "look at the engine's log")
+            report.add("answers", "problem", str(error), "look at the engine's log", code="no_answer")
             return
         report.add("answers", "ok", f"one token in {first.seconds:.2f} s, then in {again.seconds:.2f} s")
         tokens: list[int] | None = None
@@ -91,7 +96,7 @@ class RoundTrip:
             try:
                 tokens = await tokens_of(one.http, one.model, messages, text, self._tokenizers.local(one.model))
             except KvatlasError as error:
-                report.add("index", "problem", f"the prompt has no tokens here: {error}")
+                report.add("index", "problem", f"the prompt has no tokens here: {error}", code="no_tokens")
         self._cached(one, again, size)
         if tokens is None:
             return
@@ -101,6 +106,7 @@ class RoundTrip:
                 "problem",
                 f"the engine counts {first.prompt_tokens} prompt tokens, the router {len(tokens)}",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="token_count_differs",
             )
         if client is not None:
             await self._indexed(one, client, tokens, size, before)
@@ -129,7 +135,7 @@ class RoundTrip:
         if not streams:
             why = [engine.reason for engine in (await client.ready()).engines if engine.worker == one.report.worker]
             words = (why[0] if why else None) or "it could not be registered"
-            one.report.add("stream", "problem", words)
+            one.report.add("stream", "problem", words, code="not_registered")
             return False
         bad = [stream for stream in streams if not stream.trusted]
         if not bad:
@@ -139,7 +145,13 @@ class RoundTrip:
         stream = bad[0]
         change = "open this port to the router; the endpoint in --kv-events-config must have a *, such as tcp://*:5557"
         words = f"rank {stream.rank} is {stream.state}"
-        one.report.add("stream", "problem", f"{words}: {stream.last_error}" if stream.last_error else words, change)
+        one.report.add(
+            "stream",
+            "problem",
+            f"{words}: {stream.last_error}" if stream.last_error else words,
+            change,
+            code="stream_not_live",
+        )
         return False
 
     async def _streams(self, one: CheckedEngine, client: AsyncClient) -> list[StreamStatus]:
@@ -173,6 +185,7 @@ class RoundTrip:
                     "problem",
                     "no event arrived live: the blocks came from the replay socket only, so the index is always late",
                     "let the router reach the port of the events themselves, not only the replay port",
+                    code="no_live_events",
                 )
             return
         if any(stream.refused.get("block_size") or stream.refused.get("partial_block") for stream in streams):
@@ -182,6 +195,7 @@ class RoundTrip:
                 "problem",
                 f"the blocks of its events have another size than the {size} tokens {given}: none can be matched",
                 "leave --block-size out, or set it to the size that `kvatlas decode` shows in the engine's events",
+                code="wrong_block_size",
             )
         elif refused := {reason: count for stream in streams for reason, count in stream.refused.items() if count}:
             counts = ", ".join(f"{count} {reason}" for reason, count in sorted(refused.items()))
@@ -191,6 +205,7 @@ class RoundTrip:
                 "problem",
                 f"events of it cannot be used ({counts}), and {depth} of {wanted} blocks were found{why}",
                 "`kvatlas decode` shows the events; use an engine's version that kvatlas knows",
+                code="events_refused",
             )
         elif depth:
             report.add(
@@ -198,6 +213,7 @@ class RoundTrip:
                 "problem",
                 f"the first {depth} of {wanted} blocks were found: tokens differ after that",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="blocks_differ",
             )
         elif heard:
             report.add(
@@ -205,6 +221,7 @@ class RoundTrip:
                 "problem",
                 "the engine announces blocks, but none of this prompt: its tokens differ from the first block on",
                 "give the router the tokenizer and chat template that the engine uses",
+                code="blocks_differ",
             )
         else:
             report.add(
@@ -212,6 +229,7 @@ class RoundTrip:
                 "problem",
                 f"the engine announced nothing within {clock() - began:.0f} s of its answer",
                 "turn on prefix caching: vLLM without --no-enable-prefix-caching, SGLang without --disable-radix-cache",
+                code="nothing_announced",
             )
 
     def _group(self, one: CheckedEngine) -> str:
@@ -225,6 +243,7 @@ class RoundTrip:
                 "note",
                 "the engine does not say how many prompt tokens it found in its cache: predictions cannot be checked",
                 "start vLLM with --enable-prompt-tokens-details, SGLang with --enable-cache-report",
+                code="cache_not_reported",
             )
         elif again.prompt_tokens is not None and again.cached_tokens < (again.prompt_tokens - 1) // size * size:
             usable = (again.prompt_tokens - 1) // size * size
@@ -233,6 +252,7 @@ class RoundTrip:
                 "warning",
                 f"asked again, it found {again.cached_tokens} of {usable} tokens in its cache",
                 "" if again.cached_tokens else "turn on prefix caching in the engine",
+                code="cache_missed",
             )
         else:
             report.add("cache", "ok", f"asked again, it found {again.cached_tokens} tokens in its cache")

@@ -33,10 +33,10 @@ async def compare(
     except ClientError as error:
         if tokenizer is None:
             change = "give --tokenizer PATH: this engine cannot tokenize for the router"
-            report.add("tokens", "problem", str(error), change)
+            report.add("tokens", "problem", str(error), change, code="cannot_tokenize")
         else:
             words = f"{error}: whether tokens are the same as ours can only be seen from the round trip"
-            report.add("tokens", "note", words)
+            report.add("tokens", "note", words, code="tokens_not_compared")
         return
     if tokenizer is None:
         report.add(
@@ -44,6 +44,7 @@ async def compare(
             "note",
             "the engine tokenizes each prompt (--tokenizer engine): exact, but one more request for each prompt",
             "give --tokenizer PATH to tokenize in the router",
+            code="engine_tokenizes",
         )
         return
     compared = []
@@ -54,13 +55,15 @@ async def compare(
             theirs = await _tokenize(engine, {"messages": messages, "model": model, "add_generation_prompt": True})
         except ClientError as error:
             # Base models have no chat template; templates may refuse system prompts.
-            report.add("template", "note", f"the engine does not take {name}: {error}")
+            report.add("template", "note", f"the engine does not take {name}: {error}", code="chat_not_taken")
             continue
         try:
             ours = tokenizer.encode_chat(messages)
         except KvatlasError as error:
             change = "add the model's chat_template.jinja beside its tokenizer.json"
-            report.add("template", "problem", f"the router cannot render {name}: {error}", change)
+            report.add(
+                "template", "problem", f"the router cannot render {name}: {error}", change, code="template_fails"
+            )
             return
         if not _same(report, name, ours, theirs, option):
             return
@@ -86,6 +89,7 @@ def _same(report: EngineReport, name: str, ours: list[int], theirs: list[int], o
         f"{name} becomes {len(ours)} tokens here and {len(theirs)} in the engine, different from token {at} on (the "
         f"router's {ours[at : at + 4]}, the engine's {theirs[at : at + 4]}): blocks from there on are never found",
         change,
+        code="tokens_differ" if name == "text" else "template_differs",
     )
     return False
 
