@@ -1,4 +1,4 @@
-"""Tests that generated files are up to date: clients that wait, defaults of programs in Rust, dashboards, reference pages."""
+"""Tests that generated files are up to date: clients, defaults in Rust, dashboards, reference pages."""
 
 import importlib
 import subprocess

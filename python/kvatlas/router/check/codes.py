@@ -9,7 +9,7 @@ OK = "ok"
 Kind = Literal["engine", "events", "tokens", "other"]
 
 STATUSES: dict[Kind, int] = {"engine": 3, "events": 4, "tokens": 5, "other": 1}
-"""Exit status of each kind of problem. That of the first kind counts, in this order."""
+"""Exit status of each kind of problem. If there are several kinds, the first in this order decides."""
 
 CODES: dict[str, Kind] = {
     OK: "other",
