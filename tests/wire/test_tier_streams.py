@@ -60,7 +60,7 @@ class Reader:
             if parent is not None:
                 salt = self.salts.get(parent)
             tokens = event.tokens[16 * number : 16 * (number + 1)]
-            said = {"tokens": tokens, "parent": parent, "lora": event.lora, "salt": salt}
+            said: dict[str, Any] = {"tokens": tokens, "parent": parent, "lora": event.lora, "salt": salt}
             if self.reading == "first":
                 said = self.said.setdefault(name, said)
             self.index.store(WORKER, block_hashes=[name], tier=event.tier, **said)

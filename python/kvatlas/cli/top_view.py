@@ -25,6 +25,8 @@ _STANDINGS = {
 _STREAMS = {"live": "green", "replaying": "yellow", "gap": "yellow", "connecting": "yellow", "asking": "yellow"}
 _ROWS = 64  # engines shown
 _ADVISED = 8  # engines shown with advice
+_MODELS = 2  # names of models shown of an engine
+_LONGEST = 28  # characters of a model's name
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,8 @@ class View:
         if changing := look.router.get("changing_prompts"):
             parts.append(_changing(changing))
         if rows:
-            parts.append(_table(_ENGINES, rows[:_ROWS], out))
+            shown = rows[:_ROWS]
+            parts.append(_table(_with_models(_ENGINES, shown, lambda row: row.models), shown, out))
             if len(rows) > _ROWS:
                 parts.append(Text(f"and {len(rows) - _ROWS} more", "dim"))
             parts += [_advice(row) for row in rows[:_ADVISED] if row.condition]
@@ -82,7 +85,8 @@ class View:
         if self.decisions:
             parts.append(Text())
             if look.decisions:
-                parts.append(_table(_DECISIONS, look.decisions, out))
+                columns = _with_models(_DECISIONS, look.decisions, _model_of_decision)
+                parts.append(_table(columns, look.decisions, out))
             else:
                 parts.append(Text("No decisions yet.", "dim"))
         return Group(*parts)
@@ -174,6 +178,7 @@ class _Engine:
         self.ranks: list[dict[str, Any]] = ranks if isinstance(ranks, list) else []
         events = worker.get("events")
         self.events: dict[str, Any] = events if isinstance(events, dict) else {}
+        self.models = [str(model) for model in worker.get("models") or ()]
         self._now, self._first = worker, _named(first, self.name) if first is not look else None
         past = _named(before, self.name) if before is not look else None
         span = look.at - before.at
@@ -308,6 +313,29 @@ _DECISIONS = (
 
 def _place(record: dict[str, Any]) -> str:
     return f"{record['worker']}" + (f" rank {record['rank']}" if record.get("rank") else "")
+
+
+def _model_of_decision(record: dict[str, Any]) -> list[str]:
+    return [str(record["model"])] if record.get("model") else []
+
+
+def _with_models(
+    columns: Sequence[Column], rows: Sequence[Any], models_of: Callable[[Any], Sequence[str]]
+) -> Sequence[Column]:
+    """The columns, with one of models after the engine's if any is known; it gives way first if all rows have one."""
+    known = {model for row in rows for model in models_of(row)}
+    if not known:
+        return columns
+    after = next(place for place, column in enumerate(columns, 1) if column.title == "engine")
+    gives_way = 1 if len(known) > 1 else max(column.gives_way for column in columns) + 1
+    model = Column("model", lambda row: Text(_model_names(models_of(row))), gives_way, left=True)
+    return (*columns[:after], model, *columns[after:])
+
+
+def _model_names(models: Sequence[str]) -> str:
+    """The first names, cut to a length that leaves room for other columns, and the number of the others."""
+    names = [name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…" for name in models[:_MODELS]]
+    return ", ".join(names) + (f" +{len(models) - _MODELS}" if len(models) > _MODELS else "")
 
 
 def _table(columns: Sequence[Column], rows: Sequence[Any], out: Console) -> Table:
