@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from kvatlas.errors import ConfigError, PolicyError
+from kvatlas.errors import ConfigError, KvatlasError, PolicyError
 from kvatlas.lab.replay.bounds import BOUNDS
 from kvatlas.service.config.kinds import Pairs
 
@@ -37,7 +37,7 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
         values[name] = found
     made: list[str] = []
     used: set[str] = set()
-    refused: dict[str, PolicyError] = {}
+    refused: dict[str, list[PolicyError]] = {}
     for policy in policies:
         has = []
         for name, found in values.items():
@@ -48,7 +48,7 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
             except PolicyError as error:
                 if "has no option" not in str(error):
                     raise
-                refused.setdefault(name, error)
+                refused.setdefault(name, []).append(error)
                 continue
             has.append(name)
         used.update(has)
@@ -56,7 +56,10 @@ def with_options(policies: Sequence[str], given: Sequence[str], make: Callable[[
         made += [" ".join((policy, *row)) for row in rows]
     for name in values:
         if name not in used:
-            raise refused.get(name) or ConfigError(f"policy option {name} means nothing to {', '.join(policies)}")
+            errors: list[KvatlasError] = [*refused.get(name, [])]
+            errors.append(ConfigError(f"policy option {name} means nothing to {', '.join(policies)}"))
+            # A policy that has options lists them, which says more than one without any.
+            raise next((error for error in errors[:-1] if not str(error).endswith("it has none")), errors[0])
     if len(made) > MOST_ROWS:
         raise ConfigError(f"policy options give {len(made)} rows, and the most are {MOST_ROWS}: use larger steps")
     return tuple(made)
