@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+from collections.abc import Callable
 
 import click
 from rich.console import Console
@@ -22,29 +23,35 @@ from kvatlas.service.config.section import exposure, secret_files
 _MARKS = {"ok": ("✓", "green"), "note": ("·", "dim"), "warning": ("!", "yellow"), "problem": ("✗", "bold red")}
 
 
-def report(config: RouterConfig, *, as_json: bool) -> int:
+def report(config: RouterConfig, *, as_json: bool, add: Callable[[EngineReport], None] | None = None) -> int:
     """Check every engine, and print the findings. Returns the exit status.
 
     Args:
         config: The router's configuration.
         as_json: Whether to print a JSON object on a line for each engine, instead of text.
+        add: Adds to a report before it is printed.
     """
     out = console(stderr=as_json)
     for name, path in secret_files(*(getattr(config, section) for section in ROUTER_SECTIONS if section)):
         with contextlib.suppress(OSError):  # reading the file later reports the error
             if (exposed := exposure(path)) is not None:
                 out.print(Text("!", "yellow"), Text(f"{name}: {exposed}"))
-    reports = check(config, _print_json if as_json else lambda one: _print(out, one))
+
+    def done(one: EngineReport) -> None:
+        if add is not None:
+            add(one)
+        if as_json:
+            click.echo(json.dumps(one.as_json()))
+        else:
+            _print(out, one)
+
+    reports = check(config, done)
     if not reports:
         click.echo("Error: there are no engines to check: give --engine URL, or --discover", err=True)
         return 2
     if not as_json:
         _sum_up(out, reports)
     return exit_status(finding.code for one in reports for finding in one.problems)
-
-
-def _print_json(one: EngineReport) -> None:
-    click.echo(json.dumps(one.as_json()))
 
 
 def _sum_up(out: Console, reports: list[EngineReport]) -> None:

@@ -59,7 +59,7 @@ _COLORS = {
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON. With --watch, one line per refresh.")
 def workers(
-    url: str,
+    url: str | None,
     key_file: Path | None,
     ca: Path | None,
     timeout: float,

@@ -9,7 +9,7 @@ OK = "ok"
 Kind = Literal["engine", "events", "tokens", "other"]
 
 STATUSES: dict[Kind, int] = {"engine": 3, "events": 4, "tokens": 5, "other": 1}
-"""Exit status of each kind of problem. If there are several kinds, the first in this order decides."""
+"""Exit status of each kind of problem. If there are several, the first of them here counts."""
 
 CODES: dict[str, Kind] = {
     OK: "other",
@@ -19,6 +19,7 @@ CODES: dict[str, Kind] = {
     "models_not_told": "engine",
     "no_models": "engine",
     "no_answer": "engine",
+    "router_keeps_away": "engine",
     "sites_unreachable": "engine",
     "sites_no_answer": "engine",
     "no_events": "events",
@@ -26,6 +27,8 @@ CODES: dict[str, Kind] = {
     "not_registered": "events",
     "stream_not_live": "events",
     "no_live_events": "events",
+    "router_follows_none": "events",
+    "router_stream_not_live": "events",
     "events_refused": "events",
     "nothing_announced": "events",
     "wrong_block_size": "events",
@@ -49,6 +52,8 @@ CODES: dict[str, Kind] = {
     "reports_refused": "other",
     # Warnings and notes
     "asleep": "engine",
+    "router_pauses": "engine",
+    "router_doubts": "other",
     "models_differ": "other",
     "ranks_refused": "other",
     "no_replay": "events",
